@@ -123,10 +123,10 @@ def test_a_gang_with_a_hashed_name_and_no_record_is_one_gang_again(tmp_path: Pat
 
 def test_gangs_that_take_too_many_requests_are_refused_beforehand(tmp_path: Path) -> None:
     provider = MemoryPlace(SLOW, tmp_path).provider(OURS)
-    task = Task(name="t", run="true", nodes=36)
+    task = Task(name="t", run="true", nodes=30)
     assert provider.check(task) == []
-    (objection,) = provider.check(replace(task, nodes=37))
-    assert (objection.field, "at most 36 nodes" in objection.reason) == ("nodes", True)
+    (objection,) = provider.check(replace(task, nodes=31))
+    assert (objection.field, "at most 30 nodes" in objection.reason) == ("nodes", True)
 
 
 def test_without_a_node_endpoint_nothing_is_launched(tmp_path: Path) -> None:
@@ -314,4 +314,44 @@ def test_an_older_list_does_not_show_that_a_lost_request_made_no_machine(tmp_pat
         assert len(await provider.gangs()) == 1
 
     spec = make_gang(MemoryPlace(BARE, tmp_path))
+    asyncio.run(scenario())
+
+
+def test_a_gang_that_cannot_start_in_time_beside_another_is_refused_before_it_costs_anything(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(SLOW, tmp_path)
+        provider = place.provider(OURS)
+        with pytest.raises(TryAgain):
+            await provider.launch(spec)
+        with pytest.raises(NoCapacity, match="39 nodes"):
+            await provider.launch(replace(spec, name="rm-2-job-1"))
+        assert place.billed() == 1
+        await provider.remove(spec.name)
+        with pytest.raises(TryAgain):  # no launch is before it any more
+            await provider.launch(replace(spec, name="rm-2-job-1"))
+        await provider.remove("rm-2-job-1")
+
+    spec = make_gang(MemoryPlace(SLOW, tmp_path), nodes=20)
+    asyncio.run(scenario())
+
+
+def test_a_launch_that_has_bought_nodes_is_finished_before_another_buys_any(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(SLOW, tmp_path)
+        provider, other = place.provider(OURS), replace(spec, name="rm-2-job-1")
+        with pytest.raises(TryAgain):
+            await provider.launch(spec)
+        for _ in range(6):
+            await place.wait(timedelta(seconds=15))
+            for gang in (other, spec):
+                with suppress(TryAgain):
+                    await provider.launch(gang)
+        gangs = [request.gang.name for request in place.cloud.requests]
+        assert gangs == [spec.name] * 3 + [other.name] * 3
+
+    spec = make_gang(MemoryPlace(SLOW, tmp_path), nodes=3)
     asyncio.run(scenario())

@@ -25,9 +25,11 @@ from cavvy.providers.vm.records import (
     with_nodes,
 )
 
-# The control plane repeats a launch at least every 15 seconds, for at most 10 minutes.
-_REPEATED = timedelta(seconds=15)
+# The control plane repeats a launch within 15 seconds, for at most 10 minutes. With about 3 seconds
+# for the calls of one launch, a node is requested every 18 seconds.
+_REPEATED = timedelta(seconds=18)
 _LONGEST = timedelta(minutes=9)
+_LATELY = timedelta(seconds=45)  # a launch that was not repeated for this long has ended
 
 MakeUserData = Callable[[GangSpec, int], Awaitable[str]]
 
@@ -46,6 +48,7 @@ class VmLauncher:
         self._traits = machines.traits
         self._make_user_data = make_user_data
         self._next: datetime | None = None  # the earliest time of the next request
+        self._called: dict[str, datetime] = {}  # when a launch of a gang was last called
 
     @property
     def most_nodes(self) -> int | None:
@@ -60,14 +63,14 @@ class VmLauncher:
         """See `Provider.launch`."""
         if self.most_nodes is not None and gang.nodes > self.most_nodes:
             raise Refused(f"this cloud starts at most {self.most_nodes} nodes for one gang")
+        self._called[gang.name] = self._now()
         record, shown = self._ledger.get(gang.name), await self._machines.list()
         if record is None:
             record = recall(gang.name, shown.of(gang.name), self._now())
         if record is not None and record.started:
             return await self._ledger.put(record)
         if record is None or record.given_up_at is not None:
-            left = record.leftovers if record else ()
-            record = replace(make_record(gang.name, gang.nodes, self._now()), leftovers=left)
+            record = self._begin(gang, record)
         record = adopt(record, shown, self._machines, self._now())
         await self._ledger.put(record)  # must be stored before the first purchase
         missing = [node for node in record.nodes if not node.id]
@@ -81,6 +84,12 @@ class VmLauncher:
                 await self.give_up(self._ledger.get(gang.name) or record)
                 raise
         await self._ledger.put(replace(record, launched=True))
+
+    def _begin(self, gang: GangSpec, before: VmGangRecord | None) -> VmGangRecord:
+        """The record of a new launch. Raises NoCapacity."""
+        self._check_queue(gang)
+        left = before.leftovers if before else ()
+        return replace(make_record(gang.name, gang.nodes, self._now()), leftovers=left)
 
     async def give_up(self, record: VmGangRecord) -> None:
         """Roll a launch back. Machines that cannot be deleted now are deleted by a later poll."""
@@ -154,9 +163,35 @@ class VmLauncher:
                 "not list its machine yet"
             )
 
+    def _unfinished(self, name: str) -> Sequence[VmGangRecord]:
+        """The launches of other gangs that go on."""
+        since = self._now() - _LATELY
+        self._called = {each: at for each, at in self._called.items() if at > since}
+        others = (self._ledger.get(each) for each in self._called if each != name)
+        return [each for each in others if each and not each.started and not each.given_up_at]
+
+    def _check_queue(self, gang: GangSpec) -> None:
+        """Raise NoCapacity if the gang cannot start in time after the launches that go on."""
+        if self.most_nodes is None:
+            return
+        others = self._unfinished(gang.name)
+        nodes = gang.nodes + sum(1 for each in others for node in each.nodes if not node.id)
+        if nodes > self.most_nodes:
+            raise NoCapacity(
+                f"with the launches that go on, {nodes} nodes are to be started; the cloud takes "
+                f"at most {self.most_nodes} requests before a launch ends"
+            )
+
     def _pace(self, record: VmGangRecord) -> None:
-        now = self._now()
-        if self._next is not None and now < self._next:
+        """Raise TryAgain before the time of the next request, or while another gang needs it: a
+        gang that has bought nodes is finished first, the oldest such gang before all others.
+        """
+        now, mine = self._now(), (not _has_asked(record), record.intended_at)
+        first = self._traits.launch_every and any(
+            _has_asked(each) and (False, each.intended_at) < mine
+            for each in self._unfinished(record.name)
+        )
+        if first or (self._next is not None and now < self._next):
             done = sum(1 for node in record.nodes if node.id)
             raise TryAgain(
                 f"{record.name}: {done} of {len(record.nodes)} nodes are started; the cloud takes "
@@ -168,6 +203,11 @@ class VmLauncher:
         size, limit = len(user_data.encode()), self._traits.user_data_limit
         if size > limit:
             raise Refused(f"the user data has {size} bytes, and the cloud takes at most {limit}")
+
+
+def _has_asked(record: VmGangRecord) -> bool:
+    """Whether a machine of the gang was requested."""
+    return any(node.asked_at is not None for node in record.nodes)
 
 
 def adopt(
