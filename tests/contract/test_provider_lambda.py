@@ -129,3 +129,21 @@ def test_an_account_without_ssh_key_gets_a_hint(account: LambdaPlace) -> None:
 def test_other_machines_of_the_account_may_have_an_unusual_form(account: LambdaPlace) -> None:
     account.api.others = [{"id": 7, "name": "web-1"}, {"id": 8}]
     assert asyncio.run(account.provider("ours").gangs()) == []
+
+
+def test_a_key_that_was_deleted_in_the_account_is_looked_up_again(account: LambdaPlace) -> None:
+    async def scenario() -> None:
+        harness = ContractHarness(account, VmContract().lose_reply)
+        gang, provider = await harness.spec("one"), account.provider("ours")
+        await provider.launch(gang)
+        await provider.remove(gang.name)
+        await account.settle()
+        account.api.keys = ["desktop"]
+        other = replace(gang, name=f"{gang.name}-2")
+        with pytest.raises(Refused, match="ssh_key_names"):
+            await provider.launch(other)
+        await account.settle()
+        await provider.launch(other)
+        await provider.remove(other.name)
+
+    asyncio.run(scenario())

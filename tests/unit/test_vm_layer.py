@@ -355,3 +355,22 @@ def test_a_launch_that_has_bought_nodes_is_finished_before_another_buys_any(
 
     spec = make_gang(MemoryPlace(SLOW, tmp_path), nodes=3)
     asyncio.run(scenario())
+
+
+def test_machines_that_are_no_longer_listed_are_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(ATOMIC, tmp_path)
+        provider = place.provider(OURS)
+        await provider.launch(spec)
+        await place.settle()
+        await provider.gangs()
+        assert len(provider._status._sighted) == 1
+        await provider.remove(spec.name)
+        await place.settle()
+        await provider.gangs()  # the cloud lists the machine as ended
+        await place.wait(timedelta(hours=2))
+        await provider.gangs()
+        assert provider._status._sighted == {}
+
+    spec = make_gang(MemoryPlace(ATOMIC, tmp_path))
+    asyncio.run(scenario())

@@ -86,7 +86,11 @@ class LambdaCloud:
             "user_data": request.user_data[0],
             "tags": [{"key": key, "value": value} for key, value in request.tags.items()],
         }
-        told = await self._api.send("POST", "/instance-operations/launch", body)
+        try:
+            told = await self._api.send("POST", "/instance-operations/launch", body)
+        except CloudFault:
+            self._key_name = ""  # the key may be gone
+            raise
         return [str(each) for each in told["data"]["instance_ids"]]
 
     async def list(self) -> Sequence[CloudMachine]:

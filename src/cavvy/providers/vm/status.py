@@ -40,7 +40,10 @@ class VmStatus:
     async def look(self, name: str | None) -> Sequence[GangSeen]:
         """The launched gangs: the named one, or all if `name` is None. Raises TryAgain, Refused."""
         shown = await self._machines.list()
-        self._sighted |= dict.fromkeys(shown.by_id, self._now())
+        now = self._now()
+        since = now - self._machines.traits.ended_listed  # an older time changes nothing
+        self._sighted = {each: at for each, at in self._sighted.items() if at > since}
+        self._sighted |= dict.fromkeys(shown.by_id, now)
         await self._recall(shown, name)
         for record in list(self._ledger.records.values()):
             if name in (None, record.name):
