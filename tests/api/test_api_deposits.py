@@ -5,6 +5,7 @@ had sent them; and refused if the node lies.
 import asyncio
 import hashlib
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -264,6 +265,47 @@ async def test_interrupted_reading_goes_on(api: Api, tmp_path: Path) -> None:
     assert GoogleStandIn.failures == []
     assert GoogleStandIn.objects["data/out/large"] == LARGE
     assert (await api.http.get(JOB + "/logs")).content == b"hello\nthe end\n"
+
+
+@pytest.mark.parametrize("large", ["out/large", "blobs/"])
+async def test_the_servers_own_uploads_are_recorded_until_they_are_complete(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: str
+) -> None:
+    """A server that is killed during an upload in parts leaves a record to abort it by."""
+    goes_on = threading.Event()
+    send = transfers.ask
+
+    def wait(method: str, url: str, *rest: Any) -> Any:
+        goes_on.wait()
+        return send(method, url, *rest)
+
+    monkeypatch.setattr(transfers, "ask", wait)
+    gang, work = await begin(api)
+    results = end_work(tmp_path / "node", gang, work, EXIT, LARGE if "out" in large else b"x")
+    if "blobs" in large:
+        (tmp_path / "node/work/state/step").write_bytes(LARGE)
+    await deposit(api, gang, results)
+    await end_node(api, gang)
+    store = api.app_state.store
+
+    async def begun() -> bool:
+        return len(GoogleStandIn.uploads) == 1
+
+    try:
+        await until(begun)
+        [upload] = GoogleStandIn.uploads
+
+        async def recorded() -> list[str]:
+            found = await store.provider_documents("data transfers", "uploads")
+            return [each.body for each in found]
+
+        [record] = await until(recorded)
+        assert upload in record
+        assert large in record
+    finally:
+        goes_on.set()
+    assert (await until(lambda: _is_over(api)))["phase"] == "done"
+    assert await recorded() == []
 
 
 async def test_messages_that_the_server_has_lost_do_not_hide_the_exit(

@@ -185,7 +185,7 @@ class ControlPlane:
             self._store,
             self._clock,
             self._make_opener(dependencies),
-            (self.agents, self.data, self.checkpoints),
+            (self.agents, self.data, self.checkpoints, self.uploads),
             self.hint,
             dependencies.deposits,
         )

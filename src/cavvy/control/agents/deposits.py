@@ -27,6 +27,7 @@ from cavvy.control.agents.deposit_objects import (
 )
 from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.agents.transfers import Transfers
+from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.clock import ControlClock
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, Job, Node, NodePhase
@@ -99,12 +100,12 @@ class Deposits:
         store: Store,
         clock: ControlClock,
         opener: BucketCheckpointOpener,
-        services: tuple[AgentSessions, Transfers, Checkpoints],
+        services: tuple[AgentSessions, Transfers, Checkpoints, UnfinishedUploads],
         hint: Callable[[str], None],
         dependencies: DepositDependencies | None,
     ) -> None:
         self._store, self._clock, self._opener = store, clock, opener
-        self._agents, self._transfers, self._checkpoints = services
+        self._agents, self._transfers, self._checkpoints, self._uploads = services
         self._hint = hint
         self._dependencies = dependencies
         self._collections: dict[str, DepositCollection] = {}  # by gang
@@ -358,12 +359,13 @@ class Deposits:
             output.key(piece.name)
         except ObjectDenied as error:
             raise InvalidDeposit(str(error)) from error
-        await in_thread_to_its_end(output.store, piece.name, piece.bytes, read)
+        await self._uploads.store(attempt.gang, output, piece.name, piece.bytes, read)
 
     async def _keep_blob(self, attempt: Attempt, piece: DepositPiece, read: Read) -> None:
         bucket = await self._checkpoints.bucket_checkpoints(attempt.gang)
         if bucket is not None:
-            await in_thread_to_its_end(bucket.file(piece.name).store, "", piece.bytes, read)
+            file = bucket.file(piece.name)
+            await self._uploads.store(attempt.gang, file, "", piece.bytes, read)
         else:
             blobs = await self._checkpoints.blobs(attempt.gang)
             await in_thread_to_its_end(_store_blob, blobs, piece, read)

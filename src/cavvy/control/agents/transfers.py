@@ -150,9 +150,12 @@ class SignedObjects:
                 "connect to it"
             )
 
-    def store(self, path: str, size: int, read: Callable[[int, int], bytes]) -> None:
-        """Write a whole file; `read(offset, length)` returns its bytes."""
-        how = self.begin(path, size)
+    def store(
+        self, path: str, size: int, read: Callable[[int, int], bytes], how: TransferUpload
+    ) -> None:
+        """Write a whole file, whose bytes `read(offset, length)` returns, by the upload `how` that
+        `begin` returned. If that fails, the upload is aborted.
+        """
         tags = []
         try:
             for part, at in enumerate(range(0, max(size, 1), how.part_bytes), 1):

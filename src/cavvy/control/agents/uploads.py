@@ -1,5 +1,5 @@
-"""Uploads in parts that agents have started. The server records each one, and aborts it if it is
-not complete when its attempt's work has ended, because the storage keeps and bills its parts.
+"""Uploads in parts that agents or the server have started. The server records each one, and aborts
+it if it is not complete when its attempt's work has ended, because the storage keeps and bills its parts.
 
 A record is a document of the store's provider state, under an owner that no provider has as its
 name. Only an upload that the server started just before it was killed can lack its record.
@@ -20,7 +20,7 @@ from cavvy.domain.provider_state import ProviderDocument
 from cavvy.store.base import RowNotFound, Store, StoreError
 from cavvy.store.objects.base import ObjectBucket, ObjectError, ObjectMissing
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
-from cavvy.store.objects.threads import in_thread
+from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
 _OWNER, _COLLECTION = "data transfers", "uploads"
 _OVER = (AttemptPhase.KEPT, AttemptPhase.ENDED)
@@ -108,6 +108,21 @@ class UnfinishedUploads:
         """Complete the upload of a file. Raises ObjectError."""
         await in_thread(objects.complete, path, upload, tags, size)
         await self._forget(objects.url, objects.key(path), upload)
+
+    async def store(
+        self,
+        gang: str,
+        objects: SignedObjects,
+        path: str,
+        size: int,
+        read: Callable[[int, int], bytes],
+    ) -> None:
+        """Write a whole file, whose bytes `read(offset, length)` returns. The record of an upload
+        that fails stays, so that `sweep` aborts the upload again. Raises like `begin`.
+        """
+        how = await self.begin(gang, objects, path, size)
+        await in_thread_to_its_end(objects.store, path, size, read, how)
+        await self._forget(objects.url, objects.key(path), how.upload)
 
     async def abort(self, objects: SignedObjects, path: str, upload: str) -> None:
         """Make the storage delete the parts of an upload. Raises ObjectError."""
