@@ -1,6 +1,6 @@
 """Uploads in parts that their agents never finish: the server aborts them when the attempt ends."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from tests.api.test_api_agents import JOB, claim, report, start
 from tests.system.storages import GoogleStandIn, start_google
 
 from cavvy.control.agents import bucket_checkpoints, transfers, uploads
+from cavvy.store.base import StoreUnusable
 from cavvy.store.objects.base import ObjectDenied
 from cavvy.store.objects.locations import open_place
 from cavvy.store.objects.s3 import XmlBucket
@@ -122,6 +123,28 @@ async def test_a_refused_abort_is_listed_and_tried_again(
     assert [each["done"] for each in await list_found(api, remove=True)] == [True, True]
     assert GoogleStandIn.uploads == {}
     assert await list_found(api) == []
+
+
+async def test_a_secret_that_cannot_be_read_holds_up_no_other_abort(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = api.app_state.control_plane.uploads
+    secrets = control._open_secrets
+
+    async def fail_once(project: str, names: Sequence[str]) -> dict[str, str]:
+        monkeypatch.setattr(control, "_open_secrets", secrets)
+        raise StoreUnusable("the secret GS_KEY cannot be read")
+
+    # Only the requests of this test abort uploads.
+    monkeypatch.setattr(control, "is_recorded", lambda attempt: False)
+    gang, _ = await begin_uploads(api)
+    await end(api, gang)
+    monkeypatch.setattr(control, "_open_secrets", fail_once)
+    found = await list_found(api, remove=True)
+    assert sorted(each["done"] for each in found) == [False, True]
+    [left] = [each["why"] for each in found if not each["done"]]
+    assert "not aborted: the secret GS_KEY cannot be read" in left
+    assert [each["done"] for each in await list_found(api, remove=True)] == [True]
 
 
 async def test_finished_uploads_are_not_listed(api: Api) -> None:

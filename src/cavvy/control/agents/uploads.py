@@ -1,5 +1,6 @@
 """Uploads in parts that agents or the server have started. The server records each one, and aborts
-it if it is not complete when its attempt's work has ended, because the storage keeps and bills its parts.
+it if it is not complete when its attempt's work has ended, because the storage keeps and bills its
+parts.
 
 A record is a document of the store's provider state, under an owner that no provider has as its
 name. Only an upload that the server started just before it was killed can lack its record.
@@ -164,7 +165,7 @@ class UnfinishedUploads:
                 await in_thread(place.abort, record.key, record.upload)
         except ObjectMissing:
             pass  # the bucket does not exist any more
-        except ObjectError as error:
+        except (ObjectError, StoreError) as error:  # for example, a secret cannot be unsealed
             return str(error)
         await self._forget(record.url, record.key, record.upload)
         return ""
