@@ -10,8 +10,9 @@ from tests.api.test_api_agents import JOB, claim, report, start
 from tests.system.storages import GoogleStandIn, start_google
 
 from cavvy.control.agents import bucket_checkpoints, transfers, uploads
+from cavvy.control.garbage_collector import SWEEP
 from cavvy.store.base import StoreUnusable
-from cavvy.store.objects.base import ObjectDenied
+from cavvy.store.objects.base import ObjectDenied, ObjectTryAgain
 from cavvy.store.objects.locations import open_place
 from cavvy.store.objects.s3 import XmlBucket
 
@@ -145,6 +146,35 @@ async def test_a_secret_that_cannot_be_read_holds_up_no_other_abort(
     [left] = [each["why"] for each in found if not each["done"]]
     assert "not aborted: the secret GS_KEY cannot be read" in left
     assert [each["done"] for each in await list_found(api, remove=True)] == [True]
+
+
+async def test_a_silent_storage_is_asked_once_and_delays_no_removal_of_gangs(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def wait_in_vain(bucket: XmlBucket, key: str, upload: str) -> None:
+        asked.append(key)
+        raise ObjectTryAgain("the storage did not answer")
+
+    control = api.app_state.control_plane
+    # Only the requests of this test abort uploads.
+    monkeypatch.setattr(control.uploads, "is_recorded", lambda attempt: False)
+    gang, _ = await begin_uploads(api)
+    await end(api, gang)
+    with monkeypatch.context() as patched:
+        patched.setattr(XmlBucket, "abort", wait_in_vain)
+        await control.garbage_collector.reconcile(SWEEP)
+        assert asked == []
+        found = await list_found(api, remove=True)
+        assert len(asked) == 1
+        assert all("not aborted: the storage did not answer" in each["why"] for each in found)
+    await control.reconcile(SWEEP)  # starts the next try
+
+    async def are_aborted() -> bool:
+        return not GoogleStandIn.uploads and not await list_found(api)
+
+    await until(are_aborted)
 
 
 async def test_finished_uploads_are_not_listed(api: Api) -> None:

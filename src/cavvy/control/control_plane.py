@@ -329,6 +329,7 @@ class ControlPlane:
         if key == QUEUE:
             return await self._queue.reconcile(key)
         if key == SWEEP:
+            self.hint(UPLOADS)
             await self.advisor.history.forget()
             if self._tidy is not None:
                 await self._tidy(self._clock.now())

@@ -29,7 +29,8 @@ class OrphanReport:
 
 
 class GarbageCollector:
-    """Reconciles the key SWEEP, and does the work of `cavvy gc` and the last part of `cavvy
+    """Reconciles the key SWEEP, by which gangs alone are removed, so that a storage that does not
+    answer delays no removal of a gang. Also does the work of `cavvy gc` and the last part of `cavvy
     down`.
     """
 
@@ -43,13 +44,19 @@ class GarbageCollector:
         self._sighted: dict[str, datetime] = {}  # gang -> when it was first seen unwanted
 
     async def reconcile(self, key: str) -> timedelta | None:
-        await self.sweep(remove=True)
+        await self._sweep_gangs(remove=True, at_once=False)
         return EVERY
 
     async def sweep(self, *, remove: bool, at_once: bool = False) -> OrphanReport:
         """List unwanted gangs, and unfinished uploads of attempts that are over. If `remove` is
         set, abort these uploads, and remove the gangs that two observations show to be unwanted, or
         all unwanted gangs if `at_once` is set.
+        """
+        found = await self._sweep_gangs(remove=remove, at_once=at_once)
+        return replace(found, uploads=await self._uploads.sweep(remove=remove))
+
+    async def _sweep_gangs(self, *, remove: bool, at_once: bool) -> OrphanReport:
+        """The part of `sweep` for gangs.
 
         The first observation: the database does not contain the gang, or its attempt has ended. The
         second: the provider already showed the gang some time ago, or its nodes are old enough.
@@ -69,8 +76,7 @@ class GarbageCollector:
                 await self._remove(orphan) if orphan.sure or at_once else orphan
                 for orphan in orphans
             ]
-        uploads = await self._uploads.sweep(remove=remove)
-        return OrphanReport(orphans=orphans, problems=problems, uploads=uploads)
+        return OrphanReport(orphans=orphans, problems=problems)
 
     async def living(self) -> OrphanReport:
         """All gangs of this installation that have not ended, wanted or not."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -19,7 +20,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.store.base import RowNotFound, Store, StoreError
-from cavvy.store.objects.base import ObjectBucket, ObjectError, ObjectMissing
+from cavvy.store.objects.base import ObjectBucket, ObjectError, ObjectMissing, ObjectTryAgain
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
@@ -135,14 +136,17 @@ class UnfinishedUploads:
         return attempt_id in self._recorded
 
     async def sweep(self, *, remove: bool) -> Sequence[LeftUpload]:
-        """The uploads whose attempt is over or unknown; they are aborted if `remove` is set."""
+        """The uploads whose attempt is over or unknown; they are aborted if `remove` is set.
+        If a storage does not answer, its other uploads wait for the next call.
+        """
         left: list[LeftUpload] = []
+        silent: dict[tuple[str, str, str], str] = {}  # storages that did not answer, and why
         documents = await self._store.provider_documents(_OWNER, _COLLECTION)
         found = [msgspec.json.decode(each.body, type=UnfinishedUpload) for each in documents]
         for record in found:
             if not await self._is_over(record):
                 continue
-            problem = await self._try_abort(record) if remove else ""
+            problem = await self._try_abort(record, silent) if remove else ""
             left.append(LeftUpload(upload=record, aborted=remove and not problem, problem=problem))
         self._recorded &= {each.attempt_id for each in found}
         return left
@@ -155,8 +159,16 @@ class UnfinishedUploads:
         phases = [each.phase for each in attempts if each.id == record.attempt_id]
         return not phases or phases[0] in _OVER
 
-    async def _try_abort(self, record: UnfinishedUpload) -> str:
-        """Abort an upload. Returns why that is not possible now, or ""."""
+    async def _try_abort(
+        self, record: UnfinishedUpload, silent: dict[tuple[str, str, str], str]
+    ) -> str:
+        """Abort an upload. Returns why that is not possible now, or "". Adds its storage to
+        `silent` if the storage does not answer; does nothing if `silent` contains the storage.
+        """
+        where = urlsplit(record.url)
+        storage = (record.project, where.scheme, where.netloc)
+        if storage in silent:
+            return silent[storage]
         try:
             secrets = await self._open_secrets(record.project, KEYS)
             keys = merge_keys(self._environment, secrets)
@@ -165,6 +177,9 @@ class UnfinishedUploads:
                 await in_thread(place.abort, record.key, record.upload)
         except ObjectMissing:
             pass  # the bucket does not exist any more
+        except ObjectTryAgain as error:
+            silent[storage] = str(error)
+            return silent[storage]
         except (ObjectError, StoreError) as error:  # for example, a secret cannot be unsealed
             return str(error)
         await self._forget(record.url, record.key, record.upload)
