@@ -23,8 +23,9 @@ from cavvy.agent.data.deposit import Results, store
 from cavvy.agent.log import LogSpool
 from cavvy.agent.outbox import MessageOutbox
 from cavvy.control.agents import bucket_checkpoints, transfers
-from cavvy.control.agents.deposit_objects import PARTS
+from cavvy.control.agents.deposit_objects import PARTS, DepositReader
 from cavvy.store.base import AtomicWrite
+from cavvy.store.objects.base import ObjectBucket
 from cavvy.store.objects.locations import open_place
 
 pytestmark = pytest.mark.anyio
@@ -413,6 +414,15 @@ async def test_an_unreadable_manifest_is_refused(api: Api, tmp_path: Path, conte
     await end_node(api, gang)
     assert (await until(lambda: _is_over(api)))["phase"] == "failed"
     assert bool(await list_events(api, "results")) is bool(content)  # an empty manifest is none
+
+
+def test_a_manifest_that_is_emptied_while_it_is_read_counts_as_none() -> None:
+    keys = start_google()
+    bucket = open_place("gs://data", keys, lambda: datetime.now(UTC)).place
+    assert isinstance(bucket, ObjectBucket)
+    GoogleStandIn.objects["data/results/0"] = b""
+    reader = DepositReader(bucket, "results/", lambda position: None)
+    assert reader.read_manifest() is None
 
 
 async def test_a_node_that_stored_nothing_was_lost(api: Api) -> None:

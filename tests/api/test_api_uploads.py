@@ -177,6 +177,24 @@ async def test_a_silent_storage_is_asked_once_and_delays_no_removal_of_gangs(
     await until(are_aborted)
 
 
+async def test_an_upload_in_one_request_writes_no_record(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[object] = []
+
+    async def write(*given: object, **options: object) -> None:
+        written.append(given)
+
+    gang, _ = await begin_uploads(api)
+    monkeypatch.setattr(api.app_state.control_plane.uploads._store, "swap_provider_document", write)
+    await ask(api, gang, OUTPUT[0], {"path": "small", "size": 1})
+    GoogleStandIn.objects["data/out/small"] = b"x"
+    body = {"upload": "", "path": "small", "size": 1, "tags": []}
+    await ask(api, gang, "outputs/0/complete", body)
+    assert written == []
+    GoogleStandIn.uploads.clear()
+
+
 async def test_finished_uploads_are_not_listed(api: Api) -> None:
     gang, upload = await begin_uploads(api)
     GoogleStandIn.uploads[upload][1] = b"x" * LARGE

@@ -66,16 +66,18 @@ class DepositReader:
         self._part_bytes = 1
 
     def read_manifest(self) -> bytes | None:
-        """The manifest, or None if there is none. Raises InvalidDeposit if it is too large."""
+        """The manifest; None if there is none, or an empty one. Raises InvalidDeposit if it is too
+        large.
+        """
         objects, _ = self._bucket.list(self._prefix)
         self._objects = {each.key[len(self._prefix) :]: each for each in objects}
-        if "0" not in self._objects:
+        if "0" not in self._objects or self._objects["0"].size == 0:
             return None
         if (self._objects["0"].size or 0) > _MANIFEST_BYTES:
             raise InvalidDeposit("the manifest is too large")
         content = self._bucket.get(f"{self._prefix}0", 0, _MANIFEST_BYTES)
         self._was_read(0)
-        return content
+        return content or None
 
     @property
     def stored_at(self) -> datetime | None:

@@ -109,7 +109,7 @@ class UnfinishedUploads:
     ) -> None:
         """Complete the upload of a file. Raises ObjectError."""
         await in_thread(objects.complete, path, upload, tags, size)
-        await self._forget(objects.url, objects.key(path), upload)
+        await self._forget_upload(objects, path, upload)
 
     async def store(
         self,
@@ -124,12 +124,12 @@ class UnfinishedUploads:
         """
         how = await self.begin(gang, objects, path, size)
         await in_thread_to_its_end(objects.store, path, size, read, how)
-        await self._forget(objects.url, objects.key(path), how.upload)
+        await self._forget_upload(objects, path, how.upload)
 
     async def abort(self, objects: SignedObjects, path: str, upload: str) -> None:
         """Make the storage delete the parts of an upload. Raises ObjectError."""
         await in_thread(objects.abort, path, upload)
-        await self._forget(objects.url, objects.key(path), upload)
+        await self._forget_upload(objects, path, upload)
 
     def is_recorded(self, attempt_id: str) -> bool:
         """Whether this process has recorded an upload of the attempt that may be unfinished."""
@@ -141,6 +141,7 @@ class UnfinishedUploads:
         """
         left: list[LeftUpload] = []
         silent: dict[tuple[str, str, str], str] = {}  # storages that did not answer, and why
+        recorded = set(self._recorded)  # attempts may be added while it waits
         documents = await self._store.provider_documents(_OWNER, _COLLECTION)
         found = [msgspec.json.decode(each.body, type=UnfinishedUpload) for each in documents]
         for record in found:
@@ -148,7 +149,7 @@ class UnfinishedUploads:
                 continue
             problem = await self._try_abort(record, silent) if remove else ""
             left.append(LeftUpload(upload=record, aborted=remove and not problem, problem=problem))
-        self._recorded &= {each.attempt_id for each in found}
+        self._recorded -= recorded - {each.attempt_id for each in found}
         return left
 
     async def _is_over(self, record: UnfinishedUpload) -> bool:
@@ -184,6 +185,10 @@ class UnfinishedUploads:
             return str(error)
         await self._forget(record.url, record.key, record.upload)
         return ""
+
+    async def _forget_upload(self, objects: SignedObjects, path: str, upload: str) -> None:
+        if upload and objects.bills_parts:  # others have no record
+            await self._forget(objects.url, objects.key(path), upload)
 
     async def _forget(self, url: str, key: str, upload: str) -> None:
         """Delete a record. If that fails, `sweep` aborts the upload again, which succeeds even if
