@@ -73,6 +73,9 @@ def test_a_missing_key_is_refused_with_all_places(
     (tmp_path / "empty").write_text("# no key here\n")
     with pytest.raises(Refused, match="no API key"):
         source(tmp_path / "empty").read({})
-    with pytest.raises(Refused, match="cannot be read"):
+    with pytest.raises(Refused, match=r"cannot be read: Is a directory$"):
         keys.read({"key_file": str(tmp_path)})
+    (tmp_path / "binary").write_bytes(b"k\xf9y")
+    with pytest.raises(Refused, match=r"cannot be read: it is not a text file$"):
+        keys.read({"key_file": str(tmp_path / "binary")})
     assert keys.setting().kind is SettingKind.KEY_FILE

@@ -61,7 +61,8 @@ class ApiKeySource:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise Refused(f"[providers.{self.provider}]: {file} cannot be read: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else "it is not a text file"
+            raise Refused(f"[providers.{self.provider}]: {file} cannot be read: {why}") from error
         words = "|".join(map(re.escape, self.names))
         found = re.search(rf"^\s*(?:{words})\s*[=:][^\S\n]*[\"']?([^\s\"']+)", text, re.MULTILINE)
         key = found[1] if found else text if len(text.split()) == 1 else ""
