@@ -1,9 +1,10 @@
-"""Fixtures of the contract tests: one open store of each kind."""
+"""Fixtures of the contract tests: one open store of each kind, and the server of REST APIs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.contract.rest_stand_in import RestServer
 from tests.contract.store_suite import KINDS, make_store
 
 from cavvy.store.base import Store
@@ -22,3 +23,10 @@ async def store(
     await opened.open()
     yield opened
     await opened.close()
+
+
+@pytest.fixture(scope="session")
+def rest_server() -> Iterator[RestServer]:
+    server = RestServer()
+    yield server
+    server.close()

@@ -4,16 +4,11 @@ requests which the published description (https://docs.lambda.ai/api/cloud) does
 It does not enforce the general limit of one request per second, since its clock stands still.
 """
 
-import asyncio
-import re
 from typing import Any
 
-from tests.contract.rest_stand_in import RestStandIn, must_exist
-from tests.contract.vm_cloud import MemoryCloud
+from tests.contract.rest_stand_in import RestRequest, RestStandIn, list_of, text, wrong_field
 
-from cavvy.domain.offers import Offer
-from cavvy.domain.units import HourlyRate
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 TYPES = {  # name: description of the GPU, cents an hour, vCPUs, GiB of memory and of disk, GPUs
     "cpu_4x_general": ("N/A", 20, 4, 16, 512, 0),
@@ -26,14 +21,14 @@ TYPES = {  # name: description of the GPU, cents an hour, vCPUs, GiB of memory a
     "gpu_1x_next": ("Z9000 (999 GB SXM9)", 9999, 64, 432, 4096, 1),
 }
 REGIONS = ("us-west-1", "us-east-1")
-_LAUNCH = {
-    "region_name", "instance_type_name", "ssh_key_names", "file_system_names", "file_system_mounts",
-    "hostname", "name", "image", "user_data", "tags", "firewall_rulesets",
-}  # fmt: skip
-_CODES = {
-    "insufficient-capacity": "instance-operations/launch/insufficient-capacity",
-    "forbidden": "global/account-inactive",
-    "not-found": "global/object-does-not-exist",
+_PARAMETERS = "global/invalid-parameters"
+_FAULTS = {
+    "insufficient-capacity": CloudFault(
+        400, "instance-operations/launch/insufficient-capacity", "Not enough capacity."
+    ),
+    "quota-exceeded": CloudFault(400, "global/quota-exceeded", "Quota exceeded."),
+    "forbidden": CloudFault(403, "global/account-inactive", "Your account is inactive."),
+    "not-found": CloudFault(404, "global/object-does-not-exist", "It does not exist."),
 }
 _STATES = {
     MachineState.STARTING: "booting",
@@ -46,111 +41,75 @@ _STATES = {
 class LambdaStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
+    root = "/api/v1"
     key = "secret_lambda_1.test"
+    key_file = "api_key = {key}\n"
     denied = CloudFault(401, "global/invalid-api-key", "API key was invalid.")
-
-    def __init__(self, cloud: MemoryCloud) -> None:
-        super().__init__(cloud, "/api/v1")
-        self.keys = ["laptop"]
-        self.quota = 1000
-        self.others: list[dict[str, Any]] = []  # instances that Cavvy did not make
+    faults = _FAULTS
+    states = _STATES
+    keys = ("laptop",)
 
     def describe(self, fault: CloudFault) -> object:
-        return {"error": {"code": _CODES.get(fault.code, fault.code), "message": fault.message}}
+        return {"error": {"code": fault.code, "message": fault.message}}
 
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, object]:
-        return 200, {"data": self._answer(method, path, body)}
+    def answer(self, request: RestRequest) -> tuple[int, object]:
+        return 200, {"data": self._answer(request)}
 
-    def _answer(self, method: str, path: str, body: Any) -> Any:
-        match method, path:
+    def _answer(self, request: RestRequest) -> Any:
+        match request.method, request.path:
             case "GET", "/instance-types":
-                return {name: self._type(name) for name in TYPES}
+                return {name: _type(name) for name in TYPES}
             case "GET", "/ssh-keys":
                 return [
                     {"id": name, "name": name, "public_key": "ssh-ed25519 A"} for name in self.keys
                 ]
             case "GET", "/instances":
-                return [self._show(each) for each in asyncio.run(self.cloud.list())] + self.others
-            case "GET", _ if path.startswith("/instances/"):
-                found = asyncio.run(self.cloud.get(path.rpartition("/")[2]))
-                return self._show(must_exist(found))
+                return [self._show(each) for each in self.machines()] + self.others
+            case "GET", path if path.startswith("/instances/"):
+                return self._show(self.machine(path.rpartition("/")[2]))
             case "POST", "/instance-operations/launch":
-                return {"instance_ids": self._launch(body)}
+                return {"instance_ids": [self._launch(request.body)]}
             case "POST", "/instance-operations/terminate":
-                return {"terminated_instances": [self._end(each) for each in _ids(body)]}
-        raise CloudFault(404, "global/not-found", path)
+                wrong = wrong_field(
+                    request.body, {"instance_ids": list_of(text(64))}, ["instance_ids"]
+                )
+                if wrong or not request.body["instance_ids"]:
+                    raise CloudFault(400, _PARAMETERS, "instance_ids")
+                return {"terminated_instances": list(map(self._end, request.body["instance_ids"]))}
+        raise CloudFault(404, "global/not-found", request.path)
 
-    def _type(self, name: str) -> dict[str, Any]:
-        gpu, cents, vcpus, memory, disk, gpus = TYPES[name]
-        specs = {"vcpus": vcpus, "memory_gib": memory, "storage_gib": disk, "gpus": gpus}
-        kind = {
-            "name": name,
-            "description": f"{gpus}x {gpu}",
-            "gpu_description": gpu,
-            "price_cents_per_hour": cents,
-            "specs": specs,
+    def _launch(self, body: Any) -> str:
+        """Start an instance. Raises the fault of a request that the description does not allow."""
+        fields = {
+            "region_name": lambda value: value in REGIONS,
+            "instance_type_name": lambda value: value in TYPES,
+            "ssh_key_names": lambda value: len(value) == 1 and value[0] in self.keys,
+            "file_system_names": list_of(text(64)),
+            "hostname": text(63),
+            "name": text(64),
+            "image": lambda value: set(value) in ({"id"}, {"family"}),
+            "user_data": text(1_000_000),
+            "tags": list_of(_is_tag),
         }
-        regions = [{"name": each, "description": "somewhere"} for each in REGIONS]
-        return {"instance_type": kind, "regions_with_capacity_available": regions}
-
-    def _launch(self, body: Any) -> list[str]:
-        self._check(body)
-        if len(self.cloud.billed()) >= self.quota:
-            raise CloudFault(400, "global/quota-exceeded", "Quota exceeded.")
-        offer = Offer(
-            provider="lambda",
-            region="here",
-            instance_type="small",
-            rate=HourlyRate(0),
-        )
-        request = MachineRequest(
-            gang=None,  # type: ignore[arg-type]  # the cloud in memory does not read it
-            offer=offer,
-            names=[body.get("name", "")],
-            user_data=[body.get("user_data", "")],
-            tags={each["key"]: each["value"] for each in body.get("tags", ())},
-        )
-        return list(asyncio.run(self.cloud.create(request)))
-
-    def _check(self, body: Any) -> None:
-        """Raise the fault of a request that the description does not allow."""
-        wrong = None
-        tags = body.get("tags", [])
-        if set(body) - _LAUNCH:
-            wrong = f"unknown: {sorted(set(body) - _LAUNCH)}"
-        elif body.get("instance_type_name") not in TYPES:
-            wrong = "instance_type_name"
-        elif body.get("region_name") not in REGIONS:
-            wrong = "region_name"
-        elif len(body.get("ssh_key_names", ())) != 1 or body["ssh_key_names"][0] not in self.keys:
-            wrong = "ssh_key_names: exactly one of the account's keys"
-        elif not isinstance(body.get("name", ""), str) or len(body.get("name", "")) > 64:
-            wrong = "name"
-        elif len(body.get("user_data", "").encode()) > 1_000_000:
-            wrong = "user_data"
-        elif not all(
-            set(each) == {"key", "value"}
-            and re.fullmatch(r"[a-z][a-z0-9-:]{1,54}", each["key"])
-            and len(each["value"]) <= 128
-            for each in tags
-        ):
-            wrong = "tags"
-        if wrong is not None:
-            raise CloudFault(400, "global/invalid-parameters", wrong)
+        required = ("region_name", "instance_type_name", "ssh_key_names")
+        if wrong := wrong_field(body, fields, required):
+            raise CloudFault(400, _PARAMETERS, wrong)
+        tags = {each["key"]: each["value"] for each in body.get("tags", ())}
+        return self.start(body.get("name", ""), body.get("user_data", ""), tags)
 
     def _end(self, machine: str) -> dict[str, Any]:
-        asyncio.run(self.cloud.delete(machine))
+        self.end(machine)
         return {"id": machine, "status": "terminating"}
 
     def _show(self, machine: CloudMachine) -> dict[str, Any]:
         told: dict[str, Any] = {
             "id": machine.id,
             "name": machine.name,
-            "status": _STATES[machine.state],
+            "status": self.states[machine.state],
             "ssh_key_names": ["laptop"],
             "file_system_names": [],
             "region": {"name": REGIONS[0], "description": "somewhere"},
-            "instance_type": self._type("cpu_4x_general")["instance_type"],
+            "instance_type": _type("cpu_4x_general")["instance_type"],
             "tags": [{"key": key, "value": value} for key, value in machine.tags.items()],
         }
         if machine.address:
@@ -158,8 +117,20 @@ class LambdaStandIn(RestStandIn):
         return told
 
 
-def _ids(body: Any) -> list[str]:
-    ids = body.get("instance_ids")
-    if set(body) != {"instance_ids"} or not isinstance(ids, list) or not ids:
-        raise CloudFault(400, "global/invalid-parameters", "instance_ids")
-    return ids
+def _is_tag(tag: Any) -> bool:
+    fields = {"key": text(55, r"[a-z][a-z0-9-:]{1,54}"), "value": text(128)}
+    return wrong_field(tag, fields, fields) is None
+
+
+def _type(name: str) -> dict[str, Any]:
+    gpu, cents, vcpus, memory, disk, gpus = TYPES[name]
+    specs = {"vcpus": vcpus, "memory_gib": memory, "storage_gib": disk, "gpus": gpus}
+    kind = {
+        "name": name,
+        "description": f"{gpus}x {gpu}",
+        "gpu_description": gpu,
+        "price_cents_per_hour": cents,
+        "specs": specs,
+    }
+    regions = [{"name": each, "description": "somewhere"} for each in REGIONS]
+    return {"instance_type": kind, "regions_with_capacity_available": regions}

@@ -1,66 +1,110 @@
-"""An HTTP server that plays a cloud's REST API over a cloud in memory. A fault without a status
-closes the connection.
+"""REST APIs over a cloud in memory. One HTTP server serves all stand-ins of a test run; the path of
+each stand-in's URL starts with its own number.
+
+A fault without a status closes the connection. The faults, the length of pages and the quota are
+chosen by the tests, not by the stand-ins.
 """
 
 import json
+import re
 import threading
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 from tests.contract.vm_cloud import MemoryCloud
 
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
+
+T = TypeVar("T")
+Check = Callable[[Any], bool]  # whether a field of a body has an allowed value
+
+_OFFER = Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0))
 
 
-class RestStandIn:
-    """Subclasses answer requests and write the bodies of errors."""
+class RestRequest(NamedTuple):
+    """One request, as the server received it."""
 
-    key = "the-secret-key"
-    denied = CloudFault(401, "unauthorized", "the key is wrong")
+    method: str
+    target: str  # the request's whole path, with its query
+    path: str  # below the root of the API, without the query
+    query: Mapping[str, str]
+    headers: Mapping[str, str]  # names in lower case
+    body: Any  # None without a body
 
-    def __init__(self, cloud: MemoryCloud, root: str) -> None:
-        self.cloud, self.root = cloud, root
-        self._lock = threading.Lock()
-        stand_in = self
+
+class RestServer:
+    """The HTTP server of a test run."""
+
+    def __init__(self) -> None:
+        self._stand_ins: list[RestStandIn] = []
+        stand_ins = self._stand_ins
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
                 size = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(size)) if size else None
-                try:
-                    if self.headers["Authorization"] != f"Bearer {stand_in.key}":
-                        raise stand_in.denied
-                    with stand_in._lock:
-                        path = self.path.removeprefix(root)
-                        self.reply(*stand_in.answer(self.command, path, body))
-                except CloudFault as fault:
-                    if fault.status:
-                        self.reply(fault.status, stand_in.describe(fault))
+                content = self.rfile.read(size)
+                number = int(self.path.split("/")[1])
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                told = stand_ins[number].reply(self.command, self.path, headers, content)
+                if told is None:
                     self.close_connection = True
-
-            do_GET = do_POST = do_DELETE = answer
-
-            def reply(self, status: int, told: object) -> None:
-                data = b"" if told is None else json.dumps(told).encode()
+                    return
+                status, body = told
+                data = b"" if body is None else json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(data)))
+                if status in (429, 503):
+                    self.send_header("Retry-After", "0")
                 self.end_headers()
                 self.wfile.write(data)
+
+            do_GET = do_POST = do_PUT = do_DELETE = answer
 
             def log_message(self, *_: object) -> None:
                 return
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.origin = f"http://127.0.0.1:{self.server.server_address[1]}"
-        self.url = self.origin + root
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._origin = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def add(self, stand_in: "RestStandIn") -> str:
+        """Serve one more stand-in; returns the start of its URLs."""
+        self._stand_ins.append(stand_in)
+        return f"{self._origin}/{len(self._stand_ins) - 1}"
 
     def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        self._server.shutdown()
+        self._server.server_close()
 
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, object]:
+
+class RestStandIn:
+    """One API. Subclasses implement `answer` and `describe`, and describe the API's values."""
+
+    root = ""  # the path of the API's address
+    key = "the-secret-key"
+    key_file = "{key}\n"  # the content of a file with the key
+    denied = CloudFault(401, "unauthorized", "the key is wrong")
+    # how the API reports faults of the cloud in memory, by their codes; others stay as they are
+    faults: Mapping[str, CloudFault] = {}
+    states: Mapping[MachineState, str]  # the API's names of states
+
+    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
+        self.cloud = cloud
+        self.origin = server.add(self)
+        self.url = self.origin + self.root
+        self.quota = 1000
+        self.page = 2  # the longest page
+        self.others: list[dict[str, Any]] = []  # machines of the account that Cavvy did not make
+        self.read_faults: list[CloudFault] = []  # of the next reads
+        self.bugs: list[Exception] = []  # of the stand-in itself
+        self._lock = threading.Lock()
+
+    def answer(self, request: RestRequest) -> tuple[int, object]:
         """The status and the body of a reply. Raises CloudFault."""
         raise NotImplementedError
 
@@ -68,8 +112,107 @@ class RestStandIn:
         """The body of an error."""
         raise NotImplementedError
 
+    def authorize(self, request: RestRequest) -> None:
+        """Check the credentials of a request. Raises CloudFault."""
+        if request.headers.get("authorization") != f"Bearer {self.key}":
+            raise self.denied
 
-def must_exist(machine: CloudMachine | None) -> CloudMachine:
-    if machine is None:
-        raise CloudFault(404, "not-found", "no such machine")
-    return machine
+    def reply(
+        self, method: str, target: str, headers: Mapping[str, str], content: bytes
+    ) -> tuple[int, object] | None:
+        """The status and the body of a reply; None if the connection is to be closed."""
+        parts = urlsplit(target)
+        number = target.split("/")[1]
+        request = RestRequest(
+            method=method,
+            target=target,
+            path=parts.path.removeprefix(f"/{number}{self.root}"),
+            query={name: values[0] for name, values in parse_qs(parts.query).items()},
+            headers=headers,
+            body=json.loads(content) if content else None,
+        )
+        with self._lock:
+            try:
+                self.authorize(request)
+                if method == "GET" and self.read_faults:
+                    raise self.read_faults.pop(0)
+                return self.answer(request)
+            except CloudFault as fault:
+                told = self.faults.get(fault.code, fault)
+                return (told.status, self.describe(told)) if told.status else None
+            except Exception as bug:  # noqa: BLE001 - the test's teardown reports it
+                self.bugs.append(bug)
+                return None
+
+    def start(self, name: str, user_data: str, tags: Mapping[str, str] | None = None) -> str:
+        """Start a machine; returns its id in the cloud in memory. Raises CloudFault."""
+        if len(self.cloud.billed()) >= self.quota:
+            raise CloudFault(400, "quota-exceeded", "Quota exceeded.")
+        request = MachineRequest(
+            gang=None,  # type: ignore[arg-type]  # the cloud in memory does not read it
+            offer=_OFFER,
+            names=[name],
+            user_data=[user_data],
+            tags=tags or {},
+        )
+        return finish(self.cloud.create(request))[0]
+
+    def machines(self) -> Sequence[CloudMachine]:
+        """The machines that the API lists now."""
+        return [each for each in finish(self.cloud.list()) if each.state in self.states]
+
+    def machine(self, machine: str) -> CloudMachine:
+        """The machine with that id. Raises CloudFault."""
+        found = finish(self.cloud.get(machine))
+        if found is None or found.state not in self.states:
+            raise CloudFault(404, "not-found", "no such machine")
+        return found
+
+    def end(self, machine: str) -> None:
+        """Delete a machine. Raises CloudFault."""
+        finish(self.cloud.delete(machine))
+
+    def cut(self, items: Sequence[T], number: int, size: int) -> tuple[Sequence[T], bool]:
+        """A page of a list, counted from 1, and whether more pages follow."""
+        size = min(self.page, size)
+        return items[(number - 1) * size : number * size], number * size < len(items)
+
+
+def finish(call: Coroutine[Any, Any, T]) -> T:
+    """The result of a call of the cloud in memory, which never waits."""
+    while True:
+        try:
+            call.send(None)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def text(most: int, pattern: str = r"[\s\S]*") -> Check:
+    """A string of at most `most` bytes that matches the pattern."""
+    return lambda value: (
+        isinstance(value, str)
+        and len(value.encode()) <= most
+        and re.fullmatch(pattern, value) is not None
+    )
+
+
+def one_of(values: Collection[object]) -> Check:
+    return lambda value: value in values
+
+
+def list_of(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def flag(value: object) -> bool:
+    """A boolean."""
+    return isinstance(value, bool)
+
+
+def wrong_field(body: object, fields: Mapping[str, Check], required: Collection[str]) -> str | None:
+    """The first field of a body that is missing, unknown or has a value that is not allowed."""
+    if not isinstance(body, dict):
+        return "the body"
+    missing = [name for name in required if name not in body]
+    wrong = [name for name, value in body.items() if name not in fields or not fields[name](value)]
+    return next(iter([*missing, *wrong]), None)

@@ -1,0 +1,156 @@
+"""The contract suite for clouds with a REST API: a cloud's test names its package, its traits and
+its stand-in.
+
+The suite chooses the faults, the listing lag, the length of pages and the quota, for all clouds
+alike.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from tests.contract.rest_stand_in import RestServer, RestStandIn
+from tests.contract.test_provider_aws import make_node_endpoint
+from tests.contract.test_provider_vm import VmContract
+from tests.contract.vm_cloud import MemoryPlace
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Manifest, Provider, ProviderContext, QuotaTooSmall, Refused
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.registry import check_settings
+from cavvy.providers.vm.cloud import CloudFault, CloudTraits, MachineState
+from cavvy.providers.vm.provider import VmProvider
+
+_LIST_LAG = timedelta(seconds=20)
+_ENDED_LISTED = timedelta(minutes=2)  # by APIs that have a state for ended machines
+
+
+class RestPackage(Protocol):
+    """A provider's package."""
+
+    MANIFEST: Manifest
+
+    def make(self, context: ProviderContext) -> Provider: ...
+
+
+class RestPlace(MemoryPlace):
+    """One account of a cloud with a REST API, and a file with its key."""
+
+    def __init__(
+        self,
+        package: RestPackage,
+        traits: CloudTraits,
+        stand_in: type[RestStandIn],
+        server: RestServer,
+        home: Path,
+    ) -> None:
+        ended = _ENDED_LISTED if MachineState.ENDED in stand_in.states else timedelta(0)
+        super().__init__(replace(traits, list_lag=_LIST_LAG, ended_listed=ended), home)
+        self.api = stand_in(self.cloud, server)
+        self.file = home / "key"
+        self.file.write_text(stand_in.key_file.format(key=stand_in.key))
+        self._package = package
+        self._providers: list[VmProvider] = []
+
+    def provider(self, installation: str, **table: Scalar) -> VmProvider:
+        manifest = self._package.MANIFEST
+        table = {"endpoint": self.api.url, "key_file": str(self.file), **table}
+        context = ProviderContext(
+            installation=installation,
+            home=self.home,
+            settings=check_settings(manifest, table),
+            state=self.states[installation],
+            node_endpoint=make_node_endpoint(),
+            now=self.cloud.now,
+        )
+        made = self._package.make(context)
+        assert isinstance(made, VmProvider)
+        self._providers.append(made)
+        return made
+
+    def harness(self) -> ContractHarness:
+        """A harness of the contract suite, for a cloud's own tests."""
+        return ContractHarness(self, VmContract().lose_reply)
+
+    def launch(self) -> None:
+        """Launch a gang of one node, once."""
+
+        async def scenario() -> None:
+            harness = self.harness()
+            await harness.ours.launch(await harness.spec("one"))
+
+        asyncio.run(scenario())
+
+    def close(self) -> None:
+        """Close the connections. Fails if the stand-in failed or machines are left."""
+        for each in self._providers:
+            asyncio.run(each.close())
+        assert self.api.bugs == []
+        assert self.cloud.billed() == []
+
+
+class RestContract(VmContract):
+    """The contract suite, and the rules of all clouds with a REST API."""
+
+    package: RestPackage
+    stand_in: type[RestStandIn]
+
+    @pytest.fixture
+    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
+        account = RestPlace(self.package, self.traits, self.stand_in, rest_server, tmp_path)
+        yield account
+        account.close()
+
+    @pytest.fixture
+    def place(self, account: RestPlace) -> RestPlace:
+        return account
+
+    def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
+        account.file.write_text(self.stand_in.key_file.format(key="wrong"))
+        with pytest.raises(Refused, match="check the API key"):
+            asyncio.run(account.provider("ours").offers())
+
+    def test_a_quota_is_reported_as_one(self, account: RestPlace) -> None:
+        if not self.traits.quota_codes:
+            pytest.skip("the API describes no error for quotas")
+        account.api.quota = 0
+        with pytest.raises(QuotaTooSmall, match="request a higher quota"):
+            account.launch()
+
+    def test_other_machines_of_the_account_may_have_an_unusual_form(
+        self, account: RestPlace
+    ) -> None:
+        account.api.others = [{"id": 7, "name": "web-1"}, {"id": 8}]
+        assert asyncio.run(account.provider("ours").gangs()) == []
+
+    @pytest.mark.parametrize("status", [429, 503])
+    def test_a_read_that_fails_is_repeated(self, account: RestPlace, status: int) -> None:
+        async def scenario() -> None:
+            provider = account.provider("ours")
+            for read in (provider.offers, provider.gangs):
+                account.api.read_faults = [CloudFault(status, "later", "try again")] * 2
+                await read()
+                assert account.api.read_faults == []
+
+        asyncio.run(scenario())
+
+    def test_a_gang_on_several_pages_is_found_by_the_list_alone(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("paged", nodes=5)
+            await harness.start(gang)
+            account.lose_records()
+            harness.restart()
+            assert len((await harness.one(gang.name)).nodes) == 5
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
+        facts = asyncio.run(account.provider("ours").whoami())
+        assert ("API key", str(account.file)) in facts
+        assert self.stand_in.key not in str(facts)
