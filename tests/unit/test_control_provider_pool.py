@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
+import pytest
+
 from cavvy.control.clock import ControlClock
 from cavvy.control.provider_pool import CALL_TIMEOUT, FREED_AGE, OFFERS_AGE, ProviderPool
 from cavvy.domain.allocations import VolumeLocation
@@ -17,7 +19,16 @@ from cavvy.planner.candidates import find_candidates, match
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.volumes import explain_misplaced
 from cavvy.providers.abilities import HAS_PARTS, HOLDS_VOLUMES
-from cavvy.providers.base import AgentEndpoint, GangSpec, Manifest, NoCapacity, Provider, Refused
+from cavvy.providers.base import (
+    AgentEndpoint,
+    GangSpec,
+    Manifest,
+    NoCapacity,
+    NotFound,
+    Provider,
+    Refused,
+    TryAgain,
+)
 from cavvy.scheduler.pools import count_left
 
 FARM = Manifest(name="farm", title="Farm", docs="", visibility_delay=timedelta(0))
@@ -48,6 +59,9 @@ class Farm:
         if self.refuses:
             raise NoCapacity("gone")
 
+    async def remove(self, name: str) -> None:
+        raise NotFound("there is no such path")
+
 
 class Watch:
     """A clock that is set by hand."""
@@ -62,6 +76,12 @@ class Watch:
 def make_places() -> tuple[ProviderPool, Farm, Watch]:
     farm, watch = Farm(), Watch()
     return ProviderPool({"farm": cast(Provider, farm)}, cast(ControlClock, watch)), farm, watch
+
+
+def test_a_missing_object_does_not_count_as_a_removal() -> None:
+    pool, _, _ = make_places()
+    with pytest.raises(TryAgain, match="farm reports a missing object: there is no such path"):
+        asyncio.run(pool.remove("farm", "gang"))
 
 
 async def left(pool: ProviderPool, offer: Offer, age: timedelta = timedelta(0)) -> int | None:

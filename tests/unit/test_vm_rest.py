@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from cavvy.providers.vm import rest
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import RestClient
 
@@ -19,6 +20,8 @@ class Api:
         self.replies: list[tuple[int, object] | None] = []
         self.requests: list[tuple[str, str, str, object]] = []
         self.retry_after = "0"
+        self.drips = False  # send 40 bytes of the body per second
+        self.stopped = threading.Event()
         api = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,7 +41,10 @@ class Api:
                 self.send_header("Retry-After", api.retry_after)
                 self.send_header("Location", "/elsewhere")
                 self.end_headers()
-                self.wfile.write(data)
+                for each in [data[n : n + 1] for n in range(len(data))] if api.drips else [data]:
+                    self.wfile.write(each)
+                    if api.drips and api.stopped.wait(0.025):
+                        break
 
             do_GET = do_POST = do_DELETE = answer
 
@@ -54,6 +60,7 @@ class Api:
 def api() -> Iterator[Api]:
     api = Api()
     yield api
+    api.stopped.set()
     api.server.shutdown()
     api.server.server_close()
 
@@ -132,6 +139,18 @@ def test_no_read_is_sent_before_the_time_that_a_429_names(api: Api) -> None:
         assert found.value.status == 429
     assert len(api.requests) == 1
     assert asyncio.run(limited.send("DELETE", "/things/1")) == {}  # deletions are still tried
+
+
+def test_a_reply_that_arrives_byte_by_byte_has_a_time_limit(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server would need 25 s for its reply, and never pauses for long."""
+    monkeypatch.setattr(rest, "_REPLY_S", 0.5)
+    api.drips = True
+    api.replies.append((200, {"data": "x" * 1000}))
+    with pytest.raises(CloudFault) as found:
+        asyncio.run(client(api).send("POST", "/things"))
+    assert found.value.uncertain
 
 
 def test_a_token_that_no_header_can_carry_is_not_in_the_error(api: Api) -> None:

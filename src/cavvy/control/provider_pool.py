@@ -132,11 +132,8 @@ class ProviderPool:
         return await self._call(provider, self._provider(provider).gangs(None))
 
     async def remove(self, provider: str, gang: str) -> None:
-        """Like `Provider.remove`, but a missing gang is no error."""
-        try:
-            await self._call(provider, self._provider(provider).remove(gang))
-        except NotFound:
-            return
+        """See `Provider.remove`."""
+        await self._call(provider, self._provider(provider).remove(gang))
 
     def visibility_delay(self, provider: str) -> timedelta:
         """How long a new gang may be missing from the provider's answers."""
@@ -199,8 +196,13 @@ class ProviderPool:
         return self.providers[name]
 
     async def _call(self, name: str, call: Awaitable[T], limit: timedelta = CALL_TIMEOUT) -> T:
+        """Await a provider's call. No method called here may raise NotFound. If a provider does,
+        that says nothing about the gang, so the call is repeated.
+        """
         try:
             async with asyncio.timeout(limit.total_seconds()):
                 return await call
         except TimeoutError:
             raise TryAgain(f"{name} did not answer within {limit.total_seconds():.0f} s") from None
+        except NotFound as error:
+            raise TryAgain(f"{name} reports a missing object: {error}") from error

@@ -12,6 +12,7 @@ from cavvy.providers.base import Refused
 from cavvy.providers.lambda_cloud.manifest import KEYS
 from cavvy.providers.vm.cloud import (
     NAME_PREFIX,
+    BillStart,
     CloudFault,
     CloudMachine,
     CloudTraits,
@@ -36,13 +37,15 @@ class LambdaCloud:
     """Implements `Cloud`."""
 
     # The limits for names, user data and requests are those of the API. The listing lag is an
-    # assumption, since Lambda does not document it.
+    # assumption, since Lambda does not document it. Lambda bills an instance once it has passed its
+    # health checks (https://docs.lambda.ai/public-cloud/billing), which `active` shows.
     traits = CloudTraits(
         name_limit=64,
         tags=True,
         launch_every=timedelta(seconds=12),
         user_data_limit=1_000_000,
         list_lag=timedelta(minutes=1),
+        bill_starts=BillStart.RUNNING,
         quota_codes=frozenset({"global/quota-exceeded"}),
     )
 

@@ -28,6 +28,13 @@ _NO_REPLY = frozenset({0, 408})
 _LATER = frozenset({409, 425, 429})
 
 
+class BillStart(StrEnum):
+    """The event that begins the billing of a machine."""
+
+    CREATION = "creation"  # a machine is billed from its request on, while it boots
+    RUNNING = "running"  # a machine is billed once its state is `RUNNING`
+
+
 class BillEnd(StrEnum):
     """The event that ends the billing of a machine."""
 
@@ -60,6 +67,7 @@ class CloudTraits:
     ended_listed: timedelta = timedelta(0)
     launch_every: timedelta = timedelta(0)  # the minimum time between two requests for machines
     user_data_limit: int = 65536  # maximum size in bytes
+    bill_starts: BillStart = BillStart.CREATION
     bill_ends: BillEnd = BillEnd.DELETION
     # tells nodes their address; if None, nodes use their own address on the route to the server
     metadata: MetadataService | None = None

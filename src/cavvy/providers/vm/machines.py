@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from cavvy.domain.offers import Offer
-from cavvy.providers.base import NotFound, ProviderError
+from cavvy.providers.base import NotFound, ProviderError, Refused
 from cavvy.providers.vm.cloud import (
     BillEnd,
+    BillStart,
     Cloud,
     CloudFault,
     CloudMachine,
@@ -19,11 +20,12 @@ from cavvy.providers.vm.cloud import (
     MachineState,
     read_fault,
 )
-from cavvy.providers.vm.records import MachineName, MachineNames, VmNode, sight
+from cavvy.providers.vm.records import MachineBill, MachineName, MachineNames, VmNode, sight
 
 # Callers share a list up to this age. Then polls of many gangs stay below the limits of the clouds:
 # DigitalOcean allows 5,000 requests an hour, and Lambda one a second.
 LIST_AGE = timedelta(seconds=5)
+_DELETED_AGE = timedelta(days=1)  # by then, polls have seen that a deleted machine is gone
 
 _T = TypeVar("_T")
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
@@ -66,9 +68,11 @@ class VmMachines:
         self.cloud, self.traits, self.names, self._now = cloud, cloud.traits, names, now
         self._listing: asyncio.Task[GangMachines] | None = None  # the last list, maybe unfinished
         self._listed_at = now()
+        # keyed by machine id: when the cloud last accepted the deletion of the machine
+        self._deleted: dict[str, datetime] = {}
 
     async def offers(self) -> Sequence[Offer]:
-        return await self._ask(self.cloud.offers(), "the list of offers")
+        return await self._ask_all(self.cloud.offers(), "the list of offers")
 
     async def list(self) -> GangMachines:
         """All machines of this installation that the cloud lists. Calls within LIST_AGE share one
@@ -83,7 +87,7 @@ class VmMachines:
         return await asyncio.shield(task)  # a caller that leaves does not end the others' list
 
     async def _list(self, at: datetime) -> GangMachines:
-        machines = await self._ask(self.cloud.list(), "the list of machines")
+        machines = await self._ask_all(self.cloud.list(), "the list of machines")
         found = [(part, each) for each in machines if (part := self.names.read(each)) is not None]
         return GangMachines(self.names, found, at)
 
@@ -104,10 +108,19 @@ class VmMachines:
                 continue
             except ProviderError as error:
                 errors.append(error)
+            else:
+                self._deleted[each] = self._now()
             finally:
                 self._listing = None
+        since = self._now() - _DELETED_AGE
+        self._deleted = {each: at for each, at in self._deleted.items() if at > since}
         if errors:
             raise errors[0]
+
+    def deleted_at(self, machine: str) -> datetime | None:
+        """When the cloud accepted a deletion by this process, if this ends the machine's bill."""
+        ends = self.traits.bill_ends is BillEnd.DELETION
+        return self._deleted.get(machine) if ends else None
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
         """Request machines. Raises CloudFault."""
@@ -126,7 +139,20 @@ class VmMachines:
         ended = machine.state is MachineState.ENDED
         off = machine.state is MachineState.STOPPED
         over = ended or (off and self.traits.bill_ends is BillEnd.SHUTDOWN)
-        return sight(node, machine, now, over=over)
+        free = (
+            machine.state is MachineState.STARTING and self.traits.bill_starts is BillStart.RUNNING
+        )
+        bill = MachineBill(free=free, over=over, deleted_at=self.deleted_at(machine.id))
+        return sight(node, machine, now, bill)
+
+    async def _ask_all(self, call: Awaitable[_T], what: str) -> _T:
+        """Like `_ask`, for calls that name no machine. The status 404 then says nothing about
+        machines: raises Refused, since the address is wrong.
+        """
+        try:
+            return await self._ask(call, what)
+        except NotFound as error:
+            raise Refused(f"{error}; check the address of the API (`endpoint`)") from error
 
     async def _ask(self, call: Awaitable[_T], what: str) -> _T:
         try:

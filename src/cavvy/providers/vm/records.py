@@ -28,6 +28,8 @@ class VmNode:
     rank: int
     asked_at: datetime | None = None
     id: str = ""
+    # the last time when the cloud reported the machine as not billed yet
+    booting_at: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
     unseen: bool = False  # the cloud did not report the end; the machine was gone at `ended_at`
@@ -150,13 +152,22 @@ def recall(
     )
 
 
-def sight(node: VmNode, machine: CloudMachine, now: datetime, *, over: bool) -> VmNode:
-    """Update the node from its machine. `over` means that the machine is no longer billed. Once
-    recorded, the node's start and end never change.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineBill:
+    """What the layer knows about the bill of a machine."""
+
+    free: bool = False  # the machine boots, and its cloud does not bill this time
+    over: bool = False  # the machine is no longer billed
+    deleted_at: datetime | None = None  # when the cloud accepted the machine's deletion
+
+
+def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill) -> VmNode:
+    """Update the node from its machine. Once recorded, the node's start and end never change."""
     if node.ended_at is not None:
         return node
-    started = node.started_at or min(machine.created_at or node.asked_at or now, now)
+    if bill.free and node.started_at is None:
+        return replace(node, booting_at=now, address=machine.address or node.address)
+    started = node.started_at or start_of(node, machine.created_at, now)
     node = replace(
         node,
         started_at=started,
@@ -164,12 +175,18 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, *, over: bool) -> 
         address=machine.address or node.address,
         reason=machine.reason or node.reason,
     )
-    if not over:
+    if not bill.over:
         return node
-    ended = max(started, machine.ended_at or now)
-    return replace(
-        node, ended_at=ended, unseen=machine.ended_at is None, preempted=machine.preempted
-    )
+    end = machine.ended_at or bill.deleted_at
+    ended = max(started, end or now)
+    return replace(node, ended_at=ended, unseen=end is None, preempted=machine.preempted)
+
+
+def start_of(node: VmNode, created: datetime | None, now: datetime) -> datetime:
+    """The earliest start of the node's bill: after the last poll that showed the machine as not
+    billed yet, or else its creation as the cloud reports it, or else its request.
+    """
+    return min(node.booting_at or created or node.asked_at or now, now)
 
 
 def with_nodes(record: VmGangRecord, changed: Sequence[VmNode]) -> VmGangRecord:

@@ -1,14 +1,17 @@
 """A small client of REST APIs: JSON over HTTPS with a bearer token. Errors become `CloudFault`s.
 
-Each call runs in a thread and has a time limit. Calls that only read are repeated after a lost
-reply, the status 429 or a server error, but not before the time that a 429 names. The launcher
-repeats all other calls, after it has looked whether they took effect.
+Each call runs in a thread and has a time limit, even if the reply arrives byte by byte. Calls that
+only read are repeated after a lost reply, the status 429 or a server error, but not before the time
+that a 429 names. The launcher repeats all other calls, after it has looked whether they took
+effect.
 """
 
 import asyncio
 import email.message
 import http.client
+import io
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -22,7 +25,8 @@ from cavvy.providers.vm.cloud import CloudFault
 Json = Any  # a parsed reply; only the cloud's own package reads its fields
 ReadError = Callable[[Json], tuple[str, str]]  # an error's code and message
 
-_CALL_S = 30.0
+_CALL_S = 30.0  # maximum time without any byte of the reply
+_REPLY_S = 60.0  # maximum time until the reply is complete
 _ATTEMPTS = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _LONGEST_LIMIT_S = 3600.0  # APIs limit requests for an hour at most
@@ -38,7 +42,7 @@ class RestClient:
         self._endpoint = endpoint.rstrip("/")
         self._read_key, self._read_error = read_key, read_error
         self._threads = ThreadPoolExecutor(8, "rest")  # not shared with others
-        self._opener = urllib.request.build_opener(_NoRedirect())
+        self._opener = urllib.request.build_opener(_NoRedirect(), _Http(), _Https())
         self._closed = threading.Event()
         self._limited_until = 0.0  # of the monotonic clock: the time that the last 429 named
 
@@ -130,6 +134,58 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: object) -> None:
         return None
+
+
+class _LimitedStream(io.RawIOBase):
+    """The bytes of a reply. Raises TimeoutError once `_REPLY_S` have passed."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._raw = sock, sock.makefile("rb", buffering=0)
+        self._until = time.monotonic() + _REPLY_S
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]  # one type
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"the reply was not complete after {_REPLY_S:.0f} s")
+        self._sock.settimeout(min(_CALL_S, left))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _LimitedReply(http.client.HTTPResponse):
+    """A reply that must be complete within `_REPLY_S`."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp.close()
+        self.fp = io.BufferedReader(_LimitedStream(sock))
+
+
+def _connect(kind: type[http.client.HTTPConnection]) -> Callable[..., http.client.HTTPConnection]:
+    """A maker of connections whose replies have a time limit."""
+
+    def make(host: str, **options: Any) -> http.client.HTTPConnection:
+        connection = kind(host, **options)
+        connection.response_class = _LimitedReply
+        return connection
+
+    return make
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_connect(http.client.HTTPConnection), request)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_connect(http.client.HTTPSConnection), request)
 
 
 def _wish(headers: email.message.Message) -> float | None:

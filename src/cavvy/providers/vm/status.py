@@ -16,7 +16,7 @@ from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.vm.cloud import MachineState
 from cavvy.providers.vm.launch import VmLauncher, adopt
 from cavvy.providers.vm.machines import GangMachines, VmMachines
-from cavvy.providers.vm.records import KEPT, VmGangRecord, VmNode, recall
+from cavvy.providers.vm.records import KEPT, VmGangRecord, VmNode, recall, start_of
 
 # An incomplete launch that the control plane no longer repeats is rolled back after this time. The
 # control plane gives up after 10 minutes and then removes the gang itself.
@@ -137,17 +137,19 @@ class VmStatus:
         if machine is not None:
             self._sighted[node.id] = now
             return self._machines.sight(node, machine, now)
-        started = node.started_at or node.asked_at or now
+        started = node.started_at or start_of(node, None, now)
         seen_at = self._sighted.get(node.id, datetime.min.replace(tzinfo=now.tzinfo))
-        if now - started < self._lag or now - seen_at < self._machines.traits.ended_listed:
+        young = now - (node.asked_at or started) < self._lag
+        if young or now - seen_at < self._machines.traits.ended_listed:
             return node
         self._sighted.pop(node.id, None)
+        deleted = self._machines.deleted_at(node.id)
         reason = node.reason or "the cloud no longer lists the machine"
         return replace(
             node,
             started_at=started,
-            ended_at=max(started, now),
-            unseen=True,
+            ended_at=max(started, deleted or now),
+            unseen=deleted is None,
             reason=reason,
         )
 
