@@ -239,7 +239,7 @@ class Machine:
             vcpus=self.vcpus,
             memory_mib=self.memory_mib,
             disk_gib=DISK_GIB.get(self.provider, {}).get(self.type),
-            network_mbps=gbits * 1000 if gbits else None,
+            network_mbps=round(gbits * 1000) if gbits else None,
             purchase=purchase,
             rate=rate,
             source=source,

@@ -2,11 +2,12 @@ from dataclasses import replace
 
 import pytest
 
+from cavvy.catalog.fabrics import find_fabric, has_fabric
 from cavvy.catalog.fit import explain, first_failing, match_offers, near_miss
 from cavvy.catalog.needs import parse_accelerator
 from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import NetworkNeed, Resources, SpotPolicy
+from cavvy.domain.tasks import Fabric, NetworkNeed, Resources, SpotPolicy
 from cavvy.domain.units import HourlyRate
 
 
@@ -56,6 +57,10 @@ EIGHT = parse_accelerator("A100:8")
         (Resources(memory_per_cpu_mib=1, memory_max_mib=1024), Constraint.MEMORY),
         (Resources(disk_gib=100_000), None),
         (Resources(network=NetworkNeed(min_mbps=1)), Constraint.NETWORK),
+        (Resources(network=NetworkNeed(fabric=Fabric.RDMA)), None),
+        (Resources(network=NetworkNeed(fabric=Fabric.EFA)), None),
+        (Resources(network=NetworkNeed(fabric=Fabric.INFINIBAND)), Constraint.NETWORK),
+        (Resources(network=NetworkNeed(fabric=Fabric.EFA, min_mbps=1)), Constraint.NETWORK),
         (Resources(providers=("gcp",), regions=("eu",)), Constraint.PROVIDER),
         (Resources(regions=("eu",), max_rate=HourlyRate(1)), Constraint.REGION),
         (Resources(max_rate=HourlyRate(21_957_639)), Constraint.PRICE),
@@ -138,6 +143,11 @@ def test_a_job_takes_what_it_asks_for_of_a_shared_host() -> None:
             Constraint.NETWORK,
             "does not state its network, you asked for at least 400 Gbit/s",
         ),
+        (
+            Resources(network=NetworkNeed(fabric=Fabric.ROCE, min_mbps=400_000)),
+            Constraint.NETWORK,
+            "has efa network, you asked for at least 400 Gbit/s roce",
+        ),
     ],
 )
 def test_a_near_miss_says_both_figures(need: Resources, missed: Constraint, text: str) -> None:
@@ -170,3 +180,36 @@ def test_matches_account_for_every_offer_once() -> None:
     assert (answer.matched, answer.total) == (2, 9)
     assert dict(answer.rejected) == {Constraint.PURCHASE: 6, Constraint.PRICE: 1}
     assert [miss.constraint for miss in answer.misses] == [Constraint.PRICE, Constraint.PURCHASE]
+
+
+@pytest.mark.parametrize(
+    ("provider", "instance_type", "fabric"),
+    [
+        ("aws", "p5.48xlarge", Fabric.EFA),
+        ("aws", "P4DE.24XLARGE", Fabric.EFA),
+        ("aws", "g5.xlarge", None),
+        ("azure", "Standard_ND96isr_H100_v5", Fabric.INFINIBAND),
+        ("azure", "Standard_ND96is_MI300X_v5", None),
+        ("azure", "Standard_HB120-96rs_v3", Fabric.INFINIBAND),
+        ("azure", "Standard_NC24ads_A100_v4", None),
+        ("gcp", "a3-megagpu-8g", Fabric.TCPX),
+        ("gcp", "a3-highgpu-1g", None),
+        ("oci", "BM.GPU.H100.8", Fabric.ROCE),
+        ("oci", "BM.GPU.A10.4", None),
+        ("lambda", "gpu_8x_h100_sxm5", None),
+    ],
+)
+def test_the_table_names_the_fabric_of_a_machine(
+    provider: str, instance_type: str, fabric: Fabric | None
+) -> None:
+    assert find_fabric(provider, instance_type) is fabric
+    assert has_fabric(provider, instance_type, Fabric.RDMA) is (fabric is not None)
+
+
+def test_a_machine_without_a_known_fabric_says_so() -> None:
+    plain = offer(instance_type="g5.xlarge", network_mbps=2500)
+    need = Resources(network=NetworkNeed(min_mbps=1000, fabric=Fabric.RDMA))
+    near = near_miss(plain, need)
+    assert near is not None
+    assert near[0] is Constraint.NETWORK
+    assert explain(plain, need, near[0]) == "has no known RDMA network, you asked for rdma"

@@ -15,7 +15,7 @@ from cavvy.catalog.fit import match_offers
 from cavvy.catalog.needs import parse_accelerator
 from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Purchase
-from cavvy.domain.tasks import NetworkNeed, Resources, SpotPolicy
+from cavvy.domain.tasks import Fabric, NetworkNeed, Resources, SpotPolicy
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED
@@ -88,6 +88,7 @@ def needs(draw: st.DrawFn) -> Resources:
     mib = tuple(None if size is None else size * 1024 for size in memories)
     request = draw(st.none() | st.sampled_from(REQUESTS))
     network = draw(st.none() | st.sampled_from([10_000, 400_000, 3_200_000]))
+    fabric = draw(st.none() | st.sampled_from(Fabric)) if draw(st.booleans()) else None
     rate = draw(st.none() | st.sampled_from(["0.05", "1", "3.67", "15", "40"]))
     return Resources(
         instance=draw(
@@ -107,7 +108,7 @@ def needs(draw: st.DrawFn) -> Resources:
         spot=draw(st.sampled_from(SpotPolicy)),
         providers=tuple(draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=2, unique=True))),
         regions=tuple(draw(st.lists(st.sampled_from(REGIONS), max_size=2, unique=True))),
-        network=NetworkNeed(min_mbps=network) if network else None,
+        network=NetworkNeed(min_mbps=network, fabric=fabric) if network or fabric else None,
         max_rate=parse_rate(rate) if rate else None,
     )
 

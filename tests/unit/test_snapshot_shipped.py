@@ -4,14 +4,18 @@ placeholder.
 
 import re
 import sqlite3
+from collections import Counter
 from datetime import date
 
 import pytest
 
 from cavvy.catalog.accelerators import AcceleratorKind, find_accelerator
+from cavvy.catalog.fabrics import find_fabric
+from cavvy.catalog.needs import parse_accelerator
 from cavvy.catalog.regions import is_region, locate
 from cavvy.catalog.retired import find_retired, list_retired, successor
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Fabric, NetworkNeed, Resources, SpotPolicy
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, check
 
@@ -157,3 +161,36 @@ def test_counts_kept_beside_the_rows_are_right() -> None:
     assert placed == dict(connection.execute("SELECT id, rows FROM place").fetchall())
     assert spot[0] == spot[1]
     connection.close()
+
+
+def test_the_network_of_accelerated_machines_is_known(offers: list[Offer]) -> None:
+    """The share of accelerated offers with a known network, over all providers and for those that
+    document every type. `-rP` prints the shares.
+    """
+    known: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for offer in offers:
+        if offer.accelerator:
+            total[offer.provider] += 1
+            known[offer.provider] += offer.network_mbps is not None
+    for provider in sorted(total, key=lambda name: -total[name]):
+        print(f"{provider:15} {known[provider]:5,} of {total[provider]:5,}")
+    print(f"all {sum(known.values()) / sum(total.values()):.1%}")
+    assert known["aws"] == total["aws"]
+    assert known["azure"] == total["azure"]
+    assert known["gcp"] >= 0.9 * total["gcp"]
+    assert known["oci"] >= 0.8 * total["oci"]
+    assert sum(known.values()) >= 0.69 * sum(total.values())
+
+
+def test_a_fast_rdma_network_is_found_at_every_large_cloud() -> None:
+    need = Resources(
+        network=NetworkNeed(min_mbps=400_000, fabric=Fabric.RDMA),
+        accelerators=parse_accelerator("gpu:8"),
+        spot=SpotPolicy.AUTO,
+    )
+    with CatalogSnapshot.open(SHIPPED) as snapshot:
+        found = snapshot.match(need)
+    assert {offer.provider for offer in found.offers} >= {"aws", "azure", "gcp", "oci", "nebius"}
+    assert all((offer.network_mbps or 0) >= 400_000 for offer in found.offers)
+    assert all(find_fabric(offer.provider, offer.instance_type) for offer in found.offers)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from cavvy.catalog.accelerators import is_match
+from cavvy.catalog.fabrics import find_fabric, has_fabric
 from cavvy.catalog.needs import format_need
 from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.catalog.regions import is_region
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import DEFAULT_CPUS, AcceleratorNeed, Resources, SpotPolicy
+from cavvy.domain.tasks import DEFAULT_CPUS, AcceleratorNeed, NetworkNeed, Resources, SpotPolicy
 from cavvy.domain.units import HourlyRate, format_memory, format_rate
 
 PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
@@ -148,8 +149,7 @@ def explain(offer: Offer, need: Resources, constraint: Constraint) -> str:
         case Constraint.DISK:
             return f"has {offer.disk_gib} GiB of disk, you asked for {need.disk_gib} GiB"
         case Constraint.NETWORK:
-            asked = f"at least {_gbits(need.network.min_mbps or 0) if need.network else ''}"
-            return _gap("network", _gbits(offer.network_mbps) if offer.network_mbps else "", asked)
+            return _network_gap(offer, need.network or NetworkNeed())
         case Constraint.PROVIDER:
             return f"is at {offer.provider}, you asked for {', '.join(need.providers)}"
         case Constraint.REGION:
@@ -237,8 +237,7 @@ def meets(offer: Offer, need: Resources, constraint: Constraint) -> bool:
                 need.disk_gib is None or offer.disk_gib is None or offer.disk_gib >= need.disk_gib
             )
         case Constraint.NETWORK:
-            least = need.network.min_mbps if need.network else None
-            return least is None or (offer.network_mbps or 0) >= least
+            return need.network is None or _meets_network(offer, need.network)
         case Constraint.PROVIDER:
             return not need.providers or offer.provider in need.providers
         case Constraint.REGION:
@@ -294,6 +293,23 @@ def _memory_gap(offer: Offer, need: Resources) -> str:
     return _gap(f"memory{counted}", has, " and ".join(asked))
 
 
+def _meets_network(offer: Offer, need: NetworkNeed) -> bool:
+    if need.fabric is not None and not has_fabric(offer.provider, offer.instance_type, need.fabric):
+        return False
+    return need.min_mbps is None or (offer.network_mbps or 0) >= need.min_mbps
+
+
+def _network_gap(offer: Offer, need: NetworkNeed) -> str:
+    asked = [f"at least {_gbits(need.min_mbps)}"] if need.min_mbps is not None else []
+    has = [_gbits(offer.network_mbps)] if offer.network_mbps else []
+    if need.fabric is not None:
+        found = find_fabric(offer.provider, offer.instance_type)
+        if found is None:
+            return f"has no known RDMA network, you asked for {need.fabric}"
+        has, asked = [*has, found], [*asked, need.fabric]
+    return _gap("network", " ".join(has), " ".join(asked))
+
+
 def _within(value: float, low: float | None, high: float | None, shared: bool) -> bool:
     if low is None and high is None:
         return True
@@ -308,10 +324,8 @@ def _distance(offer: Offer, need: Resources, constraint: Constraint) -> float:
             return relative_gap(*_memory(offer, need))
         case Constraint.DISK:
             return relative_gap(offer.disk_gib or 0, need.disk_gib, None)
-        case Constraint.NETWORK:
-            return relative_gap(
-                offer.network_mbps or 0, need.network.min_mbps if need.network else None, None
-            )
+        case Constraint.NETWORK if need.network and not need.network.fabric:
+            return relative_gap(offer.network_mbps or 0, need.network.min_mbps, None)
         case Constraint.PRICE:
             assert need.max_rate is not None
             return relative_gap(

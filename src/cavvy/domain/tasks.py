@@ -44,6 +44,18 @@ class AcceleratorNeed:
     memory_max_mib: int | None = None
 
 
+class Fabric(StrEnum):
+    """A network over which nodes exchange data without their CPUs. Only `RDMA` is a group: a
+    request for it accepts every other member.
+    """
+
+    RDMA = "rdma"
+    EFA = "efa"  # AWS Elastic Fabric Adapter
+    INFINIBAND = "infiniband"
+    ROCE = "roce"  # RDMA over Ethernet, such as OCI's cluster networks
+    TCPX = "tcpx"  # Google's GPUDirect-TCPX and TCPXO
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkNeed:
     """Requirements on a node's network. On clouds, also the user's own network resources, by the
@@ -53,6 +65,7 @@ class NetworkNeed:
     """
 
     min_mbps: int | None = None
+    fabric: Fabric | None = None
     vpc: str | None = None
     subnet: str | None = None
     security_groups: tuple[str, ...] = ()

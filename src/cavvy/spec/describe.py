@@ -111,6 +111,8 @@ def _storage(need: Resources) -> Iterator[str]:
         yield f"{size}{need.disk_type or ''} disk".replace("  ", " ")
     if need.network is not None and need.network.min_mbps:
         yield f"a network of at least {need.network.min_mbps / 1000:g} Gbit/s"
+    if need.network is not None and need.network.fabric:
+        yield f"a network of the kind {need.network.fabric}"
     for each in need.options:
         yield f"options of {each.provider} ({', '.join(json.loads(each.values))})"
 

@@ -48,4 +48,4 @@ def read_options(need: Resources, provider: str) -> dict[str, Any]:
 
 
 def _asks_for_network(need: NetworkNeed | None) -> bool:
-    return need is not None and (need.min_mbps is not None or need.named)
+    return need is not None and (need.min_mbps is not None or need.fabric is not None or need.named)

@@ -5,7 +5,14 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cavvy.domain.tasks import NetworkNeed, NodeCheck, ProviderOptions, Resources, SpotPolicy
+from cavvy.domain.tasks import (
+    Fabric,
+    NetworkNeed,
+    NodeCheck,
+    ProviderOptions,
+    Resources,
+    SpotPolicy,
+)
 from cavvy.domain.units import parse_rate
 from cavvy.spec.fields.accelerators import ACCELERATORS
 from cavvy.spec.fields.amounts import CPUS, DISK_SIZE, MEMORY, speed_kind
@@ -86,6 +93,7 @@ _NETWORK = section(
     "resources.network",
     lambda table: table.make(NetworkNeed),
     min=FieldSpec(_SPEED, to=("min_mbps",)),
+    fabric=choice(Fabric, {"ib": Fabric.INFINIBAND, "tcpxo": Fabric.TCPX}),
     vpc=_NAMED,
     subnet=_NAMED,
     security_groups=ListKind(_NAMED, single=True),

@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from cavvy.catalog.fabrics import has_fabric
 from cavvy.catalog.fit import accelerator_fit
 from cavvy.catalog.query import Constraint
 from cavvy.catalog.regions import wished_place
 from cavvy.domain.offers import Purchase
-from cavvy.domain.tasks import Resources
+from cavvy.domain.tasks import NetworkNeed, Resources
 from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, PURCHASE_NUMBERS
 
 # Measured times in microseconds: to skip a row by its shape, to skip a row by its price, and to
 # build a requested row.
 _BY_SHAPE_US, _BY_RATE_US, _BUILD_US = 0.1, 0.25, 2.5
+_FABRIC = "has_fabric"  # the name of `has_fabric` as an SQL function
 _ASKED = 60  # estimated number of rows that a reader without a limit reads
 
 
@@ -157,6 +159,8 @@ def make_filters(
     connection: sqlite3.Connection, need: Resources, allowed: tuple[Purchase, ...]
 ) -> NeedFilters:
     """Translate a requirement into filters; reads only the small tables of packs and locations."""
+    if need.network is not None and need.network.fabric is not None:
+        connection.create_function(_FABRIC, 3, has_fabric, deterministic=True)
     places, share = _places(connection, need.regions) if need.regions else (None, 1.0)
     return NeedFilters(
         allowed=allowed,
@@ -309,16 +313,29 @@ def _conditions(need: Resources) -> Iterator[ShapeCondition]:
             values=(need.disk_gib,),
             columns=("shape.disk_gib",),
         )
-    if need.network is not None and need.network.min_mbps is not None:
-        sql = "COALESCE(shape.network_mbps, 0) >= ?"
-        values, columns = (need.network.min_mbps,), ("COALESCE(shape.network_mbps, 0)",)
-        yield ShapeCondition(constraint=Constraint.NETWORK, sql=sql, values=values, columns=columns)
+    if need.network is not None:
+        yield from _network(need.network)
     if need.providers:
         marks = ", ".join("?" * len(need.providers))
         yield ShapeCondition(
             constraint=Constraint.PROVIDER,
             sql=f"shape.provider IN ({marks})",
             values=need.providers,
+        )
+
+
+def _network(need: NetworkNeed) -> Iterator[ShapeCondition]:
+    """The condition on the network. A row that lacks the requested fabric has no distance."""
+    speed = "COALESCE(shape.network_mbps, 0)"
+    tests = [f"{speed} >= ?"] if need.min_mbps is not None else []
+    tests += [f"{_FABRIC}(shape.provider, shape.instance_type, ?)"] if need.fabric else []
+    if tests:
+        values = (need.min_mbps, need.fabric and str(need.fabric))
+        yield ShapeCondition(
+            constraint=Constraint.NETWORK,
+            sql=f"({' AND '.join(tests)})",
+            values=tuple(value for value in values if value is not None),
+            columns=() if need.fabric else (speed,),
         )
 
 

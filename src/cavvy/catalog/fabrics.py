@@ -1,0 +1,36 @@
+"""Finds the RDMA network of a machine by its instance type, because price lists omit it.
+
+The rows of `fabrics.csv` are patterns of the instance types of one provider. A machine that no row
+describes has no known RDMA network, so it never meets a request for such a network.
+"""
+
+import re
+from functools import cache
+
+from cavvy.catalog.tables import read_table
+from cavvy.domain.tasks import Fabric
+
+
+@cache
+def find_fabric(provider: str, instance_type: str) -> Fabric | None:
+    """The network over which the machine's accelerators or processes exchange data without the
+    CPU; None if no row of the table describes the machine.
+    """
+    for name, pattern in _patterns().get(provider, ()):
+        if re.fullmatch(pattern, instance_type, re.IGNORECASE):
+            return name
+    return None
+
+
+def has_fabric(provider: str, instance_type: str, wanted: Fabric | str) -> bool:
+    """Whether the machine has the requested network; `rdma` accepts every kind."""
+    found = find_fabric(provider, instance_type)
+    return found is not None and wanted in (found, Fabric.RDMA)
+
+
+@cache
+def _patterns() -> dict[str, list[tuple[Fabric, str]]]:
+    found: dict[str, list[tuple[Fabric, str]]] = {}
+    for row in read_table(__package__, "fabrics"):
+        found.setdefault(row["provider"], []).append((Fabric(row["fabric"]), row["pattern"]))
+    return found
