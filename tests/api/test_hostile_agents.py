@@ -146,5 +146,23 @@ async def test_a_token_ends_with_its_attempt(api: Api) -> None:
     assert (await api.http.get(JOB + "/logs")).content == b"mine\n"
 
 
+@pytest.mark.anyio
+async def test_the_document_names_the_token_of_each_route(api: Api) -> None:
+    document = (await api.http.get("/v1/openapi.json")).json()
+    found: set[str] = set()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            [name] = [name for each in operation["security"] for name in each] or [""]
+            found.add(name)
+            answer = await api.http.request(method, path, headers={"Authorization": "Bearer x"})
+            if path.startswith("/agent/v1/"):
+                assert name == "gang"
+            elif path.startswith("/nodes/v1/") and name:
+                assert name == "machine"
+            else:
+                assert (answer.status_code == 401) is (name == "user"), path
+    assert found == {*document["components"]["securitySchemes"], ""}
+
+
 async def _ended(api: Api, gang: str) -> bool:
     return (await api.app_state.store.attempt_of_gang(gang)).phase == "ended"

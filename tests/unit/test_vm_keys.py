@@ -79,3 +79,16 @@ def test_a_missing_key_is_refused_with_all_places(
     with pytest.raises(Refused, match=r"cannot be read: it is not a text file$"):
         keys.read({"key_file": str(tmp_path / "binary")})
     assert keys.setting().kind is SettingKind.KEY_FILE
+
+
+@pytest.mark.parametrize("settings", [{}, {"key_file": "KEYS"}])
+def test_a_file_of_several_words_is_told_from_a_missing_file(
+    settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PRAIRIE_KEY", raising=False)
+    (tmp_path / "keys").write_text("my key is k-123\n")
+    given = dict.fromkeys(settings, str(tmp_path / "keys"))
+    with pytest.raises(Refused) as found:
+        source(tmp_path / "keys").read(given)
+    assert "keys (it has several words, and no line `api_key = KEY` with a key)" in str(found.value)
+    assert "k-123" not in str(found.value)

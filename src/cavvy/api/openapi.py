@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
+from cavvy.api.auth import AGENT, NODES, is_open
 from cavvy.api.errors import CODES
 from cavvy.client import wire
 from cavvy.domain.jobs import RunOrigin
@@ -32,7 +33,13 @@ _SCHEMES = {
         **_BEARER,
         "description": "The token of one gang, which is valid only under /agent/v1.",
     },
+    "machine": {
+        **_BEARER,
+        "description": "The token of one joined machine, which is valid only under /nodes/v1. A "
+        "machine joins with the token of its invitation.",
+    },
 }
+_ROOTS = {AGENT: "gang", NODES: "machine"}  # path prefix -> token; others need the user's
 
 
 def document(
@@ -111,10 +118,9 @@ def describe(app: FastAPI) -> dict[str, Any]:
         schemas.pop(unused, None)
     components |= {"schemas": schemas, "securitySchemes": _SCHEMES}
     for path, operations in document["paths"].items():
-        is_public = path == "/v1/health" or path.startswith("/boot/")
-        scheme = "gang" if path.startswith("/agent/") else "user"
+        scheme = next((name for root, name in _ROOTS.items() if path.startswith(root)), "user")
         for operation in operations.values():
-            operation["security"] = [] if is_public else [{scheme: []}]
+            operation["security"] = [] if is_open(path) else [{scheme: []}]
     return document
 
 

@@ -35,8 +35,14 @@ def main() -> None:
 def _report(fault: "UnraisableHookArgs") -> None:
     """Handle an exception in a function that Python calls between two steps of the program, such
     as the callback of a weak reference: Python prints such an exception and continues. An
-    interrupt there ends the process, which would otherwise ignore Ctrl-C.
+    interrupt there ends the process, which would otherwise ignore Ctrl-C. What the command has
+    printed is written first; `finally` clauses do not run.
     """
     if fault.exc_type is KeyboardInterrupt:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, OSError, ValueError):
+                continue  # the stream is missing, broken or closed
         _exit(_INTERRUPTED)
     sys.__unraisablehook__(fault)

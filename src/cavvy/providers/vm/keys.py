@@ -44,7 +44,9 @@ class ApiKeySource:
         """
         named = settings.get("key_file")
         if named:
-            return self._read_file(str(named)) or self._miss([f"{named} (`key_file`)"])
+            return self._read_file(str(named)) or self._miss(
+                [f"{self._describe(str(named))} (`key_file`)"]
+            )
         for variable in self.variables:
             if key := os.environ.get(variable, "").strip():
                 if len(key.split()) > 1:
@@ -53,7 +55,8 @@ class ApiKeySource:
         for file in self.files:
             if found := self._read_file(file):
                 return found
-        return self._miss([*(f"${each}" for each in self.variables), *self.files])
+        files = map(self._describe, self.files)
+        return self._miss([*(f"${each}" for each in self.variables), *files])
 
     def _read_file(self, file: str) -> tuple[str, str] | None:
         try:
@@ -67,6 +70,13 @@ class ApiKeySource:
         found = re.search(rf"^\s*(?:{words})\s*[=:][^\S\n]*[\"']?([^\s\"']+)", text, re.MULTILINE)
         key = found[1] if found else text if len(text.split()) == 1 else ""
         return (key, file) if key else None
+
+    def _describe(self, file: str) -> str:
+        """The file, and why a file with several words has no key."""
+        path = Path(file).expanduser()
+        if not path.is_file() or len(path.read_text("utf-8").split()) < 2:
+            return file
+        return f"{file} (it has several words, and no line `{self.names[0]} = KEY` with a key)"
 
     def _miss(self, places: Sequence[str]) -> tuple[str, str]:
         raise Refused(
