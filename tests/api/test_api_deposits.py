@@ -23,9 +23,12 @@ from cavvy.agent.data.deposit import Results, store
 from cavvy.agent.log import LogSpool
 from cavvy.agent.outbox import MessageOutbox
 from cavvy.control.agents import bucket_checkpoints, transfers
+from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
 from cavvy.control.agents.deposit_objects import PARTS, DepositReader
+from cavvy.control.garbage_collector import SWEEP
+from cavvy.control.reconcile import UPLOADS
 from cavvy.store.base import AtomicWrite
-from cavvy.store.objects.base import ObjectBucket
+from cavvy.store.objects.base import ObjectBucket, ObjectDenied
 from cavvy.store.objects.locations import open_place
 
 pytestmark = pytest.mark.anyio
@@ -266,6 +269,73 @@ async def test_interrupted_reading_goes_on(api: Api, tmp_path: Path) -> None:
     assert GoogleStandIn.failures == []
     assert GoogleStandIn.objects["data/out/large"] == LARGE
     assert (await api.http.get(JOB + "/logs")).content == b"hello\nthe end\n"
+
+
+async def test_another_manifest_is_read_from_its_first_piece(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reading is interrupted, and meanwhile the agent stores a new manifest."""
+    read, bodies = DepositReader.read_manifest, list[bytes]()
+
+    def read_another(reader: DepositReader) -> bytes | None:
+        bodies.append((read(reader) or b"").replace(b"deep/a", b"deep/b" if bodies else b"deep/a"))
+        return bodies[-1]
+
+    monkeypatch.setattr(DepositReader, "read_manifest", read_another)
+    gang, work = await begin(api)
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT, LARGE))
+    GoogleStandIn.failures.append("/0/2")
+    await end_node(api, gang)
+    assert (await until(lambda: _is_over_after_a_pass(api)))["phase"] == "done"
+    assert len(bodies) > 1
+    assert GoogleStandIn.objects["data/out/deep/b"] == b"result"
+
+
+async def test_results_that_a_killed_server_left_are_removed_by_the_next_one(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = api.app_state.control_plane
+    monkeypatch.setattr(control.deposits, "note", lambda job, attempt: None)
+    gang, work = await begin(api)
+    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT))
+    await control.reconcile(UPLOADS)  # the attempt is running
+    assert list_results()
+    await end_node(api, gang)
+    await until(lambda: _is_over(api))
+
+    async def is_ended() -> bool:
+        return (await api.app_state.store.attempt_of_gang(gang)).phase == "ended"
+
+    await until(is_ended)
+    assert list_results()
+    await control.reconcile(SWEEP)  # as at the start of a server
+    assert await until(lambda: _is_swept(api))
+    assert await until(lambda: _is_without_records(api))
+
+
+async def _is_without_records(api: Api) -> bool:
+    return not await api.app_state.store.provider_documents("data transfers", "results")
+
+
+@pytest.mark.parametrize("signs", [False, True])
+async def test_a_removed_job_without_results_needs_no_bucket(
+    api: Api, monkeypatch: pytest.MonkeyPatch, signs: bool
+) -> None:
+    gang, _ = await begin(api, TASK.replace("STORAGE", "every: 60s"))
+    if signs:
+        query = {"gang": gang, "rank": 0}
+        await api.http.get("/agent/v1/data/deposit", params=query, headers=api.agent(gang))
+    assert await _is_without_records(api) is not signs
+    ended = {"seq": 2, "kind": "exited", "outcome": "exit", "exit_code": 3, "log_bytes": 6}
+    assert (await report(api, gang, ended)).json()["ack"] == 2
+    await until(lambda: _is_over(api))
+    assert await until(lambda: _is_without_records(api))
+
+    async def refuse(*given: object) -> None:
+        raise ObjectDenied("the bucket data: status 403")
+
+    monkeypatch.setattr(BucketCheckpointOpener, "open_folder", refuse)
+    assert (await until(lambda: _remove_job(api)))["kept"] == ""
 
 
 @pytest.mark.parametrize("large", ["out/large", "blobs/"])

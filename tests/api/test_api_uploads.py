@@ -11,6 +11,7 @@ from tests.system.storages import GoogleStandIn, start_google
 
 from cavvy.control.agents import bucket_checkpoints, transfers, uploads
 from cavvy.control.garbage_collector import SWEEP
+from cavvy.domain.provider_state import ProviderDocument
 from cavvy.store.base import StoreUnusable
 from cavvy.store.objects.base import ObjectDenied, ObjectTryAgain
 from cavvy.store.objects.locations import open_place
@@ -173,6 +174,23 @@ async def test_a_silent_storage_is_asked_once_and_delays_no_removal_of_gangs(
 
     async def are_aborted() -> bool:
         return not GoogleStandIn.uploads and not await list_found(api)
+
+    await until(are_aborted)
+
+
+async def test_a_record_that_cannot_be_read_is_listed_and_holds_up_no_other_abort(
+    api: Api,
+) -> None:
+    gang, _ = await begin_uploads(api)
+    damaged = ProviderDocument(collection="uploads", name="0damaged", body='{"url": 5}')
+    assert await api.app_state.store.swap_provider_document("data transfers", damaged)
+    await end(api, gang)
+    found = await list_found(api, remove=True)
+    [unread] = [each for each in found if each["name"] == "unknown"]
+    assert "cannot read its record 0damaged" in unread["why"]
+
+    async def are_aborted() -> bool:
+        return not GoogleStandIn.uploads
 
     await until(are_aborted)
 

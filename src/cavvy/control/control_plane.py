@@ -336,6 +336,7 @@ class ControlPlane:
             return await self.garbage_collector.reconcile(key)
         if key == UPLOADS:
             await self.uploads.sweep(remove=True)
+            await self.deposits.sweep()
             return None  # the next garbage collection retries failed aborts
         if key == _HOSTS:
             await self._publish_hosts()

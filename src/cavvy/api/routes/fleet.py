@@ -171,8 +171,8 @@ def _upload(left: LeftUpload) -> wire.CleanupItem:
     why = "an unfinished upload of an attempt that has ended; the storage bills its parts"
     return wire.CleanupItem(
         kind="upload",
-        name=left.upload.key,
-        where=f"{found.scheme}://{found.netloc}",
+        name=left.upload.key or "unknown",
+        where=f"{found.scheme}://{found.netloc}" if found.scheme else "",
         why=f"{why}; not aborted: {left.problem}" if left.problem else why,
         done=left.aborted,
     )

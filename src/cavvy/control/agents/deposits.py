@@ -4,10 +4,11 @@ an attempt are below PROJECT/JOB/results/ATTEMPT/ in the bucket's folder.
 """
 
 import asyncio
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,6 +26,7 @@ from cavvy.control.agents.deposit_objects import (
     InvalidDeposit,
     Read,
 )
+from cavvy.control.agents.deposit_records import FOLDER, DepositedResults
 from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.agents.uploads import UnfinishedUploads
@@ -52,7 +54,6 @@ from cavvy.store.objects.base import (
 )
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
-_FOLDER = "results/"  # the job's folder of results in the bucket
 _AGAIN = timedelta(hours=1)  # agents ask for new signatures this often
 _MARGIN = timedelta(hours=2)  # signatures are valid for the lease plus this time
 _LONGEST = timedelta(days=7)  # longest validity in S3 and Google Cloud Storage
@@ -108,10 +109,12 @@ class Deposits:
         self._agents, self._transfers, self._checkpoints, self._uploads = services
         self._hint = hint
         self._dependencies = dependencies
+        self._results = DepositedResults(store, opener)
         self._collections: dict[str, DepositCollection] = {}  # by gang
         self._told: set[str] = set()  # gangs whose failure to sign was reported
         self._tasks: set[asyncio.Task[None]] = set()
-        self._slots = asyncio.Semaphore(_GANGS)
+        # A gang that is billed does not wait for gangs that cost nothing.
+        self._slots, self._billed_slots = asyncio.Semaphore(_GANGS), asyncio.Semaphore(_GANGS)
 
     def find_url(self, job: Job) -> str:
         """The URL of the folder for the job's deposits, or "" if the job has no bucket."""
@@ -122,15 +125,16 @@ class Deposits:
 
     async def sign(self, gang: str, rank: int) -> SignedDeposit:
         """Sign the uploads of a rank; none if its job has no bucket or the bucket cannot be used.
-        Signatures stay valid longer than the lease. Raises RowNotFound.
+        Signatures stay valid longer than the lease. Raises RowNotFound, StoreError.
         """
         attempt = await self._store.attempt_of_gang(gang)
         job = await self._store.job(attempt.job_id)
         uploads: Sequence[SignedRequest] = ()
         valid = min(_LONGEST, job.task.limits.unattended + job.task.grace + _MARGIN)
         try:
-            if self.find_url(job):
+            if url := self.find_url(job):
                 bucket, prefix = await self._open(job, attempt)
+                await self._results.record(attempt, url)
                 uploads = await in_thread(
                     lambda: [
                         bucket.sign_put(f"{prefix}{rank}/{each}", int(valid.total_seconds()))
@@ -150,8 +154,8 @@ class Deposits:
         in the background. Returns the ranks whose results are still being read; None if there is
         nothing to read. If a rank's agent has sent a message since, its results are read again.
 
-        Reading without progress is given up; sooner if other nodes of the gang are `billed`. If
-        none are billed, the reading may wait until the results of other gangs are read.
+        Reading without progress is given up; sooner if other nodes of the gang are `billed`. The
+        reading may wait until the results of other gangs, billed or not billed alike, are read.
         """
         gang = attempt.gang
         if not ranks or not self.find_url(job):
@@ -168,7 +172,7 @@ class Deposits:
             return frozenset()
         if left and found.task is None:
             found.wait()
-            slot = nullcontext() if billed else self._slots
+            slot = self._billed_slots if billed else self._slots
             asked = {rank: ranks[rank] for rank in left}
             found.task = self._begin(self._collect(slot, found, job, attempt, asked))
             found.task.add_done_callback(found.ended)
@@ -190,15 +194,11 @@ class Deposits:
         """Remove all results of a job that has ended. If some cannot be removed, returns their URL
         and the reason, otherwise "".
         """
-        url = self.find_url(job)
-        if not url:
-            return ""
-        try:
-            files = BucketCheckpoints(*await self._opener.open_folder(job, url, _FOLDER))
-            kept = (await in_thread_to_its_end(files.sweep, ())).kept
-        except (ObjectError, StoreError) as error:
-            kept = str(error)
-        return kept and f"{url}: {kept}"
+        return await self._results.remove_job(job)
+
+    async def sweep(self) -> None:
+        """Remove the results of all attempts that have ended, if that has not succeeded before."""
+        await self._results.sweep()
 
     async def close(self) -> None:
         """Cancel running reads and removals; the next server starts them again."""
@@ -222,7 +222,7 @@ class Deposits:
 
     async def _open(self, job: Job, attempt: Attempt) -> tuple[ObjectBucket, str]:
         """The bucket, and the prefix of the attempt's objects. Raises ObjectError."""
-        folder = f"{_FOLDER}{attempt.number}/"
+        folder = f"{FOLDER}{attempt.number}/"
         return await self._opener.open_folder(job, self.find_url(job), folder)
 
     async def _collect(
@@ -285,7 +285,8 @@ class Deposits:
         if objection := find_objection(attempt, node, manifest.nonce):
             raise InvalidDeposit(objection.reason)
         reader.check(manifest)
-        await self._keep_files(attempt, node, manifest, reader, found)
+        stored = (rank, hashlib.sha256(body).digest())
+        await self._keep_files(attempt, node, manifest, reader, found.pieces, stored)
         # The bucket's clock shows that the node was still alive; the node's own clock may be wrong.
         seen = [each for each in (reader.stored_at, node.heard_at) if each is not None]
         heard = min(self._clock.now(), max(seen, default=attempt.created_at))
@@ -314,10 +315,11 @@ class Deposits:
         node: Node,
         manifest: DepositManifest,
         reader: DepositReader,
-        found: "DepositCollection",
+        pieces: defaultdict[tuple[int, bytes], int],
+        stored: tuple[int, bytes],
     ) -> None:
-        """Store the pieces in their order: log, checkpoint and outputs. Pieces that were stored
-        before an interruption are not read again.
+        """Store the pieces in their order: log, checkpoint and outputs. The first
+        `pieces[stored]` of them were stored before an interruption and are not read again.
         """
         checkpoint = manifest.checkpoint
         files = checkpoint.files if checkpoint is not None else []
@@ -329,7 +331,7 @@ class Deposits:
         for number, piece in enumerate(manifest.pieces):
             read = reader.from_offset(at)
             at += piece.bytes
-            if number < found.pieces[node.rank]:
+            if number < pieces[stored]:
                 continue
             match piece.kind:
                 case "log":
@@ -339,7 +341,7 @@ class Deposits:
                 case "blob":
                     if piece.name in missing:
                         await self._keep_blob(attempt, piece, read)
-            found.pieces[node.rank] = number + 1
+            pieces[stored] = number + 1
         if checkpoint is not None:
             await self._commit(attempt, node, manifest.nonce, checkpoint)
 
@@ -399,18 +401,8 @@ class Deposits:
             await self._tell(attempt, None, text)
 
     async def _remove(self, job: Job, attempt: Attempt) -> None:
-        """Remove the objects of an ended attempt, but keep results that were not applied: those of
-        a rank that has a manifest but no exit.
-        """
-        with suppress(ObjectError, StoreError):  # remaining objects cost storage, but do no harm
-            nodes = await self._store.nodes(attempt.id)
-            open_ranks = {f"{each.rank}" for each in nodes if each.phase is not NodePhase.EXITED}
-            files = BucketCheckpoints(*await self._open(job, attempt))
-            held = await in_thread(files.held)
-            unread = {rank for rank in open_ranks if held.get(f"{rank}/0")}
-            wanted = {name for name in held if name.partition("/")[0] in unread}
-            if len(wanted) < len(held):
-                await in_thread(files.sweep, wanted)
+        with suppress(ObjectError, StoreError):  # the next sweep tries again
+            await self._results.remove_attempt(job, attempt)
 
     async def _tell(self, attempt: Attempt, rank: int | None, text: str) -> None:
         event = Event(
@@ -437,7 +429,8 @@ class DepositCollection:
         self._now = now
         # Ranks whose results are applied or given up.
         self.settled: dict[int, datetime | None] = {}
-        self.pieces: defaultdict[int, int] = defaultdict(int)  # number of stored pieces, by rank
+        # Number of stored pieces, by rank and SHA-256 of the manifest that describes them.
+        self.pieces: defaultdict[tuple[int, bytes], int] = defaultdict(int)
         self.task: asyncio.Task[None] | None = None
         self.complete = True  # whether all ranks of the last try are settled
         self.fault: BaseException | None = None  # the last failure

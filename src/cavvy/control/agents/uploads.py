@@ -24,7 +24,8 @@ from cavvy.store.objects.base import ObjectBucket, ObjectError, ObjectMissing, O
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
-_OWNER, _COLLECTION = "data transfers", "uploads"
+RECORDS_OWNER = "data transfers"  # of the documents about objects in storages; no provider's name
+_COLLECTION = "uploads"
 _OVER = (AttemptPhase.KEPT, AttemptPhase.ENDED)
 
 
@@ -41,9 +42,14 @@ class UnfinishedUpload(msgspec.Struct, frozen=True, kw_only=True):
     upload: str
 
 
+_UNKNOWN = UnfinishedUpload(project="", job_id="", attempt_id="", url="", key="", upload="")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftUpload:
-    """An upload whose attempt is over. `problem` is the reason why it could not be aborted."""
+    """An upload whose attempt is over. `problem` is the reason why it could not be aborted. If the
+    server cannot read the upload's record, all fields of `upload` are "".
+    """
 
     upload: UnfinishedUpload
     aborted: bool = False
@@ -97,7 +103,7 @@ class UnfinishedUploads:
         )
         self._recorded.add(attempt.id)
         try:
-            await self._store.swap_provider_document(_OWNER, _make_document(record, 1))
+            await self._store.swap_provider_document(RECORDS_OWNER, _make_document(record, 1))
         except StoreError:
             with suppress(ObjectError):
                 await in_thread(objects.abort, path, how.upload)
@@ -136,14 +142,21 @@ class UnfinishedUploads:
         return attempt_id in self._recorded
 
     async def sweep(self, *, remove: bool) -> Sequence[LeftUpload]:
-        """The uploads whose attempt is over or unknown; they are aborted if `remove` is set.
-        If a storage does not answer, its other uploads wait for the next call.
+        """The uploads whose attempt is over or unknown, which are aborted if `remove` is set, and
+        those whose record cannot be read. If a storage does not answer, its other uploads wait for
+        the next call.
         """
         left: list[LeftUpload] = []
         silent: dict[tuple[str, str, str], str] = {}  # storages that did not answer, and why
         recorded = set(self._recorded)  # attempts may be added while it waits
-        documents = await self._store.provider_documents(_OWNER, _COLLECTION)
-        found = [msgspec.json.decode(each.body, type=UnfinishedUpload) for each in documents]
+        documents = await self._store.provider_documents(RECORDS_OWNER, _COLLECTION)
+        found: list[UnfinishedUpload] = []
+        for each in documents:
+            try:
+                found.append(msgspec.json.decode(each.body, type=UnfinishedUpload))
+            except msgspec.MsgspecError as error:
+                problem = f"the server cannot read its record {each.name}: {error}"
+                left.append(LeftUpload(upload=_UNKNOWN, problem=problem))
         for record in found:
             if not await self._is_over(record):
                 continue
@@ -199,7 +212,7 @@ class UnfinishedUploads:
         )
         with suppress(StoreError):
             document = _make_document(record, 2)
-            await self._store.swap_provider_document(_OWNER, document, delete=True)
+            await self._store.swap_provider_document(RECORDS_OWNER, document, delete=True)
 
 
 def _make_document(record: UnfinishedUpload, version: int) -> ProviderDocument:

@@ -1,0 +1,147 @@
+"""Records of the attempts whose agents have signed uploads for their results. By these records the
+server removes the results from the bucket when their attempt has ended, also if an earlier server
+was killed before it removed them.
+"""
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
+from cavvy.control.agents.uploads import RECORDS_OWNER
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, NodePhase
+from cavvy.domain.provider_state import ProviderDocument
+from cavvy.store.base import RowNotFound, Store, StoreError
+from cavvy.store.objects.base import ObjectError, ObjectTryAgain
+from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
+
+FOLDER = "results/"  # the job's folder of results in the bucket
+_COLLECTION = "results"
+
+
+class DepositRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that may have results in the bucket's folder `url`. `kept` means that the attempt
+    has ended and that its results stay until its job is removed, because they were not applied.
+    """
+
+    job_id: str
+    attempt: int
+    url: str
+    kept: bool = False
+
+
+class DepositedResults:
+    """Removes the results of attempts that have ended, and records which attempts have any."""
+
+    def __init__(self, store: Store, opener: BucketCheckpointOpener) -> None:
+        self._store, self._opener = store, opener
+        self._recorded: set[str] = set()  # IDs of attempts that this process recorded
+
+    async def record(self, attempt: Attempt, url: str) -> None:
+        """Record that the attempt may store results in this folder. Raises StoreError."""
+        if attempt.id not in self._recorded:
+            record = DepositRecord(job_id=attempt.job_id, attempt=attempt.number, url=url)
+            await self._swap(attempt.id, record, 1)
+            self._recorded.add(attempt.id)
+
+    async def remove_attempt(self, job: Job, attempt: Attempt) -> None:
+        """Remove the results of an ended attempt, but keep those that were not applied: the results
+        of a rank that has a manifest but no exit. Raises ObjectError, StoreError.
+        """
+        self._recorded.discard(attempt.id)
+        found = await self._store.provider_documents(RECORDS_OWNER, _COLLECTION, attempt.id)
+        for document in found:
+            record = _decode(document)
+            if record is None or record.kept:
+                continue
+            nodes = await self._store.nodes(attempt.id)
+            open_ranks = {f"{each.rank}" for each in nodes if each.phase is not NodePhase.EXITED}
+            folder = f"{FOLDER}{attempt.number}/"
+            files = BucketCheckpoints(*await self._opener.open_folder(job, record.url, folder))
+            held = await in_thread(files.held)
+            unread = {rank for rank in open_ranks if held.get(f"{rank}/0")}
+            wanted = {name for name in held if name.partition("/")[0] in unread}
+            problem = ""
+            if len(wanted) < len(held):
+                problem = (await in_thread(files.sweep, wanted)).kept
+            if problem:
+                raise ObjectTryAgain(problem)
+            if wanted:
+                kept = msgspec.structs.replace(record, kept=True)
+                await self._swap(attempt.id, kept, document.version + 1)
+            else:
+                await self._forget(document)
+
+    async def remove_job(self, job: Job) -> str:
+        """Remove all results of a job that has ended; does not use the bucket if no attempt can
+        have results. If some cannot be removed, returns their URL and the reason, otherwise "".
+        """
+        problems: list[str] = []
+        by_url: dict[str, list[ProviderDocument]] = {}
+        for document, record in await self._records():
+            if record.job_id == job.id:
+                by_url.setdefault(record.url, []).append(document)
+        for url, documents in by_url.items():
+            try:
+                files = BucketCheckpoints(*await self._opener.open_folder(job, url, FOLDER))
+                kept = (await in_thread_to_its_end(files.sweep, ())).kept
+                if not kept:
+                    for each in documents:
+                        await self._forget(each)
+            except (ObjectError, StoreError) as error:
+                kept = str(error)
+            if kept:
+                problems.append(f"{url}: {kept}")
+        return "; ".join(problems)
+
+    async def sweep(self) -> None:
+        """Remove the results of all attempts that have ended, for example while no server ran. The
+        next sweep repeats what fails. If a storage does not answer, its other results wait for that
+        sweep.
+        """
+        silent: set[tuple[str, str]] = set()
+        for document, record in await self._records():
+            where = urlsplit(record.url)
+            storage = (where.scheme, where.netloc)
+            if record.kept or storage in silent:
+                continue
+            try:
+                job = await self._store.job(record.job_id)
+                attempts = await self._store.attempts(record.job_id)
+                found = [each for each in attempts if each.number == record.attempt]
+                if not found:
+                    await self._forget(document)
+                elif found[0].phase is AttemptPhase.ENDED:
+                    await self.remove_attempt(job, found[0])
+            except RowNotFound:  # the job was removed
+                await self._forget(document)
+            except ObjectTryAgain:
+                silent.add(storage)
+            except (ObjectError, StoreError):
+                continue
+
+    async def _records(self) -> Sequence[tuple[ProviderDocument, DepositRecord]]:
+        """All records that can be read."""
+        documents = await self._store.provider_documents(RECORDS_OWNER, _COLLECTION)
+        found = [(each, _decode(each)) for each in documents]
+        return [(document, record) for document, record in found if record is not None]
+
+    async def _swap(self, name: str, record: DepositRecord, version: int) -> None:
+        body = msgspec.json.encode(record).decode()
+        document = ProviderDocument(collection=_COLLECTION, name=name, body=body, version=version)
+        await self._store.swap_provider_document(RECORDS_OWNER, document)
+
+    async def _forget(self, document: ProviderDocument) -> None:
+        """Delete a record, unless it has changed."""
+        last = ProviderDocument(
+            collection=_COLLECTION, name=document.name, body="", version=document.version + 1
+        )
+        await self._store.swap_provider_document(RECORDS_OWNER, last, delete=True)
+
+
+def _decode(document: ProviderDocument) -> DepositRecord | None:
+    try:
+        return msgspec.json.decode(document.body, type=DepositRecord)
+    except msgspec.MsgspecError:
+        return None
