@@ -19,6 +19,7 @@ from cavvy.providers.vm.cloud import (
     MachineRequest,
     MachineState,
 )
+from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.rest import Json, RestClient
 
 _STATES = {
@@ -67,14 +68,13 @@ class DigitalOceanCloud:
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
-        unknown = [("unknown accelerators", ", ".join(self._unknown))] if self._unknown else []
-        return [("API key", KEYS.find(self._settings)[1]), *unknown]
+        return KEYS.facts(self._settings, self._unknown)
 
     async def offers(self) -> Sequence[Offer]:
         sizes = [each for each in await self._all("/sizes", "sizes") if each["available"]]
         unknown = {_model(each) for each in sizes if _model(each) and _identify(each) is None}
         self._unknown = sorted(unknown)
-        regions = self._listed("regions")
+        regions = list_setting(self._settings, "regions")
         return [
             self._offer(size, region)
             for size in sizes
@@ -88,7 +88,7 @@ class DigitalOceanCloud:
             "region": request.offer.region,
             "size": request.offer.instance_type,
             "image": str(self._settings.get("image") or _image(request.offer)),
-            "ssh_keys": self._listed("ssh_keys"),
+            "ssh_keys": list_setting(self._settings, "ssh_keys"),
             "user_data": request.user_data[0],
         }
         try:
@@ -128,10 +128,6 @@ class DigitalOceanCloud:
             lambda page: ((page.get("links") or {}).get("pages") or {}).get("next"),
         )
         return [each for page in pages for each in page[field]]
-
-    def _listed(self, setting: str) -> Sequence[str]:
-        words = str(self._settings.get(setting, "")).split(",")
-        return [each.strip() for each in words if each.strip()]
 
     def _offer(self, size: Json, region: str) -> Offer:
         known, rate = _identify(size), parse_rate(str(size["price_hourly"]))

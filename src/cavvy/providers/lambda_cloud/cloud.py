@@ -19,6 +19,7 @@ from cavvy.providers.vm.cloud import (
     MachineRequest,
     MachineState,
 )
+from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.rest import Json, RestClient
 
 _STATES = {  # the API's `InstanceStatus`
@@ -56,17 +57,14 @@ class LambdaCloud:
             lambda: KEYS.read(settings),
             lambda told: (told["error"]["code"], told["error"]["message"]),
         )
-        self._regions = {each.strip() for each in str(settings.get("regions", "")).split(",")} - {
-            ""
-        }
+        self._regions = list_setting(settings, "regions")
         self._unknown: Sequence[str] = ()
         self._key_name = ""
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
-        unknown = [("unknown accelerators", ", ".join(self._unknown))] if self._unknown else []
-        return [("API key", KEYS.find(self._settings)[1]), *unknown]
+        return KEYS.facts(self._settings, self._unknown)
 
     async def offers(self) -> Sequence[Offer]:
         told = (await self._api.get("/instance-types"))["data"].values()

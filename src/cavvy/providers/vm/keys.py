@@ -58,6 +58,15 @@ class ApiKeySource:
         files = map(self._describe, self.files)
         return self._miss([*(f"${each}" for each in self.variables), *files])
 
+    def facts(
+        self, settings: Mapping[str, Scalar], unknown: Sequence[str]
+    ) -> Sequence[tuple[str, str]]:
+        """The facts for `cavvy check`: where the key is, and the accelerators that the catalog does
+        not know.
+        """
+        names = [("unknown accelerators", ", ".join(unknown))] if unknown else []
+        return [("API key", self.find(settings)[1]), *names]
+
     def _read_file(self, file: str) -> tuple[str, str] | None:
         try:
             text = Path(file).expanduser().read_text("utf-8").strip()
@@ -83,3 +92,8 @@ class ApiKeySource:
             f"[providers.{self.provider}]: no API key in {', '.join(places)}; make one at "
             f"{self.made_at}, and put it in one of these places or in a file that `key_file` names"
         )
+
+
+def list_setting(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
+    """The values of a setting that lists them separated by commas."""
+    return [each.strip() for each in str(settings.get(name, "")).split(",") if each.strip()]

@@ -1,0 +1,15 @@
+"""Vultr: each node is one instance that starts the agent on boot."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.vultr.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.vm.provider import VmProvider
+    from cavvy.providers.vultr.cloud import VultrCloud
+
+    cloud = VultrCloud(context.settings, context.now)
+    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)

@@ -1,0 +1,182 @@
+"""Calls Vultr's API, version 2 (https://www.vultr.com/api)."""
+
+import base64
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.catalog.accelerators import identify
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import parse_rate
+from cavvy.providers.base import Refused
+from cavvy.providers.vm.cloud import (
+    NAME_PREFIX,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+)
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.rest import Json, RestClient
+from cavvy.providers.vultr.manifest import KEYS
+
+# Vultr answers 400 to all requests that it cannot serve; only the message tells why.
+_FULL = re.compile(r"not available in the selected|more capacity", re.IGNORECASE)
+_OVER_LIMIT = re.compile(r"maximum number of .*for this account", re.IGNORECASE)
+_LIMIT = "instance-limit"  # our code for a fault whose message says that the limit is reached
+_NO_ADDRESS = ("", "0.0.0.0")  # until the instance has one
+
+
+class VultrCloud:
+    """Implements `Cloud`."""
+
+    # Vultr documents neither the longest label and user data nor how late an instance is listed:
+    # these are assumptions.
+    traits = CloudTraits(
+        name_limit=63,
+        user_data_limit=65536,
+        list_lag=timedelta(minutes=1),
+        quota_codes=frozenset({_LIMIT}),
+    )
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self._settings, self._now = settings, now
+        self._api = RestClient(
+            str(settings["endpoint"]),
+            lambda: KEYS.read(settings),
+            lambda told: (told["status"], told["error"]),
+        )
+        self._unknown: Sequence[str] = ()
+        self._os_id: int | None = None
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
+        return KEYS.facts(self._settings, self._unknown)
+
+    async def offers(self) -> Sequence[Offer]:
+        told = await self._all("/plans", "plans", "type=all&")
+        plans = [each for each in told if each.get("deploy_ondemand") is not False]
+        models = {_model(each) for each in plans}
+        self._unknown = sorted(each for each in models if each and identify(each) is None)
+        regions = list_setting(self._settings, "regions")
+        return [
+            self._offer(plan, gpus, region)
+            for plan in plans
+            if (gpus := _gpus(plan)) is not None
+            for region in plan["locations"]
+            if region and (not regions or region in regions)
+        ]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        body = {
+            "region": request.offer.region,
+            "plan": request.offer.instance_type,
+            "os_id": await self._find_os(),
+            "label": request.names[0],
+            "user_data": base64.b64encode(request.user_data[0].encode()).decode(),
+            "sshkey_id": list_setting(self._settings, "ssh_keys"),
+            "backups": "disabled",
+            "activation_email": False,
+        }
+        try:
+            told = await self._api.send("POST", "/instances", body)
+        except CloudFault as fault:
+            raise self.name_limit(fault) from fault
+        return [str(told["instance"]["id"])]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        found = await self._all("/instances", "instances")
+        # the account's other instances may have another form
+        return [_read(each) for each in found if str(each.get("label")).startswith(NAME_PREFIX)]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        return _read((await self._api.get(f"/instances/{machine}"))["instance"])
+
+    async def delete(self, machine: str) -> None:
+        await self._api.send("DELETE", f"/instances/{machine}")
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.status == 400 and _FULL.search(fault.message) is not None
+
+    def name_limit(self, fault: CloudFault) -> CloudFault:
+        """The fault with a code of its own if the account's limit of instances is reached."""
+        if _OVER_LIMIT.search(fault.message):
+            return CloudFault(fault.status, _LIMIT, fault.message)
+        return fault
+
+    async def _all(self, path: str, field: str, query: str = "") -> Sequence[Json]:
+        first = f"{path}?{query}per_page=500"
+
+        def read_next(page: Json) -> str | None:
+            cursor = page["meta"]["links"]["next"]
+            return f"{first}&cursor={cursor}" if cursor else None
+
+        return [each for page in await self._api.pages(first, read_next) for each in page[field]]
+
+    async def _find_os(self) -> int:
+        if self._os_id is None:
+            known = {str(each["name"]): int(each["id"]) for each in await self._all("/os", "os")}
+            wanted = str(self._settings["os"])
+            if wanted not in known:
+                raise Refused(f"[providers.vultr] os: Vultr has no operating system {wanted!r}")
+            self._os_id = known[wanted]
+        return self._os_id
+
+    def _offer(self, plan: Json, gpus: int, region: str) -> Offer:
+        known = identify(_model(plan)) if gpus else None
+        memory_mib = int(plan["gpu_vram_gb"]) * 1024 // gpus if gpus else 0
+        return Offer(
+            provider="vultr",
+            region=str(region),
+            instance_type=str(plan["id"]),
+            accelerator=known.accelerator.name if known else None,
+            accelerator_count=gpus,
+            accelerator_memory_mib=memory_mib,
+            vcpus=int(plan["vcpu_count"]),
+            memory_mib=int(plan["ram"]),
+            disk_gib=int(plan["disk"]),
+            rate=parse_rate(str(plan["hourly_cost"])),
+            # https://docs.vultr.com/support/platform/billing/how-am-i-billed-for-my-servers
+            minimum_charge=timedelta(hours=1),
+            architecture="x86_64",
+            source="Vultr API",
+            as_of=self._now().date(),
+        )
+
+
+def _model(plan: Json) -> str:
+    """The API's name of the GPU, such as "NVIDIA_A40"; "" without GPU."""
+    return str(plan.get("gpu_type") or "")
+
+
+def _gpus(plan: Json) -> int | None:
+    """The number of GPUs, from their memory in total; None if the GPU is unknown or the plan
+    contains a part of one, which offers cannot express.
+    """
+    if not _model(plan):
+        return None if plan["type"] in ("vcg", "vdm") else 0
+    known = identify(_model(plan))
+    if known is None or not known.accelerator.memory:
+        return None
+    # of several memory sizes, Vultr has the largest
+    count, rest = divmod(int(plan["gpu_vram_gb"]) * 1024, known.accelerator.memory[-1].mib)
+    return count if count and not rest else None
+
+
+def _read(told: Json) -> CloudMachine:
+    status, address = str(told["status"]), str(told["main_ip"])
+    state = MachineState.STARTING if status == "pending" else MachineState.RUNNING
+    if status == "active" and (told["power_status"], told["server_status"]) == ("stopped", "ok"):
+        state = MachineState.STOPPED
+    quiet = status in ("pending", "active") and state is not MachineState.STOPPED
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["label"]),
+        state=state,
+        address=None if address in _NO_ADDRESS else address,
+        created_at=datetime.fromisoformat(told["date_created"]),
+        reason="" if quiet else f"Vultr reports: {status}, {told['power_status']}",
+    )

@@ -1,0 +1,122 @@
+"""The Vultr provider keeps the contract, on a stand-in that checks every request against Vultr's
+published description.
+"""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.contract.vultr_stand_in import VultrStandIn
+from tests.proofs import Proof
+
+from cavvy.providers import vultr
+from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused
+from cavvy.providers.registry import check_settings
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, read_fault
+from cavvy.providers.vultr.cloud import VultrCloud, _read
+from cavvy.providers.vultr.manifest import MANIFEST
+
+PROOF = Proof("vultr", False, "a strict stand-in for Vultr's API")
+# The example of "Create Instance" in https://www.vultr.com/api (November 2026), shortened.
+EXAMPLE = {
+    "id": "4f0f12e5-1f84-404f-aa84-85f431ea5ec2",
+    "os": "CentOS 8 Stream",
+    "ram": 1024,
+    "disk": 0,
+    "main_ip": "0.0.0.0",
+    "vcpu_count": 1,
+    "region": "ewr",
+    "plan": "vc2-1c-1gb",
+    "date_created": "2021-09-14T13:22:20+00:00",
+    "status": "pending",
+    "power_status": "running",
+    "server_status": "none",
+    "internal_ip": "",
+    "label": "Example Instance",
+    "os_id": 215,
+    "tags": ["a tag", "another"],
+}
+
+
+class TestVultr(RestContract):
+    package, traits, stand_in = vultr, VultrCloud.traits, VultrStandIn
+
+    def test_offers_have_live_prices_and_unknown_gpus_are_reported(
+        self, account: RestPlace
+    ) -> None:
+        provider = account.provider("ours", regions="ams")
+        offers = {offer.instance_type: offer for offer in asyncio.run(provider.offers())}
+        assert {offer.region for offer in offers.values()} == {"ams"}
+        found = {
+            name: (offer.accelerator, offer.accelerator_count, offer.accelerator_memory_mib // 1024)
+            for name, offer in offers.items()
+        }
+        assert found == {
+            "vc2-2c-4gb": (None, 0, 0),
+            "vcg-a40-24c-120g-48vram": ("A40", 1, 48),
+            "vcg-a100-12c-120g-80vram": ("A100", 1, 80),
+            "vcg-l40s-128c-1500g-384vram": ("L40S", 8, 48),
+        }
+        cheap = offers["vc2-2c-4gb"]
+        assert (cheap.rate.micros_per_hour, cheap.minimum_charge) == (30_000, timedelta(hours=1))
+        facts = dict(asyncio.run(provider.whoami()))
+        assert facts["unknown accelerators"] == "NVIDIA_Z9000"
+
+    def test_instances_run_the_operating_system_of_the_setting(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang, provider = await harness.spec("one"), account.provider("ours", os="Debian 12 x64")
+            await provider.launch(gang)
+            await provider.remove(gang.name)
+            await account.settle()
+            with pytest.raises(Refused, match="os: Vultr has no operating system 'Plan 9'"):
+                await account.provider("ours", os="Plan 9").launch(await harness.spec("two"))
+
+        asyncio.run(scenario())
+        assert account.api.systems == [2136]
+
+    @pytest.mark.parametrize(
+        ("message", "error"),
+        [
+            ("Plan is not available in the selected datacenter.", NoCapacity),
+            ("the location you have selected does not have any more capacity.", NoCapacity),
+            (
+                "You have reached the maximum number of active virtual machines for this account",
+                QuotaTooSmall,
+            ),
+            ("Invalid os_id.", Refused),
+        ],
+    )
+    def test_only_missing_capacity_lets_the_job_try_other_plans(
+        self, account: RestPlace, message: str, error: type[Exception]
+    ) -> None:
+        cloud = VultrCloud(check_settings(MANIFEST, {}), account.cloud.now)
+        fault = CloudFault(400, "400", message)
+        assert type(read_fault(cloud, cloud.name_limit(fault), "a launch", making=True)) is error
+
+
+def test_the_documented_example_is_read() -> None:
+    assert _read(EXAMPLE) == CloudMachine(
+        id="4f0f12e5-1f84-404f-aa84-85f431ea5ec2",
+        name="Example Instance",
+        state=MachineState.STARTING,
+        created_at=datetime(2021, 9, 14, 13, 22, 20, tzinfo=UTC),
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "power", "server", "state"),
+    [
+        ("pending", "stopped", "none", MachineState.STARTING),
+        ("active", "stopped", "installingbooting", MachineState.RUNNING),
+        ("active", "running", "ok", MachineState.RUNNING),
+        ("active", "stopped", "ok", MachineState.STOPPED),
+        ("suspended", "running", "ok", MachineState.RUNNING),
+    ],
+)
+def test_only_an_installed_instance_that_is_off_counts_as_off(
+    status: str, power: str, server: str, state: MachineState
+) -> None:
+    told = EXAMPLE | {"status": status, "power_status": power, "server_status": server}
+    assert _read(told).state is state
