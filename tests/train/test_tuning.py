@@ -238,18 +238,6 @@ def test_a_script_with_a_run_and_a_loop_of_its_own_ends_after_a_few_steps(tmp_pa
         TuningSession(str(script)).close()
 
 
-def test_a_plain_loop_is_not_tuned(tmp_path: Path) -> None:
-    script = tmp_path / "plain.py"
-    script.write_text(
-        "import torch\n"
-        "weight = torch.nn.Parameter(torch.ones(1))\n"
-        "for _ in range(20):\n"
-        "    torch.optim.SGD([weight]).step()\n"
-    )
-    with pytest.raises(ScriptError, match="`cavvy profile` shows where the time"):
-        list(PlanTuner(str(script)).run())
-
-
 def test_a_session_ends_at_its_time_limit_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

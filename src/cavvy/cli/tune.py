@@ -80,7 +80,8 @@ def command(
     Two copies of the script train on this machine in turns, one window of steps each, so both must
     fit into memory. A change is kept if its gain exceeds the measurement noise. Without --numerics,
     only changes with bit-identical results are tried. Run the script with
-    CAVVY_TRAIN_PLAN=plan.json to use the plan.
+    CAVVY_TRAIN_PLAN=plan.json to use the plan. For a script without cavvy.train, no plan is
+    written: the command shows which lines of the script to change.
 
     \b
       cavvy tune train.py --epochs 3
@@ -111,12 +112,22 @@ def command(
                 click.echo(describe_trial(trial, tuner.facts, price))
     except ScriptError as error:
         raise CommandFailure(f"{script} could not be measured: {error}") from error
-    Path(out).write_text(json.dumps(tuner.plan, indent=1))
     if report:
         Path(report).write_text(make_page(script, tuner.trials, tuner.facts, price))
-    command = shlex.join(["python", script, *arguments])
     click.echo(_summarize(tuner))
-    click.echo(f"wrote {out}; to use it: CAVVY_TRAIN_PLAN={shlex.quote(out)} {command}")
+    click.echo(_apply(tuner, out, shlex.join(["python", script, *arguments])))
+
+
+def _apply(tuner: "PlanTuner", out: str, command: str) -> str:
+    """Write the plan to the file `out`, and return how to use it. For a plain loop, return the
+    lines of the script to change instead.
+    """
+    from cavvy.tuning.text import describe_script_changes
+
+    if tuner.is_plain:
+        return describe_script_changes(tuner.plan, tuner.facts)
+    Path(out).write_text(json.dumps(tuner.plan, indent=1))
+    return f"wrote {out}; to use it: CAVVY_TRAIN_PLAN={shlex.quote(out)} {command}"
 
 
 def _summarize(tuner: "PlanTuner") -> str:

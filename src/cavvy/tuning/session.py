@@ -29,9 +29,16 @@ class TimeLimitReached(ScriptError):
     """The time limit has passed. The measurements so far remain valid."""
 
 
+class ScriptEnded(ScriptError):
+    """The script's plain loop has ended within a window."""
+
+
 class TuningSession:
     """One run of a script in `ranks` processes on this machine. The script pauses between windows.
     `until` is the time limit on the monotonic clock.
+
+    A script with a plain loop sends one complete report per rank, and then ends. With `levers` (see
+    `cavvy.tuning.probe.levers`), such a script also pauses between windows.
 
     Raises: ScriptError: the script ended or did not report in time. The message ends with the last
     lines of the script's output.
@@ -46,12 +53,19 @@ class TuningSession:
         plan: "dict[str, Any] | None" = None,
         python: str = sys.executable,
         until: float = inf,
+        levers: "dict[str, Any] | None" = None,
     ) -> None:
         self._until = until
+        self._script, self._arguments, self._ranks = script, arguments, ranks
+        self._plan, self._levers, self._python = plan, levers, python
+        self._open()
+
+    def _open(self) -> None:
+        ranks = self._ranks
         self._folder = Path(tempfile.mkdtemp(prefix="cavvy-tune-"))
         self._log = self._folder / "log"
         where = str(self._folder / "s")
-        module = ["-m", "cavvy.tuning.probe", where, script, *arguments]
+        module = ["-m", "cavvy.tuning.probe", where, self._script, *self._arguments]
         if ranks > 1:
             torchrun = "-m torch.distributed.run --standalone --nproc-per-node"
             module = [*torchrun.split(), str(ranks), *module]
@@ -59,7 +73,7 @@ class TuningSession:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(where)
         self._listener.listen(ranks)
-        self._process = self._start([python, *module], plan)
+        self._process = self._start([self._python, *module])
         try:
             self._meet(ranks)
             said = [self._hear(link, START_S) for link in self._links]
@@ -73,32 +87,35 @@ class TuningSession:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the script has a plain loop. A script with a plain loop sends one complete report
-        per rank, and then ends.
-        """
+        """Whether the script has a plain loop."""
         return bool(self.facts.get("plain"))
 
-    def _start(
-        self, command: list[str], plan: "dict[str, Any] | None"
-    ) -> "subprocess.Popen[bytes]":
+    def restart(self) -> None:
+        """Start the script again, for example after its plain loop has ended."""
+        self.close()
+        self._open()
+
+    def _start(self, command: list[str]) -> "subprocess.Popen[bytes]":
         with self._log.open("wb") as log:
             return subprocess.Popen(
                 command,
-                env=self._environment(plan),
+                env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
 
-    def _environment(self, plan: "dict[str, Any] | None") -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         """The environment of the script: without variables for reports to an agent, and with the
-        file of the plan.
+        file of the plan and the levers.
         """
         own = ("CAVVY_PROGRESS_FILE", "CAVVY_NOTICE")
         env = {name: value for name, value in os.environ.items() if name not in own}
-        if plan is not None:
-            (self._folder / "plan.json").write_text(json.dumps(plan))
+        if self._levers is not None:
+            env["CAVVY_TUNE_LEVERS"] = json.dumps(self._levers)
+        if self._plan is not None:
+            (self._folder / "plan.json").write_text(json.dumps(self._plan))
             env["CAVVY_TRAIN_PLAN"] = str(self._folder / "plan.json")
         return env
 
@@ -163,6 +180,11 @@ class TuningSession:
         heard: dict[str, Any] = json.loads(line)
         if "failed" in heard:
             raise ScriptError(f"{heard['failed']}\n{self._tail()}")
+        if "ended" in heard:
+            raise ScriptEnded(
+                f"the script's loop ended after {heard['ended']} steps, which are too few for a "
+                "window of steps: train for more epochs, or measure fewer steps (--steps)"
+            )
         return heard
 
     def _check_limit(self) -> None:

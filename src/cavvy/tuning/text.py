@@ -4,6 +4,7 @@ from html import escape
 from typing import Any
 
 from cavvy.tuning.findings import Diagnosis
+from cavvy.tuning.levers import describe_levers, list_fixed
 from cavvy.tuning.tune import PlanTrial
 
 
@@ -49,13 +50,24 @@ def describe_trial(trial: PlanTrial, facts: dict[str, Any], price: float | None)
     if trial.gain is None:
         return f"reverted  {name}: {trial.error}"
     gain, half = trial.gain.mean * 1e3, trial.gain.half * 1e3
-    what = "same bits" if trial.exact else "changes numerics"
+    same = (
+        "same samples, other random numbers of the data set" if facts.get("plain") else "same bits"
+    )
+    what = same if trial.exact else "changes numerics"
     text = f"{trial.before_s * 1e3:.1f} -> {trial.after_s * 1e3:.1f} ms a step, "
     text += f"{gain:+.1f} +- {half:.1f} ms saved ({what})"
     if price is not None:
         steps = facts["samples"] / facts["global_batch"]
         text += f", ${trial.gain.mean * steps * price / 3600:+.4g} an epoch"
     return f"{'kept     ' if trial.kept else 'reverted '} {name}: {text}"
+
+
+def describe_script_changes(chosen: dict[str, Any], facts: dict[str, Any]) -> str:
+    """The lines of a script with a plain loop to change, and what was not tried."""
+    changes, fixed = describe_levers(chosen, facts), list_fixed(facts)
+    lines = ["change the script:", *(f"  {each}" for each in changes)] if changes else []
+    lines += ["not tried:", *(f"  {each}" for each in fixed)] if fixed else []
+    return "\n".join(lines) or "the script needs no change"
 
 
 def make_page(

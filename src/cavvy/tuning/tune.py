@@ -1,5 +1,5 @@
-"""Tries changes of a plan, one at a time. A change is measured alternately with the best plan so
-far, and is kept if it is faster.
+"""Tries changes of a plan or of a plain loop, one at a time. A change is measured alternately with
+the best plan so far, and is kept if it is faster.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,13 +9,9 @@ from statistics import fmean, median
 from time import monotonic
 from typing import Any
 
+from cavvy.tuning.levers import list_exact_levers, list_other_levers
 from cavvy.tuning.paired import PairedDifference, compare
-from cavvy.tuning.session import ScriptError, TuningSession, count_ready
-
-PLAIN = (
-    "the script has a plain training loop, and `cavvy tune` changes the plan of cavvy.train; "
-    "`cavvy profile` shows where the time of a plain loop goes"
-)
+from cavvy.tuning.session import ScriptEnded, ScriptError, TuningSession, count_ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +28,8 @@ class PlanTrial:
 
 
 class PlanTuner:
-    """Finds a faster plan for a script.
+    """Finds a faster plan for a script. For a script with a plain loop, `plan` has the chosen
+    levers instead (see `cavvy.tuning.levers`).
 
     Raises: ScriptError: the script does not run even without a change.
     """
@@ -63,18 +60,20 @@ class PlanTuner:
     def is_faster(self) -> bool:
         return any(each.kept for each in self.trials)
 
+    @property
+    def is_plain(self) -> bool:
+        return bool(self.facts.get("plain"))
+
     def run(self) -> Iterator[PlanTrial]:
         """Try changes until the time limit, and yield each trial when it is complete."""
         best = self._start(None)
         try:
             self.facts = best.facts
-            if self.facts.get("plain"):
-                raise ScriptError(PLAIN)
-            self.plan = {**self.facts["plan"], "replicas": 0}  # 0 is valid for any number of ranks
-            told = best.measure(steps=self._steps, skip=2 + count_ready(self.facts))
-            self.before_s = self.after_s = fmean(each["seconds"] for each in told)
+            if not self.is_plain:
+                self.plan = {**self.facts["plan"], "replicas": 0}  # valid for any number of ranks
+            self.before_s = self.after_s = self._measure(best)
             for change, exact in list_changes(self.facts, numerics=self._numerics):
-                if all(self.plan.get(name) == value for name, value in change.items()):
+                if self._is_known(change):
                     continue
                 if monotonic() > self._until:
                     self.is_over = True
@@ -86,6 +85,12 @@ class PlanTuner:
         finally:
             best.close()
 
+    def _is_known(self, change: dict[str, Any]) -> bool:
+        """Whether the plan has this change, or a smaller batch has brought no gain."""
+        if "batch_size" in change:
+            return any("batch_size" in each.change and not each.kept for each in self.trials)
+        return all(self.plan.get(name) == value for name, value in change.items())
+
     def _try(
         self, best: TuningSession, change: dict[str, Any], exact: bool
     ) -> tuple[PlanTrial, TuningSession]:
@@ -93,13 +98,17 @@ class PlanTuner:
         is closed.
         """
         plan = {**self.plan, **change}
-        if exact:  # keep the micro-batch: another order of sums would change the last bits
+        if (
+            exact and not self.is_plain
+        ):  # keep the micro-batch: another order of sums would change the last bits
             plan["micro_batch"] = plan["micro_batch"] or self.facts["micro_batch"]
         try:
             other = self._start(plan)
         except ScriptError as error:
             return PlanTrial(change, exact, self.after_s, 0.0, None, False, _short(error)), best
         try:
+            if self.is_plain and "compile" in change:
+                self._measure(other)  # compiles for the batches that differ, such as the last one
             before, after = self._alternate(best, other)
         except ScriptError as error:
             other.close()
@@ -121,13 +130,35 @@ class PlanTuner:
         for number in range(self._pairs):
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 session = (first, second)[which]
-                told = session.measure(steps=self._steps, skip=2 + count_ready(session.facts))
-                seconds[which].append(fmean(each["seconds"] for each in told))
+                seconds[which].append(self._measure(session))
         return seconds[0], seconds[1]
 
+    def _measure(self, session: TuningSession) -> float:
+        """The mean seconds of a step in one window. If a step has more samples than without
+        changes, the seconds are those of as many samples as without changes. A plain loop that has
+        ended starts again.
+        """
+        skip = 2 + count_ready(session.facts)
+        try:
+            told = session.measure(steps=self._steps, skip=skip)
+        except ScriptEnded:
+            session.restart()
+            told = session.measure(steps=self._steps, skip=skip)
+        share: float = self.facts["global_batch"] / session.facts["global_batch"]
+        return fmean(each["seconds"] for each in told) * share
+
     def _start(self, plan: dict[str, Any] | None) -> TuningSession:
+        levers: dict[str, Any] = {}
+        if self.is_plain:
+            loader = self.facts["loader"] or {"number": -1}
+            levers, plan = {**(plan or {}), "loader": loader["number"]}, None
         return TuningSession(
-            self._script, self._arguments, ranks=self._ranks, plan=plan, until=self._until
+            self._script,
+            self._arguments,
+            ranks=self._ranks,
+            plan=plan,
+            until=self._until,
+            levers=levers,
         )
 
 
@@ -135,8 +166,10 @@ def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[st
     """The changes to try, in order, each with a flag: whether the change is exact. `numerics`
     includes changes that are not exact.
     """
-    exact = [(change, True) for change in _list_exact(facts)]
-    return exact + [(change, False) for change in _list_numerics(facts) if numerics]
+    is_plain = facts.get("plain")
+    exact = (list_exact_levers if is_plain else _list_exact)(facts)
+    other = (list_other_levers if is_plain else _list_numerics)(facts) if numerics else ()
+    return [(change, True) for change in exact] + [(change, False) for change in other]
 
 
 def _list_exact(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:

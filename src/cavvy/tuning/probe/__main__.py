@@ -16,7 +16,8 @@ def main() -> int:
         probe = ScriptProbe(channel)
         with probe.installed():
             run_script(script, arguments)
-            probe.plain.finish()
+            if probe.plain.finish():
+                return 0
     except ProbeDone:
         return 0
     except BaseException as error:

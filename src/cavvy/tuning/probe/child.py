@@ -19,6 +19,7 @@ from cavvy.train import run as runs
 from cavvy.train.clock import StepRecord
 from cavvy.train.data.staging import count_staged
 from cavvy.train.run import Run
+from cavvy.tuning.probe.levers import has_tensor_cores
 from cavvy.tuning.probe.look import (
     BusyLines,
     StackSampler,
@@ -30,11 +31,13 @@ from cavvy.tuning.probe.look import (
 )
 from cavvy.tuning.probe.modes import WindowModes
 from cavvy.tuning.probe.plain import FREE_STEPS, LEAST_STEPS, PlainLoop
+from cavvy.tuning.probe.windows import PlainWindows
 
 NO_LOOP = (
     "the script has no loop over `run.batches` of cavvy.train, and no plain loop with at least "
     f"{FREE_STEPS + LEAST_STEPS + 2} steps of an optimizer; `cavvy estimate` works for any script"
 )
+LEVERS = "CAVVY_TUNE_LEVERS"  # the environment variable with the levers for a plain loop, as JSON
 _CLOSE_S = 5.0  # seconds that the script has to end by itself after the session has ended
 
 
@@ -91,7 +94,12 @@ class ScriptProbe:
 
     def __init__(self, channel: ProbeChannel) -> None:
         self._channel, self._modes = channel, WindowModes()
-        self.plain = PlainLoop(channel.folder, self._report_plain)
+        levers = os.environ.pop(LEVERS, "")
+        self.plain = (
+            PlainWindows(channel, json.loads(levers))
+            if levers
+            else PlainLoop(channel.folder, self._report_plain)
+        )
         self._run: Any = None
         self._records: list[StepRecord] = []
         self._every = _none()
@@ -289,16 +297,10 @@ class ScriptProbe:
             "interval": run.keeper.interval.fixed_s,
             "loop": self._loop is not None,
             "split": run.world.size > 1 and run._gradients.placed.reducer is None,
-            "tensor_cores": _has_tensor_cores(device),
+            "tensor_cores": has_tensor_cores(device.kind),
             "cores": len(os.sched_getaffinity(0)),
         }
 
 
 def _none() -> dict[str, list[float]]:
     return {"checkpoint": [], "transfer": [], "between": []}
-
-
-def _has_tensor_cores(device: Any) -> bool:
-    import torch
-
-    return device.kind == "cuda" and torch.cuda.get_device_capability() >= (8, 0)

@@ -237,6 +237,14 @@ def find_own_line(frame: Any) -> str:
     return found
 
 
+def calling_line() -> str:
+    """The line of the user's code that has called the running code, or ""."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not _is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
     """The user's line that is running or has called the running code, and the kind of its work:
     `saving`, `work` (PyTorch operations, or an evaluation), or "". The functions on the call
