@@ -170,6 +170,7 @@ def compare_skypilot(their: Facts, found: Translation, task: Task) -> list[Pair]
     return [
         ("name", _name(their), task.name),
         ("run", their["run"] if their["run"].strip() else WAIT, task.run),
+        ("session", not their["run"].strip(), task.session),
         ("setup", their["setup"], task.setup),
         ("env", their["env"], task.env),
         ("secrets", their["secrets"], sorted({*task.secrets} - {_ENDPOINT})),
@@ -417,6 +418,7 @@ def compare_dstack(their: Facts, found: Translation, task: Task) -> list[Pair]:
     git = task.workdir and task.workdir.git
     length = {None: None, "off": None}
     return [
+        ("session", their["session"], task.session),
         ("name", _name(their), task.name),
         ("commands", *_commands(their, task.run)),
         ("env", env, task.env),

@@ -104,6 +104,7 @@ def read_dstack(path: str) -> Facts:
         "tasks": [
             {
                 "name": found.name,
+                "session": found.type == "dev-environment",
                 "image": found.image,
                 "login": found.registry_auth is not None,
                 "secrets": sorted(name for name in found.env if name not in env),
