@@ -12,7 +12,7 @@ import pytest
 from tests.api.api_state import Api, until
 
 from cavvy.client.ids import make_id, make_key
-from cavvy.store.base import AtomicWrite
+from cavvy.store.base import AtomicWrite, StaleVersion
 
 pytestmark = pytest.mark.anyio
 
@@ -212,6 +212,30 @@ async def test_only_ended_jobs_are_removed(api: Api) -> None:
     assert (await api.http.get("/v1/jobs")).json()["jobs"] == []
     paid = (await api.http.get("/v1/spending?project=default")).json()
     assert {each["job"] for each in paid} <= {"j"}
+
+
+async def test_a_job_that_is_stopped_before_its_launch_needs_no_second_poll(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its nodes would count as running until the provider must have shown them."""
+    control = api.app_state.control_plane
+
+    async def come_second(*given: object) -> None:
+        raise StaleVersion("another write came first")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(control._jobs._operator, "launch", come_second)
+        made = await api.submit("{name: j, run: 'true'}")
+        await until(lambda: api.app_state.store.attempts(made["id"]))
+        await api.http.post("/v1/projects/default/jobs/j/stop")
+
+        async def is_over() -> bool:
+            [attempt] = await api.app_state.store.attempts(made["id"])
+            return attempt.phase == "ended"
+
+        await until(is_over)
+    [attempt] = await api.app_state.store.attempts(made["id"])
+    assert attempt.missed_looks == 1
 
 
 async def test_a_removal_that_was_interrupted_can_only_be_completed(api: Api) -> None:

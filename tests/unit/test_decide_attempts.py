@@ -682,6 +682,22 @@ class TestEnding:
         action = decide_attempt(replace(absent, denied=denied, unsure=unsure), at(1))
         assert isinstance(action, a.AdvanceAttempt) is over
 
+    @pytest.mark.parametrize(("unsure", "over"), [(False, True), (True, False)])
+    def test_a_gang_that_was_never_requested_is_believed_absent_at_once(
+        self, unsure: bool, over: bool
+    ) -> None:
+        """Its job was stopped before the launch."""
+        absent = view(
+            AttemptPhase.ENDING,
+            seen=GangAbsence.ABSENT,
+            missed_looks=1,
+            missed_since=T0,
+            outcome=AttemptOutcome.STOPPED,
+            launched_at=None,
+        )
+        action = decide_attempt(replace(absent, requested=False, unsure=unsure), at(1))
+        assert isinstance(action, a.AdvanceAttempt) is over
+
     def test_a_place_that_shows_nothing_yet_is_asked_to_remove_all_the_same(self) -> None:
         absent = view(AttemptPhase.ENDING, seen=GangAbsence.ABSENT)
         assert decide_attempt(absent, at(1)) == a.RemoveGang(missed=True)

@@ -111,6 +111,7 @@ class GangOperator:
             removed_at=look.removed_at,
             unsure=look.unsure,
             denied=look.denied,
+            requested=look.requested,
             spent=rows.spent,
             pays=look.pays,
         )
@@ -118,7 +119,12 @@ class GangOperator:
     async def launch(self, rows: JobRows, attempt: Attempt) -> AdvanceAttempt | None:
         """Request the gang from the provider; returns None if the answer was lost."""
         asked = replace(
-            self._look(attempt), doubt=True, fresh=False, seen=GangAbsence.UNKNOWN, denied=False
+            self._look(attempt),
+            requested=True,
+            doubt=True,
+            fresh=False,
+            seen=GangAbsence.UNKNOWN,
+            denied=False,
         )
         self._looks[attempt.gang] = asked
         try:

@@ -40,6 +40,7 @@ class AttemptSnapshot:
     removed_at: datetime | None = None  # when this server last requested the removal
     unsure: bool = False  # a launch request was never answered: it may still take effect
     denied: bool = False  # the provider refused the last launch request
+    requested: bool = True  # this server, or an earlier one, may have requested the launch
     spent: Money | None = None  # spent by the job until now, if it has a budget
     pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
     collecting: frozenset[int] = frozenset()  # ranks whose results are being read from a bucket
@@ -49,11 +50,12 @@ def is_surely_absent(view: AttemptSnapshot) -> bool:
     """Whether two polls have missed the gang, so far apart that an existing gang would have
     appeared in between.
 
-    One poll is enough if the provider itself refused the only launch request.
+    One poll is enough if no launch was requested, or if the provider itself refused the only launch
+    request.
     """
     attempt = view.attempt
-    said_so = view.denied or attempt.outcome in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED)
-    if said_so and attempt.launched_at is None and not view.unsure:
+    refused = view.denied or attempt.outcome in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED)
+    if (refused or not view.requested) and attempt.launched_at is None and not view.unsure:
         return attempt.missed_looks >= 1
     return attempt.missed_looks >= 2
 

@@ -24,6 +24,7 @@ class GangLook:
 
     seen: Seen = GangAbsence.UNKNOWN
     looked_at: datetime | None = None
+    requested: bool = False  # this server, or an earlier one, may have requested the launch
     doubt: bool = False  # an earlier server may have requested the launch
     unsure: bool = False  # a launch request was never answered
     denied: bool = False  # the last launch request was refused
@@ -40,7 +41,7 @@ def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
     """The GangLook before the first poll. If an earlier server may have requested the gang, its
     launch is uncertain."""
     doubt = attempt.created_at < started_at
-    return GangLook(doubt=doubt, unsure=doubt)
+    return GangLook(requested=doubt, doubt=doubt, unsure=doubt)
 
 
 def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
