@@ -4,6 +4,7 @@ launches of many machines at once, and without either.
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.contract.vm_cloud import MemoryPlace
 
 from cavvy.providers.base import GangSpec, Provider, TryAgain
 from cavvy.providers.contract import FaultTests, LaunchFault, ProviderContract, ProviderUnderTest
-from cavvy.providers.vm.cloud import BillEnd, CloudTraits
+from cavvy.providers.vm.cloud import BillEnd, CloudTraits, Reach
 
 BARE = CloudTraits(name_limit=48, list_lag=timedelta(seconds=30))
 TOKENS = CloudTraits(tags=True, tokens=True, list_lag=timedelta(seconds=30))
@@ -28,6 +29,7 @@ ATOMIC = CloudTraits(
 SLOW = CloudTraits(
     name_limit=64, list_lag=timedelta(seconds=45), launch_every=timedelta(seconds=12)
 )
+REACHED = replace(BARE, reach=Reach.SSH)
 
 
 class VmContract(ProviderContract, FaultTests):
@@ -65,3 +67,7 @@ class TestAtomic(VmContract):
 
 class TestSlow(VmContract):
     traits = SLOW
+
+
+class TestReachedBySsh(VmContract):
+    traits = REACHED

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from cavvy.providers.vm.cloud import (
     CloudTraits,
     MachineRequest,
     MachineState,
+    Reach,
+    SshTarget,
 )
 from cavvy.providers.vm.provider import VmProvider
 
@@ -81,6 +84,7 @@ class MemoryCloud:
         self.fault: tuple[int, LaunchFault] | None = None
         self.fails_deletions = self.hides = False
         self.left = 250  # free machines
+        self.targets: dict[str, SshTarget] = {}  # by machine, where SSH servers listen
         self._tokens: dict[str, list[str]] = {}
         self._ids = itertools.count(1)
         self._last: datetime | None = None
@@ -110,6 +114,9 @@ class MemoryCloud:
         assert traits.atomic_count or len(request.names) == 1
         assert all(len(name) <= traits.name_limit for name in request.names)
         assert all(text.startswith("#!/bin/sh\n") for text in request.user_data)
+        if traits.reach is Reach.SSH:
+            assert re.fullmatch(r"ssh-ed25519 \S+ cavvy", request.public_key)
+            assert all(request.public_key in text for text in request.user_data)
         if self._last is not None and now - self._last < traits.launch_every:
             raise _FAULTS[LaunchFault.BUSY]
         self._last = now
@@ -183,6 +190,7 @@ class MemoryCloud:
             state=MachineState.ENDED if rented.ended else state,
             tags=rented.tags,
             address="10.0.0.1" if booted else None,
+            ssh=self.targets.get(rented.id) if booted else None,
             created_at=rented.at,
             ended_at=rented.ended,
         )
@@ -200,7 +208,7 @@ class MemoryPlace:
             installation=installation,
             home=self.home,
             state=self.states[installation],
-            node_endpoint=make_node_endpoint(),
+            node_endpoint=None if self.cloud.traits.reach is Reach.SSH else make_node_endpoint(),
             now=self.cloud.now,
         )
         return VmProvider(MANIFEST, context, self.cloud)

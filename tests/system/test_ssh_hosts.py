@@ -29,8 +29,9 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
+from cavvy.providers.hosts import connection
 from cavvy.providers.registry import check_settings
-from cavvy.providers.ssh import MANIFEST, dial, make
+from cavvy.providers.ssh import MANIFEST, make
 from cavvy.providers.ssh.provider import SshProvider
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
@@ -354,7 +355,7 @@ def test_what_a_killed_agent_left_is_killed(around: Around) -> None:
 def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(
     around: Around, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dial, "CONNECT_TIMEOUT_S", 1)
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 1)
 
     async def scenario() -> None:
         host = around.lab.hosts[0]

@@ -21,7 +21,7 @@ ALLOWED = {
     "providers/vultr/": "the API tells a missing plan from a wrong value in its text alone",
     "providers/ray/calls.py": "what Ray's dashboard answers",
     "providers/hosts/connection.py": "what ssh prints",
-    "providers/ssh/link.py": "what a host's shell prints; a line names its host once",
+    "providers/hosts/ssh_link.py": "what a host's shell prints; a line names its host once",
     "providers/ssh/provider.py": "a line on the screen names its host once",
     "cli/view/job_story.py": "words that the line above has on the screen are left out",
     "client/tunnel/mux.py": "a JSON object",

@@ -18,6 +18,7 @@ from cavvy.providers.vm.cloud import (
     CloudTraits,
     MachineRequest,
     MachineState,
+    SshTarget,
 )
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.rest import Json, RestClient
@@ -186,6 +187,7 @@ def _read(told: Json) -> CloudMachine:
         name=str(told["name"]),
         state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=addresses.get("private") or addresses.get("public"),
+        ssh=SshTarget(address=addresses["public"]) if "public" in addresses else None,
         created_at=datetime.fromisoformat(told["created_at"]),
         reason="" if status in ("new", "active") else f"DigitalOcean reports: {status}",
     )

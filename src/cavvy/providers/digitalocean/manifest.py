@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import text
-from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.abilities import ABILITIES, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
 KEYS = ApiKeySource(
@@ -48,6 +48,7 @@ MANIFEST = Manifest(
             "The image of Droplets, as a slug. The default is DigitalOcean's AI/ML-ready image for "
             "GPUs, and Ubuntu 24.04 for sizes without GPUs.",
         ),
+        reach_setting(),
         text("endpoint", "The address of the API.", "https://api.digitalocean.com/v2"),
     ),
 )

@@ -17,7 +17,7 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,22 @@ _SHELL = ("sh", "-c", f'echo {_MARK.decode()}; read -r command && eval "exec $co
 _STDERR_BYTES = 4000
 _WITNESS_S = 5
 _END_S = 1
+CONNECT_TIMEOUT_S = 10
+OPEN_TIMEOUT_S = 60  # time limit, including jump hosts and the start of the login shell
+_RULES = """\
+BatchMode yes
+ConnectTimeout {connect_s}
+ServerAliveInterval 5
+ServerAliveCountMax 3
+StrictHostKeyChecking {checking}
+UserKnownHostsFile {known_hosts}
+LogLevel ERROR
+ControlPersist no
+ClearAllForwardings yes
+PermitLocalCommand no
+RemoteCommand none
+RequestTTY no
+"""
 
 
 class CannotConnect(TryAgain):
@@ -199,6 +215,17 @@ async def open_connection(address: HostAddress, *, timeout_s: float) -> HostConn
             raise CannotConnect(f"{address.name}: no answer within {timeout_s:g} s") from None
         raise
     return link
+
+
+def write_rules(checking: str, known_hosts: Iterable[str]) -> str:
+    """Cavvy's requirements, as the start of an OpenSSH configuration. `checking` is the value of
+    StrictHostKeyChecking; `known_hosts` are the paths of files.
+    """
+    return _RULES.format(
+        connect_s=CONNECT_TIMEOUT_S,
+        checking=checking,
+        known_hosts=" ".join(f'"{name}"' for name in known_hosts),
+    )
 
 
 def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:

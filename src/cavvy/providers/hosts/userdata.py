@@ -3,6 +3,7 @@ each node. User data contains no lasting secrets.
 """
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -65,6 +66,17 @@ class KnownEnd:
     at: datetime
     source: str  # who reclaims the node; shown to users
     notice: timedelta = timedelta(minutes=10)
+
+
+def make_key_script(public_key: str, *, engine: bool) -> str:
+    """The script for a machine that the server reaches by SSH: root accepts this key. If `engine`
+    is set, the script installs a container engine.
+    """
+    key = shlex.quote(public_key)
+    return (
+        "#!/bin/sh\numask 077\nmkdir -p /root/.ssh\n"
+        f"printf '%s\\n' {key} >> /root/.ssh/authorized_keys\n{_ENGINE if engine else ''}\n"
+    )
 
 
 def make_user_data(

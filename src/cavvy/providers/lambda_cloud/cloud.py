@@ -18,6 +18,7 @@ from cavvy.providers.vm.cloud import (
     CloudTraits,
     MachineRequest,
     MachineState,
+    SshTarget,
 )
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.rest import Json, RestClient
@@ -170,6 +171,7 @@ def _read(told: Json) -> CloudMachine:
         name=str(told.get("name") or ""),
         state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=told.get("private_ip") or told.get("ip"),
+        ssh=SshTarget(address=str(told["ip"])) if told.get("ip") else None,
         tags={str(each["key"]): str(each["value"]) for each in told.get("tags") or ()},
         preempted=status == "preempted",
         reason="" if status in ("booting", "active") else f"Lambda reports: {status}",

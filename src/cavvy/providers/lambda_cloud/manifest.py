@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import text
-from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.abilities import ABILITIES, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
 KEYS = ApiKeySource(
@@ -41,6 +41,7 @@ MANIFEST = Manifest(
             "default is the account's first key.",
         ),
         text("regions", "The regions to use, separated by commas. The default is all regions."),
+        reach_setting(),
         text("endpoint", "The address of the API.", "https://cloud.lambda.ai/api/v1"),
     ),
 )

@@ -12,32 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cavvy.providers.hosts.connection import (
+    OPEN_TIMEOUT_S,
     HostAddress,
     HostConnection,
     LoginRefused,
     open_connection,
     spawn,
+    write_rules,
 )
+from cavvy.providers.hosts.ssh_link import SshRoute
 from cavvy.providers.ssh.inventory import InventoryHost
 
-CONNECT_TIMEOUT_S = 10
-OPEN_TIMEOUT_S = 60  # time limit, including jump hosts and the start of the login shell
 _UNCHECKED = {"none", "/dev/null"}
 _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
-_CONFIG = """\
-BatchMode yes
-ConnectTimeout {connect_s}
-ServerAliveInterval 5
-ServerAliveCountMax 3
-StrictHostKeyChecking {checking}
-UserKnownHostsFile {known_hosts}
-LogLevel ERROR
-ControlPersist no
-ClearAllForwardings yes
-PermitLocalCommand no
-RemoteCommand none
-RequestTTY no
-{includes}"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +35,6 @@ class SshOptions:
     accept_new: bool
     known_hosts: Path  # the file with the accepted keys of new hosts
     sockets: Path  # the folder of master sockets; its path is short
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshRoute:
-    """How `ssh` resolves a name: to an address, a port and jump hosts."""
-
-    address: str
-    port: int
-    jumps: Sequence[str]
-    known_hosts: Sequence[str]
-    checked: bool  # False: the user's configuration disables the check of host keys
 
 
 async def dial(entry: InventoryHost, ways: SshOptions) -> tuple[HostConnection, SshRoute]:
@@ -100,12 +76,8 @@ def _write_config(ways: SshOptions, known: Sequence[str], *, checked: bool) -> s
     os.close(os.open(ways.known_hosts, os.O_WRONLY | os.O_CREAT, 0o600))
     checking = "accept-new" if ways.accept_new else "yes"
     files = dict.fromkeys([str(ways.known_hosts), *known])
-    return _CONFIG.format(
-        connect_s=CONNECT_TIMEOUT_S,
-        checking=checking if checked else "no",
-        known_hosts=" ".join(f'"{name}"' for name in files),
-        includes=_includes(ways.ssh_config),
-    )
+    rules = write_rules(checking if checked else "no", files)
+    return rules + _includes(ways.ssh_config)
 
 
 def _includes(config: Path) -> str:

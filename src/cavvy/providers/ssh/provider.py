@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,9 +35,9 @@ from cavvy.providers.hosts.fleet.machines import (
 )
 from cavvy.providers.hosts.fleet.placing import AgentRoute
 from cavvy.providers.hosts.records import read, write
-from cavvy.providers.ssh.dial import SshOptions
-from cavvy.providers.ssh.inventory import read_inventory
-from cavvy.providers.ssh.link import LinkDependencies, SshLink
+from cavvy.providers.hosts.ssh_link import LinkDependencies, SshLink
+from cavvy.providers.ssh.dial import SshOptions, dial
+from cavvy.providers.ssh.inventory import InventoryHost, read_inventory
 
 # age at which facts are read again: devices change rarely, and drivers answer slowly
 _LEARN_AGAIN = timedelta(minutes=10)
@@ -62,7 +62,7 @@ class SshProvider:
             (self._home / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         # A short path, since the path of a socket has at most 104 bytes.
         self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
-        self._links: dict[str, SshLink] = {}
+        self._links: dict[str, SshLink[InventoryHost]] = {}
         self._idle: Sequence[str] = ()  # patterns in the settings that match no host
         self._learnt_at: dict[str, datetime] = {}
         self._learning: dict[str, asyncio.Task[None]] = {}
@@ -201,7 +201,6 @@ class SshProvider:
             sockets=Path(self._sockets.name),
         )
         base = LinkDependencies(
-            ways=ways,
             mark=self._mark,
             agent=self._agent,
             server_address=self._context.server_address,
@@ -217,7 +216,7 @@ class SshProvider:
             self._learnt_at.pop(name, None)
         for name, entry in inventory.entries.items():
             if name not in self._links:
-                self._links[name] = SshLink(entry, base)
+                self._links[name] = SshLink(entry, base, partial(dial, entry, ways))
 
     async def _learn(self, patience_s: float, *, of_all: bool = False) -> None:
         """Read the hosts' facts: wait for hosts whose facts are unknown, and refresh the others in
@@ -289,6 +288,6 @@ class SshProvider:
             self._fleet.changes.put(gang)
 
 
-def _silence(link: SshLink) -> str:
+def _silence(link: SshLink[InventoryHost]) -> str:
     """Why a host does not answer."""
     return link.problem or f"{link.entry.name} has not answered yet"

@@ -51,6 +51,23 @@ class MachineState(StrEnum):
     ENDED = "ended"  # deleted, or being deleted: no longer billed
 
 
+class Reach(StrEnum):
+    """How the agent gets onto a machine and talks to the server."""
+
+    USER_DATA = "user data"  # user data starts the agent, which calls the server over TLS
+    # the server connects to the machine by SSH and starts the agent, which answers through SSH
+    SSH = "ssh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshTarget:
+    """Where a machine's SSH server listens, and the user that accepts the public key."""
+
+    address: str
+    port: int = 22
+    user: str = "root"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudTraits:
     """How a cloud behaves. If a cloud lacks one of these abilities, the layer works without it."""
@@ -71,6 +88,9 @@ class CloudTraits:
     bill_ends: BillEnd = BillEnd.DELETION
     # tells nodes their address; if None, nodes use their own address on the route to the server
     metadata: MetadataService | None = None
+    # the default; the setting `reach_by_ssh`, if the provider has it, chooses SSH
+    reach: Reach = Reach.USER_DATA
+    boxes: bool = False  # machines are containers, which start from the task's image
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
 
 
@@ -86,6 +106,9 @@ class MachineRequest:
     user_data: Sequence[str]
     tags: Mapping[str, str] = field(default_factory=dict)  # set if the cloud has tags
     token: str = ""  # stays the same when the request is repeated
+    # the key that the machine's SSH server must accept; "" if the server does not connect to it. A
+    # cloud that passes `user_data` to its machines may ignore the key, since the user data adds it.
+    public_key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +118,8 @@ class CloudMachine:
     id: str
     name: str
     state: MachineState
-    address: str | None = None
+    address: str | None = None  # for the other nodes of a gang
+    ssh: SshTarget | None = None  # for the server; None if it is not known yet
     tags: Mapping[str, str] = field(default_factory=dict)
     created_at: datetime | None = None  # start of the bill; None if the cloud does not report it
     ended_at: datetime | None = None  # end of the bill; None if the cloud does not report it

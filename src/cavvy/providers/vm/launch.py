@@ -47,6 +47,7 @@ class VmLauncher:
         self._machines, self._ledger, self._now = machines, ledger, now
         self._traits = machines.traits
         self._make_user_data = make_user_data
+        self.public_key = ""  # see `MachineRequest.public_key`
         self._next: datetime | None = None  # the earliest time of the next request
         self._called: dict[str, datetime] = {}  # when a launch of a gang was last called
 
@@ -123,6 +124,7 @@ class VmLauncher:
             user_data=data,
             tags={INSTALLATION: self._machines.names.mark, GANG: gang.name},
             token=hashlib.sha256(" ".join(names).encode()).hexdigest()[:32],
+            public_key=self.public_key,
         )
         self._pace(record)
         asked = [replace(node, asked_at=self._now()) for node in group]

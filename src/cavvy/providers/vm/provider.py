@@ -1,6 +1,6 @@
 """The provider that all clouds of virtual machines share: `VmProvider` turns a `Cloud` into a
 `Provider`. Nodes run a script in their user data, which fetches the agent, and call the server over
-TLS.
+TLS; or the server reaches them by SSH.
 """
 
 import asyncio
@@ -16,11 +16,13 @@ from cavvy.providers.base import (
     ProviderContext,
     Refused,
 )
-from cavvy.providers.hosts.userdata import MetadataService, make_user_data
+from cavvy.providers.hosts.ssh_link import SshLink
+from cavvy.providers.hosts.userdata import MetadataService, make_key_script, make_user_data
 from cavvy.providers.ledger import LaunchLedger
-from cavvy.providers.vm.cloud import Cloud
+from cavvy.providers.vm.cloud import Cloud, Reach
 from cavvy.providers.vm.launch import VmLauncher
 from cavvy.providers.vm.machines import VmMachines
+from cavvy.providers.vm.reach import MakeLink, VmReach
 from cavvy.providers.vm.records import MachineNames, VmGangRecord
 from cavvy.providers.vm.status import VmStatus
 
@@ -38,6 +40,7 @@ class VmProvider:
         *,
         identity: Callable[[], Sequence[tuple[str, str]]] = lambda: (),
         close: Callable[[], None] = lambda: None,
+        make_link: MakeLink = SshLink,
     ) -> None:
         self.manifest = manifest
         self._context, self._identity, self._close = context, identity, close
@@ -46,15 +49,32 @@ class VmProvider:
         self._ledger = LaunchLedger(context.state, VmGangRecord)
         self._launcher = VmLauncher(self._machines, self._ledger, self._user_data, context.now)
         self._status = VmStatus(self._machines, self._ledger, self._launcher, context.now)
+        by_ssh = cloud.traits.reach is Reach.SSH or bool(context.settings.get("reach_by_ssh"))
+        self._reach: VmReach | None = None
+        if by_ssh:
+            self._reach = VmReach(
+                context,
+                self._ledger,
+                look=self.gangs,
+                fail=self._status.fail,
+                boxes=cloud.traits.boxes,
+                notices=manifest.notices,
+                make_link=make_link,
+            )
 
     async def offers(self) -> Sequence[Offer]:
         return await self._machines.offers()
 
     async def launch(self, gang: GangSpec) -> None:
-        self._node_endpoint()
+        if self._reach is None:
+            self._node_endpoint()
         async with self._ledger.lock(gang.name):
             await self._ledger.refresh(gang.name)
+            if self._reach is not None:
+                self._launcher.public_key = await self._reach.prepare(gang)
             await self._launcher.launch(gang)
+        if self._reach is not None:
+            self._reach.wake()
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         await self._ledger.refresh(name)
@@ -64,10 +84,16 @@ class VmProvider:
         async with self._ledger.lock(name):
             await self._ledger.refresh(name)
             await self._status.removal(name)
+        if self._reach is not None:
+            self._reach.wake()
+
+    async def relay(self) -> None:
+        """See `RelaysAgents.relay`. Without SSH, the machines call the server themselves."""
+        await (self._reach.relay() if self._reach is not None else asyncio.Event().wait())
 
     def check(self, task: Task) -> Sequence[Objection]:
         found = []
-        if self._context.node_endpoint is None:
+        if self._reach is None and self._context.node_endpoint is None:
             found.append(Objection("providers", self._no_way()))
         most = self._launcher.most_nodes
         if most is not None and task.nodes > most:
@@ -80,17 +106,23 @@ class VmProvider:
         offers, shown = await self.offers(), await self._machines.list()
         regions = sorted({offer.region for offer in offers})
         endpoint = self._context.node_endpoint
+        calls = endpoint.address if endpoint else f"nothing: {self._no_way()}"
         return [
             *self._identity(),
             ("offers", f"{len(offers)} in {len(regions)} regions"),
             ("machines", str(len(shown.found))),
-            ("nodes call", endpoint.address if endpoint else f"nothing: {self._no_way()}"),
+            ("nodes call", calls) if self._reach is None else ("nodes", "reached by SSH"),
         ]
 
     async def close(self) -> None:
+        if self._reach is not None:
+            await self._reach.close()
         self._close()
 
     async def _user_data(self, gang: GangSpec, rank: int) -> str:
+        if self._reach is not None:
+            engine = gang.image is not None
+            return make_key_script(self._launcher.public_key, engine=engine)
         endpoint, known = self._node_endpoint(), self._machines.traits.metadata
         metadata = MetadataService(
             rank=rank,
@@ -107,7 +139,9 @@ class VmProvider:
         return self._context.node_endpoint
 
     def _no_way(self) -> str:
+        named = {each.name for each in self.manifest.settings}
+        other = "; set it, or `reach_by_ssh`" if "reach_by_ssh" in named else ""
         return (
             f"machines of {self.manifest.title} must connect to the server, but "
-            "`server.tls_listen` is not set"
+            f"`server.tls_listen` is not set{other}"
         )

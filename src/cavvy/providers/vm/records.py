@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from cavvy.providers.vm.cloud import NAME_PREFIX, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import NAME_PREFIX, CloudMachine, MachineState, SshTarget
 
 KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
 INSTALLATION, GANG = "cavvy-installation", "cavvy-gang"  # tags of a machine
@@ -35,6 +35,7 @@ class VmNode:
     unseen: bool = False  # the cloud did not report the end; the machine was gone at `ended_at`
     up: bool = False
     address: str | None = None
+    ssh: SshTarget | None = None
     preempted: bool = False
     reason: str = ""
 
@@ -173,6 +174,7 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
         started_at=started,
         up=node.up or machine.state is MachineState.RUNNING,
         address=machine.address or node.address,
+        ssh=machine.ssh or node.ssh,
         reason=machine.reason or node.reason,
     )
     if not bill.over:

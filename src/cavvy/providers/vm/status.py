@@ -16,7 +16,14 @@ from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.vm.cloud import MachineState
 from cavvy.providers.vm.launch import VmLauncher, adopt
 from cavvy.providers.vm.machines import GangMachines, VmMachines
-from cavvy.providers.vm.records import KEPT, VmGangRecord, VmNode, recall, start_of
+from cavvy.providers.vm.records import (
+    KEPT,
+    VmGangRecord,
+    VmNode,
+    recall,
+    start_of,
+    with_nodes,
+)
 
 # An incomplete launch that the control plane no longer repeats is rolled back after this time. The
 # control plane gives up after 10 minutes and then removes the gang itself.
@@ -71,6 +78,18 @@ class VmStatus:
         alive = {machine.id for _, machine in shown.alive(name)}
         await self._machines.delete(alive | record.ids | set(record.leftovers))
         await self._ledger.put(replace(record, leftovers=()))
+
+    async def fail(self, name: str, machine: str, reason: str) -> None:
+        """Delete a machine of a gang whose agent cannot work or has ended. The node ends with this
+        reason. Raises TryAgain, Refused.
+        """
+        async with self._ledger.lock(name):
+            record = self._ledger.get(name)
+            if record is not None:
+                nodes = [each for each in record.nodes if each.id == machine and not each.ended_at]
+                failed = [replace(each, reason=reason) for each in nodes]
+                await self._ledger.put(with_nodes(record, failed))
+            await self._machines.delete([machine])
 
     @property
     def _lag(self) -> timedelta:

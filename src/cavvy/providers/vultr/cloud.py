@@ -17,6 +17,7 @@ from cavvy.providers.vm.cloud import (
     CloudTraits,
     MachineRequest,
     MachineState,
+    SshTarget,
 )
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.rest import Json, RestClient
@@ -177,6 +178,7 @@ def _read(told: Json) -> CloudMachine:
         name=str(told["label"]),
         state=state,
         address=None if address in _NO_ADDRESS else address,
+        ssh=None if address in _NO_ADDRESS else SshTarget(address=address),
         created_at=datetime.fromisoformat(told["date_created"]),
         reason="" if quiet else f"Vultr reports: {status}, {told['power_status']}",
     )

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import text
-from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.abilities import ABILITIES, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
 KEYS = ApiKeySource(
@@ -49,6 +49,7 @@ MANIFEST = Manifest(
             "data with cloud-init.",
             "Ubuntu 24.04 LTS x64",
         ),
+        reach_setting(),
         text("endpoint", "The address of the API.", "https://api.vultr.com/v2"),
     ),
 )

@@ -6,11 +6,11 @@ Raises the errors listed in `fleet/host_link.py`.
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -21,8 +21,6 @@ from cavvy.providers.hosts.connection import CannotConnect, HostConnection
 from cavvy.providers.hosts.fleet.host_link import ASK_TIMEOUT_S, HostSetup
 from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 from cavvy.providers.hosts.remote_calls import RemoteCalls
-from cavvy.providers.ssh.dial import SshOptions, SshRoute, dial
-from cavvy.providers.ssh.inventory import InventoryHost
 
 _T = TypeVar("_T")
 SETUP_TIMEOUT_S = 90  # time limit, enough to send a Python runtime over a slow connection
@@ -32,11 +30,42 @@ _COUNTED_S = 60.0
 _LONGEST_SOCKET = 100  # maximum bytes of a Unix socket's path; the kernel's limit is 108
 
 
+class LinkedHost(Protocol):
+    """The properties of a host that a link needs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def folder(self) -> str:
+        """Cavvy's folder on the host; `~` stands for the user's home."""
+
+    @property
+    def address(self) -> str | None: ...
+    @property
+    def port(self) -> int | None: ...
+
+
+_H = TypeVar("_H", bound=LinkedHost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshRoute:
+    """How `ssh` resolves a name: to an address, a port and jump hosts."""
+
+    address: str
+    port: int
+    jumps: Sequence[str] = ()
+    known_hosts: Sequence[str] = ()
+    checked: bool = True  # False: the user's configuration disables the check of host keys
+
+
+Dial = Callable[[], Awaitable[tuple[HostConnection, SshRoute]]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkDependencies:
     """The dependencies that all links of a provider share."""
 
-    ways: SshOptions
     mark: str  # the installation's name in the names of folders
     agent: Callable[[], Bundle | None]  # returns None if no agents can be started
     server_address: str  # where agents' requests are sent; if "", requests are not relayed
@@ -46,15 +75,15 @@ class LinkDependencies:
     changed: Callable[[str, str | None], None]
 
 
-class SshLink:
-    """Implements `HostLink`. After a failed attempt to connect, the next attempt is made only after
-    a pause.
+class SshLink(Generic[_H]):
+    """Implements `HostLink`. `dial` connects to the host. After a failed attempt to connect, the
+    next attempt is made only after a pause.
     """
 
     leaving = False
 
-    def __init__(self, entry: InventoryHost, base: LinkDependencies) -> None:
-        self.entry = entry
+    def __init__(self, entry: _H, base: LinkDependencies, dial: Dial) -> None:
+        self.entry, self._dial = entry, dial
         self.setup: HostSetup | None = None
         self.host: HostConnection | None = None  # set while the host is connected
         self.route: SshRoute | None = None  # the route of the last connection
@@ -167,7 +196,7 @@ class SshLink:
     # Setting up
 
     async def _open(self) -> HostSetup:
-        self.host, self.route = await dial(self.entry, self._base.ways)
+        self.host, self.route = await self._dial()
         setup = await self._prepare()
         self.host.start([*setup.supervisor, "serve", setup.root])
         self._serving, self.setup = True, setup
@@ -188,7 +217,7 @@ class SshLink:
         """Create Cavvy's folder on the host and send the files that are missing there."""
         supervisor, agent = bundles.pack_supervisor(), self._base.agent()
         wanted = [supervisor, *([agent] if agent is not None else [])]
-        script = Path(__file__).with_name("bootstrap.sh").read_bytes()
+        script = Path(__file__).with_name("ssh_link.sh").read_bytes()
         names = [
             self.entry.folder,
             self._base.mark,
@@ -221,7 +250,7 @@ class SshLink:
         )
 
     def _read_host(self, out: bytes) -> tuple[Mapping[str, str], set[str]]:
-        """Parse the output of `bootstrap.sh`: facts by name, and the names of existing files."""
+        """Parse the output of `ssh_link.sh`: facts by name, and the names of existing files."""
         lines = out.decode(errors="replace").splitlines()
         words = [line.split("=", 1) for line in lines if "=" in line]
         said = {name: value for name, value in words if name != "has"}

@@ -1,0 +1,372 @@
+"""Reaches machines by SSH, for clouds without user data and for servers that machines cannot call.
+
+The server connects to all machines of a gang at the same time, sends the supervisor and the agent,
+and starts the agent. The agent's requests go through a socket on the machine, which SSH forwards to
+the server. The connection is kept, and restored after a loss or a restart of the server.
+
+A machine is deleted if no agent can be started on it within `PATIENCE` of its creation, or once its
+agent has ended. Then its node counts as ended, with the reason.
+"""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from cavvy.providers.base import GangSpec, ProviderContext, ProviderError, Refused
+from cavvy.providers.hosts.bundles import Bundle, make_bundle
+from cavvy.providers.hosts.connection import CannotConnect
+from cavvy.providers.hosts.fleet.host_link import HostSetup
+from cavvy.providers.hosts.fleet.status import HostLook, RankState
+from cavvy.providers.hosts.ssh_link import Dial, LinkDependencies, SshLink
+from cavvy.providers.hosts.userdata import PATIENCE
+from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.notices import NoticeSource, make_notice_fields
+from cavvy.providers.vm.cloud import SshTarget
+from cavvy.providers.vm.reach_keys import KeyPair, MachineDoor, load_keys
+from cavvy.providers.vm.records import VmGangRecord, VmNode
+
+_FOLDER = "~/.cavvy-agent"  # on the machine
+_PLAIN = re.compile(r"[A-Za-z0-9._-]{1,40}")
+# A server that was away may try for this long, however old the machine is.
+_FIRST_TRIES = timedelta(minutes=2)
+_SOON_S, _CALM_S = 1.0, 15.0  # until the next look at a machine whose agent does not run; runs
+_LIST_S = 5.0  # how often the cloud is asked for addresses that are not known yet
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachedMachine:
+    """One machine, for its link."""
+
+    name: str
+    folder: str = _FOLDER
+    address: str | None
+    port: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachRecord:
+    """What the server needs to start the agents of a gang, and what it knows about their machines.
+    `pins` and `started` are keyed by machine id.
+    """
+
+    name: str
+    token: str = field(default="", repr=False)  # "" once all agents have been started
+    lease_s: float = 0
+    grace_s: float = 0
+    boxed: bool = False  # the machines were started from the work's image
+    pins: Mapping[str, str] = field(default_factory=dict)  # lines of `known_hosts`
+    started: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """The type of the value that stands for an empty answer."""
+
+
+class MachineLink(Protocol):
+    """The part of `SshLink` that is used here."""
+
+    @property
+    def problem(self) -> str: ...
+    async def connect(self) -> HostSetup: ...
+    async def ask(self, do: str, kind: type[_T], **fields: object) -> _T: ...
+    async def close(self) -> None: ...
+
+
+MakeLink = Callable[[ReachedMachine, LinkDependencies, Dial], MachineLink]
+Fail = Callable[[str, str, str], Awaitable[None]]  # a gang, a machine, and the reason
+
+
+class VmReach:
+    """Reaches the machines of one installation. `gangs` are the layer's records; `look` brings them
+    up to date; `fail` ends a node.
+    """
+
+    def __init__(
+        self,
+        context: ProviderContext,
+        gangs: LaunchLedger[VmGangRecord],
+        *,
+        look: Callable[[], Awaitable[object]],
+        fail: Fail,
+        boxes: bool,
+        notices: Sequence[NoticeSource],
+        make_link: MakeLink = SshLink,
+    ) -> None:
+        self._context, self._now, self._gangs = context, context.now, gangs
+        self._look, self._fail, self._make_link = look, fail, make_link
+        self._boxes, self._notices = boxes, make_notice_fields(notices)
+        self._records = LaunchLedger(context.state, ReachRecord, "reach")
+        self._visits: dict[str, asyncio.Task[None]] = {}  # keyed by machine id
+        self._reached: set[str] = set()  # the machines whose agents run, as last seen
+        self._wake = asyncio.Event()
+        self._listed = False  # the records are complete: the cloud's list was read
+        self._keys: KeyPair | None = None
+        self._agent = cache(self._pack_agent)
+        # A short path, since the path of a socket has at most 104 bytes.
+        self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
+
+    async def prepare(self, gang: GangSpec) -> str:
+        """Store what the gang's agents need, before any purchase. Returns the public key that the
+        machines must accept. Raises TryAgain.
+        """
+        await self._records.refresh(gang.name)
+        known = self._gangs.get(gang.name)
+        if known is None or not known.started:
+            before = self._records.get(gang.name) or ReachRecord(name=gang.name)
+            record = replace(
+                before,
+                token=gang.agent_endpoint.token,
+                lease_s=gang.lease.total_seconds(),
+                grace_s=gang.grace.total_seconds(),
+                boxed=self._boxes and gang.image is not None,
+            )
+            await self._records.put(record)
+        return (await self._read_keys()).public
+
+    def wake(self) -> None:
+        """Notice a launch or a removal at once."""
+        self._wake.set()
+
+    async def relay(self) -> None:
+        """Reach the machines of all gangs until cancelled."""
+        await self._records.refresh()
+        listed_at = -_LIST_S
+        clock = asyncio.get_running_loop().time
+        try:
+            while True:
+                wanted = self._list_wanted()
+                unknown = not self._listed or not wanted.keys() <= self._reached
+                if unknown and clock() - listed_at >= _LIST_S:
+                    listed_at = clock()
+                    with suppress(ProviderError):  # the control plane's polls report the error
+                        await self._look()
+                        self._listed = True
+                    wanted = self._list_wanted()
+                await self._leave([each for each in self._visits if each not in wanted])
+                await self._drop_old()
+                for machine, (gang, _) in wanted.items():
+                    if machine not in self._visits:
+                        visit = self._tend(gang, machine)
+                        self._visits[machine] = asyncio.create_task(visit, name=f"reach {machine}")
+                self._wake.clear()
+                await _wait(self._wake, _SOON_S)
+                self._collect()
+        finally:
+            await self._leave(list(self._visits))
+
+    async def close(self) -> None:
+        """Close all connections. Agents keep running."""
+        await self._leave(list(self._visits))
+        self._sockets.cleanup()
+
+    # Which machines
+
+    def _list_wanted(self) -> dict[str, tuple[str, VmNode]]:
+        """The machines that must be reached, by id, with their gangs and nodes."""
+        return {
+            node.id: (record.name, node)
+            for record in self._gangs.records.values()
+            if record.launched and not record.removed and record.ended_at is None
+            for node in record.nodes
+            if node.id and node.ended_at is None
+        }
+
+    async def _drop_old(self) -> None:
+        """Drop the records of gangs that are over, and of launches that failed."""
+        for name in list(self._records.records):
+            gang = self._gangs.get(name)
+            if gang is None:
+                old = self._listed and not self._gangs.lock(name).locked()
+            else:
+                old = gang.removed or gang.ended_at is not None
+            if old:
+                with suppress(ProviderError):
+                    await self._records.drop(name)
+
+    def _collect(self) -> None:
+        for machine, task in list(self._visits.items()):
+            if task.done():
+                del self._visits[machine]
+                task.result()
+
+    async def _leave(self, machines: Sequence[str]) -> None:
+        tasks = [self._visits.pop(each) for each in machines]
+        self._reached -= set(machines)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # One machine
+
+    async def _tend(self, gang: str, machine: str) -> None:
+        """Start the agent of a machine, then keep the machine connected until the agent ends."""
+        began, wake = self._now(), asyncio.Event()
+        entry: ReachedMachine | None = None
+        link: MachineLink | None = None
+        try:
+            while (node := self._node(gang, machine)) is not None:
+                if node.ssh is not None and entry != _entry(node, node.ssh):
+                    if link is not None:
+                        await link.close()
+                    entry = _entry(node, node.ssh)
+                    link = self._open(entry, self._make_door(gang, node, node.ssh), wake)
+                wake.clear()
+                ended = await self._step(gang, node, link, began)
+                if ended:
+                    with suppress(ProviderError):  # repeated until the node has ended
+                        await self._fail(gang, machine, ended)
+                calm = machine in self._reached
+                await _wait(wake, _LIST_S if ended else _CALM_S if calm else _SOON_S)
+        finally:
+            if link is not None:
+                await link.close()
+
+    async def _step(
+        self, gang: str, node: VmNode, link: MachineLink | None, began: datetime
+    ) -> str:
+        """Visit the machine. Returns the reason to delete it, or ""."""
+        try:
+            if link is None:
+                raise CannotConnect("the cloud has not reported an address for SSH")
+            over = await self._visit(gang, node, link)
+        except (ProviderError, OSError, msgspec.MsgspecError) as error:
+            self._reached.discard(node.id)
+            return self._give_up(gang, node, began, str(error))
+        self._reached.add(node.id)
+        return "the agent on the machine has ended" if over else ""
+
+    async def _visit(self, gang: str, node: VmNode, link: MachineLink) -> bool:
+        """Connect, and start the agent if it was never started. Returns True if the agent has
+        ended. Raises ProviderError.
+        """
+        setup = await link.connect()
+        look = await link.ask("look", HostLook)
+        there = next((each for each in look.gangs if each.name == gang), None)
+        record = self._records.get(gang) or ReachRecord(name=gang)
+        if there is None:
+            if node.id in record.started or not record.token:
+                return True  # the machine has lost its agent, or the server the agent's token
+            config = self._make_config(record, node, setup)
+            ranks = [{"rank": node.rank, "devices": [], "config": config}]
+            await link.ask(
+                "launch", _Nothing, gang=gang, intent=None, command=setup.agent, ranks=ranks
+            )
+        if node.id not in record.started:
+            await self._note_start(gang, node.id)
+        return there is not None and all(each.state is RankState.OVER for each in there.ranks)
+
+    def _give_up(self, gang: str, node: VmNode, began: datetime, problem: str) -> str:
+        """The reason to delete a machine that cannot be reached; "" while it may still answer, or
+        if its agent was started before.
+        """
+        record = self._records.get(gang)
+        if record is not None and node.id in record.started:
+            return ""
+        since = max(node.asked_at or node.started_at or began, began - PATIENCE + _FIRST_TRIES)
+        if self._now() - since < PATIENCE:
+            return ""
+        minutes = f"{PATIENCE.total_seconds() / 60:g} minutes"
+        return f"no agent could be started by SSH within {minutes}: {problem}"
+
+    def _make_door(self, gang: str, node: VmNode, target: SshTarget) -> MachineDoor:
+        def read_pin() -> str:
+            record = self._records.get(gang)
+            return record.pins.get(node.id, "") if record else ""
+
+        async def keep_pin(pin: str) -> None:
+            record = self._records.get(gang) or ReachRecord(name=gang)
+            await self._records.put(replace(record, pins={**record.pins, node.id: pin}))
+
+        return MachineDoor(
+            alias=_entry(node, target).name,
+            target=target,
+            sockets=Path(self._sockets.name),
+            read_pin=read_pin,
+            keep_pin=keep_pin,
+            read_keys=self._read_keys,
+        )
+
+    def _open(self, entry: ReachedMachine, door: MachineDoor, wake: asyncio.Event) -> MachineLink:
+        """The link to a machine, which sets `wake` when the state of the machine changes."""
+        cache = self._context.home / "bundles"
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        dependencies = LinkDependencies(
+            mark=hashlib.sha256(self._context.installation.encode()).hexdigest()[:8],
+            agent=self._agent,
+            server_address=self._context.server_address,
+            cache=cache,
+            now=self._now,
+            changed=lambda host, changed: wake.set(),
+        )
+        return self._make_link(entry, dependencies, door.dial)
+
+    def _make_config(self, record: ReachRecord, node: VmNode, setup: HostSetup) -> dict[str, Any]:
+        """The agent's configuration. The agent may use all of the machine."""
+        if not setup.agent:
+            raise Refused("no agent can be started: the server has no archive of the agent")
+        address = node.address or (node.ssh and node.ssh.address) or "127.0.0.1"
+        return {
+            "protocol": 1,
+            "gang": record.name,
+            "rank": node.rank,
+            "address": f"unix:{setup.root}/sock",
+            "token": record.token,
+            "home": f"{setup.root}/gangs/{record.name}/{node.rank}",
+            "cache": setup.cache,
+            "lease_s": record.lease_s,
+            "grace_s": record.grace_s,
+            "boxed": record.boxed,
+            "node_address": address,
+            "notices": self._notices,
+        }
+
+    async def _note_start(self, gang: str, machine: str) -> None:
+        """Record that an agent was started, and forget the token after the last one."""
+        record = self._records.get(gang) or ReachRecord(name=gang)
+        started = record.started | {machine}
+        known = self._gangs.get(gang)
+        done = known is not None and known.ids <= started
+        token = "" if done else record.token
+        await self._records.put(replace(record, started=started, token=token))
+
+    def _node(self, gang: str, machine: str) -> VmNode | None:
+        record = self._gangs.get(gang)
+        return next((each for each in record.nodes if each.id == machine), None) if record else None
+
+    # What all machines share
+
+    async def _read_keys(self) -> KeyPair:
+        if self._keys is None:
+            self._keys = await load_keys(self._context.state)
+        return self._keys
+
+    def _pack_agent(self) -> Bundle | None:
+        make = self._context.agent_archive
+        return None if make is None else make_bundle(make(), ".pyz")
+
+
+def _entry(node: VmNode, target: SshTarget) -> ReachedMachine:
+    """The machine for its link. Its name is part of paths, so an unusual id is hashed."""
+    plain = _PLAIN.fullmatch(node.id) is not None
+    name = node.id if plain else hashlib.sha256(node.id.encode()).hexdigest()[:20]
+    return ReachedMachine(name=name, address=target.address, port=target.port)
+
+
+async def _wait(wake: asyncio.Event, seconds: float) -> None:
+    """Wait for the event, at most for this time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await wake.wait()

@@ -1,0 +1,113 @@
+"""The SSH keys of the layer: the installation's own key pair, which all servers share, and the
+connection to a machine, whose host key is trusted at the first contact only.
+"""
+
+import json
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cavvy.domain.provider_state import ProviderDocument
+from cavvy.providers.base import TryAgain
+from cavvy.providers.hosts.connection import (
+    OPEN_TIMEOUT_S,
+    HostAddress,
+    HostConnection,
+    open_connection,
+    write_rules,
+)
+from cavvy.providers.hosts.records import write_bytes
+from cavvy.providers.hosts.ssh_link import SshRoute
+from cavvy.providers.state import ProviderState
+from cavvy.providers.vm.cloud import SshTarget
+
+_COLLECTION, _NAME = "ssh-keys", "installation"
+# The user's own configuration does not apply: the machines and the key are Cavvy's.
+_CONFIG = """\
+{rules}HostKeyAlias {alias}
+GlobalKnownHostsFile /dev/null
+IdentityFile "{key}"
+IdentitiesOnly yes
+IdentityAgent none
+User {user}
+Port {port}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPair:
+    """A key pair in the formats of OpenSSH."""
+
+    private: str = field(repr=False)
+    public: str
+
+
+async def load_keys(state: ProviderState) -> KeyPair:
+    """The installation's key pair, which is made once. Raises TryAgain."""
+    for _ in range(2):
+        for document in await state.read(_COLLECTION, _NAME):
+            return KeyPair(**json.loads(document.body))
+        made = _make_keys()
+        body = json.dumps({"private": made.private, "public": made.public})
+        await state.swap(ProviderDocument(collection=_COLLECTION, name=_NAME, body=body, version=1))
+    raise TryAgain("the SSH key of this installation could not be stored")
+
+
+def _make_keys() -> KeyPair:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return KeyPair(private=private.decode(), public=f"{public.decode()} cavvy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineDoor:
+    """Connects to one machine. `read_pin` returns the line of `known_hosts` that was recorded at
+    the first contact, or ""; `keep_pin` records it.
+    """
+
+    alias: str  # the machine's name in messages, in file names and in `known_hosts`
+    target: SshTarget
+    sockets: Path  # a folder with a short path
+    read_pin: Callable[[], str]
+    keep_pin: Callable[[str], Awaitable[None]]
+    read_keys: Callable[[], Awaitable[KeyPair]]
+
+    async def dial(self) -> tuple[HostConnection, SshRoute]:
+        """Connect. Raises CannotConnect, LoginRefused, TryAgain."""
+        key, known = self.sockets / "key", self.sockets / f"{self.alias}.hosts"
+        config, pin = self.sockets / f"{self.alias}.config", self.read_pin()
+        write_bytes(key, (await self.read_keys()).private.encode())
+        if pin:
+            write_bytes(known, f"{pin}\n".encode())
+        rules = write_rules("yes" if pin else "accept-new", [str(known)])
+        text = _CONFIG.format(
+            rules=rules,
+            alias=self.alias,
+            key=key,
+            user=self.target.user,
+            port=self.target.port,
+        )
+        write_bytes(config, text.encode())
+        address = HostAddress(
+            name=self.alias,
+            ssh=["ssh", "-T", "-F", str(config)],
+            destination=self.target.address,
+            control=self.sockets / os.urandom(4).hex(),
+        )
+        try:
+            link = await open_connection(address, timeout_s=OPEN_TIMEOUT_S)
+        finally:
+            if not pin and known.exists() and (seen := known.read_text().strip()):
+                await self.keep_pin(seen)
+        return link, SshRoute(address=self.target.address, port=self.target.port)
