@@ -58,7 +58,8 @@ class RestPlace(MemoryPlace):
 
     def provider(self, installation: str, **table: Scalar) -> VmProvider:
         manifest = self._package.MANIFEST
-        table = {"endpoint": self.api.url, "key_file": str(self.file), **table}
+        places = {"endpoint": self.api.url, "key_file": str(self.file)}
+        table = {**places, **self.api.settings, **table}
         context = ProviderContext(
             installation=installation,
             home=self.home,

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from tests.contract.vm_cloud import MemoryCloud
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
 
@@ -54,7 +55,8 @@ class RestServer:
                     self.close_connection = True
                     return
                 status, body = told
-                data = b"" if body is None else json.dumps(body).encode()
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                data = b"" if body is None else data
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(data)))
@@ -88,6 +90,7 @@ class RestStandIn:
     root = ""  # the path of the API's address
     key = "the-secret-key"
     key_file = "{key}\n"  # the content of a file with the key
+    settings: Mapping[str, Scalar] = {}  # that the provider needs besides the key
     denied = CloudFault(401, "unauthorized", "the key is wrong")
     # how the API reports faults of the cloud in memory, by their codes; others stay as they are
     faults: Mapping[str, CloudFault] = {}
@@ -105,7 +108,9 @@ class RestStandIn:
         self._lock = threading.Lock()
 
     def answer(self, request: RestRequest) -> tuple[int, object]:
-        """The status and the body of a reply. Raises CloudFault."""
+        """The status and the body of a reply: bytes as they are, None for no body, anything else as
+        JSON. Raises CloudFault.
+        """
         raise NotImplementedError
 
     def describe(self, fault: CloudFault) -> object:

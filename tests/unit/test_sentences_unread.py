@@ -18,6 +18,7 @@ ALLOWED = {
     "providers/kubernetes/": "what API servers answer",
     "providers/pbs/": "what PBS prints",
     "providers/digitalocean/": "the API tells a missing size from a wrong value in its text alone",
+    "providers/verda/": "the API tells a missing type from a wrong value in its text alone",
     "providers/vultr/": "the API tells a missing plan from a wrong value in its text alone",
     "providers/ray/calls.py": "what Ray's dashboard answers",
     "providers/hosts/connection.py": "what ssh prints",

@@ -34,8 +34,8 @@ _MOST_PAGES = 500
 
 
 class RestClient:
-    """Calls one API. `read_key` returns the token, `read_error` parses the body of an error
-    reply.
+    """Calls one API. `read_key` returns the token, or "" if the API needs none. `read_error` parses
+    the body of an error reply.
     """
 
     def __init__(self, endpoint: str, read_key: Callable[[], str], read_error: ReadError) -> None:
@@ -57,6 +57,12 @@ class RestClient:
     async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Json:
         """Send a request that changes something, only once. Raises CloudFault."""
         return await self._run(lambda: self._call(method, path, body))
+
+    async def send_for_text(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> str:
+        """As `send`, for replies that are plain text, such as an id. Raises CloudFault."""
+        return str(await self._run(lambda: self._call(method, path, body, _read_text)))
 
     async def pages(self, path: str, read_next: Callable[[Json], str | None]) -> list[Json]:
         """All pages of a list. `read_next` returns the next page's path or URL, or None. Raises
@@ -95,22 +101,30 @@ class RestClient:
             raise CloudFault(429, "too many requests", f"the API asked to wait {left:.0f} s more")
         self._closed.wait(max(0.0, left))
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        read: Callable[[bytes], Json] = json.loads,
+    ) -> Json:
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            "User-Agent": "cavvy",
+        }
+        if key := self._read_key():
+            headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(
             self._endpoint + path,
             data=None if body is None else json.dumps(body).encode(),
-            headers={
-                "Authorization": f"Bearer {self._read_key()}",
-                "Content-Type": "application/json",
-                "Accept": "application/json",
-                "User-Agent": "cavvy",
-            },
+            headers=headers,
             method=method,
         )
         try:
             with self._opener.open(request, timeout=_CALL_S) as reply:
                 content = reply.read()
-                return json.loads(content) if content else None
+                return read(content) if content else None
         except urllib.error.HTTPError as error:
             if error.code == 429 and (wish := _wish(error.headers)) is not None:
                 self._limited_until = time.monotonic() + min(wish, _LONGEST_LIMIT_S)
@@ -197,3 +211,8 @@ def _wish(headers: email.message.Message) -> float | None:
 def _pause(attempt: int, wish: float | None) -> float:
     """Seconds until the next attempt: the server's wish, or twice as long as the last time."""
     return min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt if wish is None else wish)
+
+
+def _read_text(content: bytes) -> str:
+    """A reply of plain text, without quotation marks around it."""
+    return content.decode().strip().strip('"')

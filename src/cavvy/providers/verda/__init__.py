@@ -1,0 +1,15 @@
+"""Verda: each node is one instance that starts the agent on boot."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.verda.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.verda.cloud import VerdaCloud
+    from cavvy.providers.vm.provider import VmProvider
+
+    cloud = VerdaCloud(context.settings, context.now)
+    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)

@@ -1,0 +1,245 @@
+"""Calls Verda's API, version 1 (https://api.verda.com/v1/docs).
+
+The user data of a machine is a startup script, which the API stores apart from the machine: the
+script is made before the machine and deleted with the machine.
+"""
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+from cavvy.catalog.accelerators import identify
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import parse_rate
+from cavvy.providers.base import Refused
+from cavvy.providers.verda.manifest import CLIENT_ID, KEYS
+from cavvy.providers.vm.cloud import (
+    NAME_PREFIX,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+)
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.rest import Json, RestClient
+
+_STATES = {
+    "ordered": MachineState.STARTING,
+    "provisioning": MachineState.STARTING,
+    "running": MachineState.RUNNING,
+    "offline": MachineState.STOPPED,
+    "error": MachineState.STOPPED,
+    "discontinued": MachineState.ENDED,
+    "deleted": MachineState.ENDED,
+}
+# Verda answers `invalid_request` to most requests that it cannot serve; only the message tells why.
+_FULL = re.compile(r"capacity|available|resources", re.IGNORECASE)
+_GONE = re.compile(r"invalid instance id|a discontinued instance", re.IGNORECASE)
+_TOO_EARLY = re.compile(r"a provisioning instance", re.IGNORECASE)
+_NO_FUNDS = "insufficient_funds"
+_SPARE = timedelta(minutes=1)  # before its end, an access token is replaced
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+class VerdaCloud:
+    """Implements `Cloud`."""
+
+    # The longest hostname, the longest script and the listing lag are assumptions, since Verda does
+    # not document them.
+    traits = CloudTraits(
+        name_limit=60,
+        user_data_limit=65536,
+        list_lag=timedelta(minutes=1),
+        quota_codes=frozenset({_NO_FUNDS}),
+    )
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self._settings, self._now = settings, now
+        endpoint = str(settings["endpoint"])
+        self._login = RestClient(endpoint, lambda: "", _read_error)
+        self._api = RestClient(endpoint, lambda: self._token, _read_error)
+        self._token, self._renew_at = "", _NEVER
+        self._unknown: Sequence[str] = ()
+        self._images: Mapping[str, str] = {}  # by instance type
+        self._scripts: dict[str, str] = {}  # of machines that this process made, by their ids
+
+    def close(self) -> None:
+        self._login.close()
+        self._api.close()
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
+        return KEYS.facts(self._settings, self._unknown)
+
+    async def offers(self) -> Sequence[Offer]:
+        kinds = {str(each["instance_type"]): each for each in await self._get("/instance-types")}
+        models = {_model(each) for each in kinds.values()}
+        self._unknown = sorted(each for each in models if each and identify(each) is None)
+        self._images = {name: _image(each) for name, each in kinds.items()}
+        regions = list_setting(self._settings, "regions")
+        return [
+            self._offer(kinds[name], str(place["location_code"]))
+            for place in await self._get("/instance-availability?isSpot=false")
+            for name in place["availabilities"]
+            if name in kinds and _model(kinds[name]) not in self._unknown
+            if not regions or place["location_code"] in regions
+        ]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        name, kind = request.names[0], request.offer.instance_type
+        body = {
+            "instance_type": kind,
+            "image": await self._choose_image(kind),
+            "hostname": name,
+            "description": name,
+            "location_code": request.offer.region,
+            "ssh_key_ids": list_setting(self._settings, "ssh_keys"),
+            "os_volume": {"name": name, "size": int(self._settings["disk_gib"])},
+            "is_spot": False,
+        }
+        script = {"name": name, "script": request.user_data[0]}
+        made = await self._send("POST", "/scripts", script)
+        try:
+            new = await self._send("POST", "/instances", body | {"startup_script_id": made})
+        except CloudFault as fault:
+            if not fault.uncertain:  # else the machine may exist and needs its script
+                await self._drop_script(made)
+            raise
+        self._scripts[new] = made
+        return [new]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        found = await self._get("/instances")
+        # the project's other instances may have another form
+        return [_read(each) for each in found if str(each.get("hostname")).startswith(NAME_PREFIX)]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        return _read(await self._get(f"/instances/{machine}"))
+
+    async def delete(self, machine: str) -> None:
+        told: Json = {}
+        try:
+            told = await self._get(f"/instances/{machine}")
+        except CloudFault as fault:
+            if fault.status != 404:  # a new instance may not be listed yet
+                raise
+        body: dict[str, object] = {"id": [machine], "action": "delete"}
+        if volume := told.get("os_volume_id"):  # kept volumes and those in the trash are billed
+            body |= {"volume_ids": [volume], "delete_permanently": True}
+        await self._send("PUT", "/instances", body)
+        mine = self._scripts.pop(machine, "")
+        await self._drop_script(told.get("startup_script_id") or mine)
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+
+    async def _get(self, path: str) -> Json:
+        return await self._signed_in(lambda: self._api.get(path))
+
+    async def _send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> str:
+        told = await self._signed_in(lambda: self._api.send_for_text(method, path, body))
+        return str(told)
+
+    async def _signed_in(self, call: Callable[[], Awaitable[Json]]) -> Json:
+        """Make a call with a valid access token."""
+        if self._now() >= self._renew_at:
+            login = {
+                "grant_type": "client_credentials",
+                "client_id": self._client_id(),
+                "client_secret": KEYS.read(self._settings),
+            }
+            told = await self._login.send("POST", "/oauth2/token", login)
+            self._token = str(told["access_token"])
+            self._renew_at = self._now() + timedelta(seconds=int(told["expires_in"])) - _SPARE
+        try:
+            return await call()
+        except CloudFault as fault:
+            if fault.status == 401:  # the token may have been revoked
+                self._renew_at = _NEVER
+            raise _name(fault) from fault
+
+    def _client_id(self) -> str:
+        found = str(self._settings.get("client_id") or os.environ.get(CLIENT_ID, "")).strip()
+        if not found:
+            raise Refused(f"[providers.verda] client_id: set it, or ${CLIENT_ID}")
+        return found
+
+    async def _choose_image(self, kind: str) -> str:
+        if kind not in self._images:
+            await self.offers()
+        image = str(self._settings.get("image") or self._images.get(kind, ""))
+        if not image:
+            raise Refused(
+                f"[providers.verda] image: Verda lists no Ubuntu image for {kind}; set it"
+            )
+        return image
+
+    async def _drop_script(self, script: object) -> None:
+        if script:
+            with suppress(CloudFault):
+                await self._send("DELETE", f"/scripts/{script}")
+
+    def _offer(self, kind: Json, region: str) -> Offer:
+        count = int(kind["gpu"]["number_of_gpus"])
+        memory_mib = int(kind["gpu_memory"]["size_in_gigabytes"]) * 1024 // count if count else None
+        known = identify(_model(kind), memory_mib) if count else None
+        return Offer(
+            provider="verda",
+            region=region,
+            instance_type=str(kind["instance_type"]),
+            accelerator=known.accelerator.name if known else None,
+            accelerator_count=count,
+            accelerator_memory_mib=(known.memory_mib or 0) if known else 0,
+            vcpus=int(kind["cpu"]["number_of_cores"]),
+            memory_mib=int(kind["memory"]["size_in_gigabytes"]) * 1024,
+            disk_gib=int(self._settings["disk_gib"]),
+            rate=parse_rate(str(kind["price_per_hour"])),
+            architecture="arm64" if _model(kind).startswith(("GB", "GH")) else "x86_64",
+            source="Verda API",
+            as_of=self._now().date(),
+        )
+
+
+def _read_error(told: Json) -> tuple[str, str]:
+    return told["code"], told["message"]
+
+
+def _name(fault: CloudFault) -> CloudFault:
+    """The fault with the status that its message stands for."""
+    if _GONE.search(fault.message):
+        return CloudFault(404, fault.code, fault.message)
+    if _TOO_EARLY.search(fault.message):  # it can be deleted once it runs
+        return CloudFault(409, fault.code, fault.message)
+    return fault
+
+
+def _model(kind: Json) -> str:
+    """The name of the GPU, such as "H100 SXM5 80GB" of "8x H100 SXM5 80GB"; "" without GPU."""
+    if not int(kind["gpu"]["number_of_gpus"]):
+        return ""
+    return re.sub(r"^\d+x ", "", str(kind["gpu"]["description"]))
+
+
+def _image(kind: Json) -> str:
+    """The newest Ubuntu image for an instance type, with CUDA for GPUs; "" if there is none."""
+    names = [str(each) for each in kind["supported_os"] if str(each).startswith("ubuntu-")]
+    fit = [each for each in names if ("cuda" in each) == bool(_model(kind))]
+    return max(fit, key=lambda name: ([int(n) for n in re.findall(r"\d+", name)], name), default="")
+
+
+def _read(told: Json) -> CloudMachine:
+    status = str(told["status"])
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["hostname"]),
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        address=told.get("ip") or None,
+        created_at=datetime.fromisoformat(told["created_at"]),
+        reason=""
+        if status in ("ordered", "provisioning", "running")
+        else f"Verda reports: {status}",
+    )

@@ -1,0 +1,64 @@
+"""The manifest of the Verda provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.keys import ApiKeySource
+
+CLIENT_ID = "VERDA_CLIENT_ID"  # in the environment
+KEYS = ApiKeySource(
+    provider="verda",
+    variables=("VERDA_CLIENT_SECRET",),
+    names=("client_secret",),
+    made_at="https://console.verda.com (API credentials)",
+)
+
+MANIFEST = Manifest(
+    name="verda",
+    title="Verda",
+    docs="docs/guides/verda.md",
+    abilities=ABILITIES,
+    visibility_delay=timedelta(minutes=1),
+    unsupported={
+        Feature.SPOT: "Cavvy starts Verda's on-demand instances only",
+        Feature.CAPACITY: "Verda reports whether a location has an instance type, but not how many",
+        Feature.SELF_END: "an instance is deleted by Verda's API only, and a credential that could "
+        "do so may delete all instances of the project, so nodes get none",
+        Feature.VOLUMES: "Verda's volumes cannot be attached yet; copy from and to a bucket",
+        Feature.NETWORK: "Verda's API neither reports nor selects the network of an instance",
+        Feature.DISK: "all disks have the size of the setting `disk_gib`",
+        Feature.NOTICE: "Verda's API describes no notice before an instance is reclaimed",
+        Feature.RESULTS: "an instance ends with its disk. If the server is away when work has "
+        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
+        "no bucket, the instance waits until its lease ends",
+    },
+    settings=(
+        text(
+            "client_id",
+            f"The id of the API credentials. The default is `{CLIENT_ID}` in the environment.",
+        ),
+        KEYS.setting(),
+        text("regions", "The locations to use, separated by commas. The default is all locations."),
+        text(
+            "ssh_keys",
+            "The ids of the project's SSH keys that instances accept, separated by commas. By "
+            "default, instances accept none.",
+        ),
+        text(
+            "image",
+            "The image of instances. The default is the newest Ubuntu image that Verda lists for "
+            "the instance type, with CUDA for GPUs.",
+        ),
+        number(
+            "disk_gib",
+            "The size of the disk of an instance. Verda bills disks apart from instances.",
+            unit="GiB",
+            default=100,
+            minimum=50,
+            whole=True,
+        ),
+        text("endpoint", "The address of the API.", "https://api.verda.com/v1"),
+    ),
+)

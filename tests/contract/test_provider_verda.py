@@ -1,0 +1,157 @@
+"""The Verda provider keeps the contract, on a stand-in that checks every request."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.contract.verda_stand_in import VerdaStandIn
+from tests.proofs import Proof
+
+from cavvy.providers import verda
+from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.registry import check_settings
+from cavvy.providers.verda.cloud import VerdaCloud, _read
+from cavvy.providers.verda.manifest import MANIFEST
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, read_fault
+
+PROOF = Proof("verda", False, "a strict stand-in for Verda's API")
+
+
+class TestVerda(RestContract):
+    package, traits, stand_in = verda, VerdaCloud.traits, VerdaStandIn
+
+    def test_offers_have_live_prices_and_unknown_gpus_are_reported(
+        self, account: RestPlace
+    ) -> None:
+        provider = account.provider("ours", regions="ICE-01")
+        offers = {offer.instance_type: offer for offer in asyncio.run(provider.offers())}
+        assert {offer.region for offer in offers.values()} == {"ICE-01"}
+        found = {
+            name: (offer.accelerator, offer.accelerator_count, offer.accelerator_memory_mib // 1024)
+            for name, offer in offers.items()
+        }
+        assert found == {
+            "CPU.4V.16G": (None, 0, 0),
+            "1V100.6V": ("V100", 1, 16),
+            "8H100.80S.176V": ("H100", 8, 80),
+            "1B300.30V": ("B300", 1, 288),
+        }
+        assert offers["CPU.4V.16G"].rate.micros_per_hour == 27_900
+        facts = dict(asyncio.run(provider.whoami()))
+        assert facts["unknown accelerators"] == "Z9000 SXM9 999GB"
+
+    @pytest.mark.parametrize(
+        ("kind", "image"),
+        [
+            ("CPU.4V.16G", "ubuntu-24.04"),
+            ("8H100.80S.176V", "ubuntu-24.04-cuda-13.0-open-docker"),
+        ],
+    )
+    def test_instances_boot_the_newest_image_of_their_type_and_leave_no_script(
+        self, account: RestPlace, kind: str, image: str
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("typed", nodes=2)
+            offers = [each for each in await harness.ours.offers() if each.instance_type == kind]
+            await harness.launch(replace(gang, offer=offers[0]))
+            assert len(account.api.scripts) == 2
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+        assert account.api.images == [image] * 2
+        assert account.api.scripts == {}
+
+    def test_a_refused_instance_leaves_no_script(self, account: RestPlace) -> None:
+        account.api.quota = 0
+        with pytest.raises(QuotaTooSmall, match="insufficient_funds"):
+            account.launch()
+        assert account.api.scripts == {}
+
+    def test_an_instance_that_is_provisioned_is_deleted_once_it_runs(
+        self, account: RestPlace
+    ) -> None:
+        async def scenario() -> None:
+            account.api.holds_early = True
+            harness = account.harness()
+            gang = await harness.spec("early")
+            await harness.launch(gang)
+            await account.wait(timedelta(seconds=30))
+            with pytest.raises(TryAgain, match="provisioning"):
+                await harness.ours.remove(gang.name)
+            await account.settle()
+            await harness.ours.gangs()
+            assert account.billed() == 0
+
+        asyncio.run(scenario())
+
+    def test_an_access_token_is_replaced_before_it_ends(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            provider = account.provider("ours")
+            for minutes in (0, 8, 1, 8):
+                await account.wait(timedelta(minutes=minutes))
+                await provider.offers()
+
+        asyncio.run(scenario())
+        assert account.api.logins == 2
+
+    def test_a_revoked_token_is_replaced_in_the_next_call(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            provider = account.provider("ours")
+            await provider.offers()
+            account.api.tokens.clear()
+            with pytest.raises(Refused, match="Access token"):
+                await provider.offers()
+            await provider.offers()
+
+        asyncio.run(scenario())
+
+    def test_without_a_client_id_nothing_is_asked(
+        self, account: RestPlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("VERDA_CLIENT_ID", raising=False)
+        with pytest.raises(Refused, match="client_id: set it, or"):
+            asyncio.run(account.provider("ours", client_id="").offers())
+        assert account.api.logins == 0
+
+    @pytest.mark.parametrize(
+        ("fault", "error"),
+        [
+            (CloudFault(400, "invalid_request", "Not enough resources available."), NoCapacity),
+            (CloudFault(402, "insufficient_funds", "Insufficient funds."), QuotaTooSmall),
+            (CloudFault(400, "invalid_request", "hostname is invalid"), Refused),
+            (CloudFault(503, "service_unavailable", "Service not available"), TryAgain),
+        ],
+    )
+    def test_only_missing_capacity_lets_the_job_try_other_types(
+        self, account: RestPlace, fault: CloudFault, error: type[Exception]
+    ) -> None:
+        cloud = VerdaCloud(check_settings(MANIFEST, {}), account.cloud.now)
+        assert type(read_fault(cloud, fault, "a launch", making=True)) is error
+        cloud.close()
+
+
+def test_an_instance_in_the_form_of_verdas_package_is_read() -> None:
+    told = {
+        "id": "deadc0de-a5d2-4972-ae4e-d429115d055b",
+        "created_at": "2026-11-02T10:00:00.000Z",
+        "status": "running",
+        "ip": "1.2.3.4",
+        "hostname": "cv-one",
+        "description": "hope you enjoy your GPU",
+        "location": "FIN-01",
+        "price_per_hour": 0.60,
+        "instance_type": "1V100.6V",
+        "image": "fastai",
+        "ssh_key_ids": ["12345dc1-a5d2-4972-ae4e-d429115d055b"],
+        "os_volume_id": "46fc0247-8f65-4d8a-ad73-852a8b3dc1d3",
+    }
+    assert _read(told) == CloudMachine(
+        id="deadc0de-a5d2-4972-ae4e-d429115d055b",
+        name="cv-one",
+        state=MachineState.RUNNING,
+        address="1.2.3.4",
+        created_at=datetime(2026, 11, 2, 10, tzinfo=UTC),
+    )

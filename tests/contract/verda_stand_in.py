@@ -1,0 +1,216 @@
+"""A strict stand-in for Verda's API 1 over a cloud in memory: an HTTP server that refuses requests
+which Verda's own Python package (`verda` 1.25.0, for https://api.verda.com/v1/docs, November 2026)
+would not send. Access tokens last ten minutes; startup scripts are kept apart from instances.
+
+Verda's documentation does not list the messages of errors. Those about instances that are gone or
+still provisioning are known from users of the API; those about capacity are made up.
+"""
+
+import itertools
+from datetime import datetime, timedelta
+from typing import Any
+
+from tests.contract.rest_stand_in import (
+    RestRequest,
+    RestServer,
+    RestStandIn,
+    flag,
+    list_of,
+    one_of,
+    text,
+    wrong_field,
+)
+from tests.contract.vm_cloud import MemoryCloud
+
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+
+_CUDA = ["ubuntu-24.04-cuda-12.8-open-docker", "ubuntu-24.04-cuda-13.0-open-docker", "fastai"]
+_PLAIN = ["ubuntu-22.04", "ubuntu-24.04"]
+TYPES = {  # name: USD an hour, cores, GB of memory, GPU, GPUs, GB of all GPUs
+    "CPU.4V.16G": ("0.0279", 4, 16, "", 0, 0),
+    "1V100.6V": ("0.1381", 6, 23, "1x Tesla V100 16GB", 1, 16),
+    "8H100.80S.176V": ("18.32", 176, 1480, "8x H100 SXM5 80GB", 8, 640),
+    "1B300.30V": ("4.95", 30, 275, "1x B300 SXM6 268GB", 1, 268),
+    "1Z9000.1V": ("9.99", 1, 10, "1x Z9000 SXM9 999GB", 1, 999),
+}
+LOCATIONS = ("FIN-01", "ICE-01")
+_INVALID = "invalid_request"
+_VOLUME = "46fc0247-8f65-4d8a-ad73-852a8b3dc1d3"
+_TOKEN_S = 600
+_SETTINGS = {"client_id": "client-1"}
+_FAULTS = {
+    "insufficient-capacity": CloudFault(400, _INVALID, "Not enough resources available."),
+    "quota-exceeded": CloudFault(402, "insufficient_funds", "Insufficient funds."),
+    "forbidden": CloudFault(403, "forbidden_action", "Forbidden."),
+    "not-found": CloudFault(400, _INVALID, "Invalid instance id"),
+    "internal-error": CloudFault(500, "server_error", "Something went wrong."),
+    "unavailable": CloudFault(503, "service_unavailable", "Try again later."),
+}
+_STATES = {
+    MachineState.STARTING: "provisioning",
+    MachineState.RUNNING: "running",
+    MachineState.STOPPED: "offline",
+}
+
+
+class VerdaStandIn(RestStandIn):
+    """The API in front of a cloud in memory."""
+
+    root = "/v1"
+    key = "secret-of-verda"
+    key_file = "client_secret = {key}\n"
+    settings = _SETTINGS
+    denied = CloudFault(401, "unauthorized_request", "Access token is missing or invalid.")
+    faults = _FAULTS
+    states = _STATES
+
+    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
+        super().__init__(cloud, server)
+        self.scripts: dict[str, str] = {}  # that exist, by id
+        self.scripts_of: dict[str, str] = {}  # by id of the instance
+        self.images: list[str] = []  # that were requested
+        self.logins = 0
+        self.holds_early = False  # instances that are provisioned cannot be deleted
+        self.tokens: dict[str, datetime] = {}  # and when they end
+        self._ids = itertools.count(1)
+
+    def describe(self, fault: CloudFault) -> object:
+        return {"code": fault.code, "message": fault.message}
+
+    def authorize(self, request: RestRequest) -> None:
+        if request.path == "/oauth2/token":
+            return
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self.cloud.time >= self.tokens.get(token, self.cloud.time):
+            raise self.denied
+
+    def answer(self, request: RestRequest) -> tuple[int, object]:
+        match request.method, request.path.split("/")[1:]:
+            case "POST", ["oauth2", "token"]:
+                return 200, self._log_in(request.body)
+            case "GET", ["instance-types"]:
+                return 200, [_type(each) for each in TYPES]
+            case "GET", ["instance-availability"] if request.query.get("isSpot") == "false":
+                return 200, [
+                    {"location_code": each, "availabilities": list(TYPES)} for each in LOCATIONS
+                ]
+            case "GET", ["instances"]:
+                return 200, [self._show(each) for each in self.machines()] + self.others
+            case "GET", ["instances", machine]:
+                return 200, self._show(self.machine(machine))
+            case "POST", ["scripts"]:
+                fields = {"name": text(60), "script": text(65536)}
+                _check(request.body, fields, fields)
+                new = f"script-{next(self._ids)}"
+                self.scripts[new] = request.body["script"]
+                return 201, new.encode()
+            case "DELETE", ["scripts", script] if script in self.scripts:
+                del self.scripts[script]
+                return 200, None
+            case "POST", ["instances"]:
+                return 202, self._create(request.body).encode()
+            case "PUT", ["instances"]:
+                self._delete(request.body)
+                return 202, None
+        raise CloudFault(404, "not_found", request.path)
+
+    def _log_in(self, body: Any) -> dict[str, Any]:
+        fields = {
+            "grant_type": one_of(("client_credentials",)),
+            "client_id": one_of(("client-1",)),
+            "client_secret": one_of((self.key,)),
+        }
+        if wrong_field(body, fields, fields):
+            raise CloudFault(401, "unauthorized_request", "Invalid client id or client secret")
+        self.logins += 1
+        self.tokens[f"token-{self.logins}"] = self.cloud.time + timedelta(seconds=_TOKEN_S)
+        return {
+            "access_token": f"token-{self.logins}",
+            "token_type": "Bearer",
+            "expires_in": _TOKEN_S,
+            "refresh_token": "refresh",
+            "scope": "cloud-api-v1",
+        }
+
+    def _create(self, body: Any) -> str:
+        fields = {
+            "instance_type": one_of(TYPES),
+            "image": one_of((*_CUDA, *_PLAIN)),
+            "hostname": text(60, r"[a-z0-9][a-z0-9-]*"),
+            "description": text(60),
+            "location_code": one_of(LOCATIONS),
+            "ssh_key_ids": list_of(text(36)),
+            "startup_script_id": one_of(self.scripts),
+            "os_volume": _is_volume,
+            "is_spot": flag,
+        }
+        _check(body, fields, ("instance_type", "image", "hostname", "description"))
+        if body["image"] not in _type(body["instance_type"])["supported_os"]:
+            raise CloudFault(400, _INVALID, "Operating system is not valid for this instance type")
+        new = self.start(body["hostname"], self.scripts[body["startup_script_id"]])
+        self.scripts_of[new] = body["startup_script_id"]
+        self.images.append(body["image"])
+        return new
+
+    def _delete(self, body: Any) -> None:
+        fields = {
+            "id": list_of(text(36)),
+            "action": one_of(("delete",)),
+            "volume_ids": list_of(one_of((_VOLUME,))),
+            "delete_permanently": flag,
+        }
+        _check(body, fields, ("id", "action"))
+        for machine in body["id"]:
+            if self.holds_early and self.machine(machine).state is MachineState.STARTING:
+                message = "Can't discontinue a provisioning instance"
+                raise CloudFault(400, _INVALID, message)
+            listed = machine in [each.id for each in self.machines()]
+            if listed and not body.get("volume_ids"):
+                raise AssertionError("the volume of the instance would be kept and billed")
+            self.end(machine)
+
+    def _show(self, machine: CloudMachine) -> dict[str, Any]:
+        assert machine.created_at is not None
+        return {
+            "id": machine.id,
+            "hostname": machine.name,
+            "description": machine.name,
+            "status": self.states[machine.state],
+            "created_at": machine.created_at.strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+            "ip": machine.address,
+            "instance_type": "CPU.4V.16G",
+            "price_per_hour": 0.0279,
+            "location": LOCATIONS[0],
+            "os_volume_id": _VOLUME,
+            "startup_script_id": self.scripts_of.get(machine.id),
+            "ssh_key_ids": [],
+            "is_spot": False,
+        }
+
+
+def _check(body: Any, fields: Any, required: Any) -> None:
+    if wrong := wrong_field(body, fields, required):
+        raise CloudFault(400, _INVALID, f"{wrong} is invalid")
+
+
+def _is_volume(volume: Any) -> bool:
+    fields = {"name": text(60), "size": lambda size: isinstance(size, int) and size >= 50}
+    return wrong_field(volume, fields, fields) is None
+
+
+def _type(name: str) -> dict[str, Any]:
+    usd, cores, memory, gpu, gpus, vram = TYPES[name]
+    return {
+        "id": f"id-of-{name}",
+        "instance_type": name,
+        "price_per_hour": usd,
+        "spot_price": usd,
+        "description": "Dedicated hardware instance",
+        "cpu": {"description": f"{cores} CPU", "number_of_cores": cores},
+        "gpu": {"description": gpu, "number_of_gpus": gpus},
+        "memory": {"description": f"{memory}GB RAM", "size_in_gigabytes": memory},
+        "gpu_memory": {"description": f"{vram}GB GPU RAM", "size_in_gigabytes": vram},
+        "storage": {"description": "dynamic"},
+        "currency": "usd",
+        "supported_os": _CUDA if gpus else _PLAIN,
+    }
