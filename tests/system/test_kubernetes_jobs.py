@@ -15,7 +15,8 @@ from tests.system.kubernetes import users
 from tests.system.kubernetes.cluster import Cluster
 from tests.system.kubernetes.users import SMALL, check_gone, configure
 from tests.system.named_machines import play_machine
-from tests.system.trust import PATIENCE_S, User, counting, user_at, wait_until
+from tests.system.trust import User, counting, user_at, wait_until
+from tests.waits import START_S
 
 pytestmark = [
     pytest.mark.system,
@@ -304,11 +305,11 @@ def test_a_killed_node_is_a_failure_of_the_node(user: User, cluster: Cluster) ->
     number = int(pod["spec"]["nodeName"].removeprefix("n"))
     cluster.kill_node(number)
     try:
-        job = user.wait("lost", lambda job: job.attempt == 2, 120)
+        job = user.wait("lost", lambda job: job.attempt == 2, START_S)
         assert (job.attempts[0].outcome, "is lost" in job.attempts[0].reason) == ("node", True), (
             job.attempts[0]
         )
-        job = user.wait("lost", lambda job: job.phase in ("done", "failed"), PATIENCE_S)
+        job = user.wait("lost", lambda job: job.phase in ("done", "failed"), START_S)
         assert (job.phase, job.attempt) == ("done", 2)
     finally:
         cluster.start_node(number)

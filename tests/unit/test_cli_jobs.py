@@ -20,6 +20,7 @@ from tests.unit.cli_client import (
     make_attempt,
     make_event,
     make_job,
+    make_machine,
     make_node,
 )
 
@@ -411,6 +412,30 @@ def test_a_command_of_another_tool_names_ours(word: str, command: str) -> None:
     answer = run(word, "--some-option")
     assert answer.exit_code == 2
     assert f"hint: `cavvy {command}" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "advice"),
+    [
+        ("run", "--infra", "use --provider or --region"),
+        ("plan", "-c", "use --machine"),
+        ("run", "--idle-minutes-to-autostop", "use --keep"),
+        ("run", "--cpus", "set `resources.cpu` in a task file"),
+        ("ps", "--infra", "`cavvy ps --help` shows the usage"),
+        ("ps", "--cpus", "did you mean --phase?"),
+    ],
+)
+def test_an_option_of_another_tool_names_ours(command: str, option: str, advice: str) -> None:
+    answer = run(command, option, "x")
+    assert answer.exit_code == 2
+    assert f"hint: {advice}" in answer.stderr
+
+
+def test_stop_names_the_command_for_a_machine(client: FakeClient) -> None:
+    client.named = [make_machine("box")]
+    answer = run("stop", "box")
+    assert answer.exit_code == 1
+    assert "hint: `cavvy machines stop box` stops the machine box" in answer.stderr
 
 
 def test_no_synonym_hides_a_command() -> None:

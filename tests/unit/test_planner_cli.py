@@ -447,6 +447,31 @@ def test_the_nearest_misses_are_those_that_a_job_could_use(planned: Path) -> Non
     assert [miss["readiness"] for miss in misses][-1] == "price-only"
 
 
+def test_a_provider_that_is_not_configured_is_named_instead_of_its_regions(planned: Path) -> None:
+    write_three_kinds(planned)
+    wrong = run(planned, "resources: {providers: [slurm], regions: [gpu]}\n")
+    assert (
+        "No offer: the catalog has no provider 'slurm': its offers come from your own"
+        in wrong.stderr
+    )
+    assert "no region" not in wrong.stderr
+    wrong = run(planned, "resources: {providers: [aws], regions: [mars]}\n")
+    assert "the catalog has no region 'mars'." in wrong.stderr
+
+
+def test_a_hint_names_only_files_that_exist(planned: Path) -> None:
+    write_three_kinds(planned)
+    (planned / "task.yaml").write_text("name: t\nrun: 'true'\nresources: {gpu: 'L4:7'}\n")
+    task = read_any_task(str(planned / "task.yaml"), {})
+    assert available.suggest_offer(task, "true", is_file=False) == (
+        "`cavvy plan` with the same arguments shows the nearest misses"
+    )
+    slurm = replace(task, resources=replace(task.resources, providers=("slurm",)))
+    assert available.suggest_offer(slurm, "true") == (
+        "slurm: not configured; `cavvy check slurm` shows how to set it up"
+    )
+
+
 def test_only_offers_of_providers_with_a_driver_are_suggested(planned: Path) -> None:
     write_three_kinds(planned)
     file = planned / "settings.toml"

@@ -1,6 +1,7 @@
 """`cavvy run`: submits a task, follows its log and exits with its exit code."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -132,7 +133,8 @@ def submit_loaded(
             raise
         from cavvy.cli.task.available import suggest_offer
 
-        raise CommandFailure(error.message, suggest_offer(task, file)) from error
+        is_file = Path(file).is_file()
+        raise CommandFailure(error.message, suggest_offer(task, file, is_file=is_file)) from error
 
 
 def _print(job: "Submitted", output: str) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import complete_jobs
-from cavvy.cli.reach.session import list_jobs, project_option, session
+from cavvy.cli.reach.session import list_jobs, named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED, UNFINISHED
 
@@ -29,7 +29,7 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
         if everything:
             ids = [row.id for row in list_jobs(client, project, UNFINISHED)[0]]
         else:
-            ids = [client.job(project, name, session=True).id for name in names]
+            ids = [_find(client, project, name) for name in names]
         # Stop each job by its ID: a request that is sent again must not stop the machine's next
         # session.
         for job_id in ids:
@@ -42,6 +42,22 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
                 click.echo(f"{job.name}: stopping")
         if not ids:
             click.echo(f"project {project} has no unfinished jobs")
+
+
+def _find(client: "Client", project: str, name: str) -> str:
+    """The ID of a job. Raises CommandFailure with the command that stops a machine, if `name` is
+    the name of a machine and of no job.
+    """
+    from cavvy.client import ApiError
+
+    try:
+        return client.job(project, name, session=True).id
+    except ApiError as error:
+        machines = client.machines(project) if error.code == "job-not-found" else []
+        if not any(each.name == name for each in machines):
+            raise
+        hint = f"`cavvy machines stop {named(project, name)}` stops the machine {name}"
+        raise CommandFailure(error.message, hint) from error
 
 
 def _wait(client: "Client", project: str, job_id: str) -> None:

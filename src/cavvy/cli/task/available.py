@@ -306,9 +306,10 @@ def _ask_catalog(
         raise CommandFailure(str(error), "--here does not use the catalog") from error
 
 
-def suggest_offer(task: Task, file: str) -> str:
+def suggest_offer(task: Task, file: str, *, is_file: bool = True) -> str:
     """A hint for a task that no configured provider can run: the cheapest offer of a provider that
-    can be set up, and the command that does it.
+    can be set up, and the command that does it. `is_file`: `file` names a task file, and not a
+    command or the standard input.
     """
     installed = registry.list_known()
     wanted, driven = task.resources.choices, list[Offer]()
@@ -326,11 +327,17 @@ def suggest_offer(task: Task, file: str) -> str:
         return "\n".join(filter(None, unknown))
     if driven:
         return _say_set_up(min(driven, key=lambda offer: offer.rate.micros_per_hour))
+    named, configured = {each for need in wanted for each in need.providers}, load_settings()
+    missing = sorted(named & {*installed} - {*configured.providers})
+    if missing and not fits:
+        checks = ", ".join(f"`cavvy check {each}`" for each in missing)
+        return f"{', '.join(missing)}: not configured; {checks} shows how to set it up"
+    plan = f"`cavvy plan {file}`" if is_file else "`cavvy plan` with the same arguments"
     return (
-        f"Cavvy has no driver for the providers that offer this; `cavvy plan {file}` compares "
+        f"Cavvy has no driver for the providers that offer this; {plan} compares "
         "their prices, `cavvy check` lists the providers that you can set up"
         if fits
-        else f"`cavvy plan {file}` shows the nearest misses"
+        else f"{plan} shows the nearest misses"
     )
 
 

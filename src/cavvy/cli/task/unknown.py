@@ -39,12 +39,15 @@ def unknown_names(
         if what == "provider" and _is_installed(name):
             lines.append(_explain_unlisted(name))
             continue
+        if what == "region" and (silent := _list_silent(snapshot, need, live)):
+            lines += [_explain_unlisted(each) for each in silent]
+            continue
         close = get_close_matches(name, known, n=1)
         lines.append(
             f"The catalog has no {what} {name!r}"
             + (f"; did you mean {close[0]}?" if close else ".")
         )
-    return "\n".join(lines)
+    return "\n".join(dict.fromkeys(lines))
 
 
 def _list_named(
@@ -67,6 +70,17 @@ def _list_named(
     if need.instance:
         types = {*snapshot.instance_types(), *(offer.instance_type for offer in live)}
         yield "instance type", need.instance, types
+
+
+def _list_silent(
+    snapshot: "CatalogSnapshot", need: "Resources", live: "Collection[Offer]"
+) -> list[str]:
+    """The providers in `need` whose regions are unknown here: they have no published prices, and
+    are not configured or did not answer.
+    """
+    heard = {provider for provider, _, _ in snapshot.regions()}
+    heard |= {offer.provider for offer in live}
+    return [each for each in need.providers if each not in heard and _is_installed(each)]
 
 
 def _is_installed(provider: str) -> bool:

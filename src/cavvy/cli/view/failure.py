@@ -44,13 +44,23 @@ def explain(error: click.ClickException) -> CommandFailure:
         hint = f"`{error.ctx.command_path if error.ctx else 'cavvy'} --help` shows the usage"
     if isinstance(error, click.NoSuchOption):
         message = f"there is no option {error.option_name}"
-        if error.possibilities:
+        from cavvy.cli.view.synonyms import find_option
+
+        if advice := find_option(error.option_name, _list_options(error)):
+            hint = f"{advice}; {hint}"
+        elif error.possibilities:
             hint = f"did you mean {' or '.join(error.possibilities)}? {hint}"
     elif isinstance(error, click.MissingParameter):
         message = f"{_name(error)} is missing"
     elif isinstance(error, click.BadParameter) and error.param is not None:
         message = f"{_name(error)}: {_uncapital(error.message)}"
     return CommandFailure(_uncapital(message).removesuffix("."), hint, error.exit_code)
+
+
+def _list_options(error: click.UsageError) -> set[str]:
+    """The options of the command that was called."""
+    params = error.ctx.command.params if error.ctx is not None else []
+    return {option for param in params for option in param.opts}
 
 
 def _name(error: click.BadParameter) -> str:

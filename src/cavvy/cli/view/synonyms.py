@@ -1,4 +1,8 @@
-"""Maps commands of other tools, and synonyms of Cavvy's commands, to the command to use instead."""
+"""Maps commands and options of other tools, and synonyms of Cavvy's commands, to the command or the
+option to use instead.
+"""
+
+from collections.abc import Collection
 
 # Unknown commands -> the replacement that the error message suggests.
 _ADVICE = {
@@ -36,8 +40,41 @@ _ADVICE = {
     "storage volume volumes bucket": "name storage in a task's `inputs`, `outputs` or `volumes`",
 }
 
+# Unknown options -> the options to use instead, of which a command may have some.
+_OPTIONS = {
+    "--infra": ("--provider", "--region"),
+    "--cloud": ("--provider",),
+    "--backend": ("--provider",),
+    "--gpus": ("--gpu",),
+    "-c": ("--machine",),
+    "--cluster": ("--machine",),
+    "-i": ("--keep",),
+    "--idle-minutes-to-autostop": ("--keep",),
+    "--max-duration": ("--deadline",),
+    "--image-id": ("--image",),
+}
+# Unknown options of commands that take a task -> what to do instead.
+_TASK_OPTIONS = {
+    "--instance-type": "set `resources.instance` in a task file",
+    "--cpus": "set `resources.cpu` in a task file",
+    "--memory": "set `resources.memory` in a task file",
+    "--disk-size": "set `resources.disk` in a task file",
+    "--env-file": "repeat --env NAME=VALUE",
+    "--down": "nodes are released when the work ends, unless --keep is given",
+}
+
 
 def find_advice(word: str) -> str:
     """The replacement for an unknown command, or "" if the word is not a known synonym."""
     found = (advice for words, advice in _ADVICE.items() if word in words.split())
     return next(found, "")
+
+
+def find_option(option: str, known: Collection[str]) -> str:
+    """What to use in place of an unknown option, or "" if it is no known synonym. `known`: the
+    options of the command.
+    """
+    instead = [each for each in _OPTIONS.get(option, ()) if each in known]
+    if instead:
+        return "use " + " or ".join(instead)
+    return _TASK_OPTIONS.get(option, "") if "--gpu" in known else ""
