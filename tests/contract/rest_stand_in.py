@@ -159,6 +159,7 @@ class RestStandIn:
             names=[name],
             user_data=[user_data],
             tags=tags or {},
+            token=name,
         )
         return finish(self.cloud.create(request))[0]
 

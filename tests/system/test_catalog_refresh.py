@@ -22,8 +22,8 @@ import pytest
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.domain.offers import Purchase
+from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.prices import PriceError, PriceQuery
-from cavvy.providers.prices.azure import AzurePrices
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, path_in_use, problem_of_refreshed, refreshed_path
 from cavvy.store.snapshot.compare import compare

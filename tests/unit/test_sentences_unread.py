@@ -17,6 +17,7 @@ ALLOWED = {
     "spec/fields/": "the words of a user's file",
     "providers/kubernetes/": "what API servers answer",
     "providers/pbs/": "what PBS prints",
+    "providers/azure/": "only the message tells a quota from other refusals",
     "providers/digitalocean/": "the API tells a missing size from a wrong value in its text alone",
     "providers/verda/": "the API tells a missing type from a wrong value in its text alone",
     "providers/vultr/": "the API tells a missing plan from a wrong value in its text alone",

@@ -124,6 +124,7 @@ class CloudMachine:
     created_at: datetime | None = None  # start of the bill; None if the cloud does not report it
     ended_at: datetime | None = None  # end of the bill; None if the cloud does not report it
     preempted: bool = False
+    no_capacity: bool = False  # the request was accepted, but the cloud had no capacity for it
     reason: str = ""  # why the machine stopped or ended; shown to users
 
 

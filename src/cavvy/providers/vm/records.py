@@ -37,6 +37,7 @@ class VmNode:
     address: str | None = None
     ssh: SshTarget | None = None
     preempted: bool = False
+    no_capacity: bool = False
     reason: str = ""
 
 
@@ -181,7 +182,13 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
         return node
     end = machine.ended_at or bill.deleted_at
     ended = max(started, end or now)
-    return replace(node, ended_at=ended, unseen=end is None, preempted=machine.preempted)
+    return replace(
+        node,
+        ended_at=ended,
+        unseen=end is None,
+        preempted=machine.preempted,
+        no_capacity=machine.no_capacity,
+    )
 
 
 def start_of(node: VmNode, created: datetime | None, now: datetime) -> datetime:

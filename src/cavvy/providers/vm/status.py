@@ -128,7 +128,8 @@ class VmStatus:
             await self._launcher.give_up(adopt(record, shown, self._machines, now))
             record = self._ledger.get(record.name) or record
         if record.given_up_at is None:
-            record = await self._see(adopt(record, shown, self._machines, now), shown)
+            seen = await self._see(adopt(record, shown, self._machines, now), shown)
+            record = _without_blame(record, seen)
             await self._ledger.put(record)
         await self._sweep(record, shown)
 
@@ -201,6 +202,18 @@ class VmStatus:
                 await self._ledger.put(replace(record, ended_at=self._now()))
 
 
+def _without_blame(before: VmGangRecord, after: VmGangRecord) -> VmGangRecord:
+    """Nodes that end after their gang was removed were deleted, not reclaimed by the cloud."""
+    if not before.removed:
+        return after
+    ended = {node.rank for node in before.nodes if node.ended_at is not None}
+    nodes = [
+        node if node.rank in ended else replace(node, preempted=False, no_capacity=False)
+        for node in after.nodes
+    ]
+    return replace(after, nodes=tuple(nodes))
+
+
 def _asked_at(record: VmGangRecord) -> datetime:
     """When a machine of the gang was last requested."""
     asked = [node.asked_at for node in record.nodes if node.asked_at is not None]
@@ -217,7 +230,8 @@ def make_seen(record: VmGangRecord) -> GangSeen:
         state=GangState.ENDED if record.ended_at is not None else state,
         engine_id=min(node.id for node in nodes),
         reason="; ".join(dict.fromkeys(node.reason for node in nodes if node.reason)),
-        preempted=any(node.preempted for node in nodes) and not record.removed,
+        preempted=any(node.preempted for node in nodes),
+        no_capacity=any(node.no_capacity for node in nodes),
         nodes=tuple(
             NodeSeen(
                 rank=node.rank,

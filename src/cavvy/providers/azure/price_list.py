@@ -8,7 +8,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -38,8 +38,22 @@ class AzurePrices:
     base: str = "https://prices.azure.com"
     timeout_s: float = 60
     tries: int = 5
+    only: str = ""  # a further condition of the filter; "" for all machines
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
+        prices = self._collect(query)
+        if not prices.offers:
+            raise PriceError(
+                f"{self.base} answered, but with no price of a known instance type; nothing was "
+                "changed"
+            )
+        return prices
+
+    def find(self, query: PriceQuery) -> Sequence[Offer]:
+        """The offers of the list; it may have none of them. Raises PriceError."""
+        return self._collect(query).offers
+
+    def _collect(self, query: PriceQuery) -> ProviderPrices:
         offers: dict[str, Offer] = {}
         terms: dict[str, int] = {}
         unknown: set[str] = set()
@@ -55,11 +69,6 @@ class AzurePrices:
             if known is None or offer.rate < known.rate:
                 offers[offer.key] = offer
                 terms[offer.key] = months
-        if not offers:
-            raise PriceError(
-                f"{self.base} answered, but with no price of a known instance type; nothing was "
-                "changed"
-            )
         return ProviderPrices(
             offers=_without_placeholders(offers),
             terms={key: months for key, months in terms.items() if months},
@@ -70,7 +79,7 @@ class AzurePrices:
         parameters = {
             "api-version": "2023-01-01-preview",
             "currencyCode": "USD",
-            "$filter": _FILTER,
+            "$filter": f"{_FILTER} and {self.only}" if self.only else _FILTER,
         }
         url = f"{self.base}/api/retail/prices?{urllib.parse.urlencode(parameters)}"
         seen = 0

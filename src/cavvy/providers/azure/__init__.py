@@ -1,0 +1,15 @@
+"""Azure: each node is one virtual machine that starts the agent on boot."""
+
+from cavvy.providers.azure.manifest import MANIFEST
+from cavvy.providers.base import Provider, ProviderContext
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.azure.cloud import AzureCloud
+    from cavvy.providers.vm.provider import VmProvider
+
+    cloud = AzureCloud(context.settings, context.now, context.find_instance)
+    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)

@@ -1,0 +1,179 @@
+"""Calls Azure Resource Manager with the credentials that azure-identity finds.
+
+This is the only module that imports the SDK.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Protocol
+
+from cavvy.domain.tasks import Scalar
+from cavvy.packages import extra_command
+from cavvy.providers.base import Refused
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.rest import Json, RestClient
+
+# The versions of the API, from the packages azure-mgmt-compute 39 and azure-mgmt-network 33. The
+# tests check requests with these packages.
+COMPUTE, SKUS, NETWORK = "2026-04-01", "2021-07-01", "2026-03-01"
+_RESOURCES, _SUBSCRIPTIONS = "2021-04-01", "2022-12-01"
+_VERSIONS = {"Microsoft.Compute": COMPUTE, "Microsoft.Network": NETWORK}
+
+_NO_GROUP = frozenset({"ResourceGroupNotFound"})
+_NO_SUBSCRIPTION = frozenset(
+    {"SubscriptionNotFound", "InvalidSubscriptionId", "MissingSubscription"}
+)
+_NOT_REGISTERED = "MissingSubscriptionRegistration"
+
+
+class AccessToken(Protocol):
+    """A token of azure-identity."""
+
+    @property
+    def token(self) -> str: ...
+
+
+class Credential(Protocol):
+    """A credential of azure-identity, which caches tokens."""
+
+    def get_token(self, *scopes: str) -> AccessToken:
+        """Return a token that is still valid."""
+
+
+class AzureAccount:
+    """One subscription and one resource group. Methods raise CloudFault, and Refused if a person
+    must set something up.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Scalar], make_credential: Callable[[], Credential] | None
+    ) -> None:
+        self._settings = settings
+        self._scope = f"{str(settings['endpoint']).rstrip('/')}/.default"
+        self._make_credential = make_credential or _find_credential
+        self._credential: Credential | None = None
+        self._lock = threading.Lock()
+        self._api = RestClient(
+            str(settings["endpoint"]),
+            self._token,
+            lambda told: (told["error"]["code"], told["error"]["message"]),
+        )
+        self._subscription = str(
+            settings.get("subscription") or os.environ.get("AZURE_SUBSCRIPTION_ID", "")
+        )
+        self.close = self._api.close
+        self.group = str(settings["resource_group"])
+
+    async def subscription(self) -> str:
+        """The path of the subscription."""
+        if not self._subscription:
+            found = await self._pages(f"/subscriptions?api-version={_SUBSCRIPTIONS}")
+            ids = [str(each["subscriptionId"]) for each in found if each["state"] == "Enabled"]
+            if len(ids) != 1:
+                raise Refused(
+                    f"[providers.azure] subscription: the account has {len(ids)} enabled "
+                    "subscriptions; name the one to use"
+                )
+            self._subscription = ids[0]
+        return f"/subscriptions/{self._subscription}"
+
+    async def path(self, kind: str, name: str) -> str:
+        """The path of a resource in the resource group. `kind` is its type, such as
+        "Microsoft.Compute/virtualMachines".
+        """
+        group = f"{await self.subscription()}/resourceGroups/{self.group}"
+        return f"{group}/providers/{kind}{f'/{name}' if name else ''}"
+
+    async def group_region(self) -> str:
+        """The region of the resource group."""
+        path = f"{await self.subscription()}/resourceGroups/{self.group}"
+        told = await self._ask(self._api.get(f"{path}?api-version={_RESOURCES}"))
+        return str(told["location"]).lower().replace(" ", "")
+
+    async def find(self, kind: str, name: str, query: str = "") -> Json | None:
+        """One resource; None if there is none."""
+        path = await self.path(kind, name)
+        try:
+            return await self._ask(self._api.get(f"{path}?{_version(kind)}{query}"))
+        except CloudFault as fault:
+            if fault.status == 404:
+                return None
+            raise
+
+    async def put(self, kind: str, name: str, body: Mapping[str, Any]) -> Json:
+        """Create or change a resource. A repeated call creates nothing twice."""
+        path = await self.path(kind, name)
+        return await self._ask(self._api.send("PUT", f"{path}?{_version(kind)}", body))
+
+    async def delete(self, kind: str, name: str, query: str = "") -> None:
+        """Start deleting a resource. Does nothing if there is none."""
+        path = await self.path(kind, name)
+        await self._ask(self._api.send("DELETE", f"{path}?{_version(kind)}{query}"))
+
+    async def resources(self, kind: str) -> list[Json]:
+        """All resources of a type in the resource group."""
+        path = await self.path(kind, "")
+        return await self._pages(f"{path}?{_version(kind)}")
+
+    async def all(self, path: str, query: str) -> list[Json]:
+        """All entries of a list of the subscription."""
+        return await self._pages(f"{await self.subscription()}/{path}?{query}")
+
+    async def _pages(self, path: str) -> list[Json]:
+        pages = await self._ask(self._api.pages(path, lambda page: page.get("nextLink") or None))
+        return [each for page in pages for each in page["value"]]
+
+    async def _ask(self, call: Any) -> Any:
+        try:
+            return await call
+        except CloudFault as fault:
+            if fault.code in _NO_GROUP:
+                raise Refused(
+                    f"[providers.azure] resource_group: there is no resource group {self.group}; "
+                    f"make it: az group create --name {self.group} --location REGION"
+                ) from fault
+            if fault.code in _NO_SUBSCRIPTION:
+                raise Refused(f"[providers.azure] subscription: {fault}") from fault
+            if fault.code == _NOT_REGISTERED:
+                raise Refused(
+                    f"{fault}; register the services of the subscription once: az provider "
+                    "register --namespace Microsoft.Compute, and the same for Microsoft.Network"
+                ) from fault
+            raise
+
+    def _token(self) -> str:
+        errors = _import("azure.core.exceptions")
+        try:
+            with self._lock:
+                if self._credential is None:
+                    self._credential = self._make_credential()
+                return self._credential.get_token(self._scope).token
+        except errors.ClientAuthenticationError as error:
+            text = " ".join(str(error).split())[:1000]
+            raise Refused(
+                f"[providers.azure]: Azure accepts no credential on this server; sign in with `az "
+                f"login`, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET: {text}"
+            ) from error
+        except errors.AzureError as error:
+            raise CloudFault(0, "no token", type(error).__name__) from error
+
+
+def _version(kind: str) -> str:
+    return f"api-version={_VERSIONS[kind.split('/')[0]]}"
+
+
+def _find_credential() -> Credential:
+    found: Credential = _import("azure.identity").DefaultAzureCredential()
+    return found
+
+
+def _import(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise Refused(
+            f"[providers.azure]: the package `azure-identity` is missing; install it: "
+            f"{extra_command('azure')}"
+        ) from error

@@ -1,0 +1,295 @@
+"""Calls Azure's Compute API through Azure Resource Manager
+(https://learn.microsoft.com/rest/api/compute/virtual-machines).
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, Credential
+from cavvy.providers.azure.images import choose_image
+from cavvy.providers.azure.machines import (
+    MACHINES,
+    make_id,
+    make_machine,
+    make_public_key,
+    read_failure,
+    read_id,
+    read_machine,
+    read_power,
+)
+from cavvy.providers.azure.network import AzureNetworks
+from cavvy.providers.azure.price_list import AzurePrices
+from cavvy.providers.azure.sizes import AzureSize, FindInstance, read_sizes
+from cavvy.providers.prices import PriceError, PriceQuery
+from cavvy.providers.vm.cloud import (
+    NAME_PREFIX,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+)
+from cavvy.providers.vm.keys import list_setting
+
+# https://learn.microsoft.com/azure/virtual-machines/troubleshooting-allocation-failure and
+# https://learn.microsoft.com/azure/azure-resource-manager/troubleshooting/common-deployment-errors
+FULL = frozenset(
+    {
+        "SkuNotAvailable",
+        "AllocationFailed",
+        "ZonalAllocationFailed",
+        "OverconstrainedAllocationRequest",
+        "OverconstrainedZonalAllocationRequest",
+    }
+)
+_QUOTA = "QuotaExceeded"
+_SIZES_AGE, _PRICES_AGE = timedelta(minutes=10), timedelta(hours=1)
+_FULL_AGE = timedelta(minutes=10)  # an offer without capacity is not requested again before
+_POWER_AGE = timedelta(minutes=1)
+_TYPES_PER_QUERY = 15  # keeps the URL of a price query below 2 KiB
+
+
+class AzureCloud:
+    """Implements `Cloud`."""
+
+    # The limits of names, tags and user data are the API's. A name is unique in the resource group,
+    # so a repeated request finds the first machine: tokens. The listing lag is an assumption.
+    traits = CloudTraits(
+        name_limit=63,
+        tags=True,
+        tokens=True,
+        user_data_limit=65535,
+        list_lag=timedelta(minutes=1),
+        quota_codes=frozenset({_QUOTA}),
+    )
+
+    def __init__(
+        self,
+        settings: Mapping[str, Scalar],
+        now: Callable[[], datetime],
+        find_instance: FindInstance,
+        *,
+        make_credential: Callable[[], Credential] | None = None,
+        prices: AzurePrices | None = None,
+    ) -> None:
+        self._settings, self._now, self._find_instance = settings, now, find_instance
+        self._account = AzureAccount(settings, make_credential)
+        self._networks = AzureNetworks(self._account, settings)
+        self._prices = prices or AzurePrices(tries=3)
+        self._key = str(settings.get("ssh_key") or "")
+        self._closed = threading.Event()
+        # by region: when the value was read, and the value
+        self._sizes: dict[str, tuple[datetime, Sequence[AzureSize]]] = {}
+        self._rates: dict[str, tuple[datetime, Mapping[tuple[str, Purchase], HourlyRate]]] = {}
+        self._full: dict[str, datetime] = {}  # by offer key: until when it is not requested
+        self._power: tuple[datetime, Mapping[str, MachineState]] | None = None
+        self._seen: set[str] = set()  # ids of listed machines
+        self._deleted: set[str] = set()  # ids of machines that this process has deleted
+
+    def close(self) -> None:
+        self._closed.set()
+        self._account.close()
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `offers` first, which finds the sizes."""
+        sizes = [each for _, found in self._sizes.values() for each in found]
+        why = {each.why_not for each in sizes if each.why_not}
+        facts = [("resource group", self._account.group)]
+        if why:
+            facts.append(("sizes not offered", ", ".join(sorted(why))))
+        return facts
+
+    async def offers(self) -> Sequence[Offer]:
+        now = self._now()
+        self._full = {key: until for key, until in self._full.items() if until > now}
+        found: list[Offer] = []
+        for region in await self._regions():
+            sizes = [each for each in await self._read_sizes(region) if not each.why_not]
+            rates = await self._read_rates(region, sizes)
+            found += [
+                offer
+                for size in sizes
+                for purchase in (Purchase.ON_DEMAND, Purchase.SPOT)
+                if (rate := rates.get((size.name, purchase))) is not None
+                and (size.spot or purchase is Purchase.ON_DEMAND)
+                and (offer := self._offer(size, region, purchase, rate)).key not in self._full
+            ]
+        return found
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        offer, name = request.offer, request.names[0]
+        if self._full.get(offer.key, self._now()) > self._now():
+            raise CloudFault(409, "AllocationFailed", f"{offer.key} had no capacity lately")
+        made = make_id(name, spot=offer.purchase is Purchase.SPOT)
+        if await self._account.find(MACHINES, name) is not None:  # by a request without a reply
+            return [made]
+        if not self._key:
+            self._key = await asyncio.to_thread(make_public_key)
+        image = choose_image(
+            offer, str(request.gang.options.get("image") or self._settings.get("image") or "")
+        )
+        body = make_machine(
+            request,
+            self._settings,
+            image=image,
+            key=self._key,
+            subnet=await self._networks.subnet(offer.region),
+        )
+        try:
+            await self._account.put(MACHINES, name, body)
+        except CloudFault as fault:
+            self._networks.forget(offer.region)
+            if self.is_full(fault):
+                self._full[offer.key] = self._now() + _FULL_AGE
+            raise self.name_quota(fault) from fault
+        self._deleted.discard(made)
+        return [made]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        told = [
+            each
+            for each in await self._account.resources(MACHINES)
+            if str(each.get("name")).startswith(NAME_PREFIX)
+        ]
+        power = await self._read_power() if told else {}
+        return [await self._read(each, power) for each in told]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        name, spot = read_id(machine)
+        told = await self._account.find(MACHINES, name, "&$expand=instanceView")
+        if told is not None:
+            return await self._read(told, {str(told["id"]).lower(): read_power(told)})
+        if spot and machine in self._seen - self._deleted:
+            why = "Azure evicted the spot machine"
+            return CloudMachine(
+                id=machine, name=name, state=MachineState.ENDED, preempted=True, reason=why
+            )
+        return None
+
+    async def delete(self, machine: str) -> None:
+        await self._account.delete(MACHINES, read_id(machine)[0], "&forceDeletion=true")
+        self._deleted.add(machine)
+
+    def is_full(self, fault: CloudFault) -> bool:
+        """Whether Azure has no machine of this size for the subscription now."""
+        return fault.code in FULL
+
+    def name_quota(self, fault: CloudFault) -> CloudFault:
+        """The fault with the code of a quota if its message names a quota. Azure uses the code
+        OperationNotAllowed for quotas of cores, and for other refusals:
+        https://learn.microsoft.com/azure/azure-resource-manager/troubleshooting/error-resource-quota
+        """
+        if fault.code == "OperationNotAllowed" and "quota" in fault.message.lower():
+            return CloudFault(fault.status, _QUOTA, fault.message)
+        return fault
+
+    async def _read(self, told: Any, power: Mapping[str, MachineState]) -> CloudMachine:
+        """The machine of an entry of the API. A machine that Azure could not start is deleted."""
+        state = power.get(str(told["id"]).lower(), MachineState.RUNNING)
+        machine = read_machine(told, state, self._deleted)
+        self._seen.add(machine.id)
+        if str(told["properties"].get("provisioningState")) != "Failed":
+            return machine
+        view = await self._account.find(MACHINES, machine.name, "&$expand=instanceView")
+        failed = read_failure(machine, view, FULL)
+        if failed.no_capacity:
+            with suppress(CloudFault):  # the next list tries again
+                await self.delete(machine.id)
+            self._remember_full(told)
+        return failed
+
+    def _remember_full(self, told: Any) -> None:
+        size = str(told["properties"]["hardwareProfile"]["vmSize"])
+        spot = told["properties"].get("priority") == "Spot"
+        purchase = Purchase.SPOT if spot else Purchase.ON_DEMAND
+        for _, sizes in self._sizes.values():
+            for each in sizes:
+                if each.name == size:
+                    offer = self._offer(each, str(told["location"]), purchase, HourlyRate(0))
+                    self._full[offer.key] = self._now() + _FULL_AGE
+
+    async def _read_power(self) -> Mapping[str, MachineState]:
+        """Whether each machine of the subscription is on, by the lower-case id of the resource.
+        The list of a resource group does not say so.
+        """
+        now = self._now()
+        if self._power is None or now - self._power[0] >= _POWER_AGE:
+            query = f"api-version={COMPUTE}&statusOnly=true"
+            told = await self._account.all("providers/Microsoft.Compute/virtualMachines", query)
+            self._power = (now, {str(each["id"]).lower(): read_power(each) for each in told})
+        return self._power[1]
+
+    async def _regions(self) -> Sequence[str]:
+        named = list_setting(self._settings, "regions")
+        return named or [await self._account.group_region()]
+
+    async def _read_sizes(self, region: str) -> Sequence[AzureSize]:
+        at, sizes = self._sizes.get(region, (None, ()))
+        if at is None or self._now() - at >= _SIZES_AGE:
+            where = f"api-version={SKUS}&$filter=location%20eq%20'{region}'"
+            told = await self._account.all("providers/Microsoft.Compute/skus", where)
+            patterns = list_setting(self._settings, "sizes")
+            sizes = read_sizes(told, patterns, self._find_instance)
+            self._sizes[region] = (self._now(), sizes)
+        return sizes
+
+    async def _read_rates(
+        self, region: str, sizes: Sequence[AzureSize]
+    ) -> Mapping[tuple[str, Purchase], HourlyRate]:
+        """The prices of sizes by size and purchase option, from Azure's public list."""
+        at, rates = self._rates.get(region, (None, {}))
+        if at is not None and self._now() - at < _PRICES_AGE:
+            return rates
+        found: dict[tuple[str, Purchase], HourlyRate] = {}
+        names = [each.name for each in sizes]
+        for start in range(0, len(names), _TYPES_PER_QUERY):
+            chunk = names[start : start + _TYPES_PER_QUERY]
+            offers = await asyncio.to_thread(self._fetch, region, chunk)
+            found |= {(each.instance_type, each.purchase): each.rate for each in offers}
+        self._rates[region] = (self._now(), found)
+        return found
+
+    def _fetch(self, region: str, names: Sequence[str]) -> Sequence[Offer]:
+        """Blocks. Raises CloudFault."""
+        types = " or ".join(f"armSkuName eq '{each}'" for each in names)
+        only = f"armRegionName eq '{region}' and priceType eq 'Consumption' and ({types})"
+        blank = Offer(provider="azure", region=region, instance_type="", rate=HourlyRate(0))
+        query = PriceQuery(
+            machines={each: replace(blank, instance_type=each) for each in names},
+            today=self._now().date(),
+            progress=lambda _: None,
+            pause=self._pause,
+        )
+        try:
+            return replace(self._prices, only=only).find(query)
+        except PriceError as error:
+            raise CloudFault(0, "no prices", str(error)) from error
+
+    def _pause(self, seconds: float) -> None:
+        self._closed.wait(seconds)
+
+    def _offer(self, size: AzureSize, region: str, purchase: Purchase, rate: HourlyRate) -> Offer:
+        return Offer(
+            provider="azure",
+            region=region,
+            instance_type=size.name,
+            accelerator=size.accelerator,
+            accelerator_count=size.count,
+            accelerator_memory_mib=size.accelerator_memory_mib,
+            vcpus=size.vcpus,
+            memory_mib=size.memory_mib,
+            network_mbps=size.network_mbps,
+            purchase=purchase,
+            rate=rate,
+            architecture=size.architecture,
+            source="Azure Retail Prices API",
+            as_of=self._now().date(),
+        )

@@ -1,0 +1,164 @@
+"""Writes and reads the API's descriptions of virtual machines."""
+
+import base64
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import GangSpec
+from cavvy.providers.vm.cloud import CloudMachine, MachineRequest, MachineState
+from cavvy.providers.vm.rest import Json
+
+MACHINES = "Microsoft.Compute/virtualMachines"
+_USER = "cavvy"
+_SPOT_MARK = "@spot"
+_DELETE = {"deleteOption": "Delete"}  # with the machine
+# The version of the network API by which Azure makes a machine's interface and address.
+_NETWORK_API = "2022-11-01"
+_STATES = {"Creating": MachineState.STARTING, "Deleting": MachineState.ENDED}
+_OFF = frozenset({"PowerState/stopped", "PowerState/deallocated", "PowerState/deallocating"})
+_FAILED = re.compile(r"ProvisioningState/failed/(\w+)")
+
+
+def make_id(name: str, *, spot: bool) -> str:
+    """The id of a machine: its name, and a mark if it is a spot machine. Azure forgets an evicted
+    machine; the mark says that its end may have been an eviction.
+    """
+    return f"{name}{_SPOT_MARK}" if spot else name
+
+
+def read_id(machine: str) -> tuple[str, bool]:
+    """The name of a machine, and whether it is a spot machine."""
+    return machine.removesuffix(_SPOT_MARK), machine.endswith(_SPOT_MARK)
+
+
+def make_public_key() -> str:
+    """A public key whose private key is not kept: Azure makes no machine without a login."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048).public_key()
+    encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    return key.public_bytes(encoding, form).decode()
+
+
+def make_machine(
+    request: MachineRequest,
+    settings: Mapping[str, Scalar],
+    *,
+    image: Mapping[str, str],
+    key: str,
+    subnet: str,
+) -> dict[str, Any]:
+    """The body of the request for a machine. Azure makes the disk, the interface and the address
+    with the machine, and deletes them with it.
+    """
+    offer, name = request.offer, request.names[0]
+    login = {"path": f"/home/{_USER}/.ssh/authorized_keys", "keyData": key}
+    properties: dict[str, Any] = {
+        "hardwareProfile": {"vmSize": offer.instance_type},
+        "storageProfile": {
+            "imageReference": dict(image),
+            "osDisk": _make_disk(request.gang, settings),
+        },
+        "osProfile": {
+            "computerName": name,
+            "adminUsername": _USER,
+            "customData": base64.b64encode(request.user_data[0].encode()).decode(),
+            "linuxConfiguration": {
+                "disablePasswordAuthentication": True,
+                "ssh": {"publicKeys": [login]},
+            },
+        },
+        "networkProfile": {
+            "networkApiVersion": _NETWORK_API,
+            "networkInterfaceConfigurations": [_make_interface(name, settings, subnet)],
+        },
+    }
+    if offer.purchase is Purchase.SPOT:
+        properties |= {
+            "priority": "Spot",
+            "evictionPolicy": "Delete",
+            "billingProfile": {"maxPrice": -1},  # up to the on-demand price
+        }
+    body = {"location": offer.region, "tags": dict(request.tags), "properties": properties}
+    if identity := settings.get("identity"):
+        body["identity"] = {"type": "UserAssigned", "userAssignedIdentities": {str(identity): {}}}
+    return body
+
+
+def _make_disk(gang: GangSpec, settings: Mapping[str, Scalar]) -> Mapping[str, Any]:
+    return {
+        "createOption": "FromImage",
+        "diskSizeGB": max(gang.disk_gib or 0, int(settings["disk_gib"])),
+        "managedDisk": {"storageAccountType": gang.disk_type or settings["disk_type"]},
+        **_DELETE,
+    }
+
+
+def _make_interface(name: str, settings: Mapping[str, Scalar], subnet: str) -> Mapping[str, Any]:
+    address: dict[str, Any] = {"primary": True, "subnet": {"id": subnet}}
+    if settings["public_ip"]:
+        address["publicIPAddressConfiguration"] = {
+            "name": name,
+            "sku": {"name": "Standard"},
+            "properties": {"publicIPAllocationMethod": "Static", **_DELETE},
+        }
+    return {
+        "name": name,
+        "properties": {
+            "primary": True,
+            "ipConfigurations": [{"name": "nodes", "properties": address}],
+            **_DELETE,
+        },
+    }
+
+
+def read_machine(told: Json, power: MachineState, deleted: Collection[str]) -> CloudMachine:
+    """The machine of an entry of the API. `power` is its state if Azure has started it; `deleted`
+    are the ids of machines that Cavvy deletes: Azure deletes an evicted machine itself.
+    """
+    properties, name = told["properties"], str(told["name"])
+    spot = properties.get("priority") == "Spot"
+    machine = make_id(name, spot=spot)
+    status = str(properties.get("provisioningState"))
+    state = _STATES.get(status, power)
+    evicted = state is MachineState.ENDED and spot and machine not in deleted
+    reason = "Azure reports: off" if state is MachineState.STOPPED else ""
+    created = properties.get("timeCreated")
+    return CloudMachine(
+        id=machine,
+        name=name,
+        state=state,
+        tags={str(key): str(value) for key, value in (told.get("tags") or {}).items()},
+        created_at=datetime.fromisoformat(created) if created else None,
+        preempted=evicted,
+        reason="Azure evicts the spot machine" if evicted else reason,
+    )
+
+
+def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]) -> CloudMachine:
+    """A machine that Azure could not start. `view` has the cause, `full` are the codes of missing
+    capacity.
+    """
+    codes = [str(each.get("code")) for each in _statuses(view)]
+    causes = [found[1] for each in codes if (found := _FAILED.fullmatch(each))]
+    reason = f"Azure could not start the machine: {', '.join(causes) or 'unknown cause'}"
+    if any(each in full for each in causes):
+        return replace(machine, state=MachineState.ENDED, no_capacity=True, reason=reason)
+    return replace(machine, state=MachineState.STOPPED, reason=reason)
+
+
+def read_power(told: Json) -> MachineState:
+    """Whether a machine is on, by an entry with the field `instanceView`."""
+    off = any(each.get("code") in _OFF for each in _statuses(told))
+    return MachineState.STOPPED if off else MachineState.RUNNING
+
+
+def _statuses(view: Json | None) -> list[Json]:
+    properties = (view or {}).get("properties") or {}
+    return list((properties.get("instanceView") or {}).get("statuses") or ())

@@ -1,0 +1,126 @@
+"""The manifest of the Azure provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.notices import NoticeNode, NoticeReply, NoticeSource
+from cavvy.providers.settings import flag, number, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+_METADATA = "http://169.254.169.254/metadata"
+_EVENTS = f"{_METADATA}/scheduledevents?api-version=2020-07-01"
+_NODES_PAGE = "https://learn.microsoft.com/azure/virtual-machines"
+# Azure documents a notice of at least 30 seconds, and one poll a second as the fastest:
+# https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
+NOTICES = (
+    NoticeSource(
+        source="Azure",
+        url=_EVENTS,
+        headers={"Metadata": "true"},
+        list_field="Events",
+        match={"EventType": ("Preempt", "Terminate")},
+        node=NoticeNode(
+            url=f"{_METADATA}/instance/compute/name?api-version=2021-02-01&format=text",
+            field_name="Resources",
+        ),
+        time_field="NotBefore",
+        within=timedelta(seconds=30),
+        reply=NoticeReply(
+            url=_EVENTS, body='{"StartRequests": [{"EventId": "{id}"}]}', id_field="EventId"
+        ),
+    ),
+)
+
+MANIFEST = Manifest(
+    name="azure",
+    title="Azure",
+    docs="docs/guides/azure.md",
+    abilities=ABILITIES,
+    prices="cavvy.providers.azure.price_list",
+    visibility_delay=timedelta(minutes=1),
+    notices=NOTICES,
+    notice=timedelta(seconds=30),
+    unsupported={
+        Feature.CAPACITY: "Azure reports which sizes a subscription may use, but not how many "
+        f"machines are free ({_NODES_PAGE}/linux/error-codes-spot)",
+        Feature.SELF_END: "Azure bills a machine that has shut itself down until it is deallocated "
+        f"or deleted ({_NODES_PAGE}/states-billing); the server deletes such machines",
+        Feature.VOLUMES: "managed disks cannot be attached yet; copy from and to a bucket "
+        f"({_NODES_PAGE}/managed-disks-overview)",
+        Feature.NETWORK: "tasks cannot select a network; the setting `subnets` selects one for "
+        "each region (https://learn.microsoft.com/azure/virtual-network/virtual-networks-overview)",
+        Feature.RESULTS: "a machine ends with its disk. If the server is away when work has "
+        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
+        f"no bucket, the machine waits until its lease ends ({_NODES_PAGE}/delete)",
+    },
+    options={"image": "the machine image: publisher:offer:sku:version, or a resource id"},
+    settings=(
+        text(
+            "subscription",
+            "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the "
+            "environment, or else the account's only subscription.",
+        ),
+        text(
+            "resource_group",
+            "The resource group of everything that Cavvy makes. It must exist.",
+            "cavvy",
+        ),
+        text(
+            "regions",
+            "The regions to use, separated by commas, such as `eastus, westeurope`. The default is "
+            "the region of the resource group.",
+        ),
+        text(
+            "sizes",
+            "Patterns of the sizes to offer, separated by commas, such as `Standard_ND*, "
+            "Standard_D8s_v5`. The default is every size with accelerators, and the sizes of the "
+            "families Dsv5, Esv5 and Fsv2.",
+        ),
+        text(
+            "image",
+            "The machine image: publisher:offer:sku:version, or a resource id. The default is "
+            "Azure's Ubuntu image for HPC, which has the drivers of NVIDIA and AMD GPUs, and "
+            "Ubuntu 24.04 for sizes without accelerators.",
+        ),
+        number(
+            "disk_gib",
+            "The size of a node's system disk, unless the task requests another size.",
+            default=128,
+            minimum=64,
+            unit="GiB",
+            whole=True,
+        ),
+        text(
+            "disk_type",
+            "The type of the system disk, unless the task names one.",
+            "StandardSSD_LRS",
+        ),
+        text(
+            "subnets",
+            "The subnet of nodes in each region: `eastus=RESOURCE-ID, westus3=RESOURCE-ID`. In "
+            "other regions, Cavvy makes the network `cavvy-REGION`, whose nodes accept connections "
+            "only from each other.",
+        ),
+        flag(
+            "public_ip",
+            "If `true`, each node has a public address, over which it calls the server. If "
+            "`false`, the subnet needs another way to the server, such as a NAT gateway.",
+            default=True,
+        ),
+        text(
+            "ssh_key",
+            "The public key for SSH to nodes as the user `cavvy`. By default, nodes accept no SSH "
+            "logins.",
+        ),
+        text(
+            "identity",
+            "The resource id of a user-assigned managed identity that nodes get, so that work on "
+            "the nodes uses Azure without keys. By default, nodes have no identity.",
+        ),
+        text(
+            "endpoint",
+            "The address of Azure Resource Manager, which differs in national clouds.",
+            "https://management.azure.com",
+        ),
+    ),
+)

@@ -1,0 +1,66 @@
+"""The subnet of nodes in each region: the one that the settings name, or else a network that Cavvy
+makes once and keeps.
+"""
+
+from collections.abc import Mapping
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.azure.account import AzureAccount
+from cavvy.providers.base import Refused
+
+_NETWORKS = "Microsoft.Network/virtualNetworks"
+_GROUPS = "Microsoft.Network/networkSecurityGroups"
+_SUBNET, _ADDRESSES = "nodes", "10.77.0.0/16"
+
+
+class AzureNetworks:
+    """Finds and makes subnets. A group without rules of its own lets nodes of the network reach
+    each other, and refuses connections from the Internet:
+    https://learn.microsoft.com/azure/virtual-network/network-security-groups-overview
+    """
+
+    def __init__(self, account: AzureAccount, settings: Mapping[str, Scalar]) -> None:
+        self._account = account
+        self._named = _read_subnets(str(settings.get("subnets") or ""))
+        self._made: dict[str, str] = {}
+
+    async def subnet(self, region: str) -> str:
+        """The resource id of the region's subnet. Raises CloudFault, Refused."""
+        if region in self._named:
+            return self._named[region]
+        if region not in self._made:
+            self._made[region] = await self._make(region)
+        return self._made[region]
+
+    def forget(self, region: str) -> None:
+        """Look for the network again: a person may have deleted it."""
+        self._made.pop(region, None)
+
+    async def _make(self, region: str) -> str:
+        name = f"cavvy-{region}"
+        if await self._account.find(_NETWORKS, name) is None:
+            if await self._account.find(_GROUPS, name) is None:
+                await self._account.put(_GROUPS, name, {"location": region, "properties": {}})
+            properties = {
+                "addressPrefix": _ADDRESSES,
+                "networkSecurityGroup": {"id": await self._account.path(_GROUPS, name)},
+            }
+            body = {
+                "location": region,
+                "properties": {
+                    "addressSpace": {"addressPrefixes": [_ADDRESSES]},
+                    "subnets": [{"name": _SUBNET, "properties": properties}],
+                },
+            }
+            await self._account.put(_NETWORKS, name, body)
+        return f"{await self._account.path(_NETWORKS, name)}/subnets/{_SUBNET}"
+
+
+def _read_subnets(text: str) -> Mapping[str, str]:
+    found = {}
+    for each in filter(None, (word.strip() for word in text.split(","))):
+        region, sign, subnet = each.partition("=")
+        if not sign or "/subnets/" not in subnet:
+            raise Refused(f"[providers.azure] subnets: {each!r} is not REGION=RESOURCE-ID")
+        found[region.strip()] = subnet.strip()
+    return found

@@ -1,0 +1,114 @@
+"""Parses the sizes that Azure reports (Microsoft.Compute/skus), from which offers are made."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from cavvy.catalog.accelerators import identify
+from cavvy.domain.offers import Offer
+from cavvy.providers.vm.rest import Json
+
+# offered by default, in addition to all sizes with accelerators
+GENERAL = (
+    "Standard_D[0-9]s_v5",
+    "Standard_D[0-9][0-9]s_v5",
+    "Standard_E[0-9]s_v5",
+    "Standard_E[0-9][0-9]s_v5",
+    "Standard_F[0-9]s_v2",
+    "Standard_F[0-9][0-9]s_v2",
+)
+# The parts of a GPU that sizes have. Azure's list reports a whole GPU for these sizes.
+# https://learn.microsoft.com/azure/virtual-machines/sizes/overview#gpu-accelerated
+PARTS = {
+    "Standard_NV6ads_A10_v5": "1/6 of an A10",
+    "Standard_NV12ads_A10_v5": "1/3 of an A10",
+    "Standard_NV18ads_A10_v5": "1/2 of an A10",
+    "Standard_NV4as_v4": "1/8 of an MI25",
+    "Standard_NV8as_v4": "1/4 of an MI25",
+    "Standard_NV16as_v4": "1/2 of an MI25",
+    "Standard_NG8ads_V620_v1": "1/4 of a V620",
+    "Standard_NG16ads_V620_v1": "1/2 of a V620",
+}
+_ACCELERATED = "Standard_N"
+_ARCHITECTURES = {"x64": "x86_64", "Arm64": "arm64"}
+
+FindInstance = Callable[[str, str], Offer | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AzureSize:
+    """A size in one region. `why_not` says why it is not offered; "" if it is."""
+
+    name: str
+    vcpus: int = 0
+    memory_mib: int = 0
+    disk_gib: int | None = None
+    architecture: str = "x86_64"
+    accelerator: str | None = None
+    count: int = 0
+    accelerator_memory_mib: int = 0
+    network_mbps: int | None = None
+    spot: bool = False
+    why_not: str = ""
+
+
+def read_sizes(
+    told: Sequence[Json], patterns: Sequence[str], find_instance: FindInstance
+) -> Sequence[AzureSize]:
+    """The sizes of a region that the patterns select. Sizes that the subscription may not use are
+    left out.
+    """
+    return [
+        _read(each, find_instance)
+        for each in told
+        if each.get("resourceType") == "virtualMachines"
+        and _is_selected(str(each["name"]), patterns)
+        and not any(limit.get("type") == "Location" for limit in each.get("restrictions") or ())
+    ]
+
+
+def _is_selected(name: str, patterns: Sequence[str]) -> bool:
+    if patterns:
+        return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in patterns)
+    return name.startswith(_ACCELERATED) or any(fnmatchcase(name, each) for each in GENERAL)
+
+
+def _read(told: Json, find_instance: FindInstance) -> AzureSize:
+    name = str(told["name"])
+    can = {str(each["name"]): str(each["value"]) for each in told.get("capabilities") or ()}
+    known = find_instance("azure", name)
+    accelerated = name.startswith(_ACCELERATED) or int(can.get("GPUs", 0)) > 0
+    chip, count, memory = _find_chip(name, can, known) if accelerated else (None, 0, 0)
+    why_not = ""
+    if name in PARTS:
+        why_not = f"{name} has {PARTS[name]}"
+    elif can.get("ConfidentialComputingType"):
+        why_not = f"{name} needs a confidential machine"
+    elif accelerated and chip is None:
+        why_not = name
+    return AzureSize(
+        name=name,
+        vcpus=int(can.get("vCPUsAvailable") or can["vCPUs"]),
+        memory_mib=round(float(can["MemoryGB"]) * 1024),
+        architecture=_ARCHITECTURES.get(can.get("CpuArchitectureType", "x64"), "x86_64"),
+        accelerator=chip,
+        count=count,
+        accelerator_memory_mib=memory,
+        network_mbps=known.network_mbps if known else None,
+        spot=can.get("LowPriorityCapable") == "True",
+        why_not=why_not,
+    )
+
+
+def _find_chip(name: str, can: dict[str, str], known: Offer | None) -> tuple[str | None, int, int]:
+    """The accelerator, the number of accelerators, and the memory of each in MiB, from the catalog
+    or else from the size's name, such as Standard_NC4as_T4_v3. Azure does not report the product.
+    """
+    if known is not None and known.accelerator:
+        return known.accelerator, known.accelerator_count, known.accelerator_memory_mib
+    for word in re.split("_", name)[2:]:
+        found = identify(word)
+        if found is not None and found.memory_mib and int(can.get("GPUs", 0)):
+            return found.accelerator.name, int(can["GPUs"]), found.memory_mib
+    return None, 0, 0

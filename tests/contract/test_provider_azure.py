@@ -1,0 +1,363 @@
+"""The Azure provider keeps the contract, on a stand-in that checks every request against the
+description in Microsoft's packages.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.contract.azure_stand_in import SUBSCRIPTION, AzureStandIn
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.contract.rest_stand_in import RestServer
+from tests.contract.test_provider_aws import make_node_endpoint
+from tests.proofs import Proof
+
+from cavvy.api.open_state import find_instance
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers import azure
+from cavvy.providers.azure.cloud import AzureCloud
+from cavvy.providers.azure.manifest import MANIFEST
+from cavvy.providers.azure.price_list import AzurePrices
+from cavvy.providers.base import (
+    GangSeen,
+    GangState,
+    NoCapacity,
+    ProviderContext,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.registry import check_settings
+from cavvy.providers.vm.cloud import CloudFault, read_fault
+from cavvy.providers.vm.provider import VmProvider
+
+PROOF = Proof("azure", False, "a strict stand-in for Azure Resource Manager")
+CPU, T4, SPOT = "Standard_D2s_v5", "Standard_NC4as_T4_v3", Purchase.SPOT
+
+
+class Token(NamedTuple):
+    token: str
+
+
+class FileCredential:
+    """A credential of azure-identity, as far as the provider uses it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def get_token(self, *scopes: str) -> Token:
+        assert [scope.endswith("/.default") for scope in scopes] == [True]
+        return Token(self._file.read_text().strip())
+
+
+class AzurePlace(RestPlace):
+    """One subscription with one resource group."""
+
+    api: AzureStandIn
+
+    def provider(self, installation: str, **table: Scalar) -> VmProvider:
+        settings = check_settings(
+            MANIFEST, {"endpoint": self.api.url, "subscription": SUBSCRIPTION, **table}
+        )
+        context = ProviderContext(
+            installation=installation,
+            home=self.home,
+            settings=settings,
+            state=self.states[installation],
+            node_endpoint=make_node_endpoint(),
+            find_instance=find_instance,
+            now=self.cloud.now,
+        )
+        cloud = AzureCloud(
+            settings,
+            context.now,
+            find_instance,
+            make_credential=lambda: FileCredential(self.file),
+            prices=AzurePrices(base=self.api.url, tries=1),
+        )
+        made = VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)
+        self._providers.append(made)
+        return made
+
+
+async def find_offer(
+    harness: ContractHarness, size: str, purchase: Purchase = Purchase.ON_DEMAND
+) -> Offer:
+    offers = await harness.ours.offers()
+    return next(o for o in offers if o.instance_type == size and o.purchase is purchase)
+
+
+async def start_one(
+    harness: ContractHarness,
+    size: str,
+    purchase: Purchase = Purchase.ON_DEMAND,
+    *,
+    nodes: int = 1,
+    word: str = "one",
+) -> GangSeen:
+    """Launch a gang on this size and wait until it runs."""
+    gang = await harness.spec(word, nodes=nodes)
+    await harness.launch(replace(gang, offer=await find_offer(harness, size, purchase)))
+    await harness.place.settle()
+    return await harness.one(gang.name)
+
+
+class TestAzure(RestContract):
+    package, traits, stand_in = azure, AzureCloud.traits, AzureStandIn
+
+    @pytest.fixture
+    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[AzurePlace]:
+        account = AzurePlace(self.package, self.traits, self.stand_in, rest_server, tmp_path)
+        yield account
+        account.close()
+
+    def test_a_second_node_of_the_same_name_is_deleted(self) -> None:
+        """Azure has no second machine of one name: it refuses a request with other values."""
+
+    def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
+        facts = asyncio.run(account.provider("ours").whoami())
+        assert ("resource group", "cavvy") in facts
+        assert self.stand_in.key not in str(facts)
+
+    def test_offers_have_live_prices_and_parts_of_gpus_are_reported(
+        self, account: AzurePlace
+    ) -> None:
+        provider = account.provider("ours")
+        found = {
+            (o.instance_type, o.purchase.value): (
+                o.accelerator,
+                o.accelerator_count,
+                o.accelerator_memory_mib // 1024,
+                o.rate.micros_per_hour / 1e6,
+            )
+            for o in asyncio.run(provider.offers())
+        }
+        assert found == {
+            (CPU, "on-demand"): (None, 0, 0, 0.096),
+            (CPU, "spot"): (None, 0, 0, 0.019),
+            (T4, "on-demand"): ("T4", 1, 16, 0.526),
+            (T4, "spot"): ("T4", 1, 16, 0.11),
+            ("Standard_ND96isr_H100_v5", "on-demand"): ("H100", 8, 80, 98.32),
+            ("Standard_ND96isr_H100_v5", "spot"): ("H100", 8, 80, 40.1),
+            ("Standard_ND96isr_MI300X_v5", "on-demand"): ("MI300X", 8, 192, 48.0),
+            ("Standard_NP10s", "on-demand"): ("U250", 1, 64, 1.65),
+            ("Standard_NV36ads_A10_v5", "on-demand"): ("A10", 1, 24, 3.2),
+            ("Standard_NV36ads_A10_v5", "spot"): ("A10", 1, 24, 0.64),
+        }
+        facts = dict(asyncio.run(provider.whoami()))
+        assert facts["sizes not offered"] == (
+            "Standard_NC40ads_Z9000_v9, Standard_NV6ads_A10_v5 has 1/6 of an A10"
+        )
+
+    def test_sizes_that_the_subscription_may_not_use_are_left_out(
+        self, account: AzurePlace
+    ) -> None:
+        provider = account.provider("ours", regions="westeurope, eastus", sizes="*H100*")
+        offers = asyncio.run(provider.offers())
+        assert {(o.region, o.instance_type) for o in offers} == {
+            ("eastus", "Standard_ND96isr_H100_v5")
+        }
+
+    def test_a_gpu_boots_an_image_with_its_driver(self, account: AzurePlace) -> None:
+        images = {
+            CPU: "Canonical:ubuntu-24_04-lts:server:latest",
+            T4: "microsoft-dsvm:ubuntu-hpc:2204:latest",
+            "Standard_ND96isr_MI300X_v5": "microsoft-dsvm:ubuntu-hpc:2204-rocm:latest",
+        }
+
+        async def scenario() -> None:
+            harness = account.harness()
+            for size, image in images.items():
+                gang = await start_one(harness, size, word=size[-5:].replace("_", "").lower())
+                (machine,) = account.cloud.billed()
+                storage = account.api.bodies[machine.id]["properties"]["storageProfile"]
+                assert ":".join(storage["imageReference"].values()) == image
+                await harness.remove(gang.name)
+                await account.settle()
+
+        asyncio.run(scenario())
+
+    def test_a_size_without_an_image_for_its_driver_is_refused(self, account: AzurePlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            with pytest.raises(Refused, match="name an image"):
+                await start_one(harness, "Standard_NP10s")
+
+        asyncio.run(scenario())
+
+    def test_one_deletion_removes_the_disk_the_interface_and_the_address(
+        self, account: AzurePlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await start_one(harness, CPU)
+            (body,) = account.api.bodies.values()
+            properties = body["properties"]
+            (interface,) = properties["networkProfile"]["networkInterfaceConfigurations"]
+            (address,) = interface["properties"]["ipConfigurations"]
+            public = address["properties"]["publicIPAddressConfiguration"]
+            made = (
+                properties["storageProfile"]["osDisk"],
+                *(x["properties"] for x in (interface, public)),
+            )
+            assert [each["deleteOption"] for each in made] == ["Delete"] * 3
+            assert "priority" not in properties
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_spot_machines_are_deleted_by_an_eviction_which_is_a_preemption(
+        self, account: AzurePlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await start_one(harness, T4, SPOT)
+            (machine,) = account.cloud.billed()
+            properties = account.api.bodies[machine.id]["properties"]
+            assert properties["priority"] == "Spot"
+            assert properties["evictionPolicy"] == "Delete"
+            assert properties["billingProfile"] == {"maxPrice": -1}
+            account.cloud.change(machine.id, ended=account.cloud.now())
+            await account.wait(timedelta(minutes=1))
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.preempted, seen.no_capacity) == (GangState.ENDED, True, False)
+            assert "evict" in seen.reason
+
+        asyncio.run(scenario())
+
+    def test_an_eviction_that_no_list_has_shown_is_a_preemption(self, account: AzurePlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await start_one(harness, T4, SPOT)
+            (machine,) = account.cloud.billed()
+            account.cloud.change(machine.id, ended=account.cloud.now())
+            await account.wait(timedelta(minutes=30))  # Azure has forgotten the machine
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+
+        asyncio.run(scenario())
+
+    def test_capacity_that_is_missing_at_the_end_of_a_creation(self, account: AzurePlace) -> None:
+        """Azure accepts the request, and finds no machine for it later."""
+
+        async def scenario() -> None:
+            harness = account.harness()
+            account.api.late = "AllocationFailed"
+            before = await find_offer(harness, T4, SPOT)
+            gang = await start_one(harness, T4, SPOT)
+            assert gang.no_capacity
+            assert "AllocationFailed" in gang.reason
+            assert account.billed() == 0  # the provider has deleted what Azure left behind
+            keys = [offer.key for offer in await harness.ours.offers()]
+            assert before.key not in keys
+            assert before.key.replace("spot", "on-demand") in keys
+            again = replace(await harness.spec("again"), offer=before)
+            with pytest.raises(NoCapacity, match="no capacity lately"):
+                await harness.ours.launch(again)
+            await account.wait(timedelta(minutes=11))
+            assert before.key in [offer.key for offer in await harness.ours.offers()]
+
+        asyncio.run(scenario())
+
+    def test_a_machine_that_cannot_boot_is_deleted(self, account: AzurePlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            account.api.late = "OSProvisioningTimedOut"
+            gang = await start_one(harness, CPU)
+            await account.settle()
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.no_capacity) == (GangState.ENDED, False)
+            assert "OSProvisioningTimedOut" in seen.reason
+
+        asyncio.run(scenario())
+
+    def test_a_machine_that_is_off_is_deleted_within_minutes(self, account: AzurePlace) -> None:
+        """The list of a resource group does not say that a machine is off, and Azure bills it."""
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await start_one(harness, CPU)
+            (machine,) = account.cloud.billed()
+            account.cloud.change(machine.id, off=True)
+            for _ in range(3):
+                await account.wait(timedelta(minutes=1))
+                await harness.ours.gangs()
+            assert account.billed() == 0
+            await account.wait(timedelta(minutes=3))
+            assert (await harness.one(gang.name)).state is GangState.ENDED
+
+        asyncio.run(scenario())
+
+    def test_a_region_gets_one_network_which_a_setting_replaces(self, account: AzurePlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await start_one(harness, CPU, nodes=3)
+            assert set(account.api.networks) == {
+                ("network", "cavvy-eastus"),
+                ("rules", "cavvy-eastus"),
+            }
+            await harness.remove(gang.name)
+            account.api.networks.clear()  # a person deletes it; the next launch makes it again
+            with pytest.raises(Refused, match="subnet"):
+                await start_one(harness, CPU, word="two")
+            gang = await start_one(harness, CPU, word="three")
+            await harness.remove(gang.name)
+            subnet = "/subscriptions/1/resourceGroups/net/providers/x/virtualNetworks/a/subnets/b"
+            provider = account.provider("ours", subnets=f"eastus={subnet}", public_ip=False)
+            await provider.launch(await harness.spec("named"))
+            text = str(list(account.api.bodies.values())[-1]["properties"]["networkProfile"])
+            assert subnet in text
+            assert "publicIPAddressConfiguration" not in text
+            await provider.remove((await harness.spec("named")).name)
+
+        asyncio.run(scenario())
+
+    def test_the_set_up_that_is_missing_is_named(self, account: AzurePlace) -> None:
+        account.api.subscriptions = [SUBSCRIPTION, "another"]
+        with pytest.raises(Refused, match="has 2 enabled subscriptions"):
+            asyncio.run(account.provider("ours", subscription="").offers())
+        account.api.registered = False
+        with pytest.raises(Refused, match="az provider register"):
+            account.launch()
+        account.api.group = False
+        with pytest.raises(Refused, match="az group create --name cavvy"):
+            asyncio.run(account.provider("ours").gangs())
+
+    def test_a_wrong_subnet_or_image_is_refused(self, account: AzurePlace) -> None:
+        with pytest.raises(Refused, match="is not REGION=RESOURCE-ID"):
+            account.provider("ours", subnets="eastus")
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("wrong")
+            with pytest.raises(Refused, match="neither publisher"):
+                await harness.ours.launch(replace(gang, options={"image": "ubuntu"}))
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize(
+        ("code", "message", "error"),
+        [
+            ("SkuNotAvailable", "", NoCapacity),
+            ("AllocationFailed", "", NoCapacity),
+            ("ZonalAllocationFailed", "", NoCapacity),
+            ("OverconstrainedAllocationRequest", "", NoCapacity),
+            ("QuotaExceeded", "", QuotaTooSmall),
+            ("OperationNotAllowed", "exceeding approved LowPriorityCores quota", QuotaTooSmall),
+            ("OperationNotAllowed", "another operation is in progress", TryAgain),
+            ("RetryableError", "", TryAgain),
+        ],
+    )
+    def test_only_missing_capacity_lets_the_job_try_other_sizes(
+        self, account: AzurePlace, code: str, message: str, error: type[Exception]
+    ) -> None:
+        cloud = AzureCloud(check_settings(MANIFEST, {}), account.cloud.now, find_instance)
+        fault = cloud.name_quota(CloudFault(409, code, message))
+        assert type(read_fault(cloud, fault, "a launch", making=True)) is error
+        cloud.close()
