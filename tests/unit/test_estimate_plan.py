@@ -3,6 +3,7 @@ rates reach the plan.
 """
 
 import json
+import statistics
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from cavvy.cli.task.profiles import find_model, list_models, text_with_rates
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.importers import load_task
 from cavvy.planner.estimate.devices import device_of
+from cavvy.planner.estimate.errors import ELSEWHERE, ERRORS, ModelKind
 from cavvy.planner.estimate.memory import estimate_memory
 from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
 from cavvy.planner.estimate.roofline import estimate_step
@@ -287,14 +289,36 @@ def test_estimate_says_what_is_wrong(arguments: list[str], says: str) -> None:
 
 def test_the_errors_below_the_table_are_those_of_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "estimate.md").read_text()
-    assert "Step time: median 8.6%, worst 27% off" in page
-    assert "9 % off in the median of 28 steps, and 27 % at most" in " ".join(
-        run("estimate", "--model", "gpt2", "--gpu", "H200")[1].split()
-    )
+    rows = [row.split("|") for row in page.splitlines() if row.count("|") == 11]
+    off = {kind: list[float]() for kind in ModelKind}
+    for row in rows[2:]:
+        kind = ModelKind.RESIDUAL if "resnet50" in row[1] else ModelKind.TRANSFORMER
+        off[kind].append(abs(float(row[5].strip(" %"))) / 100)
+    for kind, error in ERRORS.items():
+        assert error.steps == len(off[kind])
+        assert error.median == pytest.approx(statistics.median(off[kind]), abs=0.006)
+        assert error.most == max(off[kind])
     assert "| all | 181 | 15.0% | 51% |" in page
-    assert "15 % off in the median of 181 steps, and 51 % or less" in " ".join(
-        run("estimate", "--model", "gpt2")[1].split()
-    )
+    assert (ELSEWHERE.steps, ELSEWHERE.median, ELSEWHERE.most) == (181, 0.15, 0.51)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["gpt2", "--gpu", "H200"], "of transformers that the calibration had not seen were 5 %"),
+        (["resnet50", "--gpu", "H200"], "of residual networks that the calibration had not seen"),
+        (["efficientnet_b0", "--gpu", "H200"], "15 % off in the median of 181 steps, and 51 % or"),
+        (["convnext_tiny", "--gpu", "H100"], "15 % off in the median of 181 steps"),
+        (["gpt2"], "Step times on accelerators that the calibration had not seen were 15 % off"),
+        (["gpt2", "--gpu", "H200:8"], "of more than one accelerator were not measured"),
+        (["gpt2", "--precision", "fp8"], "Step times of fp8 were not measured"),
+        (["gpt2", "--attention", "math"], "attention that stores its scores were not measured"),
+    ],
+)
+def test_the_line_below_the_table_is_for_this_kind_of_step(arguments: list[str], says: str) -> None:
+    code, out = run("estimate", "--model", *arguments)
+    assert code == 0
+    assert says in " ".join(out.split())
 
 
 def test_a_number_of_accelerators_is_read_as_in_a_task() -> None:

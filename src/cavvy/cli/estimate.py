@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from cavvy.planner.estimate.table import DeviceEstimate
 
 _ROWS = 25
-# The errors of step times in docs/reference/estimate.md. True: if all rows are of the H200, the
-# errors for families of models that were left out of the calibration. False: for other rows, the
-# errors for accelerators that were left out.
-_ERRORS = {
-    True: "On an H200, step times of models that the calibration had not seen were 9 % off in the "
-    "median of 28 steps, and 27 % at most.",
-    False: "Step times on accelerators that the calibration had not seen were 15 % off in the "
-    "median of 181 steps, and 51 % or less in nine of ten.",
-}
 _ASSUMED = 5  # maximum number of a trace's assumptions that are listed below a table
 
 
@@ -242,7 +233,7 @@ def _show(profile: "WorkProfile", run: "StepSettings", given: dict[str, Any], ou
     heads = [head for head in _COLUMNS if head.name not in unsaid]
     rows_out(heads, found[: limit or None], output, _title(profile, run))
     if is_table:
-        _notes(found, bool(limit) and len(found) > limit, profile.assumed)
+        _notes(found, bool(limit) and len(found) > limit, profile, run)
 
 
 def _list_devices(only: str | None, memory_mib: int | None) -> "list[DeviceRates]":
@@ -280,21 +271,46 @@ def _title(profile: "WorkProfile", run: "StepSettings") -> str:
     return title
 
 
-def _notes(found: "Sequence[dict[str, Any]]", cut: bool, assumed: "Sequence[str]") -> None:
+def _notes(
+    found: "Sequence[dict[str, Any]]", cut: bool, profile: "WorkProfile", run: "StepSettings"
+) -> None:
+    assumed, names = profile.assumed, {row["accelerator"].split(":")[0] for row in found}
     small = sum(1 for row in found if not row["fits"])
     more = "; --limit 0 shows all" if cut else ""
-    on_h200 = all(row["accelerator"].startswith("H200") for row in found)
     kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
     click.echo(f"{kinds}, {small} with too little memory{more}.", err=True)
     click.echo(
         "NEED includes a margin for fragmentation and the driver. "
-        f"{_ERRORS[on_h200]} `cavvy bench` measures the speed.",
+        f"{_describe_error(profile, run, names)} `cavvy bench` measures the speed.",
         err=True,
     )
     for each in assumed[:_ASSUMED]:
         click.echo(f"assumed: {each}, because a trace contains no data values", err=True)
     if len(assumed) > _ASSUMED:
         click.echo(f"{len(assumed) - _ASSUMED} more assumptions; -o json lists all", err=True)
+
+
+def _describe_error(profile: "WorkProfile", run: "StepSettings", accelerators: "set[str]") -> str:
+    """A sentence about the measured errors of the step times of this kind."""
+    from cavvy.planner.estimate.errors import ELSEWHERE, find_error, find_kind, list_unmeasured
+
+    error = find_error(profile, run, accelerators)
+    if error is None:
+        what = " and ".join(list_unmeasured(profile, run))
+        return (
+            f"Step times of {what} were not measured: their error is unknown, and probably "
+            f"larger than the {ELSEWHERE.median * 100:.0f} % median of measured steps."
+        )
+    median, most = f"{error.median * 100:.0f} %", f"{error.most * 100:.0f} %"
+    if error.is_share:
+        return (
+            f"Step times on accelerators that the calibration had not seen were {median} off in "
+            f"the median of {error.steps} steps, and {most} or less in nine of ten."
+        )
+    return (
+        f"On an H200, step times of {find_kind(profile)} that the calibration had not seen were "
+        f"{median} off in the median of {error.steps} steps, and {most} at most."
+    )
 
 
 def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":

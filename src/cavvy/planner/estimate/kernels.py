@@ -108,7 +108,7 @@ def kernel_time(kernel: KernelProfile, setting: KernelSetting) -> float:
     moved = kernel.fused_bytes if setting.run.compile else kernel.bytes
     fixed = min(kernel.fixed_bytes, moved)
     moved = (moved - fixed) * setting.scale + fixed
-    kind = _kind_of(kernel)
+    kind = name_kind(kernel)
     seconds = moved / (
         bandwidth_of(setting.device, setting.constants) * _share(kind, setting.constants)
     )
@@ -126,7 +126,7 @@ def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
     return float(device.bandwidth * ratio**constants.bandwidth_falloff)
 
 
-def _kind_of(kernel: KernelProfile) -> str:
+def name_kind(kernel: KernelProfile) -> str:
     """The kind that determines a kernel's rate; it distinguishes more kinds than `kernel.kind`."""
     if kernel.kind == "conv" and kernel.size[0] > 1:
         return "depthwise" if kernel.size[2] <= 1 else "grouped_conv"
@@ -196,7 +196,7 @@ def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float
     constants = setting.constants
     bandwidth = bandwidth_of(setting.device, constants)
     is_half = _is_half(kernel, setting.precision)
-    dense = kernel.kind == "conv" and _kind_of(kernel) != "depthwise"
+    dense = kernel.kind == "conv" and name_kind(kernel) != "depthwise"
     if dense and is_half and not setting.run.channels_last:
         return constants.layout * moved / bandwidth
     if kernel.kind == "attention" and setting.run.math_attention:

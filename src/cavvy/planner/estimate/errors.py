@@ -1,0 +1,136 @@
+"""How far estimates of step times were off in measurements, for the kind of a model."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cavvy.planner.estimate.devices import device_of
+from cavvy.planner.estimate.kernels import (
+    KernelConstants,
+    KernelSetting,
+    kernel_time,
+    name_kind,
+)
+from cavvy.planner.estimate.profile import WorkProfile
+from cavvy.planner.estimate.settings import StepSettings
+
+_MEASURED_ON = "H200"
+# Shares of a step's time: from this share on, a kind of kernel matters for the kind of the model.
+_MATTERS = 0.05
+_CONVOLUTIONAL = 0.2  # the least share of convolutions in a convolutional network
+_OTHER_KINDS = frozenset(  # kernels of other networks than transformers
+    {"conv", "grouped_conv", "depthwise", "batch_norm", "group_norm", "pooling"}
+)
+# Operations that a network for the classes of images does not need: joined channels, as in a U-Net,
+# larger outputs, and losses for each pixel.
+_FOREIGN = ("cat", "upsample", "nll_loss2d")
+_CLASS_LOSS = "nll_loss_forward"  # part of the cross-entropy of one class for each image
+_SCATTERS = frozenset({"index_add", "scatter", "scatter_", "scatter_add", "scatter_reduce"})
+
+
+class ModelKind(StrEnum):
+    """The kinds of models whose steps were measured: the first two on an H200, other convolutional
+    networks for images on an RTX 3090 only.
+    """
+
+    TRANSFORMER = "transformers"
+    RESIDUAL = "residual networks"
+    CONVOLUTIONAL = "other convolutional networks"
+    OTHER = "other models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredError:
+    """Absolute errors of step times as shares, over `steps` measured steps. `most` is the largest
+    error, or that of nine of ten steps where `is_share` is True.
+    """
+
+    median: float
+    most: float
+    steps: int
+    is_share: bool = False
+
+
+# From docs/reference/estimate.md: each family of models left out on one H200, and each accelerator
+# left out.
+ERRORS = {
+    ModelKind.TRANSFORMER: MeasuredError(median=0.05, most=0.27, steps=18),
+    ModelKind.RESIDUAL: MeasuredError(median=0.14, most=0.22, steps=10),
+}
+ELSEWHERE = MeasuredError(median=0.15, most=0.51, steps=181, is_share=True)
+
+
+def find_kind(profile: WorkProfile) -> ModelKind:
+    """The kind of a model by the shares of its kernels in the step's time on an H200."""
+    times, operations = _shares(profile)
+    if profile.assumed or _find_rare(times, operations):
+        return ModelKind.OTHER
+    if times["attention"] and sum(times[kind] for kind in _OTHER_KINDS) < _MATTERS:
+        return ModelKind.TRANSFORMER
+    special = times["grouped_conv"] + times["depthwise"]
+    is_image = times["conv"] + special >= _CONVOLUTIONAL and not times["attention"]
+    is_foreign = any(name.startswith(_FOREIGN) for name in operations)
+    if not is_image or is_foreign or _CLASS_LOSS not in operations:
+        return ModelKind.OTHER
+    is_residual = times["batch_norm"] and not special
+    return ModelKind.RESIDUAL if is_residual else ModelKind.CONVOLUTIONAL
+
+
+def find_error(
+    profile: WorkProfile, run: StepSettings, accelerators: Collection[str]
+) -> MeasuredError | None:
+    """The error that was measured for steps like this one on these accelerators, or None if no such
+    step was measured.
+    """
+    if list_unmeasured(profile, run):
+        return None
+    is_on_h200 = all(each.startswith(_MEASURED_ON) for each in accelerators)
+    return ERRORS.get(find_kind(profile), ELSEWHERE) if is_on_h200 else ELSEWHERE
+
+
+def list_unmeasured(profile: WorkProfile, run: StepSettings) -> list[str]:
+    """What no measured step has, as nouns. The list is empty if such steps were measured."""
+    found = []
+    if find_kind(profile) is ModelKind.OTHER:
+        times, operations = _shares(profile)
+        what = _find_rare(times, operations) or "models of this kind"
+        found.append("sizes that depend on values" if profile.assumed else what)
+    if run.math_attention:
+        found.append("attention that stores its scores")
+    if (run.precision or profile.precision) == "fp8":
+        found.append("fp8")
+    if run.accelerators > 1:
+        found.append("more than one accelerator")
+    return found
+
+
+def _find_rare(times: Mapping[str, float], operations: Mapping[str, float]) -> str:
+    """A kind of work that no measured step contains, or ""."""
+    if sum(operations[name] for name in _SCATTERS) >= _MATTERS:
+        return "scattered sums, as in graph networks"
+    bags = sum(share for name, share in operations.items() if name.startswith("_embedding_bag"))
+    if bags >= _MATTERS:
+        return "sums of embeddings"
+    return ""
+
+
+def _shares(profile: WorkProfile) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """The shares of a step's time on an H200, by kind of kernel and by operation."""
+    device = device_of(_MEASURED_ON)
+    assert device is not None, "the catalog has the H200"
+    setting = KernelSetting(
+        device=device,
+        run=StepSettings(),
+        precision=profile.precision,
+        scale=1.0,
+        constants=KernelConstants(),
+    )
+    times: dict[str, float] = defaultdict(float)
+    operations: dict[str, float] = defaultdict(float)
+    seconds = [kernel_time(each, setting) * each.count for each in profile.kernels]
+    whole = sum(seconds) or 1.0
+    for kernel, took in zip(profile.kernels, seconds, strict=True):
+        times[name_kind(kernel)] += took / whole
+        operations[kernel.name] += took / whole
+    return times, operations
