@@ -3,7 +3,7 @@ risk.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -315,3 +315,30 @@ def test_offers_that_failed_a_moment_ago_come_when_their_time_is_over() -> None:
     )
     stays = Recommendation(mode=RunMode.SPOT, stay=True, reason="lasts")
     assert usable_now(stays, job, MarketKnowledge(), NOW) is stays
+
+
+def test_a_new_catalog_changes_the_prices_of_outgoing_data() -> None:
+    reads: list[Mapping[str, Money]] = [{"aws": Money(90_000)}, {"aws": Money(50_000)}]
+
+    async def read() -> Mapping[str, Money]:
+        return reads.pop(0)
+
+    class Passing(Here):
+        at = NOW
+
+        def now(self) -> datetime:
+            return self.at
+
+    async def prices() -> list[int]:
+        here = Passing(SPOT, FIXED)
+        store, clock = MemoryStore(make_id=lambda: "test"), cast(ControlClock, here)
+        advisor = DeadlineAdvisor(store, cast(Any, here), clock, MarketHistory(store, clock), read)
+        found = []
+        for after in (timedelta(0), 30 * MINUTE, 2 * HOUR):
+            here.at = NOW + after
+            inputs = await advisor.policy_inputs(make_job(STEERED))
+            assert inputs is not None
+            found.append(inputs[2].egress["aws"].micros)
+        return found
+
+    assert asyncio.run(prices()) == [90_000, 90_000, 50_000]

@@ -35,6 +35,7 @@ from cavvy.planner.placements import PlanningContext
 from cavvy.store.base import Store
 
 _LAST = timedelta(seconds=30)  # maximum age of offers for a job that has a gang
+_EGRESS_AGE = timedelta(hours=1)  # a new catalog may have other prices of outgoing data
 
 # Reads prices per GB, by provider or "provider/region".
 ReadEgress = Callable[[], Awaitable[Mapping[str, Money]]]
@@ -56,7 +57,8 @@ class DeadlineAdvisor:
         self._clock = clock
         self.history = history
         self._read_egress = egress
-        self._egress: Mapping[str, Money] | None = None
+        self._egress: Mapping[str, Money] = {}
+        self._egress_read: datetime | None = None
 
     async def place(self, job: Job, snapshot: MarketSnapshot) -> Recommendation | None:
         """Recommend where a job without a gang should start, or that it should wait. Returns None
@@ -152,7 +154,9 @@ class DeadlineAdvisor:
         return make_facts(job, offers, knowledge, stored, now)
 
     async def _prices(self) -> Mapping[str, Money]:
-        """The clouds' prices for outgoing data. They are read once per process."""
-        if self._egress is None:
-            self._egress = await self._read_egress() if self._read_egress is not None else {}
+        """The clouds' prices for outgoing data, at most `_EGRESS_AGE` old."""
+        now, read = self._clock.now(), self._egress_read
+        is_old = read is None or not now - _EGRESS_AGE < read <= now
+        if self._read_egress is not None and is_old:
+            self._egress, self._egress_read = await self._read_egress(), now
         return self._egress

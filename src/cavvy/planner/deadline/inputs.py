@@ -50,23 +50,23 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class SteeredMarket:
-    """One market with its offers. `save_interval` is the work's running time on this market's
+    """One market with its offers. `run_time_ratio` is the work's running time on this market's
     machine divided by its running time on the reference machine; at most about 1.
     """
 
     name: str
     spot: Offer | None
     fixed: Offer | None
-    save_interval: float = 1.0
+    run_time_ratio: float = 1.0
 
     def spot_usd(self, nodes: int) -> float:
         """The dollars that a spot gang costs until it has done as much work as the reference
         machine does in an hour; prohibitively high if the market has no spot.
         """
-        return _usd(self.spot, nodes) * self.save_interval
+        return _usd(self.spot, nodes) * self.run_time_ratio
 
     def fixed_usd(self, nodes: int) -> float:
-        return _usd(self.fixed, nodes) * self.save_interval
+        return _usd(self.fixed, nodes) * self.run_time_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,12 +237,12 @@ def _nearest(places: list[SteeredMarket], progress: JobProgress, most: int) -> l
 
     def by_spot(place: SteeredMarket) -> tuple[float, str]:
         return (
-            place.spot.rate.micros_per_hour * place.save_interval if place.spot else inf
+            place.spot.rate.micros_per_hour * place.run_time_ratio if place.spot else inf
         ), place.name
 
     def by_fixed(place: SteeredMarket) -> tuple[float, str]:
         return (
-            place.fixed.rate.micros_per_hour * place.save_interval if place.fixed else inf
+            place.fixed.rate.micros_per_hour * place.run_time_ratio if place.fixed else inf
         ), place.name
 
     chosen = sorted(places, key=by_spot)[:most]

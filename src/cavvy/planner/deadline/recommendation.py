@@ -83,7 +83,7 @@ def recall(
             usd = (
                 None
                 if rate is None
-                else rate.micros_per_hour / 1e6 * inputs.nodes * place.save_interval
+                else rate.micros_per_hour / 1e6 * inputs.nodes * place.run_time_ratio
             )
             session.observe(seconds(seen.at), index, seen.kind, usd)
     avoided = avoid or {}

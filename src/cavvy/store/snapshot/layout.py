@@ -27,10 +27,6 @@ PURCHASE_COLUMNS: dict[Purchase, str] = {
     Purchase.SPOT: "spot",
 }
 
-# One integer per offer, by which the offers of one shape sort by price, then location, then
-# purchase option.
-PACKED = "(rate << 18) | (place << 2) | purchase"
-
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE source (id INTEGER PRIMARY KEY, name TEXT NOT NULL, as_of TEXT NOT NULL);
@@ -43,8 +39,7 @@ CREATE TABLE pack (
 CREATE TABLE shape (
     id INTEGER PRIMARY KEY, provider TEXT NOT NULL, instance_type TEXT NOT NULL COLLATE NOCASE,
     pack INTEGER NOT NULL REFERENCES pack, vcpus REAL NOT NULL, memory_mib INTEGER NOT NULL, disk_gib INTEGER,
-    network_mbps INTEGER, on_demand INTEGER NOT NULL, reserved INTEGER NOT NULL, spot INTEGER NOT NULL,
-    best_on_demand INTEGER, best_reserved INTEGER, best_spot INTEGER);
+    network_mbps INTEGER, on_demand INTEGER NOT NULL, reserved INTEGER NOT NULL, spot INTEGER NOT NULL);
 CREATE TABLE offer (
     shape INTEGER NOT NULL REFERENCES shape, purchase INTEGER NOT NULL, rate INTEGER NOT NULL,
     place INTEGER NOT NULL REFERENCES place, term_months INTEGER NOT NULL, source INTEGER NOT NULL REFERENCES source,

@@ -16,7 +16,6 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.units import Money
 from cavvy.store.snapshot.layout import (
     INDEXES,
-    PACKED,
     PURCHASE_COLUMNS,
     PURCHASE_NUMBERS,
     SCHEMA_VERSION,
@@ -105,9 +104,7 @@ def _fill(
     packed = [(n, name or None, *size, 0, 0, 0) for (name, *size), n in packs.items()]
     _insert(connection, "pack", packed)
     shapes = _numbered({_shape(offer) for offer in offers}, start=1)
-    shaped = [
-        (n, *_shape_row(shape, packs), 0, 0, 0, None, None, None) for shape, n in shapes.items()
-    ]
+    shaped = [(n, *_shape_row(shape, packs), 0, 0, 0) for shape, n in shapes.items()]
     _insert(connection, "shape", shaped)
     _fill_offers(connection, offers, shapes, sources, terms)
     prices = [
@@ -204,16 +201,13 @@ def _shape_row(shape: _Shape, packs: Mapping[tuple[str, int, int], int]) -> tupl
 
 
 def _count(connection: sqlite3.Connection) -> None:
-    """Fill in each shape's number of offers and its cheapest offer, by purchase option."""
+    """Fill in the number of offers of each shape and pack, by purchase option."""
     for purchase, column in PURCHASE_COLUMNS.items():
         number = PURCHASE_NUMBERS[purchase]
         found = connection.execute(
-            f"SELECT COUNT(*), MIN({PACKED}), shape FROM offer WHERE purchase = {number} GROUP BY "
-            "shape"
+            f"SELECT COUNT(*), shape FROM offer WHERE purchase = {number} GROUP BY shape"
         ).fetchall()
-        connection.executemany(
-            f"UPDATE shape SET {column} = ?, best_{column} = ? WHERE id = ?", found
-        )
+        connection.executemany(f"UPDATE shape SET {column} = ? WHERE id = ?", found)
         connection.execute(
             f"UPDATE pack SET {column} = (SELECT COALESCE(SUM({column}), 0) FROM shape WHERE "
             "shape.pack = pack.id)"
