@@ -142,13 +142,14 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def need_torch() -> None:
-    """Check that the packages of training scripts are installed. Raises CommandFailure."""
+    """Check that PyTorch is installed. Raises CommandFailure. Scripts whose data is in memory, and
+    plain loops, do not need Grain.
+    """
     from importlib.util import find_spec
 
-    for name in ("torch", "grain"):
-        if find_spec(name) is None:
-            hint = f"install it and the script's own imports: `{extra_command('train')}`"
-            raise CommandFailure(f"{name} is not installed for the Python that runs cavvy", hint)
+    if find_spec("torch") is None:
+        hint = f"install it and the script's own imports: `{extra_command('train')}`"
+        raise CommandFailure("torch is not installed for the Python that runs cavvy", hint)
 
 
 def find_price() -> float | None:
