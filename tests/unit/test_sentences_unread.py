@@ -20,6 +20,7 @@ ALLOWED = {
     "providers/azure/": "only the message tells a quota from other refusals",
     "providers/digitalocean/": "the API tells a missing size from a wrong value in its text alone",
     "providers/verda/": "the API tells a missing type from a wrong value in its text alone",
+    "providers/runpod/": "the API tells missing capacity from a wrong value in its text alone",
     "providers/vultr/": "the API tells a missing plan from a wrong value in its text alone",
     "providers/ray/calls.py": "what Ray's dashboard answers",
     "providers/hosts/connection.py": "what ssh prints",

@@ -23,6 +23,7 @@ from cavvy.providers.vm.cloud import (
     CloudTraits,
     MachineRequest,
     MachineState,
+    SshTarget,
 )
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.rest import Json, RestClient
@@ -238,6 +239,7 @@ def _read(told: Json) -> CloudMachine:
         name=str(told["hostname"]),
         state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=told.get("ip") or None,
+        ssh=SshTarget(address=str(told["ip"])) if told.get("ip") else None,
         created_at=datetime.fromisoformat(told["created_at"]),
         reason=""
         if status in ("ordered", "provisioning", "running")

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import number, text
-from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.abilities import ABILITIES, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
 CLIENT_ID = "VERDA_CLIENT_ID"  # in the environment
@@ -59,6 +59,7 @@ MANIFEST = Manifest(
             minimum=50,
             whole=True,
         ),
+        reach_setting(),
         text("endpoint", "The address of the API.", "https://api.verda.com/v1"),
     ),
 )

@@ -90,7 +90,6 @@ class CloudTraits:
     metadata: MetadataService | None = None
     # the default; the setting `reach_by_ssh`, if the provider has it, chooses SSH
     reach: Reach = Reach.USER_DATA
-    boxes: bool = False  # machines are containers, which start from the task's image
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
 
 

@@ -57,7 +57,6 @@ class VmProvider:
                 self._ledger,
                 look=self.gangs,
                 fail=self._status.fail,
-                boxes=cloud.traits.boxes,
                 notices=manifest.notices,
                 make_link=make_link,
             )

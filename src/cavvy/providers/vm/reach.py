@@ -64,7 +64,6 @@ class ReachRecord:
     token: str = field(default="", repr=False)  # "" once all agents have been started
     lease_s: float = 0
     grace_s: float = 0
-    boxed: bool = False  # the machines were started from the work's image
     pins: Mapping[str, str] = field(default_factory=dict)  # lines of `known_hosts`
     started: frozenset[str] = frozenset()
 
@@ -100,13 +99,12 @@ class VmReach:
         *,
         look: Callable[[], Awaitable[object]],
         fail: Fail,
-        boxes: bool,
         notices: Sequence[NoticeSource],
         make_link: MakeLink = SshLink,
     ) -> None:
         self._context, self._now, self._gangs = context, context.now, gangs
         self._look, self._fail, self._make_link = look, fail, make_link
-        self._boxes, self._notices = boxes, make_notice_fields(notices)
+        self._notices = make_notice_fields(notices)
         self._records = LaunchLedger(context.state, ReachRecord, "reach")
         self._visits: dict[str, asyncio.Task[None]] = {}  # keyed by machine id
         self._reached: set[str] = set()  # the machines whose agents run, as last seen
@@ -130,7 +128,6 @@ class VmReach:
                 token=gang.agent_endpoint.token,
                 lease_s=gang.lease.total_seconds(),
                 grace_s=gang.grace.total_seconds(),
-                boxed=self._boxes and gang.image is not None,
             )
             await self._records.put(record)
         return (await self._read_keys()).public
@@ -328,7 +325,6 @@ class VmReach:
             "cache": setup.cache,
             "lease_s": record.lease_s,
             "grace_s": record.grace_s,
-            "boxed": record.boxed,
             "node_address": address,
             "notices": self._notices,
         }

@@ -1,0 +1,15 @@
+"""Runpod: each node is one pod, on which the server starts the agent by SSH."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.runpod.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.runpod.cloud import RunpodCloud
+    from cavvy.providers.vm.provider import VmProvider
+
+    cloud = RunpodCloud(context.settings, context.now)
+    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)

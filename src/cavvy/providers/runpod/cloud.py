@@ -1,0 +1,192 @@
+"""Calls Runpod's REST API, version 2 (https://docs.runpod.io/api-reference-v2). Version 1 was to be
+retired on 15 November 2026 (https://docs.runpod.io/api/errors).
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.catalog.accelerators import identify
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.runpod.manifest import KEYS
+from cavvy.providers.vm.cloud import (
+    NAME_PREFIX,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+    Reach,
+    SshTarget,
+)
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.rest import Json, RestClient
+
+_STATES = {  # the API's `PodStatus`
+    "PROVISIONING": MachineState.STARTING,
+    "STARTING": MachineState.STARTING,
+    "RUNNING": MachineState.RUNNING,
+    "EXITED": MachineState.STOPPED,
+    "ERROR": MachineState.STOPPED,
+    "TERMINATED": MachineState.ENDED,
+}
+# The API does not describe its error for missing capacity. These are words of the messages that
+# users reported, such as https://github.com/runpod/runpod-python/issues/21.
+_FULL = re.compile(r"no longer any instances|no instances|not enough free|capacity", re.IGNORECASE)
+_NO_NETWORK = "no-global-network"  # our code: the data center connects no pods with each other
+_COUNTS = (1, 2, 4, 8)  # GPUs of a pod
+_COMMUNITY = "community"  # the region of all pods in the community cloud
+_SSH_PORT = "22/tcp"
+_TYPE = re.compile(r"(\d+)x_(.+)")  # of an instance type
+
+
+class RunpodCloud:
+    """Implements `Cloud`. An instance type is a number of GPUs and Runpod's name of the GPU, with
+    "_" for each space, such as "2x_NVIDIA_A40".
+    """
+
+    # The limit of names and the listing lag are assumptions, since the API describes neither.
+    traits = CloudTraits(name_limit=63, list_lag=timedelta(minutes=1), reach=Reach.SSH)
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self._settings, self._now = settings, now
+        self._api = RestClient(
+            str(settings["endpoint"]),
+            lambda: KEYS.read(settings),
+            lambda told: (told["title"], told["detail"]),
+        )
+        self._unknown: Sequence[str] = ()
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
+        return KEYS.facts(self._settings, self._unknown)
+
+    async def offers(self) -> Sequence[Offer]:
+        clouds = ["secure", *([_COMMUNITY] if self._settings["community"] else [])]
+        regions = list_setting(self._settings, "regions")
+        found, unknown = [], set()
+        for cloud in clouds:
+            for count in _COUNTS:
+                for gpu in await self._list_gpus(cloud, count):
+                    if _memory_mib(gpu) is None:
+                        unknown.add(str(gpu["id"]))
+                    elif gpu["availability"] != "NONE" and gpu["maxCount"][cloud] >= count:
+                        found += [
+                            self._offer(gpu, cloud, count, region)
+                            for region in _regions(gpu, cloud)
+                            if not regions or region in regions
+                        ]
+        self._unknown = sorted(unknown)
+        return found
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        kind = _TYPE.fullmatch(request.offer.instance_type)
+        if kind is None:
+            raise CloudFault(400, "unknown instance type", request.offer.instance_type)
+        region, network = request.offer.region, request.gang.nodes > 1
+        if network:
+            await self._check_network(region)
+        wanted = {
+            "id": kind[2].replace("_", " "),
+            "count": int(kind[1]),
+            "minVcpuCountPerGpu": self._settings["gpu_vcpus"],
+            "minRamPerGpu": self._settings["gpu_memory_gib"],
+        }
+        if self._settings["cuda"]:
+            wanted["minCudaVersion"] = str(self._settings["cuda"])
+        body = {
+            "name": request.names[0],
+            "image": self._settings["image"],
+            "cloud": "COMMUNITY" if region == _COMMUNITY else "SECURE",
+            "gpu": wanted,
+            "disk": self._settings["disk_gib"],
+            "ports": [_SSH_PORT],
+            "env": {"PUBLIC_KEY": request.public_key},
+            "startSsh": True,
+            "globalNetworking": network,
+            "dataCenterIds": [] if region == _COMMUNITY else [region],
+        }
+        if self._settings.get("registry"):
+            body["registry"] = self._settings["registry"]
+        return [str((await self._api.send("POST", "/pods", body))["id"])]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        found = (await self._api.get("/pods"))["pods"]
+        # the account's other pods may have another form
+        return [_read(each) for each in found if str(each.get("name")).startswith(NAME_PREFIX)]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        return _read(await self._api.get(f"/pods/{machine}"))
+
+    async def delete(self, machine: str) -> None:
+        await self._api.send("DELETE", f"/pods/{machine}")
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code == _NO_NETWORK or _FULL.search(fault.message) is not None
+
+    async def _list_gpus(self, cloud: str, count: int) -> Sequence[Json]:
+        """NVIDIA's GPUs; the default image does not run on others."""
+        query = f"include=AVAILABILITY&product=POD&count={count}&cloud={cloud.upper()}"
+        if self._settings["cuda"]:
+            query += f"&minCudaVersion={self._settings['cuda']}"
+        told = (await self._api.get(f"/catalog/gpus?{query}"))["gpus"]
+        return [each for each in told if each["manufacturer"] == "NVIDIA" and each[cloud]]
+
+    async def _check_network(self, region: str) -> None:
+        """Raise CloudFault if the pods of a region cannot connect to each other."""
+        told = (await self._api.get("/catalog/datacenters"))["dataCenters"]
+        if region not in [each["id"] for each in told if each["globalNetwork"]]:
+            message = f"pods in {region} cannot connect to each other"
+            raise CloudFault(400, _NO_NETWORK, message)
+
+    def _offer(self, gpu: Json, cloud: str, count: int, region: str) -> Offer:
+        known = identify(str(gpu["id"]), int(gpu["memory"]) * 1024)
+        return Offer(
+            provider="runpod",
+            region=region,
+            instance_type=f"{count}x {gpu['id']}".replace(" ", "_"),
+            accelerator=known.accelerator.name if known else None,
+            accelerator_count=count,
+            accelerator_memory_mib=_memory_mib(gpu) or 0,
+            vcpus=int(self._settings["gpu_vcpus"]) * count,
+            memory_mib=int(self._settings["gpu_memory_gib"]) * count * 1024,
+            disk_gib=int(self._settings["disk_gib"]),
+            rate=HourlyRate(round(float(gpu["price"][cloud]) * 1_000_000) * count),
+            architecture="x86_64",
+            source="Runpod API",
+            as_of=self._now().date(),
+        )
+
+
+def _memory_mib(gpu: Json) -> int | None:
+    """The memory of one GPU; None if the GPU is unknown."""
+    known = identify(str(gpu["id"]), int(gpu["memory"]) * 1024)
+    return known.memory_mib if known else None
+
+
+def _regions(gpu: Json, cloud: str) -> Sequence[str]:
+    """The data centers that have the GPU now. The API lists none in the community cloud."""
+    if cloud == _COMMUNITY:
+        return [_COMMUNITY]
+    centers = gpu.get("dataCenters") or ()
+    return [str(each["id"]) for each in centers if each["availability"] != "NONE"]
+
+
+def _read(told: Json) -> CloudMachine:
+    status, direct = str(told["status"]), told["ssh"]["direct"]
+    target = direct and SshTarget(
+        address=str(direct["host"]), port=int(direct["port"]), user=str(direct["username"])
+    )
+    quiet = status in ("PROVISIONING", "STARTING", "RUNNING")
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["name"]),
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        address=told["globalNetworking"].get("ip"),
+        ssh=target or None,
+        created_at=datetime.fromisoformat(told["createdAt"]),
+        reason="" if quiet else f"Runpod reports: {status}",
+    )

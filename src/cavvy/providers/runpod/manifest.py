@@ -1,0 +1,93 @@
+"""The manifest of the Runpod provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import flag, number, text
+from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.keys import ApiKeySource
+
+KEYS = ApiKeySource(
+    provider="runpod",
+    variables=("RUNPOD_API_KEY",),
+    files=("~/.runpod/config.toml",),
+    names=("apikey", "api_key"),
+    made_at="https://console.runpod.io/user/settings",
+)
+_CONTAINER = "a pod is a container, and Runpod lets no pod start further containers"
+
+MANIFEST = Manifest(
+    name="runpod",
+    title="Runpod",
+    docs="docs/guides/runpod.md",
+    abilities=ABILITIES,
+    visibility_delay=timedelta(minutes=1),
+    unsupported={
+        Feature.SPOT: "Runpod's API 2 starts on-demand pods only "
+        "(https://docs.runpod.io/api-reference-v2/pods/create-a-pod)",
+        Feature.IMAGE: f"{_CONTAINER}; the setting `image` selects the image of all pods",
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: f"{_CONTAINER}; the setting `registry` selects the credentials in the "
+        "Runpod account that pull the image of pods",
+        Feature.CAPACITY: "Runpod reports whether a data center has a GPU, but not how many "
+        "(https://docs.runpod.io/api-reference-v2/catalog/list-gpu-types)",
+        Feature.SELF_END: "Runpod bills a pod until its API terminates it, and pods get no API "
+        "key; the server terminates pods that have exited",
+        Feature.VOLUMES: "network volumes cannot be attached yet; copy from and to a bucket",
+        Feature.MOUNTS: "a pod is a container without access to folders of its host or to NFS",
+        Feature.NETWORK: "Runpod's API neither reports nor selects the speed of the network",
+        Feature.DISK: "the setting `disk_gib` selects the size of the disk for all pods",
+        Feature.NOTICE: "on-demand pods are not reclaimed",
+        Feature.RESULTS: "a pod ends with its disk. If the server is away when work has ended, "
+        "the results go to the bucket of `checkpoint.storage` or `server.results_url`; with no "
+        "bucket, the pod waits until its lease ends",
+    },
+    settings=(
+        KEYS.setting(),
+        text(
+            "regions",
+            "The data centers to use, separated by commas, such as `EU-RO-1, US-KS-2`; "
+            "`community` stands for the community cloud. The default is all data centers, and "
+            "the community cloud only if `community` is set.",
+        ),
+        flag(
+            "community",
+            "Also use the community cloud: cheaper pods on computers of other people, who can "
+            "read what runs there.",
+        ),
+        text(
+            "image",
+            "The image of pods. The image must start an SSH server that accepts the key in the "
+            "environment variable PUBLIC_KEY, as Runpod's own images do.",
+            "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404",
+        ),
+        text(
+            "cuda",
+            'The lowest CUDA version that the host of a pod must support, such as "12.8", which '
+            "the default of `image` needs. If this is empty, pods run on any host.",
+            "12.8",
+        ),
+        text("registry", "The id of the account's registry credentials, for a private `image`."),
+        number(
+            "disk_gib", "The size of a pod's disk.", unit="GB", default=50, minimum=1, whole=True
+        ),
+        number(
+            "gpu_vcpus",
+            "Pods start only on hosts with this number of vCPUs for each GPU. Offers have this "
+            "number.",
+            unit="vCPUs",
+            default=4,
+            minimum=1,
+            whole=True,
+        ),
+        number(
+            "gpu_memory_gib",
+            "Pods start only on hosts with this memory for each GPU. Offers have this memory.",
+            unit="GB",
+            default=16,
+            minimum=1,
+            whole=True,
+        ),
+        text("endpoint", "The address of the API.", "https://api.runpod.io/v2"),
+    ),
+)

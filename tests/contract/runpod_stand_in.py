@@ -1,0 +1,195 @@
+"""A strict stand-in for Runpod's REST API 2 over a cloud in memory: an HTTP server that refuses
+requests which the published description does not allow (https://api.runpod.io/v2/openapi.json, as
+in the public repository of Runpod's documentation in November 2026).
+
+The message about missing capacity is one that users reported, since the description has none.
+"""
+
+from typing import Any
+
+from tests.contract.rest_stand_in import (
+    Check,
+    RestRequest,
+    RestServer,
+    RestStandIn,
+    finish,
+    flag,
+    list_of,
+    one_of,
+    text,
+    wrong_field,
+)
+from tests.contract.vm_cloud import MemoryCloud
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
+
+GPUS = {  # id: GB of memory, USD an hour in both clouds, most GPUs of a pod in both clouds
+    "NVIDIA A40": (48, 0.35, 0.31, 10, 0),
+    "NVIDIA GeForce RTX 4090": (24, 0.69, 0.34, 6, 4),
+    "NVIDIA H100 80GB HBM3": (80, 2.69, 2.59, 8, 8),
+    "NVIDIA Z9000": (999, 9.99, 9.99, 8, 8),
+    "AMD Instinct MI300X OAM": (192, 2.49, 2.49, 8, 0),
+}
+CENTERS = {"EU-RO-1": True, "US-KS-2": True, "US-TX-3": False}  # whether with a global network
+_OFFER = Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0))
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _env(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+
+_GPU: dict[str, Check] = {
+    "id": one_of(GPUS),
+    "count": _count,
+    "allowedCudaVersions": list_of(text(9, r"\d+\.\d+")),
+    "minCudaVersion": text(9, r"\d+\.\d+"),
+    "minRamPerGpu": _count,
+    "minVcpuCountPerGpu": _count,
+}
+_FIELDS: dict[str, Check] = {
+    "name": text(191, r".+"),
+    "image": text(500, r".+"),
+    "args": text(10_000),
+    "cloud": one_of(("SECURE", "COMMUNITY")),
+    "gpu": lambda value: wrong_field(value, _GPU, ("id",)) is None,
+    "disk": _count,
+    "env": _env,
+    "ports": list_of(text(10, r"\d+/(tcp|http)")),
+    "registry": text(100),
+    "dataCenterIds": list_of(one_of(CENTERS)),
+    "globalNetworking": flag,
+    "startSsh": flag,
+    "startJupyter": flag,
+}
+_QUERY = {"include", "product", "count", "cloud", "minCudaVersion"}
+_FAULTS = {
+    "insufficient-capacity": CloudFault(
+        400,
+        "Bad Request",
+        "There are no longer any instances available with the requested specifications. Please "
+        "refresh and try again.",
+    ),
+}
+_STATES = {
+    MachineState.STARTING: "STARTING",
+    MachineState.RUNNING: "RUNNING",
+    MachineState.STOPPED: "EXITED",
+    MachineState.ENDED: "TERMINATED",
+}
+
+
+class RunpodStandIn(RestStandIn):
+    """The API in front of a cloud in memory."""
+
+    root = "/v2"
+    key = "rpa_TEST"
+    key_file = 'apikey = "{key}"\n'
+    denied = CloudFault(401, "Unauthorized", "invalid bearer token")
+    faults = _FAULTS
+    states = _STATES
+
+    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
+        super().__init__(cloud, server)
+        self.pods: dict[str, dict[str, Any]] = {}  # the bodies of requests, by pod
+
+    def describe(self, fault: CloudFault) -> object:
+        return {"title": fault.code, "status": fault.status, "detail": fault.message or fault.code}
+
+    def answer(self, request: RestRequest) -> tuple[int, object]:
+        match request.method, request.path.split("/")[1:]:
+            case "GET", ["catalog", "gpus"]:
+                return 200, {"gpus": self._list_gpus(request)}
+            case "GET", ["catalog", "datacenters"]:
+                return 200, {
+                    "dataCenters": [
+                        {"id": name, "name": name, "region": "EUROPE", "globalNetwork": network}
+                        for name, network in CENTERS.items()
+                    ]
+                }
+            case "GET", ["pods"]:
+                return 200, {"pods": [self._show(each) for each in self.machines()] + self.others}
+            case "POST", ["pods"]:
+                return 201, self._create(request.body)
+            case "GET", ["pods", machine]:
+                return 200, self._show(self.machine(machine))
+            case "DELETE", ["pods", machine]:
+                self.end(machine)
+                return 204, None
+        raise CloudFault(404, "Not Found", "resource not found")
+
+    def _list_gpus(self, request: RestRequest) -> list[dict[str, Any]]:
+        query = request.query
+        if query["include"] != "AVAILABILITY" or query["product"] != "POD" or set(query) - _QUERY:
+            raise CloudFault(400, "Bad Request", "request could not be processed")
+        count, cloud = int(query.get("count", 1)), query.get("cloud", "SECURE")
+        return [_describe_gpu(each, count, cloud) for each in GPUS]
+
+    def _create(self, body: Any) -> dict[str, Any]:
+        """Start a pod. Raises the fault of a request that the description does not allow."""
+        if wrong := wrong_field(body, _FIELDS, ("name", "image", "gpu")):
+            raise CloudFault(422, "Unprocessable Entity", f"{wrong} failed validation")
+        wide = [each for each in body.get("dataCenterIds", []) if not CENTERS[each]]
+        if body.get("globalNetworking") and (wide or body.get("cloud") == "COMMUNITY"):
+            raise CloudFault(400, "Bad Request", "global networking is not available")
+        key = body.get("env", {}).get("PUBLIC_KEY", "")
+        request = MachineRequest(
+            gang=None,  # type: ignore[arg-type]  # the cloud in memory does not read it
+            offer=_OFFER,
+            names=[body["name"]],
+            user_data=[f"#!/bin/sh\n{key}"],
+            public_key=key,
+        )
+        (new,) = finish(self.cloud.create(request))
+        self.pods[new] = body
+        return {"id": new, "name": body["name"], "status": "PROVISIONING"}
+
+    def _show(self, machine: CloudMachine) -> dict[str, Any]:
+        assert machine.created_at is not None
+        running = machine.state is MachineState.RUNNING
+        body = self.pods.get(machine.id, {})
+        direct = {
+            "host": "198.51.100.7",
+            "port": 10341,
+            "username": "root",
+            "command": "ssh root@198.51.100.7 -p 10341",
+        }
+        network = {"enabled": True, "ip": "10.65.1.42", "internalDns": "x.runpod.internal"}
+        return {
+            "id": machine.id,
+            "name": machine.name,
+            "status": self.states[machine.state],
+            "ssh": {"proxy": None, "direct": direct if running else None},
+            "cost": 0.35,
+            "globalNetworking": network if body.get("globalNetworking") else {"enabled": False},
+            "createdAt": machine.created_at.isoformat(timespec="seconds"),
+            "startedAt": None,
+        }
+
+
+def _describe_gpu(gpu: str, count: int, cloud: str) -> dict[str, Any]:
+    memory, secure, community, most_secure, most_community = GPUS[gpu]
+    most = most_secure if cloud == "SECURE" else most_community
+    told = {
+        "id": gpu,
+        "name": gpu.removeprefix("NVIDIA "),
+        "pool": None,
+        "manufacturer": gpu.split()[0],
+        "memory": memory,
+        "secure": most_secure > 0,
+        "community": most_community > 0,
+        "price": {"secure": secure, "community": community},
+        "maxCount": {"secure": most_secure, "community": most_community},
+        "availability": "LOW" if count <= most else "NONE",
+    }
+    if cloud == "SECURE" and count <= most:
+        centers = [("EU-RO-1", "HIGH"), ("US-TX-3", "LOW"), ("US-KS-2", "NONE")]
+        told["dataCenters"] = [
+            {"id": name, "name": name, "availability": level} for name, level in centers
+        ]
+    return told
