@@ -48,6 +48,7 @@ class Operation(NamedTuple):
         return request.method, parts.path, {k: v[0] for k, v in parse_qs(parts.query).items()}
 
 
+_NIC, _IP = "network_interface_name", "public_ip_address_name"
 _NET, _NSG = "virtual_network_name", "network_security_group_name"
 OPERATIONS = {
     "sizes": Operation(
@@ -70,6 +71,10 @@ OPERATIONS = {
     "delete": Operation(
         compute.build_virtual_machines_delete_request, "vm_name", {"force_deletion": "true"}
     ),
+    "list interfaces": Operation(network.build_network_interfaces_list_request),
+    "delete interfaces": Operation(network.build_network_interfaces_delete_request, _NIC),
+    "list addresses": Operation(network.build_public_ip_addresses_list_request),
+    "delete addresses": Operation(network.build_public_ip_addresses_delete_request, _IP),
     "get network": Operation(network.build_virtual_networks_get_request, _NET),
     "put network": Operation(
         network.build_virtual_networks_create_or_update_request,

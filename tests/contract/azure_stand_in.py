@@ -72,6 +72,8 @@ class AzureStandIn(RestStandIn):
         super().__init__(cloud, server)
         self.bodies: dict[str, dict[str, Any]] = {}  # of machines, by id in the cloud in memory
         self.networks: dict[tuple[str, str], Any] = {}
+        # interfaces and addresses without a machine, by kind
+        self.leftovers: dict[str, list[dict[str, Any]]] = {"interfaces": [], "addresses": []}
         self.late: str | None = None  # the code with which started machines fail after a while
         self.failed: dict[str, str] = {}  # the codes of failed machines, by id
         self.group = True  # the resource group exists
@@ -136,7 +138,13 @@ class AzureStandIn(RestStandIn):
                     return 204, None
                 self.end(billed[0].id)
                 return 202, None
-        kind = operation.split()[1]
+        verb, kind = operation.split()
+        if verb == "list":
+            return 200, self._page(self.leftovers[kind], request)
+        if verb == "delete":
+            left = [each for each in self.leftovers[kind] if each["name"] != name]
+            self.leftovers[kind] = left
+            return 202, None
         if request.method == "PUT":
             self.networks[kind, name] = request.body
         elif (kind, name) not in self.networks:

@@ -3,6 +3,8 @@ description in Microsoft's packages.
 """
 
 import asyncio
+import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -294,6 +296,30 @@ class TestAzure(RestContract):
 
         asyncio.run(scenario())
 
+    def test_what_a_failed_creation_left_without_a_machine_is_deleted(
+        self, account: AzurePlace
+    ) -> None:
+        """Only Cavvy's own parts, and not before a second look ten minutes later."""
+        used: dict[str, object] = {"virtualMachine": {"id": "x"}, "ipConfiguration": {"id": "x"}}
+
+        async def scenario() -> None:
+            names = {"cv-1-lost-1": {}, "cv-1-used-2": used, "web-1": {}}
+            account.api.leftovers = {
+                kind: [{"name": name, "properties": part} for name, part in names.items()]
+                for kind in ("interfaces", "addresses")
+            }
+            provider = account.provider("ours")
+            for _ in range(9):
+                await provider.gangs()
+                assert [len(each) for each in account.api.leftovers.values()] == [3, 3]
+                await account.wait(timedelta(minutes=1))
+            await account.wait(timedelta(minutes=2))
+            await provider.gangs()
+            for left in account.api.leftovers.values():
+                assert [each["name"] for each in left] == ["cv-1-used-2", "web-1"]
+
+        asyncio.run(scenario())
+
     def test_a_region_gets_one_network_which_a_setting_replaces(self, account: AzurePlace) -> None:
         async def scenario() -> None:
             harness = account.harness()
@@ -328,6 +354,28 @@ class TestAzure(RestContract):
         account.api.group = False
         with pytest.raises(Refused, match="az group create --name cavvy"):
             asyncio.run(account.provider("ours").gangs())
+
+    def test_azure_identity_finds_the_login_of_the_command_line_tool(
+        self, account: AzurePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With the real package: only the program `az` is a stand-in."""
+        token = {"accessToken": account.api.key, "expires_on": 4102444800}
+        tool = tmp_path / "bin" / "az"
+        tool.parent.mkdir()
+        tool.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(token)}\nEND\n")
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "AzureCliCredential")
+        table = {"endpoint": account.api.url, "subscription": SUBSCRIPTION}
+        settings = check_settings(MANIFEST, table)
+        cloud = AzureCloud(settings, account.cloud.now, find_instance)
+        assert asyncio.run(cloud.list()) == []
+        cloud.close()
+        tool.write_text("#!/bin/sh\necho 'Please run az login to set up an account.' >&2\nexit 1\n")
+        cloud = AzureCloud(settings, account.cloud.now, find_instance)
+        with pytest.raises(Refused, match="sign in with `az login`"):
+            asyncio.run(cloud.list())
+        cloud.close()
 
     def test_a_wrong_subnet_or_image_is_refused(self, account: AzurePlace) -> None:
         with pytest.raises(Refused, match="is not REGION=RESOURCE-ID"):

@@ -15,6 +15,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, Credential
 from cavvy.providers.azure.images import choose_image
+from cavvy.providers.azure.leftovers import AzureLeftovers
 from cavvy.providers.azure.machines import (
     MACHINES,
     make_id,
@@ -83,6 +84,7 @@ class AzureCloud:
         self._settings, self._now, self._find_instance = settings, now, find_instance
         self._account = AzureAccount(settings, make_credential)
         self._networks = AzureNetworks(self._account, settings)
+        self._leftovers = AzureLeftovers(self._account, now)
         self._prices = prices or AzurePrices(tries=3)
         self._key = str(settings.get("ssh_key") or "")
         self._closed = threading.Event()
@@ -159,6 +161,8 @@ class AzureCloud:
             for each in await self._account.resources(MACHINES)
             if str(each.get("name")).startswith(NAME_PREFIX)
         ]
+        with suppress(CloudFault):  # the next sweep tries again
+            await self._leftovers.sweep()
         power = await self._read_power() if told else {}
         return [await self._read(each, power) for each in told]
 
