@@ -11,7 +11,9 @@ from tests.contract.rest_stand_in import (
     RestServer,
     RestStandIn,
     flag,
+    id_of,
     list_of,
+    number_of,
     one_of,
     text,
     wrong_field,
@@ -85,11 +87,14 @@ class DigitalOceanStandIn(RestStandIn):
             case "GET", "/droplets":
                 return 200, self._page("droplets", self._list(request), request)
             case "POST", "/droplets":
-                return 202, {"droplet": {"id": int(self._create(request.body))}}
-            case "DELETE", path:
-                self.end(_id(path))
-                return 204, None
-        return 200, {"droplet": self._show(self.machine(_id(request.path)))}
+                return 202, {"droplet": {"id": number_of(self._create(request.body))}}
+        found = re.fullmatch(r"/droplets/(\d+)", request.path)
+        if found is None:
+            raise CloudFault(404, "not_found", request.path)
+        if request.method == "DELETE":
+            self.end(id_of(found[1]))
+            return 204, None
+        return 200, {"droplet": self._show(self.machine(id_of(found[1])))}
 
     def _page(
         self, field: str, items: list[dict[str, Any]], request: RestRequest
@@ -122,7 +127,7 @@ class DigitalOceanStandIn(RestStandIn):
         new = self.start(body["name"], body.get("user_data", ""))
         self.sizes[new] = body["size"]
         self.images.append(body["image"])
-        return new.removeprefix("vm-")
+        return new
 
     def _show(self, machine: CloudMachine) -> dict[str, Any]:
         assert machine.created_at is not None
@@ -130,7 +135,7 @@ class DigitalOceanStandIn(RestStandIn):
         if machine.address:
             networks.append({"ip_address": machine.address, "type": "private"})
         return {
-            "id": int(machine.id.removeprefix("vm-")),
+            "id": number_of(machine.id),
             "name": machine.name,
             "status": self.states[machine.state],
             "created_at": machine.created_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -158,10 +163,3 @@ def _size(slug: str) -> dict[str, Any]:
             "vram": {"amount": vram, "unit": "gib"},
         }
     return told
-
-
-def _id(path: str) -> str:
-    found = re.fullmatch(r"/droplets/(\d+)", path)
-    if found is None:
-        raise CloudFault(404, "not_found", path)
-    return f"vm-{int(found[1]):06d}"

@@ -193,6 +193,18 @@ def finish(call: Coroutine[Any, Any, T]) -> T:
             return end.value  # type: ignore[no-any-return]
 
 
+def number_of(machine: str) -> int:
+    """The number in the id of a machine in memory, for APIs whose ids are numbers."""
+    return int(machine.removeprefix("vm-"))
+
+
+def id_of(number: str) -> str:
+    """The id of a machine in memory, from the number in a path. Raises CloudFault."""
+    if not number.isdecimal():
+        raise CloudFault(404, "not-found", f"{number} is no id")
+    return f"vm-{int(number):06d}"
+
+
 def text(most: int, pattern: str = r"[\s\S]*") -> Check:
     """A string of at most `most` bytes that matches the pattern."""
     return lambda value: (

@@ -19,6 +19,7 @@ ALLOWED = {
     "providers/pbs/": "what PBS prints",
     "providers/azure/": "only the message tells a quota from other refusals",
     "providers/digitalocean/": "the API tells a missing size from a wrong value in its text alone",
+    "providers/hyperstack/": "the API tells missing stock from a wrong value in its text alone",
     "providers/verda/": "the API tells a missing type from a wrong value in its text alone",
     "providers/runpod/": "the API tells missing capacity from a wrong value in its text alone",
     "providers/vultr/": "the API tells a missing plan from a wrong value in its text alone",

@@ -35,11 +35,20 @@ _MOST_PAGES = 500
 
 class RestClient:
     """Calls one API. `read_key` returns the token, or "" if the API needs none. `read_error` parses
-    the body of an error reply.
+    the body of an error reply. `key_header` is the header that contains the key alone; by default,
+    the key is a bearer token.
     """
 
-    def __init__(self, endpoint: str, read_key: Callable[[], str], read_error: ReadError) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        read_key: Callable[[], str],
+        read_error: ReadError,
+        *,
+        key_header: str = "",
+    ) -> None:
         self._endpoint = endpoint.rstrip("/")
+        self._key_header = key_header
         self._read_key, self._read_error = read_key, read_error
         self._threads = ThreadPoolExecutor(8, "rest")  # not shared with others
         self._opener = urllib.request.build_opener(_NoRedirect(), _Http(), _Https())
@@ -114,7 +123,7 @@ class RestClient:
             "User-Agent": "cavvy",
         }
         if key := self._read_key():
-            headers["Authorization"] = f"Bearer {key}"
+            headers |= {self._key_header: key} if self._key_header else _bearer(key)
         request = urllib.request.Request(
             self._endpoint + path,
             data=None if body is None else json.dumps(body).encode(),
@@ -211,6 +220,10 @@ def _wish(headers: email.message.Message) -> float | None:
 def _pause(attempt: int, wish: float | None) -> float:
     """Seconds until the next attempt: the server's wish, or twice as long as the last time."""
     return min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt if wish is None else wish)
+
+
+def _bearer(token: str) -> Mapping[str, str]:
+    return {"Authorization": f"Bearer {token}"}
 
 
 def _read_text(content: bytes) -> str:

@@ -1,0 +1,15 @@
+"""Hyperstack: each node is one virtual machine that starts the agent on boot."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.hyperstack.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.hyperstack.cloud import HyperstackCloud
+    from cavvy.providers.vm.provider import VmProvider
+
+    cloud = HyperstackCloud(context.settings, context.now)
+    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)

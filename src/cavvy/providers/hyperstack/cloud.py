@@ -1,0 +1,217 @@
+"""Calls Hyperstack's API, version 1 (https://docs.hyperstack.cloud/docs/api-reference).
+
+A machine is made in an environment, which belongs to one region and has its own SSH keys. A region
+is used if the account has an environment with an SSH key there.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import NamedTuple
+
+from cavvy.catalog.accelerators import KnownAccelerator, identify
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import parse_rate
+from cavvy.providers.base import Refused
+from cavvy.providers.hyperstack.manifest import KEYS
+from cavvy.providers.vm.cloud import (
+    NAME_PREFIX,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+)
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.rest import Json, RestClient
+
+_STATES = {  # https://docs.hyperstack.cloud/docs/api-reference/core-resources/virtual-machines
+    "CREATING": MachineState.STARTING,
+    "BUILD": MachineState.STARTING,
+    "ACTIVE": MachineState.RUNNING,
+    "SHUTOFF": MachineState.STOPPED,
+    "HIBERNATED": MachineState.STOPPED,
+    "ERROR": MachineState.STOPPED,
+    "DELETING": MachineState.ENDED,
+}
+_FULL = re.compile(r"stock|capacity|not available|unavailable", re.IGNORECASE)
+_OVER_LIMIT = re.compile(r"quota", re.IGNORECASE)
+_LIMIT = "quota"  # our code for a fault whose message says that a quota is exceeded
+
+
+class Place(NamedTuple):
+    """Where machines of a region are made."""
+
+    environment: str
+    key: str  # the name of an SSH key of the environment
+
+
+class HyperstackCloud:
+    """Implements `Cloud`."""
+
+    # The longest name is the API's. The longest user data and the listing lag are assumptions,
+    # since Hyperstack does not document them.
+    traits = CloudTraits(
+        name_limit=50,
+        user_data_limit=65536,
+        list_lag=timedelta(minutes=1),
+        quota_codes=frozenset({_LIMIT}),
+    )
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self._settings, self._now = settings, now
+        self._api = RestClient(
+            str(settings["endpoint"]),
+            lambda: KEYS.read(settings),
+            lambda told: (told.get("error_reason") or "error", told["message"]),
+            key_header="api_key",
+        )
+        self._unknown: Sequence[str] = ()
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
+        return KEYS.facts(self._settings, self._unknown)
+
+    async def offers(self) -> Sequence[Offer]:
+        places = await self._places()
+        prices = {str(each["name"]): each["value"] for each in await self._api.get("/pricebook")}
+        groups = (await self._api.get("/core/flavors"))["data"]
+        flavors = [each for group in groups for each in group["flavors"] if _is_usual(each)]
+        self._unknown = sorted(
+            {str(each["gpu"]) for each in flavors if _identify(each["gpu"]) is None}
+        )
+        return [
+            self._offer(each, known, str(prices[each["gpu"]]))
+            for each in flavors
+            if (known := _identify(each["gpu"])) is not None
+            if each["stock_available"] and each["region_name"] in places and each["gpu"] in prices
+        ]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        region = request.offer.region
+        place = (await self._places()).get(region)
+        if place is None:
+            raise Refused(f"[providers.hyperstack]: no environment in {region} has an SSH key")
+        body = {
+            "name": request.names[0],
+            "environment_name": place.environment,
+            "key_name": place.key,
+            "flavor_name": request.offer.instance_type,
+            "image_name": await self._choose_image(region),
+            "count": 1,
+            "assign_floating_ip": True,  # without one, a machine has no way to the server
+            "user_data": request.user_data[0],
+        }
+        try:
+            told = await self._api.send("POST", "/core/virtual-machines", body)
+        except CloudFault as fault:
+            raise self.name_limit(fault) from fault
+        return [str(each["id"]) for each in told["instances"]]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        found = await self._all("/core/virtual-machines", "instances")
+        # the account's other machines may have another form
+        return [_read(each) for each in found if str(each.get("name")).startswith(NAME_PREFIX)]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        return _read((await self._api.get(f"/core/virtual-machines/{machine}"))["instance"])
+
+    async def delete(self, machine: str) -> None:
+        await self._api.send("DELETE", f"/core/virtual-machines/{machine}")
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+
+    def name_limit(self, fault: CloudFault) -> CloudFault:
+        """The fault with a code of its own if a quota is exceeded."""
+        if _OVER_LIMIT.search(f"{fault.code} {fault.message}"):
+            return CloudFault(fault.status, _LIMIT, fault.message)
+        return fault
+
+    async def _all(self, path: str, field: str) -> Sequence[Json]:
+        def read_next(page: Json) -> str | None:
+            number = int(page["page"])
+            more = number * int(page["page_size"]) < int(page["count"])
+            return f"{path}?pageSize=100&page={number + 1}" if more else None
+
+        pages = await self._api.pages(f"{path}?pageSize=100&page=1", read_next)
+        return [each for page in pages for each in page[field]]
+
+    async def _places(self) -> Mapping[str, Place]:
+        """The place of each region that can be used."""
+        wanted = list_setting(self._settings, "environments")
+        regions = {
+            str(each["name"]): str(each["region"])
+            for each in await self._all("/core/environments", "environments")
+            if not wanted or each["name"] in wanted
+        }
+        found: dict[str, Place] = {}
+        for each in await self._all("/core/keypairs", "keypairs"):
+            place = Place(str(each["environment"]["name"]), str(each["name"]))
+            region = regions.get(place.environment)
+            if region is not None:
+                found[region] = min(found.get(region, place), place)
+        if not found:
+            raise Refused(
+                "[providers.hyperstack]: the account has no environment with an SSH key; make both "
+                "at https://console.hyperstack.cloud"
+            )
+        return found
+
+    async def _choose_image(self, region: str) -> str:
+        if wanted := str(self._settings.get("image") or ""):
+            return wanted
+        groups = (await self._api.get(f"/core/images?region={region}"))["images"]
+        names = [str(each["name"]) for group in groups for each in group["images"]]
+        fit = [each for each in names if each.startswith("Ubuntu") and "CUDA" in each]
+        if not fit:
+            raise Refused(f"[providers.hyperstack] image: {region} has no Ubuntu image with CUDA")
+        return max(fit, key=lambda name: ([int(n) for n in re.findall(r"\d+", name)], name))
+
+    def _offer(self, flavor: Json, known: KnownAccelerator, price: str) -> Offer:
+        count = int(flavor["gpu_count"])
+        return Offer(
+            provider="hyperstack",
+            region=str(flavor["region_name"]),
+            instance_type=str(flavor["name"]),
+            accelerator=known.accelerator.name,
+            accelerator_count=count,
+            accelerator_memory_mib=known.memory_mib or 0,
+            vcpus=int(flavor["cpu"]),
+            memory_mib=int(float(flavor["ram"]) * 1024),
+            disk_gib=int(flavor["disk"]),
+            rate=parse_rate(Decimal(price) * count),
+            architecture="x86_64",
+            source="Hyperstack API",
+            as_of=self._now().date(),
+        )
+
+
+def _is_usual(flavor: Json) -> bool:
+    """Whether the flavor has GPUs and is no spot flavor. The price book has no prices of flavors
+    without GPUs.
+    """
+    return (
+        int(flavor["gpu_count"]) > 0 and "spot" not in f"{flavor['name']} {flavor['gpu']}".lower()
+    )
+
+
+def _identify(gpu: str) -> KnownAccelerator | None:
+    """The accelerator of a name such as "H100-80G-PCIe-NVLink"; None if it is unknown."""
+    return identify(gpu) or identify(gpu.removesuffix("-NVLink"))
+
+
+def _read(told: Json) -> CloudMachine:
+    status = str(told["status"])
+    created_at = datetime.fromisoformat(told["created_at"])
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["name"]),
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        address=told.get("fixed_ip") or None,
+        created_at=created_at if created_at.tzinfo else created_at.replace(tzinfo=UTC),
+        reason="" if status in ("CREATING", "BUILD", "ACTIVE") else f"Hyperstack reports: {status}",
+    )

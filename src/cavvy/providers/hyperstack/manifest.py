@@ -1,0 +1,50 @@
+"""The manifest of the Hyperstack provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import text
+from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.keys import ApiKeySource
+
+KEYS = ApiKeySource(
+    provider="hyperstack",
+    variables=("HYPERSTACK_API_KEY",),
+    made_at="https://console.hyperstack.cloud/api-keys",
+)
+
+MANIFEST = Manifest(
+    name="hyperstack",
+    title="Hyperstack",
+    docs="docs/guides/hyperstack.md",
+    abilities=ABILITIES,
+    visibility_delay=timedelta(minutes=1),
+    unsupported={
+        Feature.SPOT: "Cavvy starts Hyperstack's on-demand machines only",
+        Feature.CAPACITY: "Hyperstack reports whether a region has a flavor, but not how many",
+        Feature.SELF_END: "a machine is deleted by Hyperstack's API only, and an API key that "
+        "could do so may delete all machines of the account, so nodes get none",
+        Feature.VOLUMES: "Hyperstack's volumes cannot be attached yet; copy from and to a bucket",
+        Feature.NETWORK: "machines are in the network of their environment, and their network "
+        "cannot be selected",
+        Feature.DISK: "the size of the disk depends on the flavor",
+        Feature.NOTICE: "Hyperstack's API describes no notice before a machine is reclaimed",
+        Feature.RESULTS: "a machine ends with its disk. If the server is away when work has "
+        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
+        "no bucket, the machine waits until its lease ends",
+    },
+    settings=(
+        KEYS.setting(),
+        text(
+            "environments",
+            "The account's environments to use, separated by commas. The default is the first "
+            "environment of each region that has an SSH key.",
+        ),
+        text(
+            "image",
+            "The image of machines, by name. The default is the newest Ubuntu image with CUDA of "
+            "the region.",
+        ),
+        text("endpoint", "The address of the API.", "https://infrahub-api.nexgencloud.com/v1"),
+    ),
+)

@@ -1,0 +1,111 @@
+"""The Hyperstack provider keeps the contract, on a stand-in that checks every request against
+Hyperstack's published description.
+"""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from tests.contract.hyperstack_stand_in import HyperstackStandIn
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.proofs import Proof
+
+from cavvy.providers import hyperstack
+from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.hyperstack.cloud import HyperstackCloud, _read
+from cavvy.providers.hyperstack.manifest import MANIFEST
+from cavvy.providers.registry import check_settings
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, read_fault
+
+PROOF = Proof("hyperstack", False, "a strict stand-in for Hyperstack's API")
+
+
+class TestHyperstack(RestContract):
+    package, traits, stand_in = hyperstack, HyperstackCloud.traits, HyperstackStandIn
+
+    def test_offers_have_live_prices_and_unknown_gpus_are_reported(
+        self, account: RestPlace
+    ) -> None:
+        provider = account.provider("ours")
+        offers = {offer.instance_type: offer for offer in asyncio.run(provider.offers())}
+        found = {
+            name: (offer.region, offer.accelerator, offer.accelerator_count)
+            for name, offer in offers.items()
+        }
+        assert found == {
+            "n1-RTX-A4000x1": ("NORWAY-1", "A4000", 1),
+            "n3-H100x8-NVLink": ("CANADA-1", "H100-PCIe", 8),
+        }
+        assert offers["n3-H100x8-NVLink"].rate.micros_per_hour == 15_600_000
+        facts = dict(asyncio.run(provider.whoami()))
+        assert facts["unknown accelerators"] == "Z9000-999G"
+
+    def test_a_machine_gets_the_environment_key_and_image_of_its_region(
+        self, account: RestPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("placed")
+            offers = {each.region: each for each in await harness.ours.offers()}
+            await harness.launch(replace(gang, offer=offers["CANADA-1"]))
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+        (body,) = account.api.requests
+        assert body["environment_name"] == "default-CANADA-1"
+        assert body["key_name"] == "laptop"
+        assert body["image_name"] == "Ubuntu Server 24.04 LTS R570 CUDA 12.8 with Docker"
+        assert body["assign_floating_ip"] is True
+
+    def test_the_setting_selects_environments(self, account: RestPlace) -> None:
+        provider = account.provider("ours", environments="default-NORWAY-1")
+        assert {each.region for each in asyncio.run(provider.offers())} == {"NORWAY-1"}
+
+    def test_an_account_without_an_ssh_key_gets_a_hint(self, account: RestPlace) -> None:
+        account.api.keys = []
+        with pytest.raises(Refused, match="no environment with an SSH key; make both"):
+            asyncio.run(account.provider("ours").offers())
+
+    @pytest.mark.parametrize(
+        ("fault", "error"),
+        [
+            (CloudFault(400, "bad_request", "The flavor is out of stock."), NoCapacity),
+            (CloudFault(400, "bad_request", "The quota of GPUs is exceeded."), QuotaTooSmall),
+            (CloudFault(400, "bad_request", "image_name is invalid"), Refused),
+            (CloudFault(409, "conflict", "The name exists."), TryAgain),
+        ],
+    )
+    def test_only_missing_capacity_lets_the_job_try_other_flavors(
+        self, account: RestPlace, fault: CloudFault, error: type[Exception]
+    ) -> None:
+        cloud = HyperstackCloud(check_settings(MANIFEST, {}), account.cloud.now)
+        named = cloud.name_limit(fault)
+        assert type(read_fault(cloud, named, "a launch", making=True)) is error
+        cloud.close()
+
+
+def test_times_without_a_zone_are_in_utc_and_documented_states_are_known() -> None:
+    told = {
+        "id": 7,
+        "name": "cv-one",
+        "status": "ACTIVE",
+        "fixed_ip": "10.0.0.7",
+        "created_at": "2026-05-06T16:04:09Z",
+    }
+    machine = CloudMachine(
+        id="7",
+        name="cv-one",
+        state=MachineState.RUNNING,
+        address="10.0.0.7",
+        created_at=datetime(2026, 5, 6, 16, 4, 9, tzinfo=UTC),
+    )
+    assert _read(told) == _read(told | {"created_at": "2026-05-06T16:04:09"}) == machine
+    states = {
+        "CREATING": MachineState.STARTING,
+        "ERROR": MachineState.STOPPED,
+        "REBOOTING": MachineState.RUNNING,
+        "HIBERNATED": MachineState.STOPPED,
+    }
+    for status, state in states.items():
+        assert _read(told | {"status": status}).state is state
