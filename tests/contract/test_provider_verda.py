@@ -14,7 +14,13 @@ from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.registry import check_settings
 from cavvy.providers.verda.cloud import VerdaCloud, _read
 from cavvy.providers.verda.manifest import MANIFEST
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, read_fault
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    MachineState,
+    SshTarget,
+    read_fault,
+)
 
 PROOF = Proof("verda", False, "a strict stand-in for Verda's API")
 
@@ -153,5 +159,6 @@ def test_an_instance_in_the_form_of_verdas_package_is_read() -> None:
         name="cv-one",
         state=MachineState.RUNNING,
         address="1.2.3.4",
+        ssh=SshTarget(address="1.2.3.4"),
         created_at=datetime(2026, 11, 2, 10, tzinfo=UTC),
     )
