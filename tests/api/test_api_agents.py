@@ -283,6 +283,12 @@ async def test_logs_go_on_over_attempts_and_wait(api: Api) -> None:
         "code"
     ] == "log-not-found"
     assert (await api.http.get(JOB + "/logs", params={"rank": 1})).json()["code"] == "log-not-found"
+    for params, message in (
+        ({"rank": 1}, "t has only rank 0"),
+        ({"attempt": 7}, "t has had only 2 attempts"),
+    ):
+        answer = (await api.http.get(JOB + "/logs", params=params)).json()
+        assert answer["message"] == message
 
 
 async def test_a_command_beside_the_work(api: Api) -> None:

@@ -384,6 +384,28 @@ def test_rerun_sends_the_same_with_what_was_changed(client: FakeClient) -> None:
     assert run("rerun", "good", "--param", "lr").exit_code == 2
 
 
+def test_a_refused_rerun_names_the_parameters_and_no_file(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: FakeClient, text: str, **how: object) -> None:
+        raise ApiError("invalid-task", "the file has no parameter 'x'", "correct the file")
+
+    monkeypatch.setattr(FakeClient, "submit", refuse)
+    answer = run("rerun", "good", "--param", "x=1")
+    assert answer.exit_code == 1
+    assert "hint: the task of good is not changed; its parameters: none" in answer.stderr
+
+
+def test_an_invalid_request_names_the_help_of_its_command(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: FakeClient, *given: object, **how: object) -> None:
+        raise ApiError("invalid-request", "PATH cannot be set", "")
+
+    monkeypatch.setattr(FakeClient, "stop", refuse)
+    assert "hint: `cavvy stop --help` shows the arguments" in run("stop", "now").stderr
+
+
 def test_an_unknown_command_names_its_neighbour() -> None:
     answer = run("statsu")
     assert answer.exit_code == 2

@@ -24,6 +24,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
 
     from cavvy.cli.reach.follow import follow
     from cavvy.cli.task.submission import submit
+    from cavvy.client import ApiError
     from cavvy.domain.jobs import RunOrigin
     from cavvy.domain.tasks import Task
 
@@ -38,17 +39,24 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
                 "submit its task again",
             )
         params = {**{key: _text(value) for key, value in task.params.items()}, **changed}
-        new = submit(
-            client,
-            origin.task_text,
-            path=f"the task of {name}",
-            params=params,
-            project=project,
-            origin=replace(origin, rerun_of=old.id),
-            name=task.name,
-            consent=yes or old.consented,
-            ceiling_micros=old.ceiling_micros,
-        )
+        try:
+            new = submit(
+                client,
+                origin.task_text,
+                path=f"the task of {name}",
+                params=params,
+                project=project,
+                origin=replace(origin, rerun_of=old.id),
+                name=task.name,
+                consent=yes or old.consented,
+                ceiling_micros=old.ceiling_micros,
+            )
+        except ApiError as error:
+            if error.code != "invalid-task":
+                raise
+            known = ", ".join(task.params) or "none"
+            hint = f"the task of {name} is not changed; its parameters: {known}"
+            raise CommandFailure(error.message, hint) from error
         click.echo(f"{new.name}: queued, a rerun of {old.name}")
         click.echo(f"compare them: cavvy diff {old.name} {named(project, new.name)}")
         if not detach:

@@ -116,9 +116,11 @@ def _with_times(app_state: AppState, job: Job, rank: int, chunk: LogChunk) -> tu
 def _check_exists(job: Job, rank: int, attempt: int | None) -> None:
     """Raise ApiProblem if the job has no such rank or attempt."""
     if rank >= max(1, job.task.nodes):
-        message = f"{job.name} has {job.task.nodes} ranks, from 0"
+        most = job.task.nodes - 1
+        message = f"{job.name} has only " + (f"the ranks 0 to {most}" if most > 0 else "rank 0")
     elif attempt is not None and attempt > job.attempt:
-        message = f"{job.name} has had {job.attempt} attempts"
+        had = f"{job.attempt} attempt{'' if job.attempt == 1 else 's'}"
+        message = f"{job.name} has had only {had}"
     else:
         return
     hint = f"`cavvy status {named(job)}` lists the attempts and nodes of the job"

@@ -54,12 +54,18 @@ def make_failure(error: "ApiError") -> CommandFailure:
     from cavvy.client import StartFailed, Unreachable
 
     if error.code in ("invalid-request", "not-found"):  # the hint is for programs
-        return CommandFailure(error.message, "`--help` shows which values each argument accepts", 2)
+        return CommandFailure(error.message, f"`{_command()} --help` shows the arguments", 2)
     if not isinstance(error, Unreachable | StartFailed):
         return CommandFailure(error.message, error.hint)
     hint = error.hint or "`cavvy server status` shows the server"
     message = f"no answer from the server: {error.message}" if error.passing else error.message
     return CommandFailure(message, hint, _NO_SERVER)
+
+
+def _command() -> str:
+    """The command as the user calls it, such as `cavvy secret set`."""
+    context = click.get_current_context(silent=True)
+    return context.command_path if context is not None else "cavvy"
 
 
 def default_project() -> str:
