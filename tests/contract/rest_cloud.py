@@ -6,7 +6,7 @@ alike.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ from tests.contract.test_provider_aws import make_node_endpoint
 from tests.contract.test_provider_vm import VmContract
 from tests.contract.vm_cloud import MemoryPlace
 
+from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Manifest, Provider, ProviderContext, QuotaTooSmall, Refused
 from cavvy.providers.contract import ContractHarness
@@ -27,6 +28,10 @@ from cavvy.providers.vm.provider import VmProvider
 
 _LIST_LAG = timedelta(seconds=20)
 _ENDED_LISTED = timedelta(minutes=2)  # by APIs that have a state for ended machines
+
+
+def no_prices(provider: str) -> Sequence[Offer]:
+    return ()
 
 
 class RestPackage(Protocol):
@@ -39,6 +44,8 @@ class RestPackage(Protocol):
 
 class RestPlace(MemoryPlace):
     """One account of a cloud with a REST API, and a file with its key."""
+
+    list_prices = staticmethod(no_prices)  # for clouds that report no prices
 
     def __init__(
         self,
@@ -66,6 +73,7 @@ class RestPlace(MemoryPlace):
             settings=check_settings(manifest, table),
             state=self.states[installation],
             node_endpoint=make_node_endpoint(),
+            list_prices=self.list_prices,
             now=self.cloud.now,
         )
         made = self._package.make(context)

@@ -29,7 +29,7 @@ from cavvy.control.agents.deposits import DepositDependencies
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources
+from cavvy.domain.tasks import Resources, SpotPolicy
 from cavvy.domain.units import Money
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
@@ -183,6 +183,7 @@ def load_providers(
         server_address=address,
         node_endpoint=node_endpoint,
         find_instance=find_instance,
+        list_prices=list_prices,
         now=now,
     )
     return registry.load(
@@ -204,6 +205,17 @@ def find_instance(provider: str, instance: str) -> Offer | None:
     except SnapshotError as error:
         _log.warning("no catalog: instance types are unknown", exc_info=error)
         return None
+
+
+def list_prices(provider: str) -> Sequence[Offer]:
+    """The catalog's on-demand and spot offers of a provider; none without a catalog."""
+    need = Resources(providers=(provider,), spot=SpotPolicy.AUTO)
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            return snapshot.match(need, misses=0).offers
+    except SnapshotError as error:
+        _log.warning("no catalog: prices of %s are unknown", provider, exc_info=error)
+        return ()
 
 
 def read_egress() -> Mapping[str, Money]:

@@ -123,6 +123,8 @@ class EndTests(ScenarioSuite):
             gang.name
         )  # remove the gang again, as the control plane does until the gang is gone
         await harness.place.settle()
+        await harness.ours.gangs()  # a poll ends machines that were listed late
+        await harness.place.settle()
         assert all(seen.state is GangState.ENDED for seen in await harness.ours.gangs(gang.name))
 
     @in_scenario

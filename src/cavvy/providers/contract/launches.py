@@ -121,7 +121,7 @@ class LaunchTests(ScenarioSuite):
         call = asyncio.create_task(harness.ours.launch(gang))
         await harness.a_moment(0.005)
         call.cancel()
-        with suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError, TryAgain):
             await call
         await harness.place.settle()
         with suppress(TryAgain):

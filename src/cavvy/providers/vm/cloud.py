@@ -45,6 +45,7 @@ class BillEnd(StrEnum):
 class MachineState(StrEnum):
     """The state of a machine, as its cloud reports it."""
 
+    REQUESTED = "requested"  # accepted and not billed; the cloud may still refuse the machine
     STARTING = "starting"
     RUNNING = "running"
     STOPPED = "stopped"  # switched off, but not deleted; the layer deletes it

@@ -31,6 +31,9 @@ _REPEATED = timedelta(seconds=18)
 _LONGEST = timedelta(minutes=9)
 _LATELY = timedelta(seconds=45)  # a launch that was not repeated for this long has ended
 
+# a launch repeats its requests until machines of such a state have another one, or are refused
+_NOT_YET_OR_ENDED = (MachineState.REQUESTED, MachineState.ENDED)
+
 MakeUserData = Callable[[GangSpec, int], Awaitable[str]]
 
 
@@ -220,7 +223,7 @@ def adopt(
     """
     found: dict[str, list[str]] = {}
     for _, machine in shown.of(record.name):
-        if machine.state is not MachineState.ENDED and machine.id not in record.leftovers:
+        if machine.state not in _NOT_YET_OR_ENDED and machine.id not in record.leftovers:
             found.setdefault(machine.name, []).append(machine.id)
     nodes = []
     for node in record.nodes:

@@ -139,9 +139,8 @@ class VmMachines:
         ended = machine.state is MachineState.ENDED
         off = machine.state is MachineState.STOPPED
         over = ended or (off and self.traits.bill_ends is BillEnd.SHUTDOWN)
-        free = (
-            machine.state is MachineState.STARTING and self.traits.bill_starts is BillStart.RUNNING
-        )
+        boots = machine.state in (MachineState.REQUESTED, MachineState.STARTING)
+        free = boots and self.traits.bill_starts is BillStart.RUNNING
         bill = MachineBill(free=free, over=over, deleted_at=self.deleted_at(machine.id))
         return sight(node, machine, now, bill)
 

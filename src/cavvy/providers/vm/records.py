@@ -144,13 +144,14 @@ def recall(
     machines = launches[launch]
     nodes = [VmNode(rank=rank) for rank in range(counts[launch])]
     for rank, machine in machines.items():
-        nodes[rank] = VmNode(rank=rank, id=machine.id, asked_at=now)
+        certain = machine.state is not MachineState.REQUESTED
+        nodes[rank] = VmNode(rank=rank, id=machine.id if certain else "", asked_at=now)
     return VmGangRecord(
         name=name,
         launch=launch,
         intended_at=now,
         nodes=tuple(nodes),
-        launched=len(machines) == counts[launch],
+        launched=all(node.id for node in nodes),
     )
 
 

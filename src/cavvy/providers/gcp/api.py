@@ -1,0 +1,117 @@
+"""Calls the Compute Engine API, version 1 (https://cloud.google.com/compute/docs/reference/rest/v1),
+and reads its faults and operations.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Refused
+from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.rest import Json, RestClient
+
+# Reasons of HTTP errors: https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-rate-limits
+_TOO_MANY = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
+_NETWORK_PATHS = ("/networks/", "/subnetworks/")
+QUOTA_CODES = frozenset({"quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded"})
+# Codes of operations that found no capacity: https://cloud.google.com/compute/docs/troubleshooting/
+# troubleshooting-resource-availability. An operation that fails inside Google starts no machine
+# either, and its token cannot be used again.
+FULL_CODES = frozenset(
+    {
+        "ZONE_RESOURCE_POOL_EXHAUSTED",
+        "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
+        "RESOURCE_POOL_EXHAUSTED",
+        "INTERNAL_ERROR",
+    }
+)
+PENDING = "operation in progress"  # our code: the operation has not ended yet
+
+
+class GcpApi:
+    """Calls the API for one project. Calls raise CloudFault and Refused."""
+
+    def __init__(self, settings: Mapping[str, Scalar], credentials: GoogleCredentials) -> None:
+        self._credentials = credentials
+        self._network = str(settings.get("network") or "default")
+        self._rest = RestClient(str(settings["endpoint"]), credentials.token, _read_error)
+        self.close = self._rest.close
+
+    async def project(self) -> str:
+        return await asyncio.to_thread(self._credentials.project)
+
+    async def get(self, path: str, **query: str) -> Json:
+        """Read `path`, which is relative to the project."""
+        try:
+            return await self._rest.get(await self._path(path, query))
+        except CloudFault as fault:
+            raise self._sort(fault) from fault
+
+    async def send(self, method: str, path: str, body: Json = None, **query: str) -> Json:
+        """Send a request that changes something; returns its operation."""
+        try:
+            return await self._rest.send(method, await self._path(path, query), body)
+        except CloudFault as fault:
+            raise self._sort(fault) from fault
+
+    async def aggregated(self, kind: str, **query: str) -> Sequence[Json]:
+        """The resources of all zones, such as "instances"."""
+        path = await self._path(f"aggregated/{kind}", {"maxResults": "500", **query})
+
+        def read_next(page: Json) -> str | None:
+            token = page.get("nextPageToken")
+            return f"{path}&{urlencode({'pageToken': token})}" if token else None
+
+        try:
+            pages = await self._rest.pages(path, read_next)
+        except CloudFault as fault:
+            raise self._sort(fault) from fault
+        scopes = [scope for page in pages for scope in page.get("items", {}).values()]
+        return [each for scope in scopes for each in scope.get(kind, ())]
+
+    async def _path(self, path: str, query: Mapping[str, str]) -> str:
+        tail = f"?{urlencode(query)}" if query else ""
+        return f"/projects/{await self.project()}/{path}{tail}"
+
+    def _sort(self, fault: CloudFault) -> CloudFault | Refused:
+        """The fault with the status by which the layer sorts it, or a refusal that says what to
+        do.
+        """
+        if fault.code in _TOO_MANY:
+            return CloudFault(429, fault.code, fault.message)
+        if fault.status == 404 and any(each in fault.message for each in _NETWORK_PATHS):
+            return Refused(
+                f"[providers.gcp] network: {fault.message}; make the network with `gcloud compute "
+                f"networks create {self._network} --subnet-mode auto` and a firewall rule for its "
+                "own traffic, or name another one in `network` and `subnetwork`"
+            )
+        return fault
+
+
+def read_operation(operation: Json) -> CloudFault | None:
+    """The fault of an operation: None if it succeeded, PENDING if it goes on. An operation reports
+    its errors in its body, while the reply has the status 200.
+    """
+    if operation.get("status") != "DONE":
+        return CloudFault(0, PENDING, str(operation.get("name")))
+    errors = (operation.get("error") or {}).get("errors") or ()
+    if not errors:
+        return None
+    told = [str(each.get("message") or "") for each in errors]
+    # status 400: it is certain that the operation had no effect
+    return CloudFault(400, str(errors[0].get("code")), "; ".join(told)[:500])
+
+
+def last_part(url: str) -> str:
+    """The name at the end of a resource's URL."""
+    return url.rpartition("/")[2]
+
+
+def _read_error(told: Json) -> tuple[str, str]:
+    """The reason and the message of an error reply."""
+    error: dict[str, Any] = told["error"]
+    reasons = [str(each["reason"]) for each in error.get("errors", ()) if each.get("reason")]
+    return (reasons or [str(error.get("status") or error["code"])])[0], str(error["message"])

@@ -1,0 +1,238 @@
+"""Implements `Cloud` for Google Compute Engine.
+
+One machine is one `instances.insert`, whose token (`requestId`) is derived from the machine's name.
+The request starts an operation, and a zone without capacity is reported only by the operation. So a
+launch is complete only when all its operations have ended well: until then `create` raises a fault
+without certainty, and the next call asks for the operations again.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import ProviderError
+from cavvy.providers.gcp.api import FULL_CODES, QUOTA_CODES, GcpApi, last_part, read_operation
+from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.gcp.instance import make_instances
+from cavvy.providers.gcp.market import GcpMarket, ListPrices
+from cavvy.providers.vm.cloud import (
+    BillEnd,
+    BillStart,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+)
+from cavvy.providers.vm.records import INSTALLATION
+from cavvy.providers.vm.rest import Json
+
+# https://cloud.google.com/compute/docs/instances/instance-lifecycle
+_STATES = {
+    "PROVISIONING": MachineState.REQUESTED,  # Google has not found capacity yet
+    "STAGING": MachineState.STARTING,
+    "TERMINATED": MachineState.STOPPED,
+    "SUSPENDED": MachineState.STOPPED,
+}
+_PREEMPTED, _DELETED = "compute.instances.preempted", "delete"
+
+
+class GcpCloud:
+    """Implements `Cloud`."""
+
+    # Limits of names and labels: https://cloud.google.com/compute/docs/naming-resources and
+    # https://cloud.google.com/compute/docs/labeling-resources. A value of metadata has at most 256
+    # KiB: https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations. The
+    # listing lag is an assumption, since Google documents none. Google bills a machine while it
+    # runs (https://cloud.google.com/compute/docs/instances/instance-lifecycle); one that is off
+    # costs only its disk, until the server deletes it.
+    traits = CloudTraits(
+        name_limit=63,
+        tags=True,
+        tokens=True,
+        atomic_count=True,
+        list_lag=timedelta(minutes=1),
+        user_data_limit=256 * 1024,
+        bill_starts=BillStart.RUNNING,
+        bill_ends=BillEnd.SHUTDOWN,
+        quota_codes=QUOTA_CODES,
+    )
+
+    def __init__(
+        self,
+        settings: Mapping[str, Scalar],
+        list_prices: ListPrices,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._settings = settings
+        self._credentials = GoogleCredentials(settings)
+        self._api = GcpApi(settings, self._credentials)
+        self._market = GcpMarket(self._api, settings, list_prices, now)
+        self._operations: dict[str, Json] = {}  # by machine: its insertion, which goes on
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `offers` first, which finds types without prices."""
+        unpriced = self._market.unpriced
+        told = [("machine types without a known price", ", ".join(unpriced))] if unpriced else []
+        return [
+            ("project", self._credentials.project()),
+            ("credentials", self._credentials.describe()),
+            *told,
+        ]
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._market.offers()
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        """Request all machines of a gang at once. If one request fails for good, the machines of
+        the others are deleted; those that cannot be deleted now are found by their names later.
+        """
+        zone = request.offer.zone
+        bodies = make_instances(request, self._settings)
+        machines = [f"{zone}/{name}" for name in request.names]
+        results = await asyncio.gather(
+            *(self._advance(each, body) for each, body in zip(machines, bodies, strict=True)),
+            return_exceptions=True,
+        )
+        errors = [each for each in results if isinstance(each, BaseException)]
+        for error in errors:
+            if not isinstance(error, CloudFault | ProviderError):
+                raise error
+        final = [each for each in errors if _is_final(each)]
+        if final:
+            await asyncio.gather(*(self._roll_back(each) for each in machines))
+            raise final[0]
+        if errors:
+            raise errors[0]
+        return machines
+
+    async def list(self) -> Sequence[CloudMachine]:
+        """All machines with Cavvy's label."""
+        told = await self._api.aggregated("instances", filter=f"labels.{INSTALLATION}:*")
+        found = []
+        for each in told:
+            machine = _read(each)
+            if machine.state is MachineState.STOPPED and _is_spot(each):
+                end = await self._read_end(machine.id)
+                if end is not None and end.preempted:
+                    machine = replace(machine, preempted=True, reason=end.reason)
+            found.append(machine)
+        return found
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        """The machine; if it is gone, its end as the zone's operations tell it."""
+        zone, _, name = machine.partition("/")
+        try:
+            return _read(await self._api.get(f"zones/{zone}/instances/{name}"))
+        except CloudFault as fault:
+            if fault.status != 404:
+                raise
+        return await self._read_end(machine)
+
+    async def delete(self, machine: str) -> None:
+        zone, _, name = machine.partition("/")
+        operation = await self._api.send("DELETE", f"zones/{zone}/instances/{name}")
+        self._operations.pop(machine, None)
+        fault = read_operation(operation)
+        if fault is not None and not fault.uncertain:
+            raise fault
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code in FULL_CODES
+
+    async def _advance(self, machine: str, body: Json) -> None:
+        """Request the machine, or ask how its request is doing. Raises the fault of the request;
+        returns if the machine exists.
+        """
+        zone = machine.partition("/")[0]
+        operation = self._operations.get(machine)
+        if operation is not None:
+            path = f"zones/{zone}/operations/{operation['name']}"
+            operation = await self._api.get(path)
+        else:
+            token = str(uuid.uuid5(uuid.NAMESPACE_URL, machine))
+            try:
+                path = f"zones/{zone}/instances"
+                operation = await self._api.send("POST", path, body, requestId=token)
+            except CloudFault as fault:
+                if fault.status != 409 or await self.get(machine) is None:
+                    raise
+                return  # an earlier request, whose reply was lost, made it
+        problem = read_operation(operation)
+        if problem is not None and problem.uncertain:
+            self._operations[machine] = operation
+            raise problem
+        self._operations.pop(machine, None)
+        if problem is not None:
+            raise problem
+
+    async def _roll_back(self, machine: str) -> None:
+        self._operations.pop(machine, None)
+        with suppress(CloudFault, ProviderError):
+            await self.delete(machine)
+
+    async def _read_end(self, machine: str) -> CloudMachine | None:
+        """The end of a machine that is gone; None if no operation tells it."""
+        zone, _, name = machine.partition("/")
+        project = await self._api.project()
+        link = f"projects/{project}/zones/{zone}/instances/{name}"
+        told = await self._api.get(
+            f"zones/{zone}/operations", filter=f'targetLink eq ".*/{link}"', maxResults="50"
+        )
+        ends = {
+            str(each["operationType"]): each
+            for each in told.get("items", ())
+            if each.get("operationType") in (_PREEMPTED, _DELETED) and not each.get("error")
+        }
+        if not ends:
+            return None
+        preempted = _PREEMPTED in ends
+        end = ends.get(_PREEMPTED) or ends[_DELETED]
+        at = end.get("endTime") or end["insertTime"]
+        return CloudMachine(
+            id=machine,
+            name=name,
+            state=MachineState.ENDED,
+            ended_at=datetime.fromisoformat(at),
+            preempted=preempted,
+            reason="Compute Engine preempted the machine" if preempted else "it was deleted",
+        )
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether repeating the same request cannot succeed."""
+    if not isinstance(error, CloudFault):
+        return True
+    return not error.uncertain and error.status not in (409, 425, 429)
+
+
+def _is_spot(told: Json) -> bool:
+    return bool((told.get("scheduling") or {}).get("provisioningModel") == "SPOT")
+
+
+def _read(told: Json) -> CloudMachine:
+    status = str(told["status"])
+    interfaces = told.get("networkInterfaces") or [{}]
+    stopped = told.get("lastStopTimestamp") if status in ("TERMINATED", "SUSPENDED") else None
+    return CloudMachine(
+        id=f"{last_part(str(told['zone']))}/{told['name']}",
+        name=str(told["name"]),
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        address=interfaces[0].get("networkIP"),
+        tags=dict(told.get("labels") or {}),
+        created_at=datetime.fromisoformat(
+            told.get("lastStartTimestamp") or told["creationTimestamp"]
+        ),
+        ended_at=datetime.fromisoformat(stopped) if stopped else None,
+        reason="" if status in ("RUNNING", *_STATES) and not stopped else _reason(told),
+    )
+
+
+def _reason(told: Json) -> str:
+    return str(told.get("statusMessage") or f"Compute Engine reports: {told['status']}")

@@ -1,0 +1,116 @@
+"""Makes the request for a virtual machine: its image, disk, network interface and scheduling."""
+
+from collections.abc import Mapping, Sequence
+
+from cavvy.catalog.accelerators import Vendor, find_accelerator
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Refused
+from cavvy.providers.vm.cloud import MachineRequest
+from cavvy.providers.vm.rest import Json
+
+_IMAGES = "projects/{}/global/images/family/{}"
+_PLAIN = _IMAGES.format("ubuntu-os-cloud", "ubuntu-2404-lts-{}")
+# Deep Learning VM with driver 580, Docker and NVIDIA's container toolkit:
+# https://cloud.google.com/deep-learning-vm/docs/images
+_DEEP_LEARNING = _IMAGES.format(
+    "deeplearning-platform-release", "common-cu129-ubuntu-2204-nvidia-580"
+)
+# Ubuntu with driver 580 for A4, A4X, G4 and A3 with 8 GPUs:
+# https://cloud.google.com/compute/docs/images/os-details
+_ACCELERATOR = _IMAGES.format(
+    "ubuntu-os-accelerator-images", "ubuntu-accelerator-2404-{}-with-nvidia-580"
+)
+_NEWEST = ("a4-", "a4x-", "g4-", "a3-ultragpu-", "a3-megagpu-", "a3-edgegpu-", "a3-highgpu-8g")
+# NVIDIA's open kernel modules, which the images have, need Turing (2018) or newer:
+# https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/
+_OLDEST_GPU = 2018
+# These machine series accept Hyperdisk only, and no Persistent Disk:
+# https://cloud.google.com/compute/docs/disks/hyperdisks
+_HYPERDISK = ("a4-", "a4x-", "g4-", "a3-ultragpu-", "c4-", "c4a-", "c4d-", "n4-", "n4a-", "n4d-")
+# These series need Google's virtual network interface:
+# https://cloud.google.com/compute/docs/networking/using-gvnic
+_GVNIC = (*_HYPERDISK, "a3-", "c3-", "c3d-", "h3-", "z3-")
+
+
+def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> Sequence[Json]:
+    """The body of `instances.insert` for each machine of the request. Raises Refused if Google
+    maintains no image for the GPU.
+    """
+    offer, gang = request.offer, request.gang
+    prefix = f"zones/{offer.zone}"
+    image = gang.options.get("image") or settings.get("image") or _default_image(offer)
+    disk_type = gang.disk_type or settings.get("disk_type") or _default_disk(offer.instance_type)
+    accounts = []
+    if settings.get("service_account"):
+        scopes = ["https://www.googleapis.com/auth/cloud-platform"]
+        accounts = [{"email": settings["service_account"], "scopes": scopes}]
+    shared = {
+        "machineType": f"{prefix}/machineTypes/{offer.instance_type}",
+        "labels": dict(request.tags),
+        "disks": [
+            {
+                "boot": True,
+                "autoDelete": True,
+                "initializeParams": {
+                    "sourceImage": str(image),
+                    "diskType": f"{prefix}/diskTypes/{disk_type}",
+                    "diskSizeGb": str(gang.disk_gib or settings["disk_gib"]),
+                },
+            }
+        ],
+        "networkInterfaces": [_make_interface(offer, settings)],
+        "scheduling": _make_scheduling(offer),
+        "serviceAccounts": accounts,
+    }
+    return [
+        {
+            **shared,
+            "name": name,
+            "metadata": {"items": [{"key": "startup-script", "value": user_data}]},
+        }
+        for name, user_data in zip(request.names, request.user_data, strict=True)
+    ]
+
+
+def _make_interface(offer: Offer, settings: Mapping[str, Scalar]) -> Json:
+    interface: dict[str, object] = {"network": f"global/networks/{settings['network']}"}
+    if settings.get("subnetwork"):
+        interface["subnetwork"] = f"regions/{offer.region}/subnetworks/{settings['subnetwork']}"
+    if settings["external_address"]:
+        interface["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
+    if offer.instance_type.startswith(_GVNIC):
+        interface["nicType"] = "GVNIC"
+    return interface
+
+
+def _make_scheduling(offer: Offer) -> Json:
+    """Machines with GPUs cannot migrate. No machine restarts: the server restarts the job."""
+    spot = offer.purchase is Purchase.SPOT
+    fixed = spot or offer.accelerator is not None
+    scheduling = {
+        "provisioningModel": "SPOT" if spot else "STANDARD",
+        "onHostMaintenance": "TERMINATE" if fixed else "MIGRATE",
+        "automaticRestart": False,
+    }
+    return {**scheduling, "instanceTerminationAction": "DELETE"} if spot else scheduling
+
+
+def _default_disk(machine_type: str) -> str:
+    return "hyperdisk-balanced" if machine_type.startswith(_HYPERDISK) else "pd-balanced"
+
+
+def _default_image(offer: Offer) -> str:
+    arch = "arm64" if offer.architecture == "arm64" else "amd64"
+    known = find_accelerator(offer.accelerator or "")
+    if known is None:
+        return _PLAIN.format(arch)
+    chip = known.accelerator
+    if chip.vendor is Vendor.NVIDIA and (chip.year or _OLDEST_GPU) >= _OLDEST_GPU:
+        newest = offer.instance_type.startswith(_NEWEST) or arch == "arm64"
+        return _ACCELERATOR.format(arch) if newest else _DEEP_LEARNING
+    raise Refused(
+        f"image: Google maintains no machine image with a driver for {chip.name} "
+        f"({offer.instance_type}); name an image in the setting `image`, or in `resources.options` "
+        "as `{gcp: {image: projects/PROJECT/global/images/NAME}}`"
+    )

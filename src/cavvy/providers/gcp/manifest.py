@@ -1,0 +1,131 @@
+"""The manifest of the Google Compute Engine provider. Imports no SDK."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
+from cavvy.providers.notices import NoticeHold, NoticeSource
+from cavvy.providers.settings import flag, number, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+_METADATA = "http://169.254.169.254/computeMetadata/v1/instance"
+_FLAVOR = {"Metadata-Flavor": "Google"}
+# A request with the ETag of the last answer is answered when the value changes:
+# https://cloud.google.com/compute/docs/metadata/querying-metadata#waitforchange
+_HOLD = NoticeHold(
+    query="wait_for_change=true&timeout_sec=60&last_etag={tag}",
+    first_tag="0",
+    longest=timedelta(seconds=60),
+)
+# Google announces a preemption 30 seconds before the machine is powered off, and maintenance of a
+# machine with GPUs 60 minutes before:
+# https://cloud.google.com/compute/docs/instances/spot#preemption-process
+# https://cloud.google.com/compute/docs/gpus/gpu-host-maintenance
+NOTICES = (
+    NoticeSource(
+        source="Compute Engine",
+        url=f"{_METADATA}/preempted",
+        headers=_FLAVOR,
+        hold=_HOLD,
+        match={"": ("TRUE",)},
+        within=timedelta(seconds=30),
+    ),
+    NoticeSource(
+        source="Compute Engine's host maintenance",
+        url=f"{_METADATA}/maintenance-event",
+        headers=_FLAVOR,
+        hold=_HOLD,
+        match={"": ("TERMINATE_ON_HOST_MAINTENANCE",)},
+        within=timedelta(minutes=60),
+    ),
+)
+
+MANIFEST = Manifest(
+    name="gcp",
+    title="Google Compute Engine",
+    docs="docs/guides/gcp.md",
+    abilities=ABILITIES,
+    visibility_delay=timedelta(minutes=1),
+    notices=NOTICES,
+    notice=timedelta(seconds=30),
+    unsupported={
+        Feature.CAPACITY: "Compute Engine does not report free capacity; if a zone has none, Cavvy "
+        "tries the next best offer "
+        "(https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-resource-availability)",
+        Feature.VOLUMES: "disks cannot be attached yet; copy from and to a bucket "
+        "(https://cloud.google.com/compute/docs/disks)",
+        Feature.NETWORK: "machines have one network interface; GPUDirect and RDMA need several "
+        "networks, which Cavvy does not make "
+        "(https://cloud.google.com/compute/docs/gpus/gpudirect)",
+        Feature.RESULTS: "a machine ends with its disk "
+        "(https://cloud.google.com/compute/docs/instances/deleting-instance). If the server is "
+        "away when work has ended, the results go to the bucket of `checkpoint.storage` or "
+        "`server.results_url`; with no bucket, the machine waits until its lease ends",
+    },
+    options={"image": "the machine image, as projects/PROJECT/global/images/[family/]NAME"},
+    settings=(
+        text(
+            "project",
+            "The project of the machines. The default is the project of the credentials.",
+        ),
+        ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence="The JSON file with the key of a service account. By default, Google's "
+            "library searches for Application Default Credentials: the file in "
+            "`$GOOGLE_APPLICATION_CREDENTIALS`, the login of `gcloud auth application-default "
+            "login`, then the service account of the machine on which the server runs.",
+        ),
+        text(
+            "regions",
+            "The regions to use, separated by commas. The default is all regions.",
+        ),
+        text("zones", "The zones to use, separated by commas. The default is all zones."),
+        text(
+            "machines",
+            "Patterns of the machine types to offer, separated by commas. The default is the types "
+            "with GPUs (A2, A3, A4, G2, G4), E2 standard and N2 standard.",
+            "a2-*, a3-*, a4-*, a4x-*, g2-*, g4-*, e2-standard-*, n2-standard-*",
+        ),
+        text(
+            "image",
+            "The image of machines, as projects/PROJECT/global/images/[family/]NAME. The default "
+            "is an image with drivers for the GPU, or Ubuntu 24.04 without GPUs.",
+        ),
+        number(
+            "disk_gib",
+            "The size of a machine's boot disk, unless the task requests another size.",
+            default=100,
+            minimum=50,
+            unit="GiB",
+            whole=True,
+        ),
+        text(
+            "disk_type",
+            "The type of the boot disk, unless the task names one. The default is "
+            "`hyperdisk-balanced` for machines that accept no other type, and `pd-balanced` "
+            "for all others.",
+        ),
+        text("network", "The VPC network of machines.", "default"),
+        text(
+            "subnetwork",
+            "The subnetwork of machines, by its name in each region. Networks with custom subnets "
+            "need it.",
+        ),
+        flag(
+            "external_address",
+            "If `true`, machines get an external address. If `false`, they need Cloud NAT or "
+            "another route to the server.",
+            default=True,
+        ),
+        text(
+            "service_account",
+            "The e-mail address of the service account that work on the machines may use without "
+            "keys, for example for Cloud Storage. By default, machines have none.",
+        ),
+        text(
+            "endpoint",
+            "The address of the Compute Engine API.",
+            "https://compute.googleapis.com/compute/v1",
+        ),
+    ),
+)

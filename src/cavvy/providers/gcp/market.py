@@ -1,0 +1,97 @@
+"""Joins the machine types of each zone, as Compute Engine lists them, with the catalog's prices.
+
+Google has no API that returns the price of a machine type, and the price of a machine is the same
+in all zones of a region.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Refused
+from cavvy.providers.gcp.api import GcpApi, last_part
+from cavvy.providers.vm.rest import Json
+
+ListPrices = Callable[[str], Sequence[Offer]]
+
+_TYPES_AGE = timedelta(days=1)
+_PATTERN = re.compile(r"[a-z0-9*-]+")
+# https://cloud.google.com/compute/vm-instance-pricing: one minute at least
+_MINIMUM = timedelta(minutes=1)
+_SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
+
+
+class GcpMarket:
+    """Reads and caches offers. `list_prices` returns the catalog's offers of a provider."""
+
+    def __init__(
+        self,
+        api: GcpApi,
+        settings: Mapping[str, Scalar],
+        list_prices: ListPrices,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._api, self._settings, self._now = api, settings, now
+        self._list_prices = list_prices
+        self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        self.unpriced: Sequence[str] = ()  # machine types that the catalog has no price of
+
+    async def offers(self) -> Sequence[Offer]:
+        """The offers of all zones in the settings. Raises CloudFault, Refused."""
+        if self._offers is None or self._now() - self._offers[0] >= _TYPES_AGE:
+            self._offers = self._now(), await self._read()
+        return self._offers[1]
+
+    async def _read(self) -> Sequence[Offer]:
+        names = "|".join(each.replace("*", ".*") for each in self._patterns())
+        types = await self._api.aggregated("machineTypes", filter=f'name eq "{names}"')
+        wanted = {str(each["name"]) for each in types}
+        prices: dict[tuple[str, str], list[Offer]] = {}
+        for each in await asyncio.to_thread(self._list_prices, "gcp"):
+            if each.instance_type in wanted and each.purchase in _SOLD:
+                prices.setdefault((each.region, each.instance_type), []).append(each)
+        found, unpriced = [], set()
+        for machine in types:
+            zone, name = last_part(str(machine["zone"])), str(machine["name"])
+            region = zone.rpartition("-")[0]
+            if not self._is_wanted(region, zone) or machine.get("deprecated"):
+                continue
+            rows = prices.get((region, name), ())
+            found += [_make_offer(machine, zone, row) for row in rows]
+            unpriced |= set() if rows else {name}
+        self.unpriced = sorted(unpriced - {each.instance_type for each in found})
+        return found
+
+    def _is_wanted(self, region: str, zone: str) -> bool:
+        regions, zones = self._listed("regions"), self._listed("zones")
+        return (not regions or region in regions) and (not zones or zone in zones)
+
+    def _patterns(self) -> Sequence[str]:
+        patterns = self._listed("machines")
+        for each in patterns:
+            if not _PATTERN.fullmatch(each):
+                raise Refused(
+                    f"[providers.gcp] machines: {each} is not a pattern of machine types, such as "
+                    "`a2-*` or `g2-standard-4`"
+                )
+        return patterns
+
+    def _listed(self, setting: str) -> Sequence[str]:
+        words = str(self._settings.get(setting) or "").split(",")
+        return [each.strip() for each in words if each.strip()]
+
+
+def _make_offer(machine: Json, zone: str, price: Offer) -> Offer:
+    return replace(
+        price,
+        zone=zone,
+        vcpus=float(machine["guestCpus"]),
+        memory_mib=int(machine["memoryMb"]),
+        disk_gib=None,
+        minimum_charge=_MINIMUM,
+        architecture=str(machine.get("architecture") or "X86_64").lower(),
+    )

@@ -1,0 +1,351 @@
+"""A strict stand-in for the Compute Engine API over a cloud in memory: an HTTP server that checks
+each request and each of its own replies against Google's discovery document. It lists in pages, its
+operations take time, and a zone without capacity is reported by the operation.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl
+from uuid import UUID
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from google.auth import jwt
+from tests.contract.google_description import describe_api
+from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
+from tests.contract.vm_cloud import MemoryCloud, Rented
+
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+
+PROJECT = "research-42"
+ZONES = ("us-central1-a", "us-central1-b", "europe-west4-a")
+TYPES = {  # name: vCPUs, MiB of memory, GPU, GPUs
+    "e2-standard-4": (4, 16384, None, 0),
+    "g2-standard-4": (4, 16384, "nvidia-l4", 1),
+    "a2-highgpu-1g": (12, 87040, "nvidia-tesla-a100", 1),
+    "a3-highgpu-8g": (208, 1916928, "nvidia-h100-80gb", 8),
+    "a4-highgpu-8g": (224, 4063232, "nvidia-b200", 8),  # without a price
+}
+IMAGES = (
+    "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64",
+    "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580",
+    "projects/ubuntu-os-accelerator-images/global/images/family/"
+    "ubuntu-accelerator-2404-amd64-with-nvidia-580",
+)
+# faults of the cloud in memory that Google reports by the operation, after it accepted the request
+_BY_OPERATION = {
+    "insufficient-capacity": CloudFault(
+        503, "ZONE_RESOURCE_POOL_EXHAUSTED", "The zone does not have enough resources available"
+    ),
+    "quota-exceeded": CloudFault(403, "QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded"),
+}
+
+
+class GcpStandIn(RestStandIn):
+    """The API, and Google's token service, in front of a cloud in memory."""
+
+    root = "/compute/v1"
+    key = "ya29.test"
+    denied = CloudFault(401, "authError", "Invalid Credentials")
+    faults: Mapping[str, CloudFault] = {
+        "not-found": CloudFault(404, "notFound", "The resource was not found"),
+        "too-many-requests": CloudFault(403, "rateLimitExceeded", "Rate Limit Exceeded"),
+        "internal-error": CloudFault(500, "backendError", "Backend Error"),
+        "unavailable": CloudFault(503, "backendError", "Backend Error"),
+    }
+    states: Mapping[MachineState, str] = {
+        MachineState.STARTING: "STAGING",
+        MachineState.RUNNING: "RUNNING",
+        MachineState.STOPPED: "TERMINATED",
+    }
+
+    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
+        super().__init__(cloud, server)
+        self.api = describe_api("compute.v1")
+        self.bodies: dict[str, dict[str, Any]] = {}  # of insertions, by machine
+        self.zones: dict[str, str] = {}
+        self.operations: dict[str, dict[str, Any]] = {}  # insertions, by their tokens
+        self.preempted: set[str] = set()
+        self.networks = ["default"]
+        self.operation_time = timedelta(seconds=10)
+        self._stopped: dict[str, datetime] = {}
+
+    @property
+    def undelivered(self) -> bool:
+        """Whether an insertion has failed, and its error was not told yet."""
+        return any("error" in each and each["status"] != "DONE" for each in self._known())
+
+    def reply(
+        self, method: str, target: str, headers: Mapping[str, str], content: bytes
+    ) -> tuple[int, object] | None:
+        """Also plays Google's token service, which knows one account."""
+        if not target.endswith("/token"):
+            return super().reply(method, target, headers, content)
+        try:
+            assertion = dict(parse_qsl(content.decode()))["assertion"]
+            claims = jwt.decode(assertion, certs=make_key()[1])
+        except ValueError:
+            return 400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."}
+        assert claims["scope"] == "https://www.googleapis.com/auth/cloud-platform"
+        return 200, {"access_token": self.key, "expires_in": 3600, "token_type": "Bearer"}
+
+    def make_key_file(self) -> str:
+        """The content of the service account's key file."""
+        told = {
+            "type": "service_account",
+            "project_id": PROJECT,
+            "private_key_id": "1",
+            "private_key": make_key()[0],
+            "client_email": f"cavvy@{PROJECT}.iam.gserviceaccount.com",
+            "client_id": "1",
+            "token_uri": f"{self.origin}/token",
+        }
+        return json.dumps(told)
+
+    def describe(self, fault: CloudFault) -> object:
+        error = {"message": fault.message, "domain": "global", "reason": fault.code}
+        return {"error": {"code": fault.status, "message": fault.message, "errors": [error]}}
+
+    def answer(self, request: RestRequest) -> tuple[int, object]:
+        query = dict(request.query)
+        name, given = self.api.read_request(request.method, request.path, query, request.body)
+        if given["project"] != PROJECT:
+            link = f"projects/{given['project']}"
+            raise CloudFault(404, "notFound", f"The resource '{link}' was not found")
+        schema, reply = self._answer(name.removeprefix("compute."), given, query, request.body)
+        self.api.check_value(schema, reply)
+        return 200, reply
+
+    def _answer(
+        self, name: str, given: dict[str, str], query: dict[str, str], body: Any
+    ) -> tuple[str, dict[str, Any]]:
+        match name:
+            case "machineTypes.aggregatedList":
+                shown = [_type(zone, each) for zone in ZONES for each in TYPES]
+                return "MachineTypeAggregatedList", self._page("machineTypes", shown, query)
+            case "instances.aggregatedList":
+                shown = [*map(self._show, self.machines()), *self.others]
+                return "InstanceAggregatedList", self._page("instances", shown, query)
+            case "instances.get":
+                return "Instance", self._show(self._find(given))
+            case "instances.insert":
+                return "Operation", self._insert(given["zone"], query["requestId"], body)
+            case "instances.delete":
+                return "Operation", self._delete(given)
+            case "zoneOperations.get":
+                return "Operation", self._ask(given["operation"])
+            case "zoneOperations.list":
+                shown = [each for each in self._known() if _fits(each, query.get("filter"))]
+                return "OperationList", {"kind": "compute#operationList", "items": shown}
+        raise CloudFault(501, "notImplemented", name)
+
+    def _zone(self, machine: str) -> str:
+        """The zone of a machine; a second machine of one name is in another zone."""
+        if machine not in self.zones:
+            name = self._rented(machine).name
+            taken = {self.zones[each.id] for each in self.cloud.machines if each.name == name
+                     and each.id in self.zones}  # fmt: skip
+            self.zones[machine] = next(each for each in ZONES if each not in taken)
+        return self.zones[machine]
+
+    def _rented(self, machine: str) -> Rented:
+        return next(each for each in self.cloud.machines if each.id == machine)
+
+    def _find(self, given: dict[str, str]) -> CloudMachine:
+        wanted = given["zone"], given["instance"]
+        for each in self.cloud.machines:
+            if (self._zone(each.id), each.name) == wanted and each.ended is None:
+                return self.machine(each.id)
+        link = f"projects/{PROJECT}/zones/{wanted[0]}/instances/{wanted[1]}"
+        raise CloudFault(404, "notFound", f"The resource '{link}' was not found")
+
+    def _insert(self, zone: str, token: str, body: Any) -> dict[str, Any]:
+        assert str(UUID(token)) == token
+        if token in self.operations:
+            return self.operations[token]
+        self._check(zone, body)
+        name, taken = body["name"], [each for each in self.cloud.billed()]
+        if any((self._zone(each.id), each.name) == (zone, name) for each in taken):
+            raise CloudFault(409, "alreadyExists", f"The resource '{name}' already exists")
+        new, refusal = "", None
+        try:
+            (item,) = body["metadata"]["items"]
+            new = self.start(name, item["value"], body["labels"])
+        except CloudFault as fault:
+            if fault.code not in _BY_OPERATION:
+                newest = self.cloud.machines[-1] if self.cloud.machines else None
+                if newest is not None and newest.id not in self.bodies and newest.name == name:
+                    self._begin(zone, token, body, newest.id, None)  # only the reply is lost
+                raise
+            refusal = _BY_OPERATION[fault.code]
+        return self._begin(zone, token, body, new, refusal)
+
+    def _begin(
+        self, zone: str, token: str, body: Any, new: str, refusal: CloudFault | None
+    ) -> dict[str, Any]:
+        if new:
+            self.zones[new], self.bodies[new] = zone, body
+        operation = self._operation("insert", zone, body["name"], f"operation-{token}")
+        operation["status"] = "RUNNING" if self.operation_time else "DONE"
+        if refusal is not None:
+            errors = [{"code": refusal.code, "message": refusal.message}]
+            operation |= {"error": {"errors": errors}, "httpErrorStatusCode": refusal.status}
+        self.operations[token] = operation
+        return operation
+
+    def _check(self, zone: str, body: Any) -> None:
+        """Raise the fault of a request that the description allows and Google refuses."""
+        kind = body["machineType"].rpartition("/")[2]
+        (disk,) = body["disks"]
+        (interface,) = body["networkInterfaces"]
+        (item,) = body["metadata"]["items"]
+        scheduling = body["scheduling"]
+        network = interface["network"].rpartition("/")[2]
+        if network not in self.networks:
+            link = f"projects/{PROJECT}/global/networks/{network}"
+            raise CloudFault(404, "notFound", f"The resource '{link}' was not found")
+        good = (
+            body["machineType"] == f"zones/{zone}/machineTypes/{kind}"
+            and kind in TYPES
+            and disk["initializeParams"]["sourceImage"] in IMAGES
+            and disk["initializeParams"]["diskType"].startswith(f"zones/{zone}/diskTypes/")
+            and len(item["value"].encode()) <= 256 * 1024
+            and (TYPES[kind][2] is None or scheduling["onHostMaintenance"] == "TERMINATE")
+            and (scheduling["provisioningModel"] == "SPOT")
+            == (scheduling.get("instanceTerminationAction") == "DELETE")
+            and all(re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", each) for each in body["labels"])
+            and all(re.fullmatch(r"[a-z0-9_-]{0,63}", each) for each in body["labels"].values())
+        )
+        if not good:
+            raise CloudFault(400, "invalid", "Invalid value for a field")
+
+    def _delete(self, given: dict[str, str]) -> dict[str, Any]:
+        link = f"projects/{PROJECT}/zones/{given['zone']}/instances/{given['instance']}"
+        for each in self.cloud.machines:
+            place = self._zone(each.id), each.name
+            if place == (given["zone"], given["instance"]) and each.ended is None:
+                self.end(each.id)
+                return self._operation("delete", given["zone"], each.name, f"end-{each.id}")
+        raise CloudFault(404, "notFound", f"The resource '{link}' was not found")
+
+    def _ask(self, name: str) -> dict[str, Any]:
+        for each in self.operations.values():
+            if each["name"] == name:
+                each["status"] = "DONE" if self._is_over(each) else "RUNNING"
+                return each
+        raise CloudFault(404, "notFound", f"operation {name}")
+
+    def _is_over(self, operation: dict[str, Any]) -> bool:
+        since = datetime.fromisoformat(operation["insertTime"])
+        return self.cloud.time - since >= self.operation_time
+
+    def _known(self) -> list[dict[str, Any]]:
+        """All operations: insertions, and the ends of machines."""
+        ends = []
+        for each in self.cloud.machines:
+            if each.ended is not None:
+                kind = "compute.instances.preempted" if each.id in self.preempted else "delete"
+                end = self._operation(kind, self._zone(each.id), each.name, f"end-{each.id}")
+                ends.append({**end, "endTime": each.ended.isoformat()})
+        return [*self.operations.values(), *ends]
+
+    def _operation(self, kind: str, zone: str, machine: str, name: str) -> dict[str, Any]:
+        root = f"{self.url}/projects/{PROJECT}/zones/{zone}"
+        return {
+            "kind": "compute#operation",
+            "name": name,
+            "zone": root,
+            "operationType": kind,
+            "targetLink": f"{root}/instances/{machine}",
+            "status": "DONE",
+            "insertTime": self.cloud.time.isoformat(),
+        }
+
+    def _show(self, machine: CloudMachine) -> dict[str, Any]:
+        assert machine.created_at is not None
+        zone, body = self._zone(machine.id), self.bodies.get(machine.id, {})
+        root = f"{self.url}/projects/{PROJECT}/zones/{zone}"
+        going = any(
+            each["targetLink"] == f"{root}/instances/{machine.name}" and not self._is_over(each)
+            for each in self.operations.values()
+        )
+        told: dict[str, Any] = {
+            "kind": "compute#instance",
+            "id": str(int(machine.id.removeprefix("vm-"))),
+            "name": machine.name,
+            "zone": root,
+            "machineType": f"{root}/machineTypes/e2-standard-4",
+            "status": "PROVISIONING" if going else self.states[machine.state],
+            "labels": dict(machine.tags),
+            "creationTimestamp": machine.created_at.isoformat(),
+            "scheduling": body.get("scheduling", {}),
+            "networkInterfaces": [{"name": "nic0"}],
+        }
+        if machine.state is MachineState.STOPPED:
+            at = self._stopped.setdefault(machine.id, self.cloud.time)
+            told["lastStopTimestamp"] = at.isoformat()
+        if machine.address:
+            told["networkInterfaces"] = [{"name": "nic0", "networkIP": machine.address}]
+        return told
+
+    def _page(
+        self, kind: str, items: list[dict[str, Any]], query: dict[str, str]
+    ) -> dict[str, Any]:
+        """One page of an aggregated list: items by zone; zones without items carry a warning."""
+        shown = [each for each in items if _fits(each, query.get("filter"))]
+        number, size = int(query.get("pageToken", 1)), int(query.get("maxResults", 500))
+        cut, more = self.cut(shown, number, size)
+        scopes: dict[str, dict[str, Any]] = {
+            f"zones/{zone}": {"warning": {"code": "NO_RESULTS_ON_PAGE"}} for zone in ZONES
+        }
+        for each in cut:
+            zone = each["zone"].rpartition("/")[2]
+            scopes[f"zones/{zone}"].pop("warning", None)
+            scopes[f"zones/{zone}"].setdefault(kind, []).append(each)
+        following = {"nextPageToken": str(number + 1)} if more else {}
+        return {"items": scopes, **following}
+
+
+def _fits(item: dict[str, Any], told: str | None) -> bool:
+    """Whether an item passes a filter; this stand-in knows two forms."""
+    if told is None:
+        return True
+    if labelled := re.fullmatch(r"labels\.([\w-]+):\*", told):
+        return labelled[1] in item.get("labels", {})
+    if matched := re.fullmatch(r'(\w+) eq "(.*)"', told):
+        return re.fullmatch(matched[2], str(item.get(matched[1], ""))) is not None
+    raise CloudFault(400, "invalid", f"Invalid list filter expression: {told}")
+
+
+def _type(zone: str, name: str) -> dict[str, Any]:
+    vcpus, memory, gpu, gpus = TYPES[name]
+    told = {
+        "kind": "compute#machineType",
+        "name": name,
+        "zone": zone,
+        "guestCpus": vcpus,
+        "memoryMb": memory,
+        "architecture": "X86_64",
+    }
+    if gpu:
+        told["accelerators"] = [{"guestAcceleratorType": gpu, "guestAcceleratorCount": gpus}]
+    return told
+
+
+@cache
+def make_key() -> tuple[str, bytes]:
+    """A private key and its public key, as PEM."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return private.decode(), public

@@ -1,0 +1,245 @@
+"""The Google Compute Engine provider keeps the contract, on a stand-in that checks every request
+and every reply against Google's discovery document.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.gcp_stand_in import PROJECT, TYPES, GcpStandIn, make_key
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.contract.rest_stand_in import RestServer
+from tests.proofs import Proof
+
+from cavvy.api.open_state import list_prices
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers import gcp
+from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
+from cavvy.providers.gcp.cloud import GcpCloud
+from cavvy.providers.vm.cloud import CloudFault
+
+PROOF = Proof("gcp", False, "a strict stand-in for the Compute Engine API")
+
+
+@cache
+def read_prices(provider: str) -> Sequence[Offer]:
+    """The catalog's prices of the stand-in's types, read once."""
+    return [each for each in list_prices(provider) if each.instance_type in TYPES]
+
+
+class GcpPlace(RestPlace):
+    """One project, with a service account."""
+
+    api: GcpStandIn
+    list_prices = staticmethod(read_prices)
+
+    def __init__(self, server: RestServer, home: Path) -> None:
+        # the stand-in knows the tokens, not the cloud behind it
+        traits = replace(GcpCloud.traits, tokens=False)
+        super().__init__(gcp, traits, GcpStandIn, server, home)
+        self.file.write_text(self.api.make_key_file())
+
+    def failed(self) -> bool:
+        return super().failed() and not self.api.undelivered
+
+
+class TestGcp(RestContract):
+    package, traits, stand_in = gcp, GcpCloud.traits, GcpStandIn
+
+    @pytest.fixture
+    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
+        account = GcpPlace(rest_server, tmp_path)
+        yield account
+        account.close()
+
+    def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
+        told = json.loads(account.file.read_text())
+        account.file.write_text(json.dumps({**told, "private_key": make_other_key()}))
+        with pytest.raises(Refused, match="sign in again with"):
+            asyncio.run(account.provider("ours").offers())
+        account.file.write_text("wrong")
+        with pytest.raises(Refused, match="is not the key of a service account"):
+            asyncio.run(account.provider("ours").offers())
+
+    def test_a_quota_is_reported_as_one(self, account: RestPlace) -> None:
+        """By the operation, in a reply with the status 200."""
+        account.api.operation_time = timedelta(0)
+        super().test_a_quota_is_reported_as_one(account)
+
+    def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
+        facts = asyncio.run(account.provider("ours").whoami())
+        email = f"cavvy@{PROJECT}.iam.gserviceaccount.com"
+        assert ("credentials", f"{email} ({account.file})") in facts
+        assert ("project", PROJECT) in facts
+        assert self.stand_in.key not in str(facts)
+        assert "PRIVATE KEY" not in str(facts)
+
+    def test_offers_are_types_of_a_zone_with_the_catalogs_price(self, account: RestPlace) -> None:
+        provider = account.provider("ours", regions="us-central1")
+        offers = asyncio.run(provider.offers())
+        assert {offer.zone for offer in offers} == {"us-central1-a", "us-central1-b"}
+        found = {
+            offer.instance_type: (
+                offer.accelerator,
+                offer.accelerator_count,
+                offer.accelerator_memory_mib // 1024,
+            )
+            for offer in offers
+        }
+        assert found == {
+            "e2-standard-4": (None, 0, 0),
+            "g2-standard-4": ("L4", 1, 24),
+            "a2-highgpu-1g": ("A100", 1, 40),
+            "a3-highgpu-8g": ("H100", 8, 80),
+        }
+        listed = {
+            (each.instance_type, each.purchase): each.rate
+            for each in read_prices("gcp")
+            if each.region == "us-central1"
+        }
+        assert len({offer.key for offer in offers}) == len(offers) == 2 * 2 * len(found)
+        assert all(each.rate == listed[each.instance_type, each.purchase] for each in offers)
+        facts = dict(asyncio.run(provider.whoami()))
+        assert facts["machine types without a known price"] == "a4-highgpu-8g"
+
+    def test_the_settings_choose_zones_and_machines(self, account: RestPlace) -> None:
+        provider = account.provider("ours", zones="us-central1-b", machines="g2-*")
+        offers = asyncio.run(provider.offers())
+        assert {(each.zone, each.instance_type) for each in offers} == {
+            ("us-central1-b", "g2-standard-4")
+        }
+        with pytest.raises(Refused, match="is not a pattern of machine types"):
+            asyncio.run(account.provider("ours", machines='g2" OR').offers())
+
+    @pytest.mark.parametrize(
+        ("kind", "purchase", "image", "model"),
+        [
+            ("e2-standard-4", Purchase.ON_DEMAND, "ubuntu-2404-lts-amd64", "STANDARD"),
+            ("g2-standard-4", Purchase.SPOT, "common-cu129-ubuntu-2204-nvidia-580", "SPOT"),
+            (
+                "a3-highgpu-8g",
+                Purchase.ON_DEMAND,
+                "ubuntu-accelerator-2404-amd64-with-nvidia-580",
+                "STANDARD",
+            ),
+        ],
+    )
+    def test_machines_boot_the_image_of_their_gpu(
+        self, account: RestPlace, kind: str, purchase: Purchase, image: str, model: str
+    ) -> None:
+        (body, *_) = launch(account, kind, purchase)
+        assert body["disks"][0]["initializeParams"]["sourceImage"].endswith(f"/{image}")
+        assert body["scheduling"]["provisioningModel"] == model
+        assert body["scheduling"]["automaticRestart"] is False
+        assert body["networkInterfaces"][0]["accessConfigs"]
+        assert body["labels"]["cavvy-gang"].endswith("shaped")
+        assert "serviceAccounts" not in body or body["serviceAccounts"] == []
+
+    def test_the_settings_choose_network_disk_and_account(self, account: RestPlace) -> None:
+        account.api.networks = ["lab"]
+        table = {"network": "lab", "subnetwork": "inner", "external_address": False}
+        table |= {"service_account": "jobs@example", "disk_gib": 200, "disk_type": "pd-ssd"}
+        (body, *_) = launch(account, "g2-standard-4", Purchase.SPOT, table)
+        (interface,) = body["networkInterfaces"]
+        assert interface == {
+            "network": "global/networks/lab",
+            "subnetwork": "regions/us-central1/subnetworks/inner",
+        }
+        disk = body["disks"][0]["initializeParams"]
+        assert (disk["diskSizeGb"], disk["diskType"]) == (
+            "200",
+            "zones/us-central1-a/diskTypes/pd-ssd",
+        )
+        assert body["serviceAccounts"][0]["email"] == "jobs@example"
+
+    def test_a_missing_network_is_refused_with_what_to_do(self, account: RestPlace) -> None:
+        account.api.networks = []
+        with pytest.raises(Refused, match="gcloud compute networks create default"):
+            account.launch()
+
+    def test_an_api_that_is_not_enabled_is_refused_with_its_link(self, account: RestPlace) -> None:
+        link = "https://console.developers.google.com/apis/api/compute.googleapis.com/overview"
+        text = f"Compute Engine API has not been used in project 42 before. Enable it at {link}"
+        account.api.read_faults = [CloudFault(403, "accessNotConfigured", text)]
+        with pytest.raises(Refused, match=link):
+            asyncio.run(account.provider("ours").offers())
+
+    def test_a_zone_that_is_full_is_told_by_the_operation(self, account: RestPlace) -> None:
+        """The first call finds the operation in progress, the second finds its error."""
+        account.cloud.left = 1
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("full", nodes=2)
+            with pytest.raises(TryAgain, match="operation in progress"):
+                await harness.ours.launch(gang)
+            await account.wait(timedelta(seconds=15))
+            with pytest.raises(NoCapacity, match="ZONE_RESOURCE_POOL_EXHAUSTED"):
+                await harness.ours.launch(gang)
+            await account.settle()
+            assert await harness.ours.gangs() == []
+
+        asyncio.run(scenario())
+        assert account.billed() == 0
+
+    @pytest.mark.proves(PROOF, "spot")
+    def test_a_preempted_machine_is_told_with_its_end(self, account: RestPlace) -> None:
+        """Google deletes the machine; only the zone's operations tell why, and when."""
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("taken", nodes=2)
+            taken = account.cloud.billed()[0]
+            at = account.cloud.time
+            account.api.preempted.add(taken.id)
+            account.cloud.change(taken.id, ended=at)
+            await account.wait(timedelta(minutes=5))
+            seen = await harness.one(gang.name)
+            assert seen.preempted
+            assert "preempted" in seen.reason
+            (ended,) = [node for node in seen.nodes if node.ended_at is not None]
+            assert ended.ended_at == at
+            assert not ended.unseen
+            await harness.remove(gang.name)
+            await account.settle()
+            assert (await harness.one(gang.name)).state is GangState.ENDED
+
+        asyncio.run(scenario())
+
+
+def launch(
+    account: RestPlace, kind: str, purchase: Purchase, table: dict[str, Scalar] | None = None
+) -> Sequence[dict[str, Any]]:
+    """Launch one machine of a type in us-central1-a; returns the bodies of the insertions."""
+
+    async def scenario() -> None:
+        harness = account.harness()
+        provider = account.provider("ours", zones="us-central1-a", **(table or {}))
+        (offer,) = [
+            each
+            for each in await provider.offers()
+            if (each.instance_type, each.purchase) == (kind, purchase)
+        ]
+        gang = replace(await harness.spec("shaped"), offer=offer)
+        with suppress(TryAgain):
+            await provider.launch(gang)
+        await account.wait(timedelta(seconds=15))
+        await provider.launch(gang)
+        await account.settle()
+        await provider.remove(gang.name)
+
+    asyncio.run(scenario())
+    return list(account.api.bodies.values())
+
+
+def make_other_key() -> str:
+    """The private key of another account."""
+    return make_key.__wrapped__()[0]
