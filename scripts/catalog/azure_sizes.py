@@ -2,8 +2,7 @@
 
 From Microsoft's "Sizes for virtual machines" pages. A size whose memory is not known here has
 memory 0 (unknown); an N-series size (with an accelerator) that is not known here is not shipped,
-since its accelerators would be a guess, nor is one that gives a part of a GPU, which an offer
-cannot say.
+since its accelerators would be a guess.
 """
 
 import re
@@ -17,9 +16,11 @@ class Size(NamedTuple):
     memory_gib: float
     accelerator: str | None = None
     count: int = 0
+    part: float = 1.0  # the part of one accelerator that the size has
+    accelerator_gib: float = 0  # the memory of this part
 
 
-# name -> vCPUs, GiB, accelerator (with its memory where there are several), count
+# name -> vCPUs, GiB, accelerator (with its memory where there are several), count, part, its memory
 _ACCELERATED = {
     "NC4as_T4_v3": (4, 28, "T4", 1), "NC8as_T4_v3": (8, 56, "T4", 1), "NC16as_T4_v3": (16, 110, "T4", 1),
     "NC64as_T4_v3": (64, 440, "T4", 4),
@@ -31,6 +32,8 @@ _ACCELERATED = {
     "ND96isr_H100_v5": (96, 1900, "H100-SXM", 8), "ND96isr_H200_v5": (96, 1850, "H200", 8),
     "ND96isr_MI300X_v5": (96, 1850, "MI300X", 8), "ND96is_MI300X_v5": (96, 1850, "MI300X", 8),
     "ND128isr_NDR_GB200_v6": (128, 900, "GB200", 4),
+    "NV6ads_A10_v5": (6, 55, "A10", 1, 1 / 6, 4), "NV12ads_A10_v5": (12, 110, "A10", 1, 1 / 3, 8),
+    "NV18ads_A10_v5": (18, 220, "A10", 1, 1 / 2, 12),
     "NV36ads_A10_v5": (36, 440, "A10", 1), "NV36adms_A10_v5": (36, 880, "A10", 1),
     "NV72ads_A10_v5": (72, 880, "A10", 2),
     "NP10s": (10, 168, "U250", 1), "NP20s": (20, 336, "U250", 2), "NP40s": (40, 672, "U250", 4),

@@ -13,10 +13,12 @@ from pathlib import Path
 from statistics import median
 
 from azure_sizes import find_size
-from facts import DISK_GIB, NETWORK_GBITS, gcp_memory_gib
+from facts import DISK_GIB, PARTS, find_network_gbits, gcp_memory_gib
+from gcp_devices import GCP_SOURCE, GPU_PRICES, N1_MACHINES, TPU_PRICES
 
 from cavvy.catalog.accelerators import find_accelerator, nominal_memory
 from cavvy.catalog.retired import find_retired
+from cavvy.catalog.tpu_slices import list_slices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
 
@@ -38,6 +40,7 @@ class Reader:
         """
         yield from self._aws()
         yield from self._gcp()
+        yield from self._gcp_devices()
         yield from self._azure()
         yield from self._nebius_and_verda()
         yield from self._aws_spot_by_zone()
@@ -63,6 +66,50 @@ class Reader:
             memory = _mib(gcp_memory_gib(machine.type, machine.vcpus))
             machine = replace(machine, memory_mib=memory)
             yield from self._sell(machine, row["Price"], row["SpotPrice"], source, date(2026, 8, 6))
+
+    def _gcp_devices(self) -> Iterator[Offer]:
+        """The slices of TPUs, and the N1 machines with GPUs: the price of the machine plus the
+        price of its GPUs.
+        """
+        for each in list_slices():
+            kind = f"{each.accelerator} pod" if each.hosts > 1 else each.accelerator
+            prices = TPU_PRICES.get(kind) or TPU_PRICES[each.accelerator]
+            for region, price in prices.items():
+                machine = Machine(
+                    provider="gcp",
+                    type=f"tpu-{each.type}",
+                    region=region,
+                    accelerator=each.accelerator,
+                    count=each.chips,
+                )
+                on_demand, spot = (str(chip * each.chips) if chip else "" for chip in price)
+                yield from self._sell(machine, on_demand, spot, GCP_SOURCE, COLLECTED)
+        hosts = {
+            (row["InstanceType"], row["Region"]): row
+            for row in self._rows("gcp_vms.csv")
+            if row["InstanceType"].startswith("n1-")
+        }
+        for gpu, count, host in N1_MACHINES:
+            for region, price in GPU_PRICES[gpu].items():
+                row = hosts.get((host, region))
+                if row is None:
+                    self.left_out["gcp: GPU in a region without a price of its machine"] += 1
+                    continue
+                machine = Machine(
+                    provider="gcp",
+                    type=f"{host}-{gpu.lower()}x{count}",
+                    region=region,
+                    accelerator=gpu,
+                    count=count,
+                    vcpus=float(row["vCPUs"]),
+                    accelerator_mib=16 * 1024,
+                    memory_mib=_mib(gcp_memory_gib(host, float(row["vCPUs"]))),
+                )
+                on_demand, spot = (
+                    str(Decimal(row[column]) + count * each)
+                    for column, each in zip(("Price", "SpotPrice"), price, strict=True)
+                )
+                yield from self._sell(machine, on_demand, spot, GCP_SOURCE, COLLECTED)
 
     def _azure(self) -> Iterator[Offer]:
         source = "Azure/karpenter-provider-azure, price list"
@@ -93,6 +140,8 @@ class Reader:
             region=region,
             accelerator=size.accelerator or "",
             count=size.count,
+            part=size.part,
+            accelerator_mib=_mib(size.accelerator_gib) or None,
             vcpus=size.vcpus,
             memory_mib=_mib(size.memory_gib),
         )
@@ -134,6 +183,8 @@ class Reader:
         }
         for row in self._rows("small_clouds.csv"):
             reason = _doubt(row)
+            if row["instance_type"].startswith("tpu-"):
+                reason = "gcp: price of one chip; the slices are listed instead"
             if reason:
                 self.left_out[reason] += 1
                 continue
@@ -211,6 +262,7 @@ class Machine:
     zone: str | None = None
     accelerator: str = ""
     count: float = 0
+    part: float = 1.0  # the part of one accelerator that the machine has
     accelerator_mib: int | None = None
     vcpus: float = 0
     memory_mib: int = 0
@@ -221,13 +273,13 @@ class Machine:
         if known:
             row = known.accelerator
             only = row.memory[0].mib if len(row.memory) == 1 else None
-            memory = (
+            memory = (self.part < 1 and self.accelerator_mib) or (
                 known.memory_mib
                 or only
                 or nominal_memory(row, self.accelerator_mib)
                 or row.memory[0].mib
             )
-        gbits = NETWORK_GBITS.get(self.provider, {}).get(self.type)
+        gbits = find_network_gbits(self.provider, self.type, int(self.count), self.vcpus)
         return Offer(
             provider=self.provider,
             region=self.region,
@@ -236,6 +288,7 @@ class Machine:
             accelerator=known.accelerator.name if known else None,
             accelerator_count=int(self.count) if known else 0,
             accelerator_memory_mib=memory,
+            accelerator_part=self.part,
             vcpus=self.vcpus,
             memory_mib=self.memory_mib,
             disk_gib=DISK_GIB.get(self.provider, {}).get(self.type),
@@ -252,7 +305,7 @@ def _unsellable(machine: Machine) -> str:
     if machine.accelerator and find_accelerator(machine.accelerator) is None:
         return "accelerator that the table does not know"
     if machine.accelerator and machine.count < 1:
-        return "part of an accelerator, which an offer cannot say"
+        return "part of an accelerator, without its size"
     retired = find_retired(machine.type)
     if (
         retired
@@ -265,12 +318,15 @@ def _unsellable(machine: Machine) -> str:
 
 def _machine(provider: str, row: dict[str, str]) -> Machine:
     size = re.search(r"SizeInMiB\W+(\d+)", row["GpuInfo"] or "")
+    count = float(row["AcceleratorCount"] or 0)
+    part = PARTS.get(provider, {}).get(row["InstanceType"], 1.0)
     return Machine(
         provider=provider,
         type=row["InstanceType"],
         region=row["Region"],
         accelerator=row["AcceleratorName"],
-        count=float(row["AcceleratorCount"] or 0),
+        count=1 if part < 1 else count,
+        part=part,
         accelerator_mib=int(size[1]) if size else None,
         vcpus=float(row["vCPUs"] or 0),
         memory_mib=_mib(row["MemoryGiB"]),

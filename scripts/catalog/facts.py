@@ -75,7 +75,7 @@ NETWORK_GBITS: dict[str, dict[str, float]] = {
         "g6e.16xlarge": 35, "g6e.24xlarge": 200, "g6e.48xlarge": 400,
         "g7.2xlarge": 40, "g7.4xlarge": 80, "g7.8xlarge": 100, "g7.12xlarge": 175, "g7.24xlarge": 350,
         "g7.48xlarge": 700, "g7e.2xlarge": 50, "g7e.4xlarge": 50, "g7e.8xlarge": 100, "g7e.12xlarge": 400,
-        "g7e.24xlarge": 800, "g7e.48xlarge": 1600,
+        "g7e.24xlarge": 800, "g7e.48xlarge": 1600, "g6f.2xlarge": 5, "g6f.4xlarge": 10, "gr6f.4xlarge": 10,
         "trn1.2xlarge": 3.125, "trn1.32xlarge": 800, "trn1n.32xlarge": 1600, "trn2.3xlarge": 200,
         "trn2.48xlarge": 3200, "trn2u.48xlarge": 3200, "dl1.24xlarge": 400, "dl2q.24xlarge": 100,
         "inf1.xlarge": 5, "inf1.2xlarge": 5, "inf1.6xlarge": 25, "inf1.24xlarge": 100,
@@ -115,6 +115,32 @@ NETWORK_GBITS: dict[str, dict[str, float]] = {
     },
     "coreweave": {
         "hgx-h100-8-gpu": 3200, "hgx-h200-8-gpu": 3200, "hgx-b200-8-gpu": 3200, "gb200-nvl72-4-gpu": 1600,
+    },
+}  # fmt: skip
+
+# The share of one chip in the data center network of its pod: 6.4 Tbit/s for 256 chips of v5e,
+# 25.6 Tbit/s for 256 chips of v6e (cloud.google.com/tpu/docs/v5e and v6e).
+_TPU_GBITS = {"tpu-v5litepod": 25, "tpu-v6e": 100}
+
+
+def find_network_gbits(
+    provider: str, instance_type: str, accelerators: int, vcpus: float
+) -> float | None:
+    """The bandwidth of a machine; None if unknown."""
+    family = instance_type.rpartition("-")[0]
+    if provider == "gcp" and family in _TPU_GBITS:
+        return _TPU_GBITS[family] * accelerators
+    # "Network bandwidth": N1 machines have 2 Gbit/s for each vCPU, at most 32.
+    if provider == "gcp" and accelerators and instance_type.startswith("n1-"):
+        return min(2 * vcpus, 32)
+    return NETWORK_GBITS.get(provider, {}).get(instance_type)
+
+
+# --- Machines with a part of one accelerator, which the price tables give as 0 accelerators.
+# aws: the memory of the part (2,861 MiB and its multiples) of the 22,888 MiB of an L4 ---
+PARTS = {
+    "aws": {
+        "g6f.large": 1 / 8, "g6f.xlarge": 1 / 8, "g6f.2xlarge": 1 / 4, "g6f.4xlarge": 1 / 2, "gr6f.4xlarge": 1 / 2,
     },
 }  # fmt: skip
 

@@ -313,20 +313,20 @@ def test_a_price_list_is_read_page_by_page_and_put_in_use() -> None:
         ("eastus", Purchase.ON_DEMAND): 3_000_000,
     }
     assert found["eastus", Purchase.ON_DEMAND].accelerator == "A100"
-    assert list(prices.terms.values()) == [12]
+    assert found["westeurope", Purchase.RESERVED].term_months == 12
 
     with CatalogSnapshot.open(SHIPPED) as shipped:
         rest = [offer for offer in shipped.all_offers() if offer.provider == "azure"]
     kept = [*prices.offers, *rest[len(prices.offers) :]]
-    refresh_offers({"azure": kept}, prices.terms, today=date(2027, 1, 2))
+    refresh_offers({"azure": kept}, today=date(2027, 1, 2))
     with CatalogSnapshot.open() as new:
         assert new.path == refreshed_path()
         assert new.info().as_of == date(2027, 1, 2)
         reserved = [offer for offer in new.all_offers() if offer.purchase is Purchase.RESERVED]
-        assert [offer.source for offer in reserved] == [
-            "Azure Retail Prices API, 12 months' commitment"
+        assert [(offer.source, offer.term_months) for offer in reserved] == [
+            ("Azure Retail Prices API", 12)
         ]
-        assert new.terms() == {reserved[0].key: 12}
+        assert reserved[0].key.endswith("/reserved-12m")
         with CatalogSnapshot.open(SHIPPED) as shipped:
             assert new.egress() == shipped.egress()
 
@@ -335,7 +335,7 @@ def test_too_few_prices_do_not_replace_a_provider_s() -> None:
     with price_list() as stand_in:
         prices = AzurePrices(base=stand_in.base, timeout_s=5).fetch(query())
     with pytest.raises(SnapshotError, match="looks incomplete"):
-        refresh_offers({"azure": prices.offers}, prices.terms, today=date(2027, 1, 2))
+        refresh_offers({"azure": prices.offers}, today=date(2027, 1, 2))
     assert path_in_use() == SHIPPED
 
 

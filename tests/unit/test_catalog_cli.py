@@ -6,6 +6,8 @@ import json
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,11 @@ from msgspec.structs import asdict
 
 from cavvy.cli.main import cli
 from cavvy.client import wire
+from cavvy.domain.offers import Purchase
+from cavvy.domain.units import HourlyRate
+from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, refreshed_path
+from cavvy.store.snapshot.writer import write_snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -263,3 +269,44 @@ def test_a_configured_provider_that_the_catalog_does_not_know_is_asked_where_it_
         assert f"no provider '{name}'" in said
         assert f"`cavvy check {name}`" in said
         assert f"[providers.{name}]" in said
+
+
+def test_offers_with_a_commitment_of_one_or_of_three_years(tmp_path: Path) -> None:
+    with CatalogSnapshot.open(SHIPPED) as shipped:
+        offers = list(shipped.all_offers())
+    plain = next(each for each in offers if each.instance_type == "Standard_NC24ads_A100_v4")
+    reserved = [
+        replace(
+            plain,
+            purchase=Purchase.RESERVED,
+            term_months=months,
+            rate=HourlyRate(plain.rate.micros_per_hour * share // 100),
+        )
+        for months, share in ((12, 70), (36, 45))
+    ]
+    path = tmp_path / "reserved.db"
+    write_snapshot(path, [*offers, *reserved], as_of=date(2027, 1, 2))
+    assert run("catalog", "refresh", "--from", str(path)).exit_code == 0
+    wanted = ("offers", "--instance", plain.instance_type, "--region", plain.region, "-o", "json")
+    found = {
+        choice: [
+            each["term_months"]
+            for each in json.loads(run(*wanted, *choice).stdout)
+            if each["purchase"] == "reserved"
+        ]
+        for choice in ((), ("--reserved",), ("--reserved", "1y"), ("--reserved", "3y"))
+    }
+    assert found == {
+        (): [],
+        ("--reserved",): [36, 12],
+        ("--reserved", "1y"): [12],
+        ("--reserved", "3y"): [36],
+    }
+    table = run(*wanted[:-2], "--reserved").stdout
+    assert "MONTHS" in table
+
+
+def test_a_part_of_a_gpu_is_shown_as_one() -> None:
+    found = json.loads(run("offers", "--gpu", "A10:1/6", "--limit", "1", "-o", "json").stdout)
+    assert found[0]["accelerators"] == "1/6 x A10 4GB"
+    assert found[0]["accelerator_price_usd_hr"] == pytest.approx(6 * found[0]["price_usd_hr"])

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from cavvy.catalog.accelerators import find_accelerator, list_accelerators
 from cavvy.catalog.needs import MOST, NeedError, format_need, parse_accelerator
+from cavvy.catalog.tpu_slices import count_chips, find_slice, list_slices
 from cavvy.domain.tasks import AcceleratorNeed
 
 GIB = 1024
@@ -37,6 +38,14 @@ GIB = 1024
         ("any", [AcceleratorNeed(name=None)]),
         (2, [AcceleratorNeed(name="gpu", count_min=2)]),
         ("tpu-v5litepod:4", [AcceleratorNeed(name="TPU-v5e", count_min=4)]),
+        ("tpu-v5litepod-8", [AcceleratorNeed(name="TPU-v5e", count_min=8)]),
+        ("TPU-v5e-8", [AcceleratorNeed(name="TPU-v5e", count_min=8)]),
+        ("v4-8", [AcceleratorNeed(name="TPU-v4", count_min=4)]),
+        ("TPU-v5p:2x2x4", [AcceleratorNeed(name="TPU-v5p", count_min=16)]),
+        ("A10:0.5", [AcceleratorNeed(name="A10", part=0.5)]),
+        ("A10:1/6", [AcceleratorNeed(name="A10", part=1 / 6)]),
+        ("A10:.25|L4", [AcceleratorNeed(name="A10", part=0.25), AcceleratorNeed(name="L4")]),
+        ("A10|L4:1/4", [AcceleratorNeed(name=name, part=0.25) for name in ("A10", "L4")]),
         (
             "H100|A100:8",
             [AcceleratorNeed(name="H100", count_min=8), AcceleratorNeed(name="A100", count_min=8)],
@@ -55,6 +64,10 @@ def test_a_wish_is_read(text: str | int, expected: list[AcceleratorNeed]) -> Non
     ("text", "said"),
     [
         ("H1000:8", "did you mean H100?"),
+        ("A10:3/2", "a part is between 0 and 1"),
+        ("A10:1/0", "a part is between 0 and 1"),
+        ("A10:0.5:2", "two counts"),
+        ("tpu-v5litepod-8:4", "two counts"),
         ("A100:8+", "2.. (two or more)"),
         ("A100::8", "empty part"),
         ("A100:8:4", "two counts"),
@@ -98,3 +111,19 @@ def test_every_alias_leads_to_its_own_row_only() -> None:
             assert known.accelerator is row, (
                 f"{text} is claimed by {known.accelerator.name} and {row.name}"
             )
+
+
+@pytest.mark.parametrize("part", [0.5, 1 / 6, 0.3, 0.123456])
+def test_a_part_is_written_as_it_is_read(part: float) -> None:
+    need = AcceleratorNeed(name="A10", part=part)
+    assert parse_accelerator(format_need(need)) == (need,)
+
+
+def test_every_slice_of_tpus_has_the_chips_of_its_topology() -> None:
+    for each in list_slices():
+        assert count_chips(each.topology) == each.chips, each.type
+        assert find_slice(f"tpu-{each.type}") is each
+        assert parse_accelerator(each.type)[0].count_min == each.chips
+        assert each.chips % each.hosts == 0
+    assert find_slice("v5litepod-7") is None
+    assert find_slice("H100-8") is None

@@ -274,3 +274,12 @@ def test_on_a_shared_host_only_the_share_that_is_held_counts() -> None:
     asking = Task(name="t", run="true", work=work, resources=Resources(cpus_min=4))
     assert seconds(silent, shared) == pytest.approx(1e15 / CPU_PEAK_FP32)
     assert seconds(asking, shared) == pytest.approx(1e15 / (4 * CPU_PEAK_FP32))
+
+
+def test_a_part_of_an_accelerator_is_that_much_slower_and_says_so() -> None:
+    whole = make_offer("A10", 1)
+    sixth = replace(whole, accelerator_part=1 / 6)
+    task = make_task(Workload(samples=1000.0, rates={"A10:1": 10.0}))
+    assert seconds(task, whole) == 100
+    assert seconds(task, sixth) == pytest.approx(600)
+    assert "the node has 1/6 of an accelerator" in estimate(task, sixth).notes[-1]

@@ -39,6 +39,10 @@ REQUESTS = [
     "B200:8|H200:8",
     "MI300X:1",
     "H100-NVL:2..4",
+    "A10:0.3",
+    "A10:0.167",
+    "L4:1/4|A10:1/6",
+    "TPU-v5e:8",
 ]
 REGIONS = [
     "eu",
@@ -63,8 +67,14 @@ class Sample:
         with CatalogSnapshot.open(SHIPPED) as shipped:
             offers = list(shipped.all_offers())
         plain = [offer for offer in offers if offer.accelerator is None][::250]
-        accelerated = [offer for offer in offers if offer.accelerator][::7]
-        reserved = [replace(offer, purchase=Purchase.RESERVED) for offer in accelerated[::10]]
+        whole = [offer for offer in offers if offer.accelerator and offer.accelerator_part == 1]
+        accelerated = whole[::7]
+        accelerated += [offer for offer in offers if offer.accelerator_part < 1][::9]
+        reserved = [
+            replace(offer, purchase=Purchase.RESERVED, term_months=months)
+            for offer in accelerated[::10]
+            for months in (12, 36)
+        ]
         self.offers = plain + accelerated + reserved
         write_snapshot(path, self.offers, as_of=date(2026, 11, 20))
         self.snapshot = CatalogSnapshot.open(path)

@@ -61,9 +61,12 @@ def test_every_row_can_be_asked_for_and_says_where_it_is_from(offers: list[Offer
             assert known is not None
             assert known.accelerator.name == offer.accelerator
             assert offer.accelerator_count >= 1
-            assert offer.accelerator_memory_mib in {
-                memory.mib for memory in known.accelerator.memory
-            }, offer.key
+            sizes = {memory.mib for memory in known.accelerator.memory}
+            if offer.accelerator_part < 1:
+                part = offer.accelerator_memory_mib / max(sizes)
+                assert part == pytest.approx(offer.accelerator_part, rel=0.1), offer.key
+            else:
+                assert offer.accelerator_memory_mib in sizes, offer.key
         if offer.provider in BIG:
             assert locate(offer.provider, offer.region)[1], offer.key
 
@@ -176,11 +179,11 @@ def test_the_network_of_accelerated_machines_is_known(offers: list[Offer]) -> No
     for provider in sorted(total, key=lambda name: -total[name]):
         print(f"{provider:15} {known[provider]:5,} of {total[provider]:5,}")
     print(f"all {sum(known.values()) / sum(total.values()):.1%}")
-    assert known["aws"] == total["aws"]
+    assert known["aws"] >= 0.99 * total["aws"]
     assert known["azure"] == total["azure"]
-    assert known["gcp"] >= 0.9 * total["gcp"]
+    assert known["gcp"] >= 0.86 * total["gcp"]
     assert known["oci"] >= 0.8 * total["oci"]
-    assert sum(known.values()) >= 0.69 * sum(total.values())
+    assert sum(known.values()) >= 0.73 * sum(total.values())
 
 
 def test_a_fast_rdma_network_is_found_at_every_large_cloud() -> None:
@@ -194,3 +197,46 @@ def test_a_fast_rdma_network_is_found_at_every_large_cloud() -> None:
     assert {offer.provider for offer in found.offers} >= {"aws", "azure", "gcp", "oci", "nebius"}
     assert all((offer.network_mbps or 0) >= 400_000 for offer in found.offers)
     assert all(find_fabric(offer.provider, offer.instance_type) for offer in found.offers)
+
+
+def test_parts_of_gpus_are_listed_and_never_taken_for_whole_ones(offers: list[Offer]) -> None:
+    parts = {
+        (each.instance_type, each.accelerators_text) for each in offers if each.accelerator_part < 1
+    }
+    assert parts == {
+        ("Standard_NV6ads_A10_v5", "1/6"),
+        ("Standard_NV12ads_A10_v5", "1/3"),
+        ("Standard_NV18ads_A10_v5", "1/2"),
+        ("g6f.large", "1/8"),
+        ("g6f.xlarge", "1/8"),
+        ("g6f.2xlarge", "1/4"),
+        ("g6f.4xlarge", "1/2"),
+        ("gr6f.4xlarge", "1/2"),
+    }
+    with CatalogSnapshot.open(SHIPPED) as snapshot:
+        for text, fractions in (("A10:1", 0), ("gpu:1", 0), ("A10:0.5", 1), ("A10:0.167", 3)):
+            need = Resources(accelerators=parse_accelerator(text), spot=SpotPolicy.AUTO)
+            found = snapshot.match(need).offers
+            assert found
+            assert (
+                len({each.instance_type for each in found if each.accelerator_part < 1})
+                == fractions
+            )
+
+
+def test_the_slices_of_tpus_are_found_by_name_and_by_topology() -> None:
+    with CatalogSnapshot.open(SHIPPED) as snapshot:
+        for text in ("TPU-v5e:8", "tpu-v5litepod-8", "TPU-v5e:2x4"):
+            need = Resources(accelerators=parse_accelerator(text), spot=SpotPolicy.AUTO)
+            found = snapshot.match(need).offers
+            assert {each.instance_type for each in found} == {"tpu-v5litepod-8"}
+            assert len({each.region for each in found}) == 16
+
+
+def test_google_s_n1_machines_have_their_gpus(offers: list[Offer]) -> None:
+    found = {
+        (each.accelerator, each.accelerator_count)
+        for each in offers
+        if each.provider == "gcp" and each.instance_type.startswith("n1-") and each.accelerator
+    }
+    assert found == {("T4", 1), ("T4", 2), ("T4", 4)} | {("V100", each) for each in (1, 2, 4, 8)}

@@ -156,7 +156,7 @@ def test_init_asks_before_it_overwrites(folder: Path, monkeypatch: pytest.Monkey
         ("run: x\nresources: {regions: mars}", "no region 'mars'"),
         ("run: x\nresources: {instance: p5.48xlrge}", "did you mean p5.48xlarge?"),
         ("run: x\nresources: {gpu: 100}", "No offer: "),
-        ("run: x\nresources: {gpu: tpu:4}", "accept TPU-"),
+        ("run: x\nresources: {gpu: tpu:3}", "accept TPU-"),
         ("run: x\nresources: {providers: local, cpu: 5000}", "you asked for at least 5000"),
         (f"run: x\n{TEN_HOURS}\nlimits: {{budget: $1}}", "your budget leaves $1.00"),
         (f"run: x\n{TEN_HOURS}\nlimits: {{deadline: 1h}}", "your deadline leaves 1h"),

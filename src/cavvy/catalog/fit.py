@@ -28,6 +28,7 @@ PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
 # ELSEWHERE is the distance of another region, provider or purchase option.
 ELSEWHERE = 1.0
 OTHER_ACCELERATOR = 20.0  # distance of another accelerator; usually larger than for another count
+_ROUNDED = 0.99  # a request for 0.167 accepts 1/6
 UNKNOWN = 1.5  # the distance if the offer does not state the property
 
 
@@ -108,6 +109,7 @@ def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
             offer.accelerator_memory_mib,
             need.accelerators,
             offer.shared,
+            offer.accelerator_part,
         )
         if stage is not None and missed is None:
             return None
@@ -172,6 +174,7 @@ def accelerator_fit(
     memory_mib: int,
     needs: tuple[AcceleratorNeed, ...],
     shared: bool = False,
+    part: float = 1.0,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
     """Return two results: the first of the three accelerator constraints that fails, and, if some
     alternative fails only one constraint, that constraint with its distance.
@@ -188,7 +191,7 @@ def accelerator_fit(
         size = (need.memory_min_mib or 0, need.memory_max_mib or _NO_END)
         fails = (
             not is_match(name, need.name),
-            count < least or (count > most and not shared),
+            count < least or part < _ROUNDED * need.part or (count > most and not shared),
             not size[0] <= memory_mib <= size[1],
         )
         if not any(fails):
@@ -198,7 +201,9 @@ def accelerator_fit(
             which = fails.index(True)
             gap = (
                 OTHER_ACCELERATOR,
-                relative_gap(count, least, most),
+                max(
+                    relative_gap(count, least, most), relative_gap(part, _ROUNDED * need.part, None)
+                ),
                 relative_gap(memory_mib, *size),
             )[which]
             near = min(near or (gap, which), (gap, which))
@@ -255,6 +260,7 @@ def _meets_accelerators(offer: Offer, need: Resources, constraint: Constraint) -
         offer.accelerator_memory_mib,
         need.accelerators,
         offer.shared,
+        offer.accelerator_part,
     )
     return failed is not constraint
 
@@ -340,7 +346,7 @@ def _accelerators(offer: Offer) -> str:
         f" of {format_memory(offer.accelerator_memory_mib)}" if offer.accelerator_memory_mib else ""
     )
     return (
-        f"{offer.accelerator_count} {offer.accelerator}{memory}"
+        f"{offer.accelerators_text} {offer.accelerator}{memory}"
         if offer.accelerator
         else "no accelerator"
     )

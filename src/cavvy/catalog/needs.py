@@ -7,6 +7,8 @@ any order, joined by `:`.
     name     a product (H100, RTX4090), a vendor (nvidia) or a kind (gpu, tpu, fpga);
               any GPU if there is no name
     count    8, 1..4, 2.. or ..4 on each node; 1 if there is no count
+    part     0.5 or 1/6: a node with at least this part of one accelerator
+    topology 2x4 or 4x4x8: the chips of a slice of TPUs; a type such as v5litepod-8 names both
     memory   80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
 
 With a product, a single size is exact (A100:80GB); without a product it is the minimum (24GB,
@@ -16,6 +18,7 @@ of the next alternative that has a count.
 
 import re
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from cavvy.catalog.accelerators import (
     AcceleratorKind,
@@ -24,11 +27,13 @@ from cavvy.catalog.accelerators import (
     names_matching,
     suggest,
 )
+from cavvy.catalog.tpu_slices import count_chips, find_slice
 from cavvy.domain.tasks import AcceleratorNeed
 from cavvy.domain.units import UnitError, parse_memory_mib
 
 MOST = 65_536  # the upper end of an open count such as `2..`
 _COUNT = re.compile(r"\d+|\d+\s*\.\.\s*\d*|\.\.\s*\d+")
+_PART = re.compile(r"0?\.\d*[1-9]\d*|\d+/\d+")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
 
 
@@ -46,6 +51,7 @@ class NeedError(ValueError):
 class _Parts:
     name: str | None = None
     count: tuple[int, int | None] | None = None
+    part: float = 1.0
     memory: tuple[int | None, int | None] | None = None
 
 
@@ -59,7 +65,7 @@ def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
     needs: list[AcceleratorNeed] = []
     after = _Parts()
     for part in map(_parse_alternative, reversed(alternatives)):
-        full = replace(part, count=part.count or after.count)
+        full = part if part.count else replace(part, count=after.count, part=after.part)
         needs.append(_need(full))
         after = full
     return tuple(reversed(needs))
@@ -72,6 +78,9 @@ def format_need(need: AcceleratorNeed) -> str:
     count = str(need.count_min)
     if need.count_max is not None and need.count_max != need.count_min:
         count += ".." if need.count_max >= MOST else f"..{need.count_max}"
+    if need.part < 1:
+        nearest = Fraction(need.part).limit_denominator(64)
+        count = str(nearest if float(nearest) == need.part else need.part)
     parts = [need.name or "any"]
     memory = _format_memory(need)
     return ":".join([*parts, *([memory] if memory else []), count])
@@ -105,12 +114,18 @@ def _parse_alternative(text: str) -> _Parts:
 
 
 def _add(parts: _Parts, piece: str, text: str) -> _Parts:
-    if _COUNT.fullmatch(piece):
+    if _COUNT.fullmatch(piece) or _PART.fullmatch(piece) or count_chips(piece):
         if parts.count is not None:
             raise NeedError(
                 f"{text!r} has two counts", "write memory with its unit, such as A100:80GB:8"
             )
-        return replace(parts, count=_count(piece))
+        if _PART.fullmatch(piece):
+            return replace(parts, count=(1, None), part=_part(piece))
+        return replace(
+            parts, count=(chips, None) if (chips := count_chips(piece)) else _count(piece)
+        )
+    if (tpu := find_slice(piece)) and parts.count is None and parts.name is None:
+        return replace(parts, name=tpu.accelerator, count=(tpu.chips, None))
     if _is_memory(piece):
         if parts.memory is not None:
             raise NeedError(f"{text!r} has two memory sizes", "write a range as 40GB..80GB")
@@ -163,6 +178,18 @@ def _count(piece: str) -> tuple[int, int | None]:
     return least, None if most == least else most
 
 
+def _part(piece: str) -> float:
+    try:
+        part = float(Fraction(piece))
+    except ZeroDivisionError:
+        part = 0
+    if not 0 < part < 1:
+        raise NeedError(
+            f"{piece!r} is not a part of an accelerator", "a part is between 0 and 1, such as 0.5"
+        )
+    return part
+
+
 def _is_memory(piece: str) -> bool:
     ends = [end.strip() for end in piece.split("..")]
     return (
@@ -206,6 +233,7 @@ def _need(parts: _Parts) -> AcceleratorNeed:
         count_max=most,
         memory_min_mib=low,
         memory_max_mib=high,
+        part=parts.part,
     )
 
 

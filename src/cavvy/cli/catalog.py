@@ -173,19 +173,17 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
             )
     today = datetime.now(UTC).date()
     fetched: dict[str, Sequence[Offer]] = {}
-    terms: dict[str, int] = {}
     for name in wanted or sources:
         prices = _fetch_prices(name, sources[name], today, skip_logins=not wanted)
         if prices is not None:
             fetched[name] = prices.offers
-            terms.update(prices.terms)
     if not wanted and unavailable:
         click.echo(
             f"prices not refreshed: {', '.join(sorted(unavailable))} "
             "(`cavvy catalog sources` gives the reasons)",
             err=True,
         )
-    return refresh_offers(fetched, terms, today=today)
+    return refresh_offers(fetched, today=today)
 
 
 def _fetch_prices(

@@ -23,17 +23,27 @@ _TABLE_ROWS = 20
 _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "region")
 
 
+# the choices of --reserved, with the months of commitment; None for any
+_TERMS = {"any": None, "1y": 12, "3y": 36}
+
+
 @click.command("offers")
 @click.option(
     "--gpu",
     metavar="GPU",
     shell_complete=complete_gpus,
-    help="Accelerators of each node, such as H100:8, A100:80GB:1..4, 24GB or tpu.",
+    help="Accelerators of each node, such as H100:8, A100:80GB:1..4, A10:0.5, 24GB or tpu.",
 )
 @click.option("--spot", is_flag=True, help="Show only spot capacity, which can be reclaimed.")
 @click.option("--on-demand", is_flag=True, help="Show only on-demand capacity.")
 @click.option("--ready", is_flag=True, help="Show only offers that a job can use now.")
-@click.option("--reserved", is_flag=True, help="Include offers that need a commitment.")
+@click.option(
+    "--reserved",
+    type=click.Choice(list(_TERMS)),
+    is_flag=False,
+    flag_value="any",
+    help="Include offers that need a commitment of any length, one year or three years.",
+)
 @click.option("--max-price", metavar="USD", help="Maximum price of a node per hour.")
 @click.option(
     "--region",
@@ -114,12 +124,11 @@ _FAULTS = {
 def _list_offers(
     snapshot: "CatalogSnapshot", need: "Resources", given: dict[str, object], output: str
 ) -> None:
-    limit, sort, reserved = given["limit"], str(given["sort"]), bool(given["reserved"])
+    limit, sort, reserved = given["limit"], str(given["sort"]), given["reserved"] is not None
     rows = limit if isinstance(limit, int) else _TABLE_ROWS if output == "table" else 0
     by_price = sort == "price"
-    found = snapshot.match(
-        need, limit=rows or None if by_price else None, misses=0, reserved=reserved
-    )
+    term = _TERMS[str(given["reserved"])] if reserved else None
+    found = _match(snapshot, need, rows or None if by_price else None, reserved, term)
     live = _ask_configured(snapshot, need, bool(given["ready"]))
     if given["ready"]:
         found = _join([*live.matches.values()])
@@ -148,7 +157,8 @@ def _offers_out(
         [*_row(offer), readiness(offer), text] for offer, text in zip(offers, texts, strict=True)
     ]
     about_seen = TableColumn("seen", "SEEN HERE", hidden=not any(texts), wrap=True)
-    rows_out([*_columns(), TableColumn("readiness", drop=8), about_seen], shown, output)
+    reserved = any(offer.term_months for offer in offers)
+    rows_out([*_columns(reserved), TableColumn("readiness", drop=8), about_seen], shown, output)
 
 
 def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources", ready: bool) -> "LiveMatches":
@@ -164,6 +174,23 @@ def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources", ready: bool)
         click.echo(f"note: {problem}", err=True)
     own = {name: each for name, each in live.matches.items() if ready or name not in listed}
     return replace(live, matches=own)
+
+
+def _match(
+    snapshot: "CatalogSnapshot",
+    need: "Resources",
+    limit: int | None,
+    reserved: bool,
+    term: int | None,
+) -> "OfferMatches":
+    """The matching offers of the catalog; with a `term` in months, without the reserved offers of
+    another term.
+    """
+    if term is None:
+        return snapshot.match(need, limit=limit, misses=0, reserved=reserved)
+    found = snapshot.match(need, misses=0, reserved=reserved)
+    offers = [offer for offer in found.offers if offer.term_months in (0, term)]
+    return replace(found, offers=offers[:limit], matched=len(offers))
 
 
 def _join(found: "Sequence[OfferMatches]") -> "OfferMatches":
@@ -208,7 +235,7 @@ def _seen_text(seen: "Sequence[MarketListing]") -> str | None:
     return ", ".join(parts)
 
 
-def _columns() -> "list[TableColumn]":
+def _columns(reserved: bool = False) -> "list[TableColumn]":
     def dollars(value: object) -> str:
         return f"{value:,.2f}" if isinstance(value, float) and value >= 0.1 else f"{value:,.4f}"
 
@@ -220,12 +247,14 @@ def _columns() -> "list[TableColumn]":
         TableColumn("accelerator", hidden=True),
         TableColumn("accelerator_count", hidden=True),
         TableColumn("accelerator_memory_mib", hidden=True),
+        TableColumn("accelerator_part", hidden=True),
         TableColumn("accelerators", "ACCELERATORS"),
         TableColumn("vcpus", "CPUS", show=lambda value: f"{value:g}", drop=5),
         TableColumn("memory_mib", "MEMORY", show=format_memory, drop=4),
         TableColumn("disk_gib", hidden=True),
         TableColumn("network_mbps", hidden=True),
         TableColumn("purchase", "PURCHASE", drop=7),
+        TableColumn("term_months", "MONTHS", hidden=not reserved),
         TableColumn("price_usd_hr", "USD/H", show=dollars),
         TableColumn("accelerator_price_usd_hr", "EACH/H", show=dollars, drop=3),
         TableColumn("as_of", "AS OF", drop=1),
@@ -235,7 +264,8 @@ def _columns() -> "list[TableColumn]":
 
 def _row(offer: "Offer") -> "list[object]":
     price = float(offer.rate.usd)
-    each = round(price / offer.accelerator_count, 6) if offer.accelerator_count else None
+    devices = offer.accelerator_count * offer.accelerator_part
+    each = round(price / devices, 6) if devices else None
     size = f" {offer.accelerator_memory_mib // 1024}GB" if offer.accelerator_memory_mib else ""
     return [
         offer.provider,
@@ -245,12 +275,14 @@ def _row(offer: "Offer") -> "list[object]":
         offer.accelerator,
         offer.accelerator_count,
         offer.accelerator_memory_mib or None,
-        f"{offer.accelerator_count} x {offer.accelerator}{size}" if offer.accelerator else None,
+        offer.accelerator_part if offer.accelerator else None,
+        f"{offer.accelerators_text} x {offer.accelerator}{size}" if offer.accelerator else None,
         _whole(offer.vcpus) if offer.vcpus else None,
         offer.memory_mib or None,
         offer.disk_gib,
         offer.network_mbps,
         str(offer.purchase),
+        offer.term_months or None,
         price,
         each,
         str(offer.as_of) if offer.as_of else None,
@@ -337,7 +369,8 @@ def _sort_key(name: str) -> "Callable[[Offer], tuple[float | str, ...]]":
         price = offer.rate.micros_per_hour
         match name:
             case "gpu-price":
-                return (offer.accelerator_count == 0, price / (offer.accelerator_count or 1), price)
+                devices = offer.accelerator_count * offer.accelerator_part
+                return (devices == 0, price / (devices or 1), price)
             case "memory":
                 return (-offer.memory_mib, price)
             case "cpus":

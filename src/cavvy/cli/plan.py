@@ -343,7 +343,7 @@ def location_text(offer: "Offer") -> str:
 
 
 def accelerators_text(offer: "Offer") -> str | None:
-    return f"{offer.accelerator_count} x {offer.accelerator}" if offer.accelerator else None
+    return f"{offer.accelerators_text} x {offer.accelerator}" if offer.accelerator else None
 
 
 def _placements_out(answer: _Answer, which: str) -> None:

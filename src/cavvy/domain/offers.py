@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import date, timedelta
 from enum import StrEnum
+from fractions import Fraction
 
 from cavvy.domain.units import HourlyRate
 
@@ -28,11 +29,13 @@ class Offer:
     """One node's worth of capacity at one price.
 
     `rate` is for the whole node per hour. `accelerator` is a canonical name from the catalog's
-    table, or None. `capacity` is the number of available nodes, or None if the provider does not
-    report it. `pool` names capacity that several offers of a region share, so that a node rented
-    from one offer is missing in the others; an offer with the pool "" shares no capacity. `shared`
-    marks a host whose devices several jobs share; a job then holds only the devices that it
-    requests.
+    table, or None. `accelerator_part` is below 1 if the node has a part of one accelerator, such as
+    1/6 of an A10; the count is then 1, and the memory is that of the part. `term_months` is the
+    commitment of a reserved offer. `capacity` is the number of available nodes, or None if the
+    provider does not report it. `pool` names capacity that several offers of a region share, so
+    that a node rented from one offer is missing in the others; an offer with the pool "" shares no
+    capacity. `shared` marks a host whose devices several jobs share; a job then holds only the
+    devices that it requests.
     """
 
     provider: str
@@ -42,12 +45,14 @@ class Offer:
     accelerator: str | None = None
     accelerator_count: int = 0
     accelerator_memory_mib: int = 0  # memory of each accelerator
+    accelerator_part: float = 1.0
     vcpus: float = 0
     memory_mib: int = 0
     disk_gib: int | None = None
     network_mbps: int | None = None
     purchase: Purchase = Purchase.ON_DEMAND
     rate: HourlyRate
+    term_months: int = 0
     minimum_charge: timedelta = timedelta(0)  # minimum billed time, even if the node ends earlier
     capacity: int | None = None
     pool: str = ""
@@ -59,9 +64,17 @@ class Offer:
 
     @property
     def key(self) -> str:
-        """The offer's name, without its price:
-        provider/region[/zone]/type/accelerators/purchase.
+        """The offer's name, without its price: provider/region[/zone]/type:accelerators/purchase,
+        with the months of commitment, if any: reserved-12m.
         """
         zone = f"/{self.zone}" if self.zone else ""
         machine = f"{self.instance_type}:{self.accelerator_count}"
-        return f"{self.provider}/{self.region}{zone}/{machine}/{self.purchase}"
+        term = f"-{self.term_months}m" if self.term_months else ""
+        return f"{self.provider}/{self.region}{zone}/{machine}/{self.purchase}{term}"
+
+    @property
+    def accelerators_text(self) -> str:
+        """The number of accelerators, or the part of one, as text: "8", "1/6"."""
+        if self.accelerator_part == 1:
+            return str(self.accelerator_count)
+        return str(Fraction(self.accelerator_part).limit_denominator(64))

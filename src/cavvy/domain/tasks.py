@@ -34,7 +34,8 @@ class AcceleratorNeed:
     """One acceptable choice of accelerators on each node; `name` is None for any accelerator.
 
     Counts are per node, and memory is per accelerator in MiB; all bounds are inclusive. A memory
-    bound of None means no limit.
+    bound of None means no limit. `part` is the minimum part of each accelerator; a node with a
+    fraction of an accelerator fits only if `part` is at most this fraction.
     """
 
     name: str | None = None
@@ -42,6 +43,7 @@ class AcceleratorNeed:
     count_max: int | None = None  # None if the count must be exactly `count_min`
     memory_min_mib: int | None = None
     memory_max_mib: int | None = None
+    part: float = 1.0
 
 
 class Fabric(StrEnum):

@@ -224,7 +224,7 @@ def _change(miss: NearMiss) -> str:
             )
             return (
                 "accept "
-                f"{offer.accelerator or 'no accelerator'}:{offer.accelerator_count}{each} in "
+                f"{offer.accelerator or 'no accelerator'}:{offer.accelerators_text}{each} in "
                 f"{field}"
             )
         case Constraint.INSTANCE:

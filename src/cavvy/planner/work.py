@@ -73,6 +73,7 @@ def shape_of(offer: Offer) -> tuple[object, ...]:
         offer.accelerator,
         offer.accelerator_count,
         offer.accelerator_memory_mib,
+        offer.accelerator_part,
         offer.vcpus,
         offer.purchase,
         offer.shared,
@@ -92,11 +93,26 @@ def estimate(task: Task, offer: Offer) -> TimeEstimate:
     if work is None:
         return TimeEstimate(run_time=None)
     counted = _as_used(offer, task)
+    if counted.accelerator is not None and counted.accelerator_part < 1:
+        return _on_a_part(task, offer)
     if work.samples is not None:
         return _by_rate(work, counted, task)
     if work.flops is not None:
         return _by_flops(work, counted, task.nodes)
     return _by_duration(work, counted)
+
+
+def _on_a_part(task: Task, offer: Offer) -> TimeEstimate:
+    """The time on a fraction of an accelerator: the time on a whole one, divided by the part."""
+    whole = estimate(task, replace(offer, accelerator_part=1.0))
+    if whole.run_time is None:
+        return whole
+    note = f"the node has {offer.accelerators_text} of an accelerator, assumed that much slower"
+    return replace(
+        whole,
+        run_time=_length(whole.run_time.total_seconds() / offer.accelerator_part),
+        notes=(*whole.notes, note),
+    )
 
 
 def _by_duration(work: Workload, offer: Offer) -> TimeEstimate:

@@ -131,7 +131,7 @@ def elsewhere_out(elsewhere: "list[CounterfactualCost]", file_is_error: bool = F
 
 
 def _place_text(offer: "Offer") -> str:
-    gpus = f" {offer.accelerator}:{offer.accelerator_count}" if offer.accelerator else ""
+    gpus = f" {offer.accelerator}:{offer.accelerators_text}" if offer.accelerator else ""
     return (
         f"{offer.provider} {offer.zone or offer.region} {offer.instance_type}{gpus} "
         f"{offer.purchase}"

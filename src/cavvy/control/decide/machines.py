@@ -148,7 +148,7 @@ def describe_hardware(machine: NamedMachine, gang: Attempt | None) -> str:
         asked += [f"{need.cpus_min:g} CPUs"] if need.cpus_min else []
         return ", ".join(asked) or need.instance or "any CPUs"
     offer = _held_share(gang.offer, need)
-    devices = f"{offer.accelerator_count} x {offer.accelerator}, " if offer.accelerator else ""
+    devices = f"{offer.accelerators_text} x {offer.accelerator}, " if offer.accelerator else ""
     return f"{devices}{offer.vcpus:g} CPU{'' if offer.vcpus == 1 else 's'}"
 
 

@@ -55,10 +55,9 @@ class AzurePrices:
 
     def _collect(self, query: PriceQuery) -> ProviderPrices:
         offers: dict[str, Offer] = {}
-        terms: dict[str, int] = {}
         unknown: set[str] = set()
         for item in self._items(query):
-            offer, months = _read_item(item, query.machines, query.today)
+            offer = _read_item(item, query.machines, query.today)
             if offer is None:
                 if _is_sold_by_the_hour(item) and item.get("armSkuName") not in query.machines:
                     unknown.add(str(item.get("armSkuName")))
@@ -68,10 +67,8 @@ class AzurePrices:
             known = offers.get(offer.key)
             if known is None or offer.rate < known.rate:
                 offers[offer.key] = offer
-                terms[offer.key] = months
         return ProviderPrices(
             offers=_without_placeholders(offers),
-            terms={key: months for key, months in terms.items() if months},
             unknown_types=len(unknown),
         )
 
@@ -158,10 +155,8 @@ def _is_sold_by_the_hour(item: Item) -> bool:
     )
 
 
-def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[Offer | None, int]:
-    """Return the offer for an item of the list, and its months of commitment. The offer is None for
-    items of other kinds.
-    """
+def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> Offer | None:
+    """The offer for an item of the list; None for items of other kinds."""
     region = item.get("armRegionName")
     machine = machines.get(str(item.get("armSkuName")))
     price = item.get("retailPrice")
@@ -171,7 +166,7 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[
         or not isinstance(price, int | float)
         or not _is_sold_by_the_hour(item)
     ):
-        return None, 0
+        return None
     months = 0
     purchase = Purchase.SPOT if "Spot" in str(item.get("skuName")) else Purchase.ON_DEMAND
     rate = parse_rate(Decimal(str(price))) if price > 0 else HourlyRate(0)
@@ -185,17 +180,17 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[
             else HourlyRate(0)
         )
     if not rate.micros_per_hour:
-        return None, 0
-    offer = replace(
+        return None
+    return replace(
         machine,
         region=str(region),
         zone=None,
         purchase=purchase,
         rate=rate,
+        term_months=months,
         source="Azure Retail Prices API",
         as_of=today,
     )
-    return offer, months
 
 
 def _without_placeholders(offers: Mapping[str, Offer]) -> tuple[Offer, ...]:

@@ -10,7 +10,7 @@ A source is a module that defines `SOURCE: PriceSource`. A provider names its so
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from importlib import import_module
 from pathlib import Path
@@ -42,8 +42,6 @@ class ProviderPrices:
     """All prices of one provider."""
 
     offers: Sequence[Offer]
-    # keyed by offer key: months of commitment of each reserved offer
-    terms: Mapping[str, int] = field(default_factory=dict)
     unknown_types: int = 0  # instance types that have a price but are not in `machines`
 
 

@@ -48,7 +48,7 @@ def name_device(needs: Sequence[AcceleratorNeed]) -> str | None:
         return None
     [need] = needs
     low, high = need.memory_min_mib, need.memory_max_mib
-    if need.count_max not in (None, need.count_min) or low != high:
+    if need.count_max not in (None, need.count_min) or low != high or need.part < 1:
         return None
     return f"{need.name}{f'-{low // 1024}GB' if low else ''}:{need.count_min}"
 

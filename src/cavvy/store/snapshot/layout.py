@@ -13,7 +13,7 @@ existing values as missing.
 
 from cavvy.domain.offers import Purchase
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # The numbers in `offer.purchase`, assigned in the order of the names.
 PURCHASE_NUMBERS: dict[Purchase, int] = {
@@ -34,7 +34,7 @@ CREATE TABLE place (
     id INTEGER PRIMARY KEY, provider TEXT NOT NULL, region TEXT NOT NULL COLLATE NOCASE, zone TEXT COLLATE NOCASE,
     country TEXT, area TEXT, rows INTEGER NOT NULL);
 CREATE TABLE pack (
-    id INTEGER PRIMARY KEY, accelerator TEXT, count INTEGER NOT NULL, memory_mib INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY, accelerator TEXT, count INTEGER NOT NULL, memory_mib INTEGER NOT NULL, part REAL NOT NULL,
     on_demand INTEGER NOT NULL, reserved INTEGER NOT NULL, spot INTEGER NOT NULL);
 CREATE TABLE shape (
     id INTEGER PRIMARY KEY, provider TEXT NOT NULL, instance_type TEXT NOT NULL COLLATE NOCASE,

@@ -38,6 +38,7 @@ class OfferRow(NamedTuple):
     accelerator: str | None
     accelerator_count: int
     accelerator_memory_mib: int
+    accelerator_part: float
     vcpus: float
     memory_mib: int
     disk_gib: int | None
@@ -48,7 +49,7 @@ _COLUMNS = (
     "offer.rate, offer.place, offer.shape, offer.purchase, offer.source, offer.term_months, "
     "shape.provider, "
     "place.region, place.zone, shape.instance_type, pack.accelerator, pack.count, pack.memory_mib, "
-    "shape.vcpus, "
+    "pack.part, shape.vcpus, "
     "shape.memory_mib, shape.disk_gib, shape.network_mbps"
 )
 
@@ -149,10 +150,6 @@ class MatchCounts:
 
 def everything() -> RowSelection:
     return RowSelection()
-
-
-def with_a_term() -> RowSelection:
-    return RowSelection(purchases=(PURCHASE_NUMBERS[Purchase.RESERVED],))
 
 
 def make_filters(
@@ -273,10 +270,10 @@ def _sort_packs(connection: sqlite3.Connection, need: Resources) -> AcceleratorP
     near: dict[tuple[Constraint, float], list[int]] = {}
     rejected: dict[Constraint, dict[Purchase, int]] = {}
     columns = ", ".join(PURCHASE_COLUMNS.values())
-    for number, name, many, memory, *rows in connection.execute(
-        f"SELECT id, accelerator, count, memory_mib, {columns} FROM pack"
+    for number, name, many, memory, part, *rows in connection.execute(
+        f"SELECT id, accelerator, count, memory_mib, part, {columns} FROM pack"
     ):
-        failed, missed = accelerator_fit(name, many, memory, need.accelerators)
+        failed, missed = accelerator_fit(name, many, memory, need.accelerators, part=part)
         if failed is None:
             fitting.append(number)
             continue

@@ -152,11 +152,6 @@ class CatalogSnapshot:
         for provider, region, target, micros, source in found:
             yield provider, region, target, Money(micros), *sources[source]
 
-    def terms(self) -> Mapping[str, int]:
-        """The months of commitment of each reserved offer, by offer key."""
-        rows = query.walk(self._connection, query.with_a_term())
-        return {offer.key: row.term_months for row in rows for offer in self._offers(iter((row,)))}
-
     def info(self) -> SnapshotInfo:
         meta = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
         return SnapshotInfo(
@@ -224,7 +219,7 @@ class CatalogSnapshot:
         """
         for row in query.walk(self._connection, query.everything()):
             if provider in (None, row.provider):
-                term = f"/{row.term_months}m" if row.term_months else ""
+                term = f"-{row.term_months}m" if row.term_months else ""
                 zone = f"/{row.zone}" if row.zone else ""
                 place = f"{row.provider}/{row.region}{zone}"
                 purchase = _PURCHASE_OF[row.purchase]
@@ -265,13 +260,15 @@ class CatalogSnapshot:
                 accelerator=row.accelerator,
                 accelerator_count=row.accelerator_count,
                 accelerator_memory_mib=row.accelerator_memory_mib,
+                accelerator_part=row.accelerator_part,
+                term_months=row.term_months,
                 vcpus=row.vcpus,
                 memory_mib=row.memory_mib,
                 disk_gib=row.disk_gib,
                 network_mbps=row.network_mbps,
                 purchase=_PURCHASE_OF[row.purchase],
                 rate=HourlyRate(row.rate),
-                source=f"{name}, {row.term_months} months' commitment" if row.term_months else name,
+                source=name,
                 as_of=as_of,
             )
 

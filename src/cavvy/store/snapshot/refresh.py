@@ -40,9 +40,7 @@ def refresh_from(place: str, *, sha256: str | None = None) -> Path:
     return choose.refreshed_path()
 
 
-def refresh_offers(
-    fetched: Mapping[str, Sequence[Offer]], terms: Mapping[str, int], *, today: date
-) -> Path:
+def refresh_offers(fetched: Mapping[str, Sequence[Offer]], *, today: date) -> Path:
     """Put a new snapshot in use, in which the fetched offers replace all old offers of their
     providers.
     """
@@ -53,7 +51,6 @@ def refresh_offers(
                 _merged(old, fetched),
                 _egress(old),
                 as_of=today,
-                terms={**old.terms(), **terms},
             )
         choose.put_in_place(new, choose.refreshed_path(), source="the new catalog")
     return choose.refreshed_path()

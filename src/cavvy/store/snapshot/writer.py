@@ -38,7 +38,8 @@ class EgressPrice:
     as_of: date
 
 
-_Shape = tuple[str, str, int, str, int, float, int, int, int]
+_Pack = tuple[str, int, int, float]
+_Shape = tuple[str, str, int, str, int, float, float, int, int, int]
 _Place = tuple[str, str, str]
 
 
@@ -48,12 +49,10 @@ def write_snapshot(
     egress: Iterable[EgressPrice] = (),
     *,
     as_of: date,
-    terms: Mapping[str, int] | None = None,
 ) -> int:
     """Write a new file at `path` (which must not exist) and return its number of offers.
 
-    If several offers have one key, the first is kept. `terms` maps keys of reserved offers to their
-    months of commitment.
+    If several offers have one key, the first is kept.
     """
     unique: dict[str, Offer] = {}
     for offer in offers:
@@ -70,7 +69,7 @@ def write_snapshot(
         )
         connection.executescript(TABLES)
         connection.execute("BEGIN")
-        _fill(connection, list(unique.values()), list(egress), terms or {})
+        _fill(connection, list(unique.values()), list(egress))
         _count(connection)
         _describe(connection, as_of)
         connection.execute("COMMIT")
@@ -95,18 +94,17 @@ def _fill(
     connection: sqlite3.Connection,
     offers: list[Offer],
     egress: list[EgressPrice],
-    terms: Mapping[str, int],
 ) -> None:
     dated: list[Offer | EgressPrice] = [*offers, *egress]
     sources = _numbered({_source(row) for row in dated}, start=1)
     _insert(connection, "source", [(n, *key) for key, n in sources.items()])
-    packs = _numbered({_pack(offer) for offer in offers} | {("", 0, 0)})
+    packs = _numbered({_pack(offer) for offer in offers} | {("", 0, 0, 1.0)})
     packed = [(n, name or None, *size, 0, 0, 0) for (name, *size), n in packs.items()]
     _insert(connection, "pack", packed)
     shapes = _numbered({_shape(offer) for offer in offers}, start=1)
     shaped = [(n, *_shape_row(shape, packs), 0, 0, 0) for shape, n in shapes.items()]
     _insert(connection, "shape", shaped)
-    _fill_offers(connection, offers, shapes, sources, terms)
+    _fill_offers(connection, offers, shapes, sources)
     prices = [
         (row.provider, row.region, row.target, row.per_gb.micros, sources[_source(row)])
         for row in egress
@@ -119,7 +117,6 @@ def _fill_offers(
     offers: list[Offer],
     shapes: Mapping[_Shape, int],
     sources: Mapping[tuple[str, str], int],
-    terms: Mapping[str, int],
 ) -> None:
     places = _numbered({_place(offer) for offer in offers}, start=1)
     counts = Counter(_place(offer) for offer in offers)
@@ -141,7 +138,7 @@ def _fill_offers(
             PURCHASE_NUMBERS[offer.purchase],
             offer.rate.micros_per_hour,
             places[_place(offer)],
-            terms.get(offer.key, 0),
+            offer.term_months,
             sources[_source(offer)],
         )
         for offer in offers
@@ -175,18 +172,20 @@ def _place(offer: Offer) -> _Place:
     return offer.provider, offer.region, offer.zone or ""
 
 
-def _pack(offer: Offer) -> tuple[str, int, int]:
-    return offer.accelerator or "", offer.accelerator_count, offer.accelerator_memory_mib
+def _pack(offer: Offer) -> _Pack:
+    name, memory = offer.accelerator or "", offer.accelerator_memory_mib
+    return name, offer.accelerator_count, memory, offer.accelerator_part
 
 
 def _shape(offer: Offer) -> _Shape:
-    name, count, memory = _pack(offer)
+    name, count, memory, part = _pack(offer)
     return (
         offer.provider,
         offer.instance_type,
         count,
         name,
         memory,
+        part,
         offer.vcpus,
         offer.memory_mib,
         -1 if offer.disk_gib is None else offer.disk_gib,
@@ -194,10 +193,10 @@ def _shape(offer: Offer) -> _Shape:
     )
 
 
-def _shape_row(shape: _Shape, packs: Mapping[tuple[str, int, int], int]) -> tuple[object, ...]:
-    provider, instance_type, count, name, memory, vcpus, memory_mib, disk, network = shape
+def _shape_row(shape: _Shape, packs: Mapping[_Pack, int]) -> tuple[object, ...]:
+    provider, instance_type, count, name, memory, part, vcpus, memory_mib, disk, network = shape
     known = (None if disk < 0 else disk, None if network < 0 else network)
-    return provider, instance_type, packs[name, count, memory], vcpus, memory_mib, *known
+    return provider, instance_type, packs[name, count, memory, part], vcpus, memory_mib, *known
 
 
 def _count(connection: sqlite3.Connection) -> None:

@@ -1,0 +1,71 @@
+"""The slices of Google's TPU pods: the names of their types, their chips and their topologies.
+
+Google rents TPUs in slices of fixed sizes. The number in the name of a type counts TensorCores up
+to v5p (v4-8 has 4 chips) and chips in v5e and v6e (v5litepod-8 has 8 chips).
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+from cavvy.catalog.accelerators import find_accelerator
+from cavvy.catalog.tables import read_table
+
+_TYPE = re.compile(r"(?:tpu-?)?(v\d+[a-z]*)-(\d+)", re.IGNORECASE)
+_TOPOLOGY = re.compile(r"\d+x\d+(x\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class TpuSlice:
+    """One size of slice. `type` is Google's name, such as v5litepod-8."""
+
+    type: str
+    accelerator: str
+    chips: int
+    topology: str
+    hosts: int
+
+
+@cache
+def list_slices() -> tuple[TpuSlice, ...]:
+    """Every slice of `tpu_slices.csv`, grouped by generation, smallest first."""
+    return tuple(_read_slices())
+
+
+def _read_slices() -> Iterator[TpuSlice]:
+    for row in read_table(__package__, "tpu_slices"):
+        # the most chips of one host, and the chips of each host of a slice with several hosts
+        most, each = (row["hosts_of"].split() * 2)[:2]
+        for size, topology in zip(row["chips"].split(), row["topologies"].split(), strict=True):
+            chips = int(size)
+            hosts = 1 if chips <= int(most) else chips // int(each)
+            name = f"{row['type']}-{chips * int(row['cores'])}"
+            yield TpuSlice(name, row["accelerator"], chips, topology, hosts)
+
+
+def find_slice(name: str) -> TpuSlice | None:
+    """Look up the type of a slice: "v5litepod-8", "tpu-v5litepod-8", "TPU-v5e-8"; None for other
+    names.
+    """
+    match = _TYPE.fullmatch(name.strip())
+    if match is None:
+        return None
+    plain = f"{match[1].lower()}-{match[2]}"
+    known = find_accelerator(f"TPU-{match[1]}")
+    for each in list_slices():
+        if each.type == plain:
+            return each
+        # v5e-8 is another name of v5litepod-8
+        of_chips = known is not None and known.accelerator.name == each.accelerator
+        if of_chips and each.type.partition("-")[2] == match[2]:
+            return each
+    return None
+
+
+def count_chips(topology: str) -> int | None:
+    """The number of chips of a topology such as 2x4 or 4x4x8; None for other texts."""
+    if not _TOPOLOGY.fullmatch(topology):
+        return None
+    return prod(map(int, topology.split("x")))
