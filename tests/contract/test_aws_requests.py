@@ -893,3 +893,25 @@ def test_the_catalog_s_prices_are_read_of_every_region(account: Direct) -> None:
     cloud.rules.fault = None
     with pytest.raises(PriceError, match="no price of a known instance type"):
         AwsPrices(account=lambda: account).fetch(replace(query, machines={}))
+
+
+def test_an_accelerator_that_the_catalog_does_not_know_is_reported(
+    provider_rig: Callable[..., ProviderRig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = provider_rig()
+    told = next(
+        each
+        for each in here.cloud.backend(REGION).instance_types
+        if each["InstanceType"] == "g4dn.xlarge"
+    )
+    monkeypatch.setitem(told["GpuInfo"]["Gpus"][0], "Name", "T9000 (24 GB PCIe)")
+
+    async def scenario() -> None:
+        facts = dict(await here.provider.whoami())
+        assert facts[f"unknown accelerators in {REGION}"] == "T9000 (24 GB PCIe)"
+        offers = await here.provider.offers()
+        assert offers
+        assert not any(each.instance_type == "g4dn.xlarge" for each in offers)
+        await here.clear()
+
+    play(scenario)

@@ -77,3 +77,22 @@ def test_a_misspelt_name_is_corrected() -> None:
     assert suggest("Rtx409O") == "Rtx4090"
     assert suggest("nvida") == "nvidia"
     assert suggest("qqqqqq") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "product", "gib"),
+    [
+        ("A10 (24 GB PCIe)", "A10", 24),
+        ("NVIDIA L4 PCIe 24GB", "L4", 24),
+        ("L40S PCIe", "L40S", None),
+        ("H100 (80 GB PCIe)", "H100-PCIe", 80),
+        ("A100 (40 GB PCIe)", "A100", 40),
+        ("T9000 (24 GB PCIe)", None, None),
+    ],
+)
+def test_a_name_with_its_slot_and_memory_in_parentheses_is_known(
+    name: str, product: str | None, gib: int | None
+) -> None:
+    known = find_accelerator(name)
+    assert (known and known.accelerator.name) == product
+    assert known is None or known.memory_mib == (gib and gib * 1024)

@@ -238,6 +238,7 @@ def _names() -> dict[str, KnownAccelerator]:
 
 
 _SIZE_IN_NAME = re.compile(r"\b(\d+)\s*G[iI]?B?\b", re.IGNORECASE)
+_SLOT = re.compile(r"\bPCI(e|[- ]express)\b", re.IGNORECASE)
 _NOISE = re.compile(
     r"\b(nvidia|amd|intel\(r\)|intel|instinct|tesla|geforce|quadro|radeon|graphics|generation|gpu|accelerator|"
     r"sxm\d?|hbm\d?e?|oam|corporation|server|edition|workstation)\b",
@@ -247,8 +248,9 @@ _NOISE = re.compile(
 
 def _shorter(product: str) -> list[str]:
     """The forms of a name to look up in turn: unchanged, without hyphens and underscores, without
-    vendor words, and without the memory size.
+    vendor words, without the memory size, and without the words for its slot and punctuation.
     """
     spaced = re.sub(r"[-_]", " ", product)
     bare = _NOISE.sub(" ", spaced)
-    return [product, spaced, bare, _SIZE_IN_NAME.sub(" ", bare)]
+    sizeless = _SIZE_IN_NAME.sub(" ", bare)
+    return [product, spaced, bare, sizeless, _SLOT.sub(" ", sizeless)]

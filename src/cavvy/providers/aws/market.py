@@ -16,7 +16,13 @@ from cavvy.providers.aws.account import HOME, AwsAccount, Json
 from cavvy.providers.aws.errors import NOT_ENABLED, AwsFault
 from cavvy.providers.aws.prices import fetch_on_demand, fetch_spot
 from cavvy.providers.aws.quotas import Quotas, allows, fetch_quotas, read_quotas
-from cavvy.providers.aws.shapes import InstanceShape, is_offered, read_shape, split_patterns
+from cavvy.providers.aws.shapes import (
+    InstanceShape,
+    is_offered,
+    list_unknown,
+    read_shape,
+    split_patterns,
+)
 from cavvy.providers.base import ProviderError, Refused, TryAgain
 from cavvy.providers.hosts.records import read, write
 
@@ -47,6 +53,8 @@ class RegionFacts:
     # zones keyed by instance type, since EC2 offers most new types only in some zones
     zones: Mapping[str, Sequence[str]]
     rates: Mapping[str, int]
+    # names of accelerators that the catalog does not know, so that their types are not offered
+    unknown: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +245,15 @@ class AwsMarket:
         ):
             if each["InstanceType"] in shapes:
                 zones.setdefault(str(each["InstanceType"]), []).append(str(each["Location"]))
-        return RegionFacts(as_of=self._now(), asked=asked, shapes=shapes, zones=zones, rates=micros)
+        unknown = sorted({name for each in told for name in list_unknown(each)})
+        return RegionFacts(
+            as_of=self._now(),
+            asked=asked,
+            shapes=shapes,
+            zones=zones,
+            rates=micros,
+            unknown=unknown,
+        )
 
     async def _explain(self, region: str, error: Refused) -> Refused:
         """Return the error to raise after a region's first call failed. A region that the account
@@ -299,6 +315,11 @@ class AwsMarket:
         """Descriptions of the region's reservations in use, by id, as of the last `offers`."""
         known = self._regions.get(region)
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}
+
+    def unknown(self, region: str) -> Sequence[str]:
+        """The region's accelerators that the catalog does not know, as of the last `offers`."""
+        known = self._regions.get(region)
+        return known.facts.unknown if known and known.facts else ()
 
     def _stale_quotas(self, region: str) -> str:
         """A warning that the quotas are out of date, with their age; "" if they are up to date, or

@@ -172,6 +172,8 @@ class AwsProvider:
             mine = [offer for offer in offers if offer.region == region]
             kinds = len({offer.instance_type for offer in mine})
             facts.append((f"offers in {region}", f"{len(mine)}, of {kinds} instance types"))
+            if unknown := self._market.unknown(region):
+                facts.append((f"unknown accelerators in {region}", ", ".join(unknown)))
             facts += self._quotas(region)
             facts += [
                 (f"reservation {name}", text)
