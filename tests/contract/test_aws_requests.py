@@ -869,6 +869,7 @@ def test_the_catalog_s_prices_are_read_of_every_region(account: Direct) -> None:
     query = PriceQuery(
         machines=machines, today=today, progress=lambda text: None, pause=lambda seconds: None
     )
+    cloud.rules.commitments["us-east-1", "g4dn.xlarge"] = {"1yr": "0.331", "3yr": "0.227"}
     prices = AwsPrices(account=lambda: account).fetch(query)
     kept = {key: usd for key, usd in cloud.rules.on_demand.items() if key[0] in cloud.regions}
     told = {
@@ -879,6 +880,12 @@ def test_the_catalog_s_prices_are_read_of_every_region(account: Direct) -> None:
     assert {key: each.rate for key, each in told.items()} == {
         key: parse_rate(usd) for key, usd in kept.items()
     }
+    reserved = [each for each in prices.offers if each.purchase is Purchase.RESERVED]
+    assert [(each.key, each.rate) for each in reserved] == [
+        ("aws/us-east-1/g4dn.xlarge:1/reserved-12m", parse_rate("0.331")),
+        ("aws/us-east-1/g4dn.xlarge:1/reserved-36m", parse_rate("0.227")),
+    ]
+    assert all(each.term_months == 0 for each in prices.offers if each not in reserved)
     spot = [each for each in prices.offers if each.purchase is Purchase.SPOT]
     assert len(spot) == len({(each.type, each.zone) for each in cloud.rules.spot})
     assert {each.region for each in spot} == {"us-east-1", "eu-west-1"}

@@ -74,6 +74,8 @@ class Rules:
         default_factory=dict
     )  # (region, type): USD per hour
     spot: list[SpotPrice] = field(default_factory=list)
+    # hourly price of a reservation without upfront payment, by region and type, then by its length
+    commitments: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
     reserved: list[Reserved] = field(default_factory=list)
     grants: Sequence[Grant] | None = None  # by IAM; None: everything is allowed
     fault: Fault | None = None

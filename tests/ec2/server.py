@@ -472,15 +472,35 @@ class Front:
         for (where, kind), usd in self.cloud.rules.on_demand.items():
             if where == wanted["regionCode"] and wanted.get("instanceType") in (None, kind):
                 price = {"unit": "Hrs", "pricePerUnit": {"USD": usd}}
-                terms = {
+                terms: dict[str, Any] = {
                     "OnDemand": {
                         "X.JRTCKXETXF": {"priceDimensions": {"X.JRTCKXETXF.6YS6EN2CT7": price}}
                     }
                 }
+                terms["Reserved"] = self._reservations(where, kind)
                 found.append(
                     json.dumps({"product": {"attributes": {"instanceType": kind}}, "terms": terms})
                 )
         return {"FormatVersion": "aws_v1", "PriceList": found}
+
+    def _reservations(self, region: str, kind: str) -> dict[str, Any]:
+        """The reserved terms of a product: those of the rules, and an upfront payment for each."""
+        return {
+            f"{length}.{option}": {
+                "termAttributes": {
+                    "LeaseContractLength": length,
+                    "OfferingClass": "standard",
+                    "PurchaseOption": option,
+                },
+                "priceDimensions": {option: {"unit": unit, "pricePerUnit": {"USD": usd}}},
+            }
+            for length, price in self.cloud.rules.commitments.get((region, kind), {}).items()
+            for option, unit, usd in (
+                ("All Upfront", "Quantity", "9999"),
+                ("Partial Upfront", "Hrs", "0.001"),
+                ("No Upfront", "Hrs", price),
+            )
+        }
 
     def _tell_ListServiceQuotas(self, region: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         quotas = [

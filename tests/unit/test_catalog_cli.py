@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import asdict
 
+from cavvy.catalog.unlisted import list_reasons
 from cavvy.cli.main import cli
 from cavvy.client import wire
 from cavvy.domain.offers import Purchase
@@ -21,6 +22,8 @@ from cavvy.domain.units import HourlyRate
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, refreshed_path
 from cavvy.store.snapshot.writer import write_snapshot
+
+LARGE = ("aws", "azure", "gcp", "oci")
 
 
 @pytest.fixture(autouse=True)
@@ -310,3 +313,15 @@ def test_a_part_of_a_gpu_is_shown_as_one() -> None:
     found = json.loads(run("offers", "--gpu", "A10:1/6", "--limit", "1", "-o", "json").stdout)
     assert found[0]["accelerators"] == "1/6 x A10 4GB"
     assert found[0]["accelerator_price_usd_hr"] == pytest.approx(6 * found[0]["price_usd_hr"])
+
+
+def test_info_says_why_a_price_of_a_large_cloud_is_missing() -> None:
+    with CatalogSnapshot.open(SHIPPED) as shipped:
+        missing = shipped.unpriced()
+    large = {key: counts for key, counts in missing.items() if key[0] in LARGE}
+    assert large.keys() == list_reasons().keys(), "every gap has a reason, and no other has"
+    told = json.loads(run("catalog", "info", "-o", "json").stdout)["unlisted"]
+    assert {(each["provider"], each["purchase"]): (each["types"], each["of"]) for each in told} == {
+        (provider, str(purchase)): counts for (provider, purchase), counts in large.items()
+    }
+    assert "has no reserved price of a machine" in " ".join(run("catalog", "info").stdout.split())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cavvy.domain.offers import Offer
     from cavvy.providers.prices import PriceSource, ProviderPrices
     from cavvy.store.snapshot.compare import OfferChange
-    from cavvy.store.snapshot.reader import SnapshotInfo, SourceInfo
+    from cavvy.store.snapshot.reader import CatalogSnapshot, SnapshotInfo, SourceInfo
 
 
 @click.group("catalog", context_settings={"help_option_names": ["-h", "--help"]})
@@ -33,6 +33,7 @@ def info(output: str) -> None:
 
     with _errors(), CatalogSnapshot.open() as snapshot:
         head, providers, sources = snapshot.info(), snapshot.providers(), snapshot.sources()
+        unlisted = _list_unlisted(snapshot)
     columns = [
         TableColumn("provider"),
         TableColumn("regions", drop=1),
@@ -52,13 +53,31 @@ def info(output: str) -> None:
         rows_out(columns, rows, output)
         return
     if output == "json":
-        json_out(_info_document(head, rows, sources))
+        json_out({**_info_document(head, rows, sources), "unlisted": unlisted})
         return
     pairs_out(_head(head))
     click.echo()
     rows_out(columns, rows)
     click.echo()
     _sources_out(sources)
+    click.echo("\nAccelerated instance types without a price of some kind:")
+    columns = [TableColumn(name, wrap=name == "reason") for name in _UNLISTED]
+    rows_out(columns, [[each[name] for name in _UNLISTED] for each in unlisted])
+
+
+_UNLISTED = ("provider", "purchase", "types", "of", "reason")
+
+
+def _list_unlisted(snapshot: "CatalogSnapshot") -> list[dict[str, object]]:
+    """Why the large clouds' accelerated types have no price of some kinds."""
+    from cavvy.catalog.unlisted import list_reasons
+
+    counts = snapshot.unpriced()
+    return [
+        dict(zip(_UNLISTED, (*key, *counts[key], reason), strict=True))
+        for key, reason in list_reasons().items()
+        if key in counts
+    ]
 
 
 def _sources_out(sources: "Sequence[SourceInfo]") -> None:

@@ -1,5 +1,5 @@
-"""Fetches EC2's prices with the account's credentials: on-demand prices from the Price List API,
-spot prices from EC2's price history.
+"""Fetches EC2's prices with the account's credentials: on-demand and reserved prices from the Price
+List API, spot prices from EC2's price history.
 
 AWS also publishes the price list as files, which are too large for this purpose: several hundred MB
 per region for a few thousand rows.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.providers.aws.account import HOME, AwsAccount
-from cavvy.providers.aws.prices import fetch_on_demand, fetch_spot
+from cavvy.providers.aws.prices import fetch_listed, fetch_spot
 from cavvy.providers.base import ProviderError, Refused, wall_clock
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
 
@@ -41,12 +41,25 @@ class AwsPrices:
         told = await account.items(HOME, "describe_regions")
         for region in sorted(str(each["RegionName"]) for each in told):
             query.progress(f"{self.title}: {len(offers):,} prices, {region}")
-            rates = await fetch_on_demand(account, region, ())
+            rates, reserved = await fetch_listed(account, region)
             unknown |= rates.keys() - query.machines.keys()
             for name in sorted(rates.keys() & query.machines.keys()):
                 offers.append(
                     _make(query, name, region, rate=rates[name], source="AWS Price List API")
                 )
+            offers += [
+                _make(
+                    query,
+                    name,
+                    region,
+                    rate=rate,
+                    purchase=Purchase.RESERVED,
+                    term_months=months,
+                    source="AWS Price List API, standard reservation without upfront payment",
+                )
+                for (name, months), rate in sorted(reserved.items())
+                if name in query.machines
+            ]
             offers += await self._read_spot(
                 account, query, region, sorted(rates.keys() & query.machines.keys())
             )
@@ -79,7 +92,8 @@ class AwsPrices:
 
 def _make(query: PriceQuery, name: str, region: str, **fields: object) -> Offer:
     blank = replace(query.machines[name], zone=None, purchase=Purchase.ON_DEMAND, capacity=None)
-    return replace(blank, region=region, as_of=query.today, **fields)  # type: ignore[arg-type]  # fields of Offer
+    blank = replace(blank, region=region, as_of=query.today, term_months=0)
+    return replace(blank, **fields)  # type: ignore[arg-type]  # fields of Offer
 
 
 SOURCE: PriceSource = AwsPrices()

@@ -1,7 +1,9 @@
-"""Fetches EC2's prices: on-demand prices from the Price List API, spot prices from EC2."""
+"""Fetches EC2's prices: on-demand and reserved prices from the Price List API, spot prices from
+EC2.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -20,6 +22,7 @@ _FILTERS = {
     "capacitystatus": "Used",
     "marketoption": "OnDemand",
 }
+_MONTHS = {"1yr": 12, "3yr": 36}
 Spot = tuple[str, str, datetime, HourlyRate]  # type, zone, start time, price
 
 
@@ -29,13 +32,38 @@ async def fetch_on_demand(
     """Return the on-demand prices by instance type. Up to 20 types are requested one by one; for
     more types, or if `types` is empty, the whole price list of the region is read.
     """
+    found: dict[str, HourlyRate] = {}
+    async for item in _products(account, region, types):
+        name, rate = read_product(item)
+        if name and rate is not None:
+            found[name] = rate
+    return found
+
+
+async def fetch_listed(
+    account: AwsAccount, region: str
+) -> tuple[Mapping[str, HourlyRate], Mapping[tuple[str, int], HourlyRate]]:
+    """Return all on-demand prices of a region by instance type, and all prices of reservations by
+    instance type and months.
+    """
+    rates: dict[str, HourlyRate] = {}
+    reserved: dict[tuple[str, int], HourlyRate] = {}
+    async for item in _products(account, region, ()):
+        name, rate = read_product(item)
+        if name and rate is not None:
+            rates[name] = rate
+            reserved |= {(name, months): each for months, each in read_reserved(item).items()}
+    return rates, reserved
+
+
+async def _products(account: AwsAccount, region: str, types: Sequence[str]) -> AsyncIterator[Json]:
+    """The entries of the price list, of these types or of all."""
     base = [_filter(field, value) for field, value in {**_FILTERS, "regionCode": region}.items()]
     asked = (
         [[*base, _filter("instanceType", each)] for each in types]
         if 0 < len(types) <= 20
         else [base]
     )
-    found: dict[str, HourlyRate] = {}
     for filters in asked:
         items = await account.pages(
             _PRICE_LISTS,
@@ -46,10 +74,7 @@ async def fetch_on_demand(
             Filters=filters,
         )
         for item in items:
-            name, rate = read_product(json.loads(str(item)))
-            if name and rate is not None:
-                found[name] = rate
-    return found
+            yield json.loads(str(item))
 
 
 def read_product(item: Json) -> tuple[str, HourlyRate | None]:
@@ -57,12 +82,31 @@ def read_product(item: Json) -> tuple[str, HourlyRate | None]:
     price in dollars.
     """
     name = str(item.get("product", {}).get("attributes", {}).get("instanceType", ""))
-    for term in item.get("terms", {}).get("OnDemand", {}).values():
-        for price in term.get("priceDimensions", {}).values():
-            usd = Decimal(str(price.get("pricePerUnit", {}).get("USD", "0")))
-            if price.get("unit") == "Hrs" and usd > 0:
-                return name, parse_rate(usd)
-    return name, None
+    terms = item.get("terms", {}).get("OnDemand", {}).values()
+    return name, next((rate for term in terms if (rate := _hourly(term)) is not None), None)
+
+
+def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
+    """The hourly prices of standard reservations without upfront payment, by months. Their price
+    per hour is all that a reservation costs, so it compares with the on-demand price.
+    """
+    found: dict[int, HourlyRate] = {}
+    for term in item.get("terms", {}).get("Reserved", {}).values():
+        how = term.get("termAttributes", {})
+        months = _MONTHS.get(str(how.get("LeaseContractLength")))
+        kind = (how.get("OfferingClass"), how.get("PurchaseOption"))
+        rate = _hourly(term)
+        if months is not None and kind == ("standard", "No Upfront") and rate is not None:
+            found[months] = rate
+    return found
+
+
+def _hourly(term: Json) -> HourlyRate | None:
+    for price in term.get("priceDimensions", {}).values():
+        usd = Decimal(str(price.get("pricePerUnit", {}).get("USD", "0")))
+        if price.get("unit") == "Hrs" and usd > 0:
+            return parse_rate(usd)
+    return None
 
 
 async def fetch_spot(

@@ -18,7 +18,12 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Resources
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.snapshot import choose, misses, query
-from cavvy.store.snapshot.layout import PURCHASE_NUMBERS, SCHEMA_VERSION, SnapshotError
+from cavvy.store.snapshot.layout import (
+    PURCHASE_COLUMNS,
+    PURCHASE_NUMBERS,
+    SCHEMA_VERSION,
+    SnapshotError,
+)
 
 _PURCHASE_OF = {number: purchase for purchase, number in PURCHASE_NUMBERS.items()}
 
@@ -186,6 +191,22 @@ class CatalogSnapshot:
             )
             for row in found
         )
+
+    def unpriced(self) -> Mapping[tuple[str, Purchase], tuple[int, int]]:
+        """By provider and purchase option: the number of accelerated instance types without such a
+        price, if there are any, and the number of all its accelerated types.
+        """
+        missing = ", ".join(f"SUM(shape.{column} = 0)" for column in PURCHASE_COLUMNS.values())
+        found = self._connection.execute(
+            f"SELECT shape.provider, COUNT(*), {missing} FROM shape JOIN pack ON pack.id = "
+            "shape.pack WHERE pack.accelerator IS NOT NULL GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+        return {
+            (provider, purchase): (without, total)
+            for provider, total, *counts in found
+            for purchase, without in zip(PURCHASE_COLUMNS, counts, strict=True)
+            if without
+        }
 
     def sources(self) -> tuple[SourceInfo, ...]:
         found = self._connection.execute(
