@@ -44,6 +44,11 @@ def test_a_minute_of_the_users_script_is_measured(folder: Path) -> None:
     assert kept["cpu"] == pytest.approx(
         400, rel=0.5
     )  # the clocks of two busy processes, half a second apart
+    [machine] = json.loads((folder / "work.json").read_text())["machines"]
+    assert machine.startswith("local/")
+    [run] = json.loads(done.stdout)
+    assert run["machine"] == machine
+    assert run["usd_hr"] is not None
     planned = CliRunner().invoke(cli, ["plan", file, "--here", "-o", "json"])
     assert planned.exit_code == 0, planned.output
     assert json.loads(planned.stdout)["placements"][0]["run_time_s"] == pytest.approx(

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.cli.bench import keep, make_text, read_rate
+from cavvy.cli.bench import MachineRun, draw_bars, keep, make_text, read_rate
 from cavvy.cli.main import cli
 from cavvy.cli.task.profiles import find_model, list_models, text_with_rates
 from cavvy.cli.view.failure import CommandFailure
@@ -367,9 +367,46 @@ def test_plan_uses_measured_rates_before_estimates(tmp_path: Path) -> None:
         )
 
     before = time_on("1 x L4")
-    keep(tmp_path / "work.json", {"L4-24GB:1": 2 * 1e7 / before})
+    keep(tmp_path / "work.json", [run_of("nowhere/l4", 2 * 1e7 / before)])
     assert time_on("1 x L4") == pytest.approx(before / 2)
     assert "ops" in json.loads((tmp_path / "work.json").read_text())
+
+
+def run_of(machine: str, rate: float | None, usd_hr: float | None = 3.6) -> MachineRun:
+    return MachineRun(key="L4-24GB:1", machine=machine, rate=rate, usd_hr=usd_hr, job="bench-1")
+
+
+def test_bench_keeps_the_rate_of_each_machine_and_the_lowest_of_the_accelerator(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "work.json"
+    keep(path, [run_of("a/l4", 10.0), run_of("b/l4", 8.0), run_of("c/l4", None)])
+    keep(path, [run_of("b/l4", 9.0)])
+    kept = json.loads(path.read_text())
+    assert kept["machines"] == {"a/l4": 10.0, "b/l4": 9.0}
+    assert kept["measured"] == {"L4-24GB:1": 9.0}
+    file = task(tmp_path, "{samples: 1e7, profile: work.json}")
+    code, out = run("validate", file)
+    assert code == 0, out
+
+
+def test_bench_plots_the_price_of_1000_samples() -> None:
+    runs = [run_of("a/l4", 1.0), run_of("b/l4", 4.0), run_of("c/l4", None)]
+    assert [run.usd_per_1000 for run in runs] == [pytest.approx(1.0), pytest.approx(0.25), None]
+    lines = draw_bars([(run.machine, run.usd_per_1000) for run in runs], width=8)
+    assert lines == [
+        "USD per 1,000 samples",
+        "b/l4  0.25      ##",
+        "a/l4  1         ########",
+        "c/l4  unknown",
+    ]
+
+
+def test_rates_of_machines_are_accepted(tmp_path: Path) -> None:
+    code, out = run("validate", task(tmp_path, "{samples: 1e7, rates: {aws/p5.48xlarge: 5}}"))
+    assert code == 0, out
+    code, out = run("validate", task(tmp_path, "{samples: 1e7, rates: {aws/p5/48: 5}}"))
+    assert code != 0
 
 
 def test_plan_says_where_a_profile_is_missing_or_no_profile(tmp_path: Path) -> None:

@@ -9,7 +9,14 @@ from cavvy.catalog.accelerators import Precision, find_accelerator
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Workload
 from cavvy.domain.units import HourlyRate
-from cavvy.planner.work import CPU_PEAK_FP32, MACHINE_START, SHARED_HOST_START, estimate, start_time
+from cavvy.planner.work import (
+    CPU_PEAK_FP32,
+    MACHINE_START,
+    SHARED_HOST_START,
+    estimate,
+    shape_of,
+    start_time,
+)
 
 
 def make_offer(
@@ -283,3 +290,16 @@ def test_a_part_of_an_accelerator_is_that_much_slower_and_says_so() -> None:
     assert seconds(task, whole) == 100
     assert seconds(task, sixth) == pytest.approx(600)
     assert "the node has 1/6 of an accelerator" in estimate(task, sixth).notes[-1]
+
+
+def test_the_rate_of_a_machine_takes_precedence_over_that_of_its_accelerator() -> None:
+    offer = make_offer("H100", 8)
+    rates = {"H100:8": 10.0, f"{offer.provider}/{offer.instance_type}": 20.0}
+    task = make_task(Workload(samples=1000.0, rates=rates))
+    assert seconds(task, offer) == 50
+    elsewhere = replace(offer, provider="elsewhere")
+    assert seconds(task, elsewhere) == 100
+    assert seconds(task, replace(offer, shared=True)) == 100
+    assert shape_of(offer, task) != shape_of(elsewhere, task)
+    plain = make_task(Workload(samples=1000.0, rates={"H100:8": 10.0}))
+    assert shape_of(offer, plain) == shape_of(elsewhere, plain)

@@ -4,6 +4,8 @@ measured rates in the work profile.
 
 import json
 import time
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +63,13 @@ def command(
     output: str,
 ) -> None:
     """Run the task's own script for a minute on each accelerator and save the samples per second
-    that it reports.
+    that it reports. With several --provider, each provider is measured.
 
     The script must report its progress: `cavvy.train` does this, and any program can do it by
     printing a line `CAVVY_PROGRESS {"done": 1280}`. The rates are saved in the task's
-    `work.profile`, and `cavvy plan` uses them to rank offers. Rates of accelerators that were not
-    tried are estimated from the measured rates.
+    `work.profile`, by provider and machine and by accelerator, and `cavvy plan` uses them to rank
+    offers: first the rate of the machine, then that of the accelerator. Rates of accelerators that
+    were not tried are estimated from the measured rates.
     """
 
     params = read_params(param)
@@ -80,20 +83,69 @@ def command(
         )
     found = []
     with session() as client:
-        for gpu in gpus or (None,):
-            text = make_text(loaded.text, gpu, providers, seconds)
+        for gpu, provider in product(gpus or (None,), providers or (None,)):
+            text = make_text(loaded.text, gpu, (provider,) if provider else (), seconds)
             found.append(_measure(client, loaded, text, file, params, seconds, yes))
-    keep(target, {key: rate for key, rate, _ in found if rate})
-    columns = (
-        TableColumn("key", "NODE"),
-        TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}"),
-        TableColumn("job"),
-    )
-    rows_out(columns, found, output)
-    silent = [job for _, rate, job in found if rate is None]
+    keep(target, found)
+    _runs_out(found, output)
+    silent = [run.job for run in found if run.rate is None]
     if silent:
         hint = f"`cavvy logs {named(loaded.task.project, silent[0])}` shows the job's output"
         raise CommandFailure("not every choice reported progress", hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRun:
+    """The measured rate of one node in samples per second, None if it reported too little. `key` is
+    the node's key in `work.rates`, `machine` is "PROVIDER/INSTANCE-TYPE", `usd_hr` its price.
+    """
+
+    key: str
+    machine: str
+    rate: float | None
+    usd_hr: float | None
+    job: str
+
+    @property
+    def usd_per_1000(self) -> float | None:
+        """The price of 1,000 samples in dollars."""
+        if not self.rate or self.usd_hr is None:
+            return None
+        return self.usd_hr / 3600 / self.rate * 1000
+
+
+def _runs_out(runs: list[MachineRun], output: str) -> None:
+    columns = (
+        TableColumn("key", "NODE"),
+        TableColumn("machine", drop=2),
+        TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}"),
+        TableColumn("usd_hr", "USD/H", lambda usd: f"{usd:,.2f}", drop=1),
+        TableColumn("usd_per_1000", "USD/1,000", lambda usd: f"{usd:.4g}"),
+        TableColumn("job"),
+    )
+    rows = [[run.key, run.machine, run.rate, run.usd_hr, run.usd_per_1000, run.job] for run in runs]
+    rows_out(columns, rows, output)
+    if output == "table" and len(runs) > 1:
+        click.echo()
+        for line in draw_bars([(f"{run.machine} {run.key}", run.usd_per_1000) for run in runs]):
+            click.echo(line)
+
+
+def draw_bars(prices: list[tuple[str, float | None]], width: int = 40) -> list[str]:
+    """A plot of dollars per 1,000 samples as lines of text, the cheapest first; a name without a
+    price comes last, without a bar.
+    """
+    known = [price for _, price in prices if price is not None]
+    most, wide = max(known, default=0.0), max(len(name) for name, _ in prices)
+    ordered = sorted(prices, key=lambda pair: (pair[1] is None, pair[1] or 0.0))
+    lines = ["USD per 1,000 samples"]
+    for name, price in ordered:
+        if price is None:
+            lines.append(f"{name:{wide}}  unknown")
+        else:
+            bar = "#" * max(1, round(width * price / most)) if most else ""
+            lines.append(f"{name:{wide}}  {price:<10.4g}{bar}".rstrip())
+    return lines
 
 
 def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: float) -> str:
@@ -130,12 +182,21 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
     return str(yaml.safe_dump(changed, sort_keys=False))
 
 
-def keep(path: Path, rates: dict[str, float]) -> None:
-    """Write measured rates into a work profile, and keep its other contents."""
+def keep(path: Path, runs: list[MachineRun]) -> None:
+    """Write measured rates into a work profile, and keep its other contents. If several machines
+    with one key were measured, the rate of the key is that of the slowest machine.
+    """
     from cavvy.cli.task.profiles import read_file
 
     data: dict[str, Any] = read_file(path) if path.exists() else {"format": "cavvy-work-profile/1"}
+    rates: dict[str, float] = {}
+    machines: dict[str, float] = {}
+    for run in runs:
+        if run.rate:
+            rates[run.key] = min(run.rate, rates.get(run.key, run.rate))
+            machines[run.machine] = run.rate
     data["measured"] = {**data.get("measured", {}), **rates}
+    data["machines"] = {**data.get("machines", {}), **machines}
     path.write_text(json.dumps(data) + "\n")
 
 
@@ -147,7 +208,7 @@ def _measure(
     params: dict[str, str],
     seconds: float,
     yes: bool,
-) -> tuple[str, float | None, str]:
+) -> MachineRun:
     from cavvy.cli.task.submission import make_origin, submit
 
     task = loaded.task
@@ -157,24 +218,27 @@ def _measure(
     )
     click.echo(f"{job.name}: waiting for its first progress report", err=True)
     try:
-        rate, key = _watch(client, task.project, job.name, seconds)
+        rate, last = _watch(client, task.project, job.name, seconds)
     finally:
         _stop(client, task.project, job.name)
-    return key, rate, job.name
+    machine, usd_hr = read_machine(last)
+    return MachineRun(
+        key=node_key(last) or "-", machine=machine, rate=rate, usd_hr=usd_hr, job=job.name
+    )
 
 
-def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[float | None, str]:
+def _watch(
+    client: "Client", project: str, name: str, seconds: float
+) -> "tuple[float | None, JobDetail]":
     """Measure the samples per second of one node for `seconds` after the first report. Returns the
-    rate, or None if there are too few reports, and the node's key in `work.rates`.
+    rate, or None if there are too few reports, and the job as last seen.
     """
 
     # for each report: its time, and the number of finished samples
     seen: list[tuple[float, float]] = []
-    key = "-"
     ends = time.monotonic() + _START_S
+    job = client.job(project, name)
     while time.monotonic() < ends:
-        job = client.job(project, name)
-        key = node_key(job) or key
         done = read_done(job)
         now = time.monotonic()
         if done is not None and (not seen or done > seen[-1][1]):
@@ -183,8 +247,9 @@ def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[f
         if job.phase in ENDED:
             break
         time.sleep(_POLL_S)
+        job = client.job(project, name)
     rate = read_rate(seen, seconds)
-    return rate / max(1, len(job.attempts[-1].nodes)) if rate is not None else None, key
+    return rate / max(1, len(job.attempts[-1].nodes)) if rate is not None else None, job
 
 
 def read_rate(seen: list[tuple[float, float]], seconds: float) -> float | None:
@@ -204,6 +269,20 @@ def read_done(job: "JobDetail") -> float | None:
         return None
     done = job.attempts[-1].nodes[0].progress.get("done")
     return float(done) if isinstance(done, int | float) else None
+
+
+def read_machine(job: "JobDetail") -> tuple[str, float | None]:
+    """The machine of the job's last attempt as "PROVIDER/INSTANCE-TYPE" ("-" if it has none), and
+    the price of one node in dollars per hour.
+    """
+    from msgspec.json import decode
+
+    from cavvy.domain.offers import Offer
+
+    if not job.attempts:
+        return "-", None
+    offer = decode(job.attempts[-1].offer, type=Offer)
+    return f"{offer.provider}/{offer.instance_type}", float(offer.rate.usd)
 
 
 def node_key(job: "JobDetail") -> str | None:

@@ -32,7 +32,7 @@ def compare_counterfactuals(
     ratios: dict[tuple[object, ...], float | None] = {}
     lengths: dict[str, timedelta] = {}
     for offer in at_hand if expected_here else ():
-        shape = shape_of(offer)
+        shape = shape_of(offer, task)
         if shape not in ratios:
             there = estimate(task, offer).run_time
             ratios[shape] = None if there is None or not expected_here else there / expected_here

@@ -204,7 +204,7 @@ class _Courses:
         self._known: dict[tuple[object, ...], _Course] = {}
 
     def __call__(self, offer: Offer) -> _Course:
-        shape = shape_of(offer)
+        shape = shape_of(offer, self._task)
         course = self._known.get(shape)
         if course is None:
             course = self._known[shape] = _expect(self._task, offer, self._done)

@@ -65,11 +65,13 @@ def start_time(offer: Offer) -> timedelta:
     return SHARED_HOST_START if offer.shared else MACHINE_START
 
 
-def shape_of(offer: Offer) -> tuple[object, ...]:
+def shape_of(offer: Offer, task: Task) -> tuple[object, ...]:
     """The properties of an offer that an estimate depends on. Offers of the same shape differ only
-    in location and price.
+    in location and price, and in the provider if no rate was measured on this machine.
     """
+    key = _machine_key(offer)
     return (
+        key if task.work is not None and key in task.work.rates else None,
         offer.accelerator,
         offer.accelerator_count,
         offer.accelerator_memory_mib,
@@ -224,14 +226,27 @@ def _cpu_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str,
 
 def _by_rate(work: Workload, offer: Offer, task: Task) -> TimeEstimate:
     assert work.samples is not None
-    rate, notes = (
-        _accelerator_rate(work, offer, task) if offer.accelerator else _cpu_rate(work, offer)
-    )
+    rate, notes = _node_rate(work, offer, task)
     if rate is None or rate <= 0:
         return TimeEstimate(run_time=None, notes=notes)
     if task.nodes > 1:
         notes = (*notes, f"assumes that {task.nodes} nodes are {task.nodes} times as fast as one")
     return TimeEstimate(run_time=_length(work.samples / (rate * task.nodes)), notes=notes)
+
+
+def _node_rate(work: Workload, offer: Offer, task: Task) -> tuple[float | None, tuple[str, ...]]:
+    """The rate of one node in samples per second (None if unknown), and notes about how it was
+    found. On a shared host, a job gets only a part of the machine.
+    """
+    measured = None if offer.shared else work.rates.get(_machine_key(offer))
+    if measured is not None:
+        return measured, ()
+    return _accelerator_rate(work, offer, task) if offer.accelerator else _cpu_rate(work, offer)
+
+
+def _machine_key(offer: Offer) -> str:
+    """The key in `work.rates` of a rate that was measured on this machine of this provider."""
+    return f"{offer.provider}/{offer.instance_type}"
 
 
 def _accelerator_rate(
@@ -243,7 +258,7 @@ def _accelerator_rate(
     A key "H100:8" in `work.rates` is the rate of a node with 8 accelerators; "H100" alone is the
     rate of the smallest node that fits the task. If the offer's count was not measured, the rate of
     the nearest measured count is scaled in proportion. A rate of the exact accelerator takes
-    precedence over a rate of its group.
+    precedence over a rate of its group. Keys of machines ("aws/p5.48xlarge") are left out here.
     """
     assert offer.accelerator is not None
     fewest = _fewest(task, offer)
@@ -251,7 +266,7 @@ def _accelerator_rate(
     group: dict[int, float] = {}
     for key, rate in work.rates.items():
         name, stated = _split(key)
-        if name == "cpu":
+        if name == "cpu" or "/" in name:
             continue
         count = stated or fewest
         known = find_accelerator(name)

@@ -133,6 +133,7 @@ def with_rates(task: "Task", folder: Path) -> "Task":
     rates = make_rates(read(data, work.profile), run, counts) if "ops" in data else {}
     if data.get("measured"):
         rates = correct_rates(rates, data["measured"], run.precision or "bf16", counts)
+    rates |= data.get("machines", {})
     if not rates:
         raise CommandFailure(f"{work.profile} has neither a trace nor a measured rate", exit_code=2)
     return replace(task, work=replace(work, rates={**rates, **work.rates}))

@@ -48,13 +48,19 @@ _PRECISION_SLIPS = {
 }
 
 
+_MACHINE = re.compile(r"[a-z0-9][a-z0-9-]*/[^\s/]+")
+
+
 def _check_rate_name(name: str) -> None:
-    """Check a key of `rates`: the name or family of an accelerator, or cpu, alone or as NAME:COUNT.
-    Rates with other names would have no effect. Raises WrongValue.
+    """Check a key of `rates`: the name or family of an accelerator, or cpu, alone or as NAME:COUNT,
+    or a machine as PROVIDER/INSTANCE-TYPE. Rates with other names would have no effect. Raises
+    WrongValue.
     """
     from cavvy.catalog.accelerators import find_accelerator, names_matching, suggest
 
-    expected = "an accelerator such as H100 or H100:8, or cpu"
+    if _MACHINE.fullmatch(name):
+        return
+    expected = "an accelerator such as H100 or H100:8, cpu, or a machine such as aws/p5.48xlarge"
     what, colon, count = name.partition(":")
     if colon and not re.fullmatch(r"[1-9][0-9]{0,4}", count):
         raise WrongValue(f"{shown(count)} is not a count", expected=expected)
