@@ -41,6 +41,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,40}")
 _FIRST_TRIES = timedelta(minutes=2)
 _SOON_S, _CALM_S = 1.0, 15.0  # until the next look at a machine whose agent does not run; runs
 _LIST_S = 5.0  # how often the cloud is asked for addresses that are not known yet
+_IDLE_LIST_S = 60.0  # how often it is asked after errors, while no machine is known
 _T = TypeVar("_T")
 
 
@@ -139,13 +140,13 @@ class VmReach:
     async def relay(self) -> None:
         """Reach the machines of all gangs until cancelled."""
         await self._records.refresh()
-        listed_at = -_LIST_S
+        listed_at = -_IDLE_LIST_S
         clock = asyncio.get_running_loop().time
         try:
             while True:
                 wanted = self._list_wanted()
                 unknown = not self._listed or not wanted.keys() <= self._reached
-                if unknown and clock() - listed_at >= _LIST_S:
+                if unknown and clock() - listed_at >= (_LIST_S if wanted else _IDLE_LIST_S):
                     listed_at = clock()
                     with suppress(ProviderError):  # the control plane's polls report the error
                         await self._look()
