@@ -5,6 +5,7 @@ description in Microsoft's packages.
 import asyncio
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.contract.azure_description import OPERATIONS
 from tests.contract.azure_stand_in import SUBSCRIPTION, AzureStandIn
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.rest_stand_in import RestServer
@@ -409,3 +411,29 @@ class TestAzure(RestContract):
         fault = cloud.name_quota(CloudFault(409, code, message))
         assert type(read_fault(cloud, fault, "a launch", making=True)) is error
         cloud.close()
+
+
+def test_the_guide_lists_the_rights_of_all_calls() -> None:
+    """Azure checks the other rights when one of these calls makes or joins a part of a machine."""
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "azure.md"
+    block = re.search(r"```json\n(.*?)```", guide.read_text(), re.DOTALL)
+    assert block is not None
+    listed = set(json.loads(block[1]))
+    verbs = {"GET": "read", "PUT": "write", "DELETE": "delete"}
+    called = set()
+    for operation in OPERATIONS.values():
+        method, path, _ = operation.describe(SUBSCRIPTION, "cavvy")
+        kind = "/".join(path.split("/providers/")[1].split("/")[:2])
+        called.add(f"{kind}/{verbs[method]}")
+    assert called <= listed
+    assert listed - called == {
+        "Microsoft.Resources/subscriptions/resourceGroups/read",
+        "Microsoft.Compute/disks/write",
+        "Microsoft.Compute/disks/delete",
+        "Microsoft.Network/networkInterfaces/write",
+        "Microsoft.Network/networkInterfaces/join/action",
+        "Microsoft.Network/publicIPAddresses/write",
+        "Microsoft.Network/publicIPAddresses/join/action",
+        "Microsoft.Network/virtualNetworks/subnets/join/action",
+        "Microsoft.Network/networkSecurityGroups/join/action",
+    }
