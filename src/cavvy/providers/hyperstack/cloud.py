@@ -201,7 +201,7 @@ def _is_usual(flavor: Json) -> bool:
 
 def _identify(gpu: str) -> KnownAccelerator | None:
     """The accelerator of a name such as "H100-80G-PCIe-NVLink"; None if it is unknown."""
-    return identify(gpu) or identify(gpu.removesuffix("-NVLink"))
+    return identify(gpu.removesuffix("-NVLink"))  # the links do not change the product
 
 
 def _read(told: Json) -> CloudMachine:
