@@ -53,7 +53,7 @@ class Agent:
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(path)
-        self._socket.listen(16)
+        self._socket.listen(64)  # nothing is accepted before the end
         self._socket.settimeout(0.1)
 
     def heard(self) -> list[Any]:

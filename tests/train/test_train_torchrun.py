@@ -26,13 +26,15 @@ ROOT = Path(__file__).resolve().parents[2]
 Found = Callable[[str], list[Any]]
 
 
-def torchrun(script: Path, *args: str, cwd: Path, notice: str = "") -> tuple[int, str]:
+def torchrun(
+    script: Path, *args: str, cwd: Path, notice: str = "", restarts: int = 0
+) -> tuple[int, str]:
     """Returns the exit code and stderr. `notice` is the path of the agent's socket."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("CAVVY_")}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     env |= {"CAVVY_NOTICE": notice} if notice else {}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--standalone", str(script), *args]
+    command += [f"--max-restarts={restarts}", "--standalone", str(script), *args]
     env["GLOO_SOCKET_IFNAME"] = "lo"
     process = subprocess.Popen(
         command, cwd=cwd, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -134,8 +135,8 @@ class RankWorld:
                     "GLOO_SOCKET_IFNAME", "lo"
                 )  # all ranks are on this machine, whose name may resolve to another address
             own: dict[str, Any] = {"device_id": self.device.torch} if kind == "cuda" else {}
-            if ATTEMPT in os.environ:
-                own["store"] = _open_store(os.environ[ATTEMPT])
+            if run := _name_rerun(size):
+                own["store"] = _open_store(run)
             dist.init_process_group(backend, rank=rank, world_size=size, timeout=PATIENCE, **own)
             self._ours = True
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -147,16 +148,30 @@ class RankWorld:
             return FailureWatch(None, self.rank, self.size)
         held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         store = dist.distributed_c10d._get_default_store()
+        # torchrun keeps its store when it restarts the ranks, so earlier failures are still there.
+        store = PrefixStore(self.tell(uuid4().hex), store)
         return FailureWatch(store, self.rank, self.size, ours=not held)
 
 
-def _open_store(attempt: str) -> Any:
-    """The store of torchrun. A program that runs again in this process gets new keys, because the
-    old keys name closed connections.
+def _name_rerun(size: int) -> str:
+    """A name for this start of the ranks if their program has run before with the same store of
+    torchrun: in the same process, or before torchrun restarted the ranks. Otherwise "". On several
+    nodes, the numbers of restarts can differ, so they are not used.
+    """
+    is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
+    held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_node and held else "0"
+    attempt = os.environ.get(ATTEMPT, "0")
+    return "" if restarts == attempt == "0" else f"{restarts}-{attempt}"
+
+
+def _open_store(run: str) -> Any:
+    """The store of torchrun, with new keys for this run, because the old keys name closed
+    connections.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, timeout=PATIENCE)
-    return PrefixStore(f"cavvy-{attempt}", store)
+    return PrefixStore(f"cavvy-{run}", store)
 
 
 def _place() -> tuple[int, int, int]:
