@@ -6,6 +6,7 @@ alike.
 """
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from tests.contract.replay import ReplayedRest
 from tests.contract.rest_stand_in import RestServer, RestStandIn
 from tests.contract.test_provider_aws import make_node_endpoint
 from tests.contract.test_provider_vm import VmContract
@@ -20,8 +22,17 @@ from tests.contract.vm_cloud import MemoryPlace
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.base import Manifest, Provider, ProviderContext, QuotaTooSmall, Refused
+from cavvy.providers.base import (
+    GangSpec,
+    GangState,
+    Manifest,
+    Provider,
+    ProviderContext,
+    QuotaTooSmall,
+    Refused,
+)
 from cavvy.providers.contract import ContractHarness
+from cavvy.providers.recording import FOLDER, TAG
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, CloudTraits, MachineState
 from cavvy.providers.vm.provider import VmProvider
@@ -107,6 +118,7 @@ class RestContract(VmContract):
 
     package: RestPackage
     stand_in: type[RestStandIn]
+    replays = False  # whether a recording has all calls, also a login before it began
 
     @pytest.fixture
     def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
@@ -158,6 +170,46 @@ class RestContract(VmContract):
             await harness.remove(gang.name)
 
         asyncio.run(scenario())
+
+    def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
+        self, account: RestPlace, rest_server: RestServer
+    ) -> None:
+        """Calls for a gang with the label of `check --live` are recorded; the provider then does
+        the same on the recording alone.
+        """
+
+        async def play(provider: Provider, gang: GangSpec) -> list[tuple[GangState, int]]:
+            await provider.offers()
+            await provider.launch(gang)
+            states = []
+            for _ in range(4):
+                await account.settle()
+                seen = await provider.gangs(gang.name)
+                states += [(each.state, len(each.nodes)) for each in seen]
+            await provider.remove(gang.name)
+            for _ in range(3):
+                await account.settle()
+                seen = await provider.gangs(gang.name)
+            return [*states, *((each.state, len(each.nodes)) for each in seen)]
+
+        account.api.others = [{"id": 7, "name": "web-1", "status": "active", "ip": "192.0.2.7"}]
+        gang = asyncio.run(account.harness().spec("recorded"))
+        gang = replace(gang, labels={TAG: "now"})
+        provider = account.provider(gang.installation)
+        first = asyncio.run(play(provider, gang))
+        assert first[-1][0] is GangState.ENDED
+        text = (account.home / FOLDER / f"{gang.name}.json").read_text()
+        assert self.stand_in.key not in text
+        assert f"claim-{gang.name}" not in text
+        assert "END_OF_BOOT" not in text
+        assert "web-1" not in text
+        if not self.replays:
+            return
+        account.states.clear()
+        account.api = replayed = ReplayedRest(account.cloud, rest_server, json.loads(text))
+        assert asyncio.run(play(account.provider(gang.installation), gang)) == first
+        assert replayed.bugs == []
+        assert replayed.calls.left() == []
 
     def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
         facts = asyncio.run(account.provider("ours").whoami())

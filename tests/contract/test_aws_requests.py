@@ -67,7 +67,7 @@ class ProviderRig:
         self, cloud: Cloud, account: Direct, home: Path, table: Mapping[str, Scalar]
     ) -> None:
         self.cloud = cloud
-        self._account, self._home, self._settings = (
+        self._account, self.home, self._settings = (
             account,
             home,
             check_settings(MANIFEST, {**BASE, **table}),
@@ -78,7 +78,7 @@ class ProviderRig:
     def make(self, installation: str) -> AwsProvider:
         context = ProviderContext(
             installation=installation,
-            home=self._home / installation,
+            home=self.home / installation,
             state=self.states[installation],
             settings=self._settings,
             node_endpoint=make_node_endpoint(),
@@ -534,7 +534,7 @@ def test_a_type_that_the_quota_allows_none_of_is_not_offered(
         here.cloud.rules.fault = lambda service, action: (
             "throttle" if action == "ListServiceQuotas" else None
         )
-        fresh = ProviderRig(here.cloud, here._account, here._home / "fresh", {})
+        fresh = ProviderRig(here.cloud, here._account, here.home / "fresh", {})
         assert len({each.instance_type for each in await fresh.provider.offers()}) == 4
 
     play(scenario)

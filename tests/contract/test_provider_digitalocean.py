@@ -24,6 +24,7 @@ PROOF = Proof("digitalocean", False, "a strict stand-in for DigitalOcean's API")
 
 class TestDigitalOcean(RestContract):
     package, traits, stand_in = digitalocean, DigitalOceanCloud.traits, DigitalOceanStandIn
+    replays = True
 
     def test_offers_have_live_prices_and_unknown_gpus_are_reported(
         self, account: RestPlace

@@ -19,6 +19,7 @@ PROOF = Proof("lambda", False, "a strict stand-in for Lambda's API")
 
 class TestLambda(RestContract):
     package, traits, stand_in = lambda_cloud, LambdaCloud.traits, LambdaStandIn
+    replays = True
 
     def test_offers_have_live_prices_and_unknown_gpus_are_reported(
         self, account: RestPlace

@@ -2,6 +2,7 @@
 the agent by HTTPS.
 """
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,6 +96,22 @@ def test_a_job_runs(ec2: Ec2, user: User) -> None:
     assert 'Periodic::Enable "0"' in held_back
     assert 'Lock::Timeout "300"' in held_back
     assert "apt-daily-upgrade.timer" in (machine.folder / "systemctl").read_text()
+    assert ec2.cloud.left().get("instances") is None
+
+
+def test_a_live_check_rents_the_cheapest_machine_and_leaves_nothing(ec2: Ec2, user: User) -> None:
+    told = user.json("check", "aws", "--live")
+    assert (told["problem"], told["left"]) == ("", []), console(ec2)
+    assert any("the agent of rank 0 reported in" in step["text"] for step in told["steps"])
+    (life,) = ec2.cloud.history
+    assert life.type == "m7i.large"
+    check_bill(ec2, user, "check-aws")
+    text = Path(told["recording"]).read_text()
+    calls = [each["call"].split()[2] for each in json.loads(text)["calls"] if each["writes"]]
+    assert calls[0] == "create_security_group"
+    assert {"run_instances", "terminate_instances"} <= set(calls)
+    for secret in ("AKIDEXAMPLE", "for the stand-in only", "END_OF_BOOT", "123456789012"):
+        assert secret not in text
     assert ec2.cloud.left().get("instances") is None
 
 

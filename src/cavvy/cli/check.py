@@ -60,15 +60,34 @@ class ProviderFinding:
 @click.command("check")
 @click.argument("name", required=False)
 @click.option("--policy", is_flag=True, help="Print only the minimal permissions that NAME needs.")
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Rent the cheapest machine of NAME for about a minute, and print its bill.",
+)
+@click.option(
+    "--max-usd",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="What --live may cost at most.",
+)
 @output_option
-def command(name: str | None, policy: bool, output: str) -> None:
+def command(name: str | None, policy: bool, live: bool, max_usd: float, output: str) -> None:
     """Show whether each provider is configured and what it does not support.
 
     Without NAME, list all installed providers; with it, show one in detail. The exit code is 1
     if a configured provider (or NAME) cannot be used.
+
+    --live starts a small job on the cheapest on-demand machine, waits until its agent answers, ends
+    it, and checks that nothing is left. Ctrl-C and failures remove the machine, too. The calls to a
+    cloud are recorded, without secrets, to a file that tests can replay.
     """
     if policy:
         click.echo(_policy(name).rstrip("\n"))
+        return
+    if live:
+        _check_live(name, max_usd, output)
         return
     findings = [each for each in _examine(name) if name or each.enabled or not each.test_double]
     if output == "json":
@@ -105,6 +124,34 @@ def _policy(name: str | None) -> str:
             f"`cavvy check {name}` shows its identity",
         )
     return states.policy()
+
+
+def _check_live(name: str | None, max_usd: float, output: str) -> None:
+    """Rent a machine of NAME, and print the result. The exit code is 1 if it failed."""
+    from cavvy.cli.reach.live_check import check_live
+    from cavvy.domain.units import Money, format_usd, parse_usd
+
+    if name is None:
+        raise CommandFailure("--live needs a provider", "run `cavvy check NAME --live`", 2)
+    (finding,) = _examine(name)
+    if finding.state != "ready":
+        raise CommandFailure(
+            f"{name} is not ready: {finding.problem or finding.state}", "run `cavvy check NAME`"
+        )
+    found = check_live(name, parse_usd(max_usd))
+    if output == "json":
+        import msgspec
+
+        json_out(msgspec.to_builtins(found, enc_hook=str))
+    else:
+        pairs: list[tuple[str, object]] = [
+            ("result", found.problem or "the agent answered"),
+            ("bill", format_usd(Money(found.bill_micros), 4)),
+            ("left", ", ".join(found.left) or "nothing"),
+        ]
+        pairs_out([*pairs, *([("recording", found.recording)] if found.recording else [])])
+    if found.problem:
+        raise SystemExit(1)
 
 
 def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:

@@ -57,6 +57,7 @@ _NOT_PROVIDERS = frozenset(
         "notices",
         "objections",
         "prices",
+        "recording",
         "registry",
         "settings",
         "state",

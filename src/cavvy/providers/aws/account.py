@@ -15,10 +15,12 @@ from cavvy.domain.tasks import Scalar
 from cavvy.packages import extra_command
 from cavvy.providers.aws.errors import AwsFault, translate
 from cavvy.providers.base import Refused
+from cavvy.providers.recording import CallRecorder
 
 HOME = "us-east-1"  # a region that is always enabled; it answers questions about other regions
 _CONNECT_S, _READ_S = 5, 30
 _MOST_PAGES = 500
+_READS = ("describe_", "get_", "list_")  # how operations that change nothing start
 _THREADS = ThreadPoolExecutor(
     16, "aws"
 )  # a thread pool of its own, so that hanging calls do not delay other providers
@@ -46,6 +48,7 @@ class AwsAccount:
         self._lock = threading.Lock()
         self._session: Any = None
         self._clients: dict[tuple[str, str, int], Any] = {}
+        self.recorder: CallRecorder | None = None
 
     async def call(
         self, region: str, operation: str, *, service: str = "ec2", **arguments: Any
@@ -53,8 +56,20 @@ class AwsAccount:
         """Call an operation, such as "run_instances", in a region. Raises AwsFault with AWS's error
         code.
         """
-        answer: Json = await self.run(lambda: self._call(region, service, operation, arguments))
+        what = f"{region} {service} {operation}"
+        try:
+            answer: Json = await self.run(lambda: self._call(region, service, operation, arguments))
+        except AwsFault as fault:
+            self._record(what, arguments, {"code": fault.code, "reply": str(fault)})
+            raise
+        told = {key: value for key, value in answer.items() if key != "ResponseMetadata"}
+        self._record(what, arguments, {"reply": told})
         return answer
+
+    def _record(self, what: str, body: object, outcome: Mapping[str, object]) -> None:
+        if self.recorder is not None:
+            writes = not what.split()[2].startswith(_READS)
+            self.recorder.add(what, body, outcome, writes=writes)
 
     async def ask(self, region: str, operation: str, **arguments: Any) -> Json:
         """Like `call`, but raises TryAgain, NotFound or Refused instead of AwsFault."""
@@ -116,7 +131,7 @@ class AwsAccount:
     ) -> Json:
         errors = _import("botocore.exceptions")
         try:
-            reads = operation.startswith(("describe_", "get_", "list_"))
+            reads = operation.startswith(_READS)
             client = self._client(service, region, self.read_attempts if reads else 1)
             answer: Json = getattr(client, operation)(**arguments)
         except errors.ClientError as error:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
@@ -25,6 +27,7 @@ from cavvy.providers.base import (
     GangSpec,
     GangState,
     Manifest,
+    NoCapacity,
     NotFound,
     ProviderContext,
     ProviderError,
@@ -33,6 +36,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.hosts.userdata import KnownEnd, MetadataService, make_user_data
 from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.recording import CallRecorder
 
 _METADATA = "http://169.254.169.254/latest/meta-data"
 _VOLUMES_AGE = timedelta(minutes=1)
@@ -59,6 +63,8 @@ class AwsProvider:
         self._context = context
         self._mark = mark_of(context.installation)
         self._account = account or AwsAccount(context.settings)
+        self._recorder = CallRecorder(context.home, manifest.name, context.installation)
+        self._account.recorder = self._recorder
         self._market = AwsMarket(self._account, context.settings, context.home, context.now)
         self._ledger = LaunchLedger(context.state, AwsGangRecord)
         self._networks = GangNetworks(self._account, self._mark)
@@ -89,7 +95,24 @@ class AwsProvider:
     async def launch(self, gang: GangSpec) -> None:
         async with self._ledger.lock(gang.name):
             await self._ledger.refresh(gang.name)
-            await self._launcher.launch(gang, lambda record: self._user_data(gang, record))
+            if self._recorder.begin(gang):
+                await self._record_offers()
+            try:
+                await self._launcher.launch(gang, lambda record: self._user_data(gang, record))
+            except (NoCapacity, Refused):
+                await self._recorder.end(gang.name)
+                raise
+
+    async def _record_offers(self) -> None:
+        """Read the offers without the cached facts, since a stand-in that replays the recording
+        needs all of them.
+        """
+        with TemporaryDirectory() as folder:
+            market = AwsMarket(
+                self._account, self._context.settings, Path(folder), self._context.now
+            )
+            await market.offers()
+            await market.close()
 
     async def volumes(self) -> Sequence[VolumeLocation]:
         now, known = self._context.now(), self._volumes_seen
@@ -120,6 +143,9 @@ class AwsProvider:
             await self._tidy(
                 [each.name for each in self._ledger.records.values() if each.ended_at is not None]
             )
+        for gang in seen:
+            if gang.state is GangState.ENDED:
+                await self._recorder.end(gang.name)
         return seen
 
     async def remove(self, name: str) -> None:

@@ -11,7 +11,9 @@ from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
+    GangState,
     Manifest,
+    NoCapacity,
     NodeEndpoint,
     ProviderContext,
     Refused,
@@ -19,11 +21,13 @@ from cavvy.providers.base import (
 from cavvy.providers.hosts.ssh_link import SshLink
 from cavvy.providers.hosts.userdata import MetadataService, make_key_script, make_user_data
 from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.recording import CallRecorder
 from cavvy.providers.vm.cloud import Cloud, Reach
 from cavvy.providers.vm.launch import VmLauncher
 from cavvy.providers.vm.machines import VmMachines
 from cavvy.providers.vm.reach import MakeLink, VmReach
 from cavvy.providers.vm.records import MachineNames, VmGangRecord
+from cavvy.providers.vm.rest import RECORDER
 from cavvy.providers.vm.status import VmStatus
 
 
@@ -44,6 +48,7 @@ class VmProvider:
     ) -> None:
         self.manifest = manifest
         self._context, self._identity, self._close = context, identity, close
+        self._recorder = CallRecorder(context.home, manifest.name, context.installation)
         names = MachineNames(context.installation, cloud.traits.name_limit)
         self._machines = VmMachines(cloud, names, context.now)
         self._ledger = LaunchLedger(context.state, VmGangRecord)
@@ -62,24 +67,38 @@ class VmProvider:
             )
 
     async def offers(self) -> Sequence[Offer]:
+        RECORDER.set(self._recorder)
         return await self._machines.offers()
 
     async def launch(self, gang: GangSpec) -> None:
         if self._reach is None:
             self._node_endpoint()
+        RECORDER.set(self._recorder)
         async with self._ledger.lock(gang.name):
             await self._ledger.refresh(gang.name)
             if self._reach is not None:
                 self._launcher.public_key = await self._reach.prepare(gang)
-            await self._launcher.launch(gang)
+            if self._recorder.begin(gang):
+                await self.offers()  # a stand-in that replays the recording needs offers
+            try:
+                await self._launcher.launch(gang)
+            except (NoCapacity, Refused):
+                await self._recorder.end(gang.name)
+                raise
         if self._reach is not None:
             self._reach.wake()
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        RECORDER.set(self._recorder)
         await self._ledger.refresh(name)
-        return await self._status.look(name)
+        seen = await self._status.look(name)
+        for each in seen:
+            if each.state is GangState.ENDED:
+                await self._recorder.end(each.name)
+        return seen
 
     async def remove(self, name: str) -> None:
+        RECORDER.set(self._recorder)
         async with self._ledger.lock(name):
             await self._ledger.refresh(name)
             await self._status.removal(name)

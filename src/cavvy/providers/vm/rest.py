@@ -18,8 +18,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
+from cavvy.providers.recording import CallRecorder
 from cavvy.providers.vm.cloud import CloudFault
 
 Json = Any  # a parsed reply; only the cloud's own package reads its fields
@@ -31,6 +33,9 @@ _ATTEMPTS = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _LONGEST_LIMIT_S = 3600.0  # APIs limit requests for an hour at most
 _MOST_PAGES = 500
+
+# records the calls of the provider that runs now
+RECORDER: ContextVar[CallRecorder | None] = ContextVar("RECORDER", default=None)
 
 
 class RestClient:
@@ -61,17 +66,18 @@ class RestClient:
 
     async def get(self, path: str) -> Json:
         """Send a GET request, repeatedly if necessary. Raises CloudFault."""
-        return await self._run(lambda: self._read(path))
+        return await self._run(f"GET {path}", None, lambda: self._read(path))
 
     async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Json:
         """Send a request that changes something, only once. Raises CloudFault."""
-        return await self._run(lambda: self._call(method, path, body))
+        return await self._run(f"{method} {path}", body, lambda: self._call(method, path, body))
 
     async def send_for_text(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> str:
         """As `send`, for replies that are plain text, such as an id. Raises CloudFault."""
-        return str(await self._run(lambda: self._call(method, path, body, _read_text)))
+        what = f"{method} {path}"
+        return str(await self._run(what, body, lambda: self._call(method, path, body, _read_text)))
 
     async def pages(self, path: str, read_next: Callable[[Json], str | None]) -> list[Json]:
         """All pages of a list. `read_next` returns the next page's path or URL, or None. Raises
@@ -86,8 +92,21 @@ class RestClient:
             following = read_next(found[-1])
         return found
 
-    async def _run(self, call: Callable[[], Json]) -> Json:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+    async def _run(self, what: str, body: object, call: Callable[[], Json]) -> Json:
+        """Make the call in a thread, and record it."""
+        try:
+            reply = await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except CloudFault as fault:
+            told = {"status": fault.status, "code": fault.code, "reply": fault.message}
+            self._record(what, body, told)
+            raise
+        self._record(what, body, {"status": 200, "reply": reply})
+        return reply
+
+    def _record(self, what: str, body: object, outcome: Mapping[str, object]) -> None:
+        if recorder := RECORDER.get():
+            writes = not what.startswith("GET ")
+            recorder.add(what, body, outcome, writes=writes, root=self._endpoint)
 
     def _read(self, path: str) -> Json:
         for attempt in range(_ATTEMPTS):

@@ -1,0 +1,99 @@
+"""Stand-ins that answer from a recording of `cavvy check NAME --live`.
+
+A read is answered by the recorded reads between the same two writes, in their order; the last one
+is repeated. A write must be the next recorded write.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
+from tests.contract.vm_cloud import MemoryCloud
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.aws.errors import AwsFault
+from cavvy.providers.vm.cloud import CloudFault
+
+Recorded = Mapping[str, Any]
+_NAME = re.compile(r"\bcv-[a-z0-9-]+")  # of a machine
+
+
+class ReplayedCalls:
+    """The calls of a recording, and which of them were played."""
+
+    def __init__(self, calls: Sequence[Recorded]) -> None:
+        self._calls = calls
+        self._at = 0  # the first call after the last write that was played
+        self._played: set[int] = set()
+        self._last: dict[str, Recorded] = {}
+
+    def play(self, call: str) -> Recorded:
+        """The recorded outcome of a call."""
+        numbers = range(self._at, len(self._calls))
+        write = next((n for n in numbers if self._calls[n]["writes"]), len(self._calls))
+        if write < len(self._calls) and self._calls[write]["call"] == call:
+            self._at = write + 1
+            return self._calls[write]
+        for number in range(self._at, write):
+            if number not in self._played and self._calls[number]["call"] == call:
+                self._played.add(number)
+                self._last[call] = self._calls[number]
+                break
+        assert call in self._last, f"the recording has no {call} here"
+        return self._last[call]
+
+    def left(self) -> list[str]:
+        """The writes that were not played."""
+        return [each["call"] for each in self._calls[self._at :] if each["writes"]]
+
+
+class ReplayedRest(RestStandIn):
+    """A cloud with a REST API, from a recording. Names of machines are those of the new
+    requests.
+    """
+
+    def __init__(self, cloud: MemoryCloud, server: RestServer, recording: Recorded) -> None:
+        super().__init__(cloud, server)
+        self.calls = ReplayedCalls(recording["calls"])
+        self._names: dict[str, str] = {}  # recorded: now
+
+    def authorize(self, request: RestRequest) -> None:
+        return
+
+    def describe(self, fault: CloudFault) -> object:
+        return {}
+
+    def answer(self, request: RestRequest) -> tuple[int, object]:
+        path = "/" + request.target.split("/", 2)[2]
+        found = self.calls.play(f"{request.method} {path}")
+        recorded, now = (_NAME.findall(json.dumps(each)) for each in (found["body"], request.body))
+        self._names |= dict(zip(recorded, now, strict=True))
+        text = json.dumps(found["reply"]).replace("ENDPOINT", self.url)
+        for name, current in self._names.items():
+            text = text.replace(name, current)
+        return found["status"], json.loads(text)
+
+
+class ReplayedAws(AwsAccount):
+    """An AWS account, from a recording."""
+
+    def __init__(self, settings: Mapping[str, Scalar], recording: Recorded) -> None:
+        super().__init__(settings)
+        self.calls = ReplayedCalls(recording["calls"])
+
+    def _call(
+        self, region: str, service: str, operation: str, arguments: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        found = self.calls.play(f"{region} {service} {operation}")
+        if "code" in found:
+            raise AwsFault(found["code"], found["reply"])
+        told: Mapping[str, Any] = json.loads(json.dumps(found["reply"]), object_hook=_read_times)
+        return told
+
+
+def _read_times(table: dict[str, Any]) -> Any:
+    return datetime.fromisoformat(table["$time"]) if "$time" in table else table
