@@ -16,7 +16,7 @@ from tests.contract import test_aws_requests as requests
 from tests.contract.test_aws_requests import BASE, REGION, ProviderRig, play
 from tests.ec2.cloud import Cloud
 from tests.ec2.direct import Direct
-from tests.ec2.rules import Reserved
+from tests.ec2.rules import Reserved, allow_only
 from tests.ec2.server import Front, served
 
 from cavvy.agent.config import ConfigFields, NoticeAddress
@@ -27,6 +27,7 @@ from cavvy.providers.aws import market
 from cavvy.providers.aws.account import AwsAccount, Json, in_thread
 from cavvy.providers.aws.launch import make_token
 from cavvy.providers.aws.manifest import MANIFEST, NOTICES
+from cavvy.providers.aws.policy import make_policy
 from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.notices import make_notice_fields
 from cavvy.providers.registry import check_settings
@@ -62,6 +63,29 @@ def test_a_volume_that_cannot_be_made_is_told_as_that(
         assert here.cloud.history == []
         here.cloud.rules.fault = None
         await here.clear()
+
+    play(scenario)
+
+
+def test_the_rights_that_are_missing_are_named(provider_rig: Callable[..., ProviderRig]) -> None:
+    """By dry runs, which leave nothing behind."""
+    here = provider_rig()
+    policy = make_policy()
+    for action in ("ec2:DescribeRouteTables", "ec2:CreateVolume", "ec2:RunInstances"):
+        policy = policy.replace(f'"{action}"', '"ec2:Nothing"')
+
+    async def scenario() -> None:
+        label = f"rights in {REGION}"
+        facts = dict(await here.provider.whoami())
+        assert facts[label] == "no call that EC2 checks by a dry run is refused"
+        allow_only(here.cloud.rules, policy)
+        facts = dict(await here.provider.whoami())
+        refused = "refused: ec2:DescribeRouteTables, ec2:RunInstances, ec2:CreateVolume; "
+        assert facts[label].startswith(refused)
+        allow_only(here.cloud.rules, policy.replace("ec2:DescribeInstanceTypes", "ec2:Nothing"))
+        with pytest.raises(Refused, match=r"refused: ec2:DescribeInstanceTypes, ec2:DescribeRoute"):
+            await here.make("other").whoami()
+        assert here.cloud.left() == {}
 
     play(scenario)
 

@@ -15,10 +15,20 @@ from tests.proofs import Proof
 from cavvy.providers import digitalocean
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused
 from cavvy.providers.digitalocean.cloud import DigitalOceanCloud
-from cavvy.providers.digitalocean.manifest import MANIFEST
+from cavvy.providers.digitalocean.manifest import MANIFEST, SCOPES
+from cavvy.providers.recording import FOLDER, TAG
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, read_fault
 
+# https://docs.digitalocean.com/reference/api/reference names the scope of each endpoint, and
+# https://docs.digitalocean.com/reference/api/scopes/droplet/create those that it requires.
+ENDPOINTS = {
+    "GET /sizes": "sizes:read",
+    "GET /droplets": "droplet:read",
+    "POST /droplets": "droplet:create",
+    "DELETE /droplets": "droplet:delete",
+}
+REQUIRED = {"droplet:read", "regions:read", "sizes:read", "actions:read", "image:read"}
 PROOF = Proof("digitalocean", False, "a strict stand-in for DigitalOcean's API")
 
 
@@ -110,3 +120,18 @@ class TestDigitalOcean(RestContract):
             await harness.remove(gang.name)
 
         asyncio.run(scenario())
+
+    def test_the_scopes_are_those_of_the_calls(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = replace(await harness.spec("scoped"), labels={TAG: "1"})
+            await harness.start(gang)
+            await harness.remove(gang.name)
+            await harness.one(gang.name)
+
+        asyncio.run(scenario())
+        (file,) = (account.home / FOLDER).iterdir()
+        calls = [each["call"].split("?")[0] for each in json.loads(file.read_text())["calls"]]
+        called = {ENDPOINTS["/".join(each.split("/")[:2])] for each in calls}
+        assert called | REQUIRED == set(SCOPES)
+        assert all(each in MANIFEST.rights for each in SCOPES)

@@ -74,6 +74,9 @@ class Front:
                         "AuthFailure" if service == "ec2" else "UnrecognizedClientException", text
                     )
                 self._authorize(service, action, region, params)
+                if params.pop("DryRun", "") == "true":
+                    text = "Request would have succeeded, but DryRun flag is set."
+                    raise Answer("DryRunOperation", text, 412)
                 content, kind = self._answer(service, action, region, params, body, environ)
             except Answer as error:
                 return _fail(start, error, json_too=bool(target))

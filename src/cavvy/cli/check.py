@@ -33,6 +33,7 @@ class ProviderFinding:
     name: str
     title: str = ""
     docs: str = ""
+    rights: str = ""  # the least rights that the provider needs
     file: str = ""  # path of the settings file
     enabled: bool
     test_double: bool = False
@@ -242,6 +243,7 @@ def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:
         title=manifest.title,
         test_double=manifest.test_double,
         docs=manifest.docs,
+        rights=manifest.rights,
         choices={setting.name: setting.consequence for setting in manifest.settings},
         unsupported={str(feature): reason for feature, reason in manifest.unsupported.items()},
     )
@@ -299,7 +301,10 @@ def _show(finding: ProviderFinding) -> None:
         pairs.append(("problem", finding.problem))
     if not finding.enabled:
         pairs.append(("to use it", f"{finding.way_in} in {finding.file}"))
-    pairs += [*finding.facts, ("docs", finding.docs)]
+    pairs += finding.facts
+    if finding.rights:
+        pairs.append(("rights needed", finding.rights))
+    pairs.append(("docs", finding.docs))
     pairs_out(pairs)
     if finding.settings:
         click.echo("\nSettings in force")
@@ -317,6 +322,7 @@ def _plain(finding: ProviderFinding) -> dict[str, object]:
         "provider": finding.name,
         "title": finding.title,
         "docs": finding.docs,
+        "rights": finding.rights or None,
         "state": finding.state,
         "problem": finding.problem or None,
         "facts": [{"what": what, "value": value} for what, value in finding.facts],

@@ -119,6 +119,7 @@ class Manifest:
     options: Mapping[str, str] = field(
         default_factory=dict
     )  # names in a task's `resources.options` -> their meaning
+    rights: str = ""  # the least rights of the API key or the account; "" if not stated
     prices: str = ""  # a module that defines SOURCE: PriceSource, for `cavvy catalog refresh`
     shares_files: bool = (
         False  # True: its nodes see the server's own folders. False: checkpoints are uploaded.

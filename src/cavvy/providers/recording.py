@@ -20,13 +20,15 @@ _OURS = "cv-"  # the names of all machines that Cavvy makes start with it
 _MASK = "redacted"
 # The values of these fields are secret, or identify the account or a person.
 _SECRET = re.compile(
-    r"token$|secret|password|user_?data|(private|public)_?key|material|jupyter|authorization"
+    r"token$|subscription_?id|secret|password|(user|custom|key)_?data|(private|public)_?key|material|jupyter|authorization"
     r"|credential|account|owner|client_?id|e_?mail|fingerprint|^arn$|^user_?id$",
     re.IGNORECASE,
 )
 _SCRIPTS = ("#!", "IyEv")  # starts of user data, plain and in Base64
 _PAGES = frozenset({"nexttoken"})  # tokens that only name the next page of a list
-_ACCOUNT = re.compile(r"(?<!\d)\d{12}(?!\d)")  # ids of AWS accounts, also within other texts
+# ids of AWS accounts and Azure subscriptions, also within other texts
+_ACCOUNT = re.compile(r"(?<!\d)\d{12}(?!\d)|(?<=subscriptions/)[\w-]+")
+_NO_ACCOUNT = "0" * 12
 _MACHINE = frozenset({"id", "name", "status"})  # fields that only a machine has together
 
 
@@ -83,7 +85,12 @@ class CallRecorder:
         """
         if not self._open:
             return
-        told = {"call": call, "writes": writes, "body": redact(body), **_redact_table(outcome)}
+        told = {
+            "call": redact(call),
+            "writes": writes,
+            "body": redact(body),
+            **_redact_table(outcome),
+        }
         text = json.dumps(told, default=_plain)
         plain = json.loads(text.replace(root, "ENDPOINT") if root else text)
         for each in self._open.values():
@@ -114,7 +121,7 @@ def redact(value: object) -> object:
         case str() if value.startswith(_SCRIPTS):
             return _MASK
         case str():
-            return _ACCOUNT.sub("0" * 12, value)
+            return _ACCOUNT.sub(_NO_ACCOUNT, value)
     return value
 
 

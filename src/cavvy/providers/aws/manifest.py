@@ -58,6 +58,7 @@ MANIFEST = Manifest(
     unsupported=UNSUPPORTED,
     abilities=(HAS_PARTS, HOLDS_VOLUMES, CHECKS_TASKS, WHO_AM_I, STATES_POLICY, CLOSEABLE),
     prices="cavvy.providers.aws.price_list",
+    rights="the IAM policy that `cavvy check aws --policy` prints",
     visibility_delay=timedelta(seconds=30),
     notices=NOTICES,
     notice=timedelta(minutes=2),

@@ -14,12 +14,18 @@ from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, Task, VolumeKind
 from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch import AwsLauncher
 from cavvy.providers.aws.launch_ledger import KEPT, AwsGangRecord
 from cavvy.providers.aws.manifest import NOTICES
 from cavvy.providers.aws.market import AwsMarket
 from cavvy.providers.aws.network import GANG, GangNetworks, mark_of, read_tag
 from cavvy.providers.aws.policy import make_policy
+from cavvy.providers.aws.rights import (
+    describe_rights,
+    find_refused_launches,
+    find_refused_reads,
+)
 from cavvy.providers.aws.status import AwsStatus
 from cavvy.providers.aws.volumes import MOST, GangVolumes, list_node_disks
 from cavvy.providers.base import (
@@ -188,7 +194,11 @@ class AwsProvider:
     async def whoami(self) -> Sequence[tuple[str, str]]:
         regions = await self._account.regions()
         who = await self._account.ask(regions[0], "get_caller_identity", service="sts")
-        offers = await self.offers()
+        try:
+            offers = await self.offers()
+        except Refused as error:  # of all regions
+            reads = await find_refused_reads(self._account, regions[0])
+            raise Refused(f"{error}; rights in {regions[0]}: {describe_rights(reads)}") from error
         facts = [
             ("account", str(who["Account"])),
             ("user", str(who["Arn"])),
@@ -196,15 +206,7 @@ class AwsProvider:
         ]
         for region in regions:
             mine = [offer for offer in offers if offer.region == region]
-            kinds = len({offer.instance_type for offer in mine})
-            facts.append((f"offers in {region}", f"{len(mine)}, of {kinds} instance types"))
-            if unknown := self._market.unknown(region):
-                facts.append((f"unknown accelerators in {region}", ", ".join(unknown)))
-            facts += self._quotas(region)
-            facts += [
-                (f"reservation {name}", text)
-                for name, text in sorted(self._market.reserved(region).items())
-            ]
+            facts += await self._region_facts(region, mine)
         facts += [("silent", problem) for problem in self.silent()]
         node_endpoint = self._context.node_endpoint
         facts.append(
@@ -214,6 +216,45 @@ class AwsProvider:
             )
         )
         return facts
+
+    async def _region_facts(self, region: str, offers: Sequence[Offer]) -> list[tuple[str, str]]:
+        """The facts of one region. A region without offers, which may not answer, is not asked for
+        rights.
+        """
+        kinds = len({offer.instance_type for offer in offers})
+        facts = [(f"offers in {region}", f"{len(offers)}, of {kinds} instance types")]
+        if offers:
+            reads = await find_refused_reads(self._account, region)
+            refused = [*reads, *await self._refused_launches(offers)]
+            facts.append((f"rights in {region}", describe_rights(refused)))
+        if unknown := self._market.unknown(region):
+            facts.append((f"unknown accelerators in {region}", ", ".join(unknown)))
+        return [
+            *facts,
+            *self._quotas(region),
+            *(
+                (f"reservation {name}", text)
+                for name, text in sorted(self._market.reserved(region).items())
+            ),
+        ]
+
+    async def _refused_launches(self, offers: Sequence[Offer]) -> Sequence[str]:
+        """The actions of a launch of the region's cheapest offer that the account may not call."""
+        if not offers:
+            return []
+        offer = min(offers, key=lambda each: (each.rate.micros_per_hour, each.key))
+        shape = await self._market.shape(offer.region, offer.instance_type)
+        zones = sorted(self._market.zones(offer.region, offer.instance_type))
+        if shape is None or not zones:
+            return []
+        settings = self._context.settings
+        try:
+            images = MachineImages(self._account, settings, self._context.now)
+            image = await images.choose(offer.region, shape)
+        except ProviderError as error:
+            return [f"the image of {offer.instance_type} ({error})"]
+        profile = str(settings.get("instance_profile") or "")
+        return await find_refused_launches(self._account, offer, zones[0], image.id, profile)
 
     def policy(self) -> str:
         return make_policy(profile=str(self._context.settings.get("instance_profile") or ""))

@@ -15,12 +15,25 @@ KEYS = ApiKeySource(
     made_at="https://cloud.digitalocean.com/account/api/tokens",
 )
 
+# The scopes of the endpoints that the provider calls, and the scopes that these require:
+# https://docs.digitalocean.com/reference/api/scopes/droplet/create
+SCOPES = (
+    "droplet:create",
+    "droplet:read",
+    "droplet:delete",
+    "actions:read",
+    "image:read",
+    "regions:read",
+    "sizes:read",
+)
+
 MANIFEST = Manifest(
     name="digitalocean",
     title="DigitalOcean",
     docs="docs/guides/digitalocean.md",
     abilities=ABILITIES,
     visibility_delay=timedelta(minutes=1),
+    rights=f"a token with the scopes {', '.join(SCOPES)}, and ssh_key:read if `ssh_keys` is set",
     unsupported={
         Feature.SPOT: "DigitalOcean rents on-demand Droplets only",
         Feature.CAPACITY: "DigitalOcean reports whether a region has a size, but not how many",

@@ -20,6 +20,7 @@ MANIFEST = Manifest(
     docs="docs/guides/lambda.md",
     abilities=ABILITIES,
     visibility_delay=timedelta(minutes=1),
+    rights="an API key of the account; Lambda's API describes no narrower rights",
     unsupported={
         Feature.SPOT: "Lambda rents on-demand instances only",
         Feature.CAPACITY: "Lambda reports whether a region has an instance type, but not how many",

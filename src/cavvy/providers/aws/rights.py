@@ -1,0 +1,82 @@
+"""Finds the calls that the account may not make, by dry runs: EC2 says whether it would allow a
+call, and does nothing.
+
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html: a dry run ends with
+the error DryRunOperation if the call is allowed, and with UnauthorizedOperation if not. Other
+errors concern the values, not the rights. Calls that change objects cannot be checked without such
+objects, and other services have no dry run.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cavvy.domain.offers import Offer
+from cavvy.providers.aws.account import AwsAccount, camel
+from cavvy.providers.aws.errors import AwsFault
+from cavvy.providers.aws.policy import READS, TAG
+
+_EC2 = "ec2:"
+_NAME = "cavvy-check"  # of objects that no dry run makes
+
+
+async def find_refused_reads(account: AwsAccount, region: str) -> Sequence[str]:
+    """The EC2 actions among `policy.READS` that the account may not call, as in a policy."""
+    names = [each.removeprefix(_EC2) for each in READS if each.startswith(_EC2)]
+    return await _try_all(account, region, {_snake(each): {} for each in names})
+
+
+async def find_refused_launches(
+    account: AwsAccount, offer: Offer, zone: str, image: str, profile: str
+) -> Sequence[str]:
+    """The actions of a launch of this offer that the account may not call. `profile` is the
+    instance profile of nodes, or "".
+    """
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": TAG, "Value": _NAME}]}]
+    launch: dict[str, Any] = {
+        "ImageId": image,
+        "InstanceType": offer.instance_type,
+        "MinCount": 1,
+        "MaxCount": 1,
+        "TagSpecifications": tags,
+    }
+    if profile:
+        launch["IamInstanceProfile"] = {"Arn" if profile.startswith("arn:") else "Name": profile}
+    calls: dict[str, Mapping[str, Any]] = {
+        "run_instances": launch,
+        "create_security_group": {"GroupName": _NAME, "Description": _NAME},
+        "create_placement_group": {"GroupName": _NAME, "Strategy": "cluster"},
+        "create_volume": {"AvailabilityZone": zone, "Size": 1, "VolumeType": "gp3"},
+    }
+    return await _try_all(account, offer.region, calls)
+
+
+def describe_rights(refused: Sequence[str]) -> str:
+    """One line for `cavvy check`."""
+    if not refused:
+        return "no call that EC2 checks by a dry run is refused"
+    return f"refused: {', '.join(refused)}; `cavvy check aws --policy` prints what Cavvy needs"
+
+
+async def _try_all(
+    account: AwsAccount, region: str, calls: Mapping[str, Mapping[str, Any]]
+) -> Sequence[str]:
+    answers = await asyncio.gather(*(_is_refused(account, region, *each) for each in calls.items()))
+    found = zip(calls, answers, strict=True)
+    return [f"{_EC2}{camel(operation)}" for operation, refused in found if refused]
+
+
+async def _is_refused(
+    account: AwsAccount, region: str, operation: str, arguments: Mapping[str, Any]
+) -> bool:
+    try:
+        await account.call(region, operation, DryRun=True, **arguments)
+    except AwsFault as fault:
+        return fault.code == "UnauthorizedOperation"
+    return False
+
+
+def _snake(action: str) -> str:
+    """boto3's name of an action, such as run_instances for RunInstances."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", action).lower()
