@@ -30,6 +30,7 @@ from cavvy.providers.base import (
     ProviderContext,
     QuotaTooSmall,
     Refused,
+    TryAgain,
 )
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.recording import FOLDER, TAG
@@ -180,7 +181,13 @@ class RestContract(VmContract):
 
         async def play(provider: Provider, gang: GangSpec) -> list[tuple[GangState, int]]:
             await provider.offers()
-            await provider.launch(gang)
+            for _ in range(20):  # some clouds need several calls, as the control plane makes them
+                try:
+                    await provider.launch(gang)
+                except TryAgain:
+                    await account.settle()
+                else:
+                    break
             states = []
             for _ in range(4):
                 await account.settle()
