@@ -16,7 +16,7 @@ from cavvy.providers.base import GangSpec
 
 TAG = "cavvy-live-check"  # the calls for a gang with this label are recorded
 FOLDER = "recordings"  # in the provider's own folder
-_OURS = "cv-"  # the names of all machines that Cavvy makes start with it
+_OURS = "cv-"  # prefix of the names of all machines that Cavvy makes
 _MASK = "redacted"
 # The values of these fields are secret, or identify the account or a person.
 _SECRET = re.compile(
@@ -29,12 +29,12 @@ _PAGES = frozenset({"nexttoken"})  # tokens that only name the next page of a li
 # ids of AWS accounts and Azure subscriptions, also within other texts
 _ACCOUNT = re.compile(r"(?<!\d)\d{12}(?!\d)|(?<=subscriptions/)[\w-]+")
 _NO_ACCOUNT = "0" * 12
-_MACHINE = frozenset({"id", "name", "status"})  # fields that only a machine has together
+_MACHINE = frozenset({"id", "name", "status"})  # only machines have all of these fields
 
 
 @dataclass(kw_only=True)
 class _Recording:
-    """The calls for one gang, in order. `since` is the place of the first call after the last
+    """The calls for one gang, in order. `since` is the index of the first call after the last
     write.
     """
 
@@ -80,7 +80,7 @@ class CallRecorder:
         writes: bool,
         root: str = "",
     ) -> None:
-        """Record a call and its outcome. `root` is the address of the API, which is left out of
+        """Record a call and its outcome. `root` is the address of the API, which is removed from
         the texts of replies.
         """
         if not self._open:
@@ -112,7 +112,9 @@ class CallRecorder:
 
 
 def redact(value: object) -> object:
-    """The value without secrets, ids of accounts, and machines that Cavvy did not make."""
+    """A copy of the value without secrets, ids of accounts, and machines that Cavvy did not
+    make.
+    """
     match value:
         case Mapping():
             return _redact_table(value)
@@ -137,7 +139,7 @@ def _is_secret(field_name: str) -> bool:
 
 
 def _is_foreign(value: object) -> bool:
-    """Whether this is a machine of the account that Cavvy did not make."""
+    """Whether the value describes a machine that Cavvy did not make."""
     found = isinstance(value, Mapping) and value.keys() >= _MACHINE
     return found and not str(value["name"]).startswith(_OURS)  # type: ignore[index]  # a mapping
 

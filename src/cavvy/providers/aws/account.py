@@ -20,7 +20,7 @@ from cavvy.providers.recording import CallRecorder
 HOME = "us-east-1"  # a region that is always enabled; it answers questions about other regions
 _CONNECT_S, _READ_S = 5, 30
 _MOST_PAGES = 500
-_READS = ("describe_", "get_", "list_")  # how operations that change nothing start
+_READS = ("describe_", "get_", "list_")  # prefixes of operations that change nothing
 _THREADS = ThreadPoolExecutor(
     16, "aws"
 )  # a thread pool of its own, so that hanging calls do not delay other providers

@@ -57,7 +57,9 @@ async def fetch_listed(
 
 
 async def _products(account: AwsAccount, region: str, types: Sequence[str]) -> AsyncIterator[Json]:
-    """The entries of the price list, of these types or of all."""
+    """The price list's entries for these instance types, or for all types if `types` is empty or
+    long.
+    """
     base = [_filter(field, value) for field, value in {**_FILTERS, "regionCode": region}.items()]
     asked = (
         [[*base, _filter("instanceType", each)] for each in types]
@@ -87,8 +89,9 @@ def read_product(item: Json) -> tuple[str, HourlyRate | None]:
 
 
 def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
-    """The hourly prices of standard reservations without upfront payment, by months. Their price
-    per hour is all that a reservation costs, so it compares with the on-demand price.
+    """The hourly prices of standard reservations without upfront payment, by months. Such a
+    reservation costs nothing but this price per hour, so the price is comparable to the on-demand
+    price.
     """
     found: dict[int, HourlyRate] = {}
     for term in item.get("terms", {}).get("Reserved", {}).values():

@@ -111,7 +111,7 @@ class AwsProvider:
 
     async def _record_offers(self) -> None:
         """Read the offers without the cached facts, since a stand-in that replays the recording
-        needs all of them.
+        needs all calls that read offers.
         """
         with TemporaryDirectory() as folder:
             market = AwsMarket(
@@ -218,8 +218,8 @@ class AwsProvider:
         return facts
 
     async def _region_facts(self, region: str, offers: Sequence[Offer]) -> list[tuple[str, str]]:
-        """The facts of one region. A region without offers, which may not answer, is not asked for
-        rights.
+        """The facts of one region. Rights are not checked in a region without offers, since it may
+        not answer.
         """
         kinds = len({offer.instance_type for offer in offers})
         facts = [(f"offers in {region}", f"{len(offers)}, of {kinds} instance types")]
@@ -239,7 +239,9 @@ class AwsProvider:
         ]
 
     async def _refused_launches(self, offers: Sequence[Offer]) -> Sequence[str]:
-        """The actions of a launch of the region's cheapest offer that the account may not call."""
+        """The actions that the account may not call, of those that launch the region's cheapest
+        offer.
+        """
         if not offers:
             return []
         offer = min(offers, key=lambda each: (each.rate.micros_per_hour, each.key))

@@ -1,10 +1,10 @@
-"""Finds the calls that the account may not make, by dry runs: EC2 says whether it would allow a
-call, and does nothing.
+"""Finds the calls that the account may not make, by dry runs: EC2 reports whether it would allow a
+call, but does not execute the call.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html: a dry run ends with
 the error DryRunOperation if the call is allowed, and with UnauthorizedOperation if not. Other
-errors concern the values, not the rights. Calls that change objects cannot be checked without such
-objects, and other services have no dry run.
+errors are about the values of the call, not about rights. A call that changes an object cannot be
+checked if no such object exists, and other services have no dry run.
 """
 
 import asyncio
@@ -18,11 +18,13 @@ from cavvy.providers.aws.errors import AwsFault
 from cavvy.providers.aws.policy import READS, TAG
 
 _EC2 = "ec2:"
-_NAME = "cavvy-check"  # of objects that no dry run makes
+_NAME = "cavvy-check"  # a name in the requests; no object with this name is made
 
 
 async def find_refused_reads(account: AwsAccount, region: str) -> Sequence[str]:
-    """The EC2 actions among `policy.READS` that the account may not call, as in a policy."""
+    """The EC2 actions among `policy.READS` that the account may not call, with their names in a
+    policy.
+    """
     names = [each.removeprefix(_EC2) for each in READS if each.startswith(_EC2)]
     return await _try_all(account, region, {_snake(each): {} for each in names})
 
@@ -30,7 +32,7 @@ async def find_refused_reads(account: AwsAccount, region: str) -> Sequence[str]:
 async def find_refused_launches(
     account: AwsAccount, offer: Offer, zone: str, image: str, profile: str
 ) -> Sequence[str]:
-    """The actions of a launch of this offer that the account may not call. `profile` is the
+    """The actions that the account may not call, of those that launch this offer. `profile` is the
     instance profile of nodes, or "".
     """
     tags = [{"ResourceType": "instance", "Tags": [{"Key": TAG, "Value": _NAME}]}]

@@ -37,8 +37,8 @@ class InstanceShape:
 
 
 def list_unknown(told: Json) -> Sequence[str]:
-    """The names of the type's GPUs and Neuron devices that the catalog's table of accelerators does
-    not have, because of which `read_shape` leaves the type out.
+    """The names of the type's GPUs and Neuron devices that are not in the catalog's table of
+    accelerators. `read_shape` leaves such types out.
     """
     names = {str(each.get("Name", "")) for each in _list_devices(told)}
     return sorted(name for name in names if name and identify(name) is None)

@@ -93,7 +93,7 @@ class AzureAccount:
         return str(told["location"]).lower().replace(" ", "")
 
     async def find(self, kind: str, name: str, query: str = "") -> Json | None:
-        """One resource; None if there is none."""
+        """One resource; None if it does not exist."""
         path = await self.path(kind, name)
         try:
             return await self._ask(self._api.get(f"{path}?{_version(kind)}{query}"))
@@ -103,12 +103,12 @@ class AzureAccount:
             raise
 
     async def put(self, kind: str, name: str, body: Mapping[str, Any]) -> Json:
-        """Create or change a resource. A repeated call creates nothing twice."""
+        """Create or change a resource. A repeated call does not create a second resource."""
         path = await self.path(kind, name)
         return await self._ask(self._api.send("PUT", f"{path}?{_version(kind)}", body))
 
     async def delete(self, kind: str, name: str, query: str = "") -> None:
-        """Start deleting a resource. Does nothing if there is none."""
+        """Start deleting a resource. Does nothing if the resource does not exist."""
         path = await self.path(kind, name)
         await self._ask(self._api.send("DELETE", f"{path}?{_version(kind)}{query}"))
 
@@ -118,7 +118,7 @@ class AzureAccount:
         return await self._pages(f"{path}?{_version(kind)}")
 
     async def all(self, path: str, query: str) -> list[Json]:
-        """All entries of a list of the subscription."""
+        """All entries of the subscription's list at `path`."""
         return await self._pages(f"{await self.subscription()}/{path}?{query}")
 
     async def _pages(self, path: str) -> list[Json]:

@@ -53,16 +53,17 @@ FULL = frozenset(
 )
 _QUOTA = "QuotaExceeded"
 _SIZES_AGE, _PRICES_AGE = timedelta(minutes=10), timedelta(hours=1)
-_FULL_AGE = timedelta(minutes=10)  # an offer without capacity is not requested again before
+_FULL_AGE = timedelta(minutes=10)  # how long an offer without capacity is not requested again
 _POWER_AGE = timedelta(minutes=1)
-_TYPES_PER_QUERY = 15  # keeps the URL of a price query below 2 KiB
+_TYPES_PER_QUERY = 15  # with so many types, the URL of a price query stays below 2 KiB
 
 
 class AzureCloud:
     """Implements `Cloud`."""
 
     # The limits of names, tags and user data are the API's. A name is unique in the resource group,
-    # so a repeated request finds the first machine: tokens. The listing lag is an assumption.
+    # so a repeated request finds the first machine: names work as tokens. The listing lag is an
+    # assumption.
     traits = CloudTraits(
         name_limit=63,
         tags=True,
@@ -91,7 +92,7 @@ class AzureCloud:
         # by region: when the value was read, and the value
         self._sizes: dict[str, tuple[datetime, Sequence[AzureSize]]] = {}
         self._rates: dict[str, tuple[datetime, Mapping[tuple[str, Purchase], HourlyRate]]] = {}
-        self._full: dict[str, datetime] = {}  # by offer key: until when it is not requested
+        self._full: dict[str, datetime] = {}  # by offer key: the end of the time without requests
         self._power: tuple[datetime, Mapping[str, MachineState]] | None = None
         self._seen: set[str] = set()  # ids of listed machines
         self._deleted: set[str] = set()  # ids of machines that this process has deleted
@@ -131,7 +132,7 @@ class AzureCloud:
         if self._full.get(offer.key, self._now()) > self._now():
             raise CloudFault(409, "AllocationFailed", f"{offer.key} had no capacity lately")
         made = make_id(name, spot=offer.purchase is Purchase.SPOT)
-        if await self._account.find(MACHINES, name) is not None:  # by a request without a reply
+        if await self._account.find(MACHINES, name) is not None:  # made by an earlier request
             return [made]
         if not self._key:
             self._key = await asyncio.to_thread(make_public_key)
@@ -187,7 +188,7 @@ class AzureCloud:
         return fault.code in FULL
 
     def name_quota(self, fault: CloudFault) -> CloudFault:
-        """The fault with the code of a quota if its message names a quota. Azure uses the code
+        """The fault, with the code `_QUOTA` if its message mentions a quota. Azure uses the code
         OperationNotAllowed for quotas of cores, and for other refusals:
         https://learn.microsoft.com/azure/azure-resource-manager/troubleshooting/error-resource-quota
         """
@@ -196,7 +197,9 @@ class AzureCloud:
         return fault
 
     async def _read(self, told: Any, power: Mapping[str, MachineState]) -> CloudMachine:
-        """The machine of an entry of the API. A machine that Azure could not start is deleted."""
+        """The machine that an entry of the API describes. Deletes the machine if Azure had no
+        capacity to start it.
+        """
         state = power.get(str(told["id"]).lower(), MachineState.RUNNING)
         machine = read_machine(told, state, self._deleted)
         self._seen.add(machine.id)
@@ -205,7 +208,7 @@ class AzureCloud:
         view = await self._account.find(MACHINES, machine.name, "&$expand=instanceView")
         failed = read_failure(machine, view, FULL)
         if failed.no_capacity:
-            with suppress(CloudFault):  # the next list tries again
+            with suppress(CloudFault):  # the next listing tries again
                 await self.delete(machine.id)
             self._remember_full(told)
         return failed
@@ -221,8 +224,8 @@ class AzureCloud:
                     self._full[offer.key] = self._now() + _FULL_AGE
 
     async def _read_power(self) -> Mapping[str, MachineState]:
-        """Whether each machine of the subscription is on, by the lower-case id of the resource.
-        The list of a resource group does not say so.
+        """Whether each machine of the subscription is on, by the lower-case id of the resource. The
+        list of a resource group does not contain this.
         """
         now = self._now()
         if self._power is None or now - self._power[0] >= _POWER_AGE:
@@ -248,7 +251,7 @@ class AzureCloud:
     async def _read_rates(
         self, region: str, sizes: Sequence[AzureSize]
     ) -> Mapping[tuple[str, Purchase], HourlyRate]:
-        """The prices of sizes by size and purchase option, from Azure's public list."""
+        """The prices from Azure's public list, by size and purchase option."""
         at, rates = self._rates.get(region, (None, {}))
         if at is not None and self._now() - at < _PRICES_AGE:
             return rates
@@ -262,7 +265,7 @@ class AzureCloud:
         return found
 
     def _fetch(self, region: str, names: Sequence[str]) -> Sequence[Offer]:
-        """Blocks. Raises CloudFault."""
+        """Fetch the prices of these sizes; blocks. Raises CloudFault."""
         types = " or ".join(f"armSkuName eq '{each}'" for each in names)
         only = f"armRegionName eq '{region}' and priceType eq 'Consumption' and ({types})"
         blank = Offer(provider="azure", region=region, instance_type="", rate=HourlyRate(0))

@@ -12,22 +12,25 @@ from cavvy.providers.vm.rest import Json
 
 INTERFACES = "Microsoft.Network/networkInterfaces"
 ADDRESSES = "Microsoft.Network/publicIPAddresses"
-# An address belongs to an interface, which belongs to a machine; the field says to which.
+# The field of an interface that names its machine, and of an address that names its interface.
 _USED_BY = {INTERFACES: "virtualMachine", ADDRESSES: "ipConfiguration"}
-# Azure makes the interface before the machine. A creation takes less than this time.
+# The pause between two checks. Azure makes the interface before the machine; a creation takes less
+# than this time.
 _EVERY = timedelta(minutes=10)
 
 
 class AzureLeftovers:
-    """Looks every ten minutes, and deletes what two looks in turn have shown without a machine."""
+    """Checks every ten minutes, and deletes the parts that two successive checks have found
+    unused.
+    """
 
     def __init__(self, account: AzureAccount, now: Callable[[], datetime]) -> None:
         self._account, self._now = account, now
         self._next: datetime | None = None
-        self._unused: set[tuple[str, str]] = set()  # type and name, by the last look
+        self._unused: set[tuple[str, str]] = set()  # type and name, of the last check
 
     async def sweep(self) -> None:
-        """Look, if it is time. Raises CloudFault, Refused."""
+        """Check if the last check is ten minutes old. Raises CloudFault, Refused."""
         now = self._now()
         if self._next is not None and now < self._next:
             return
@@ -40,7 +43,7 @@ class AzureLeftovers:
         }
         late, self._unused = found & self._unused, found
         for kind, name in sorted(late):  # interfaces first: they use the addresses
-            with suppress(CloudFault):  # the next look tries again
+            with suppress(CloudFault):  # the next check tries again
                 await self._account.delete(kind, name)
 
 

@@ -25,8 +25,8 @@ _FAILED = re.compile(r"ProvisioningState/failed/(\w+)")
 
 
 def make_id(name: str, *, spot: bool) -> str:
-    """The id of a machine: its name, and a mark if it is a spot machine. Azure forgets an evicted
-    machine; the mark says that its end may have been an eviction.
+    """The id of a machine: its name, and a mark if it is a spot machine. Azure no longer reports an
+    evicted machine. The mark shows that a missing machine may have been evicted.
     """
     return f"{name}{_SPOT_MARK}" if spot else name
 
@@ -37,7 +37,9 @@ def read_id(machine: str) -> tuple[str, bool]:
 
 
 def make_public_key() -> str:
-    """A public key whose private key is not kept: Azure makes no machine without a login."""
+    """A public key whose private key is discarded. It is needed because Azure makes no machine
+    without a login.
+    """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -119,8 +121,9 @@ def _make_interface(name: str, settings: Mapping[str, Scalar], subnet: str) -> M
 
 
 def read_machine(told: Json, power: MachineState, deleted: Collection[str]) -> CloudMachine:
-    """The machine of an entry of the API. `power` is its state if Azure has started it; `deleted`
-    are the ids of machines that Cavvy deletes: Azure deletes an evicted machine itself.
+    """The machine that an entry of the API describes. `power` is its state if Azure has started it.
+    `deleted` contains the ids of machines that Cavvy deletes; other spot machines that are being
+    deleted were evicted.
     """
     properties, name = told["properties"], str(told["name"])
     spot = properties.get("priority") == "Spot"
@@ -142,8 +145,8 @@ def read_machine(told: Json, power: MachineState, deleted: Collection[str]) -> C
 
 
 def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]) -> CloudMachine:
-    """A machine that Azure could not start. `view` has the cause, `full` are the codes of missing
-    capacity.
+    """A machine that Azure could not start. `view` contains the cause, and `full` the codes of
+    missing capacity.
     """
     codes = [str(each.get("code")) for each in _statuses(view)]
     causes = [found[1] for each in codes if (found := _FAILED.fullmatch(each))]
@@ -154,7 +157,7 @@ def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]
 
 
 def read_power(told: Json) -> MachineState:
-    """Whether a machine is on, by an entry with the field `instanceView`."""
+    """Whether a machine is on, from an entry with the field `instanceView`."""
     off = any(each.get("code") in _OFF for each in _statuses(told))
     return MachineState.STOPPED if off else MachineState.RUNNING
 

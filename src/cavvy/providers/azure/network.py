@@ -33,7 +33,9 @@ class AzureNetworks:
         return self._made[region]
 
     def forget(self, region: str) -> None:
-        """Look for the network again: a person may have deleted it."""
+        """Forget the region's network, since a person may have deleted it. The next call looks for
+        it again.
+        """
         self._made.pop(region, None)
 
     async def _make(self, region: str) -> str:

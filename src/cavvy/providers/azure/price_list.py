@@ -19,7 +19,7 @@ from cavvy.providers.prices import PriceError, PriceQuery, PriceSource, Provider
 
 _FILTER = "serviceName eq 'Virtual Machines'"
 _TERM_MONTHS = {"1 Year": 12, "3 Years": 36, "5 Years": 60}
-_HOURS_PER_MONTH = 730  # Azure's own number: a year has 8,760 hours
+_HOURS_PER_MONTH = 730  # as Azure counts: a year has 8,760 hours
 _MOST_PAGES = (
     5000  # maximum pages: the list has some hundred, and an endless list must not block the refresh
 )

@@ -38,7 +38,7 @@ FindInstance = Callable[[str, str], Offer | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzureSize:
-    """A size in one region. `why_not` says why it is not offered; "" if it is."""
+    """A size in one region. `why_not` says why the size is not offered; "" if it is offered."""
 
     name: str
     vcpus: int = 0

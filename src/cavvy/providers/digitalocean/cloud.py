@@ -118,7 +118,7 @@ class DigitalOceanCloud:
         return fault.status == 422 and _FULL.search(fault.message) is not None
 
     def name_limit(self, fault: CloudFault) -> CloudFault:
-        """The fault with a code of its own if the account's limit of Droplets is reached."""
+        """The fault, with the code `_LIMIT` if the account's limit of Droplets is reached."""
         if fault.status == 422 and _OVER_LIMIT.search(fault.message):
             return CloudFault(fault.status, _LIMIT, fault.message)
         return fault

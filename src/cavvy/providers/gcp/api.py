@@ -77,8 +77,8 @@ class GcpApi:
         return f"/projects/{await self.project()}/{path}{tail}"
 
     def _sort(self, fault: CloudFault) -> CloudFault | Refused:
-        """The fault with the status by which the layer sorts it, or a refusal that says what to
-        do.
+        """The fault, with the status 429 if requests were too frequent; Refused if the network does
+        not exist.
         """
         if fault.code in _TOO_MANY:
             return CloudFault(429, fault.code, fault.message)
@@ -92,8 +92,8 @@ class GcpApi:
 
 
 def read_operation(operation: Json) -> CloudFault | None:
-    """The fault of an operation: None if it succeeded, PENDING if it goes on. An operation reports
-    its errors in its body, while the reply has the status 200.
+    """The fault of an operation: None if the operation succeeded, PENDING if it is still running.
+    An operation reports its errors in its body, although the reply has the status 200.
     """
     if operation.get("status") != "DONE":
         return CloudFault(0, PENDING, str(operation.get("name")))
@@ -101,7 +101,7 @@ def read_operation(operation: Json) -> CloudFault | None:
     if not errors:
         return None
     told = [str(each.get("message") or "") for each in errors]
-    # status 400: it is certain that the operation had no effect
+    # the status 400 means that the operation certainly had no effect
     return CloudFault(400, str(errors[0].get("code")), "; ".join(told)[:500])
 
 

@@ -2,8 +2,8 @@
 
 One machine is one `instances.insert`, whose token (`requestId`) is derived from the machine's name.
 The request starts an operation, and a zone without capacity is reported only by the operation. So a
-launch is complete only when all its operations have ended well: until then `create` raises a fault
-without certainty, and the next call asks for the operations again.
+launch is complete only when all its operations have succeeded. Until then, `create` raises a fault
+that leaves the result open, and the next call queries the operations again.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class GcpCloud:
         self._credentials = GoogleCredentials(settings)
         self._api = GcpApi(settings, self._credentials)
         self._market = GcpMarket(self._api, settings, list_prices, now)
-        self._operations: dict[str, Json] = {}  # by machine: its insertion, which goes on
+        self._operations: dict[str, Json] = {}  # by machine: its unfinished insertion
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
@@ -90,8 +90,9 @@ class GcpCloud:
         return await self._market.offers()
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
-        """Request all machines of a gang at once. If one request fails for good, the machines of
-        the others are deleted; those that cannot be deleted now are found by their names later.
+        """Request all machines of a gang at once. If one request fails permanently, the machines of
+        the other requests are deleted. Machines that cannot be deleted now are found by their names
+        later.
         """
         zone = request.offer.zone
         bodies = make_instances(request, self._settings)
@@ -126,7 +127,7 @@ class GcpCloud:
         return found
 
     async def get(self, machine: str) -> CloudMachine | None:
-        """The machine; if it is gone, its end as the zone's operations tell it."""
+        """The machine; if it is gone, its end as the zone's operations report it."""
         zone, _, name = machine.partition("/")
         try:
             return _read(await self._api.get(f"zones/{zone}/instances/{name}"))
@@ -147,8 +148,8 @@ class GcpCloud:
         return fault.code in FULL_CODES
 
     async def _advance(self, machine: str, body: Json) -> None:
-        """Request the machine, or ask how its request is doing. Raises the fault of the request;
-        returns if the machine exists.
+        """Request the machine, or query the state of its earlier request. Raises the fault of the
+        request; returns if the machine exists.
         """
         zone = machine.partition("/")[0]
         operation = self._operations.get(machine)
@@ -163,7 +164,7 @@ class GcpCloud:
             except CloudFault as fault:
                 if fault.status != 409 or await self.get(machine) is None:
                     raise
-                return  # an earlier request, whose reply was lost, made it
+                return  # made by an earlier request whose reply was lost
         problem = read_operation(operation)
         if problem is not None and problem.uncertain:
             self._operations[machine] = operation
@@ -178,7 +179,7 @@ class GcpCloud:
             await self.delete(machine)
 
     async def _read_end(self, machine: str) -> CloudMachine | None:
-        """The end of a machine that is gone; None if no operation tells it."""
+        """The end of a machine that is gone; None if no operation reports it."""
         zone, _, name = machine.partition("/")
         project = await self._api.project()
         link = f"projects/{project}/zones/{zone}/instances/{name}"

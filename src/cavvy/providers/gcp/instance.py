@@ -85,7 +85,9 @@ def _make_interface(offer: Offer, settings: Mapping[str, Scalar]) -> Json:
 
 
 def _make_scheduling(offer: Offer) -> Json:
-    """Machines with GPUs cannot migrate. No machine restarts: the server restarts the job."""
+    """The scheduling options. Machines with GPUs cannot migrate. Google restarts no machine,
+    because the server restarts the job.
+    """
     spot = offer.purchase is Purchase.SPOT
     fixed = spot or offer.accelerator is not None
     scheduling = {

@@ -1,7 +1,7 @@
-"""Joins the machine types of each zone, as Compute Engine lists them, with the catalog's prices.
+"""Joins the machine types that Compute Engine lists for each zone with the catalog's prices.
 
-Google has no API that returns the price of a machine type, and the price of a machine is the same
-in all zones of a region.
+Google has no API that returns the price of a machine type. A machine type has the same price in all
+zones of a region.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class GcpMarket:
         self._api, self._settings, self._now = api, settings, now
         self._list_prices = list_prices
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
-        self.unpriced: Sequence[str] = ()  # machine types that the catalog has no price of
+        self.unpriced: Sequence[str] = ()  # machine types without a price in the catalog
 
     async def offers(self) -> Sequence[Offer]:
         """The offers of all zones in the settings. Raises CloudFault, Refused."""

@@ -42,7 +42,7 @@ _LIMIT = "quota"  # our code for a fault whose message says that a quota is exce
 
 
 class Place(NamedTuple):
-    """Where machines of a region are made."""
+    """The environment in which machines of a region are made, and its SSH key."""
 
     environment: str
     key: str  # the name of an SSH key of the environment
@@ -102,7 +102,7 @@ class HyperstackCloud:
             "flavor_name": request.offer.instance_type,
             "image_name": await self._choose_image(region),
             "count": 1,
-            "assign_floating_ip": True,  # without one, a machine has no way to the server
+            "assign_floating_ip": True,  # without it, a machine cannot reach the server
             "user_data": request.user_data[0],
         }
         try:
@@ -126,7 +126,7 @@ class HyperstackCloud:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
 
     def name_limit(self, fault: CloudFault) -> CloudFault:
-        """The fault with a code of its own if a quota is exceeded."""
+        """The fault, with the code `_LIMIT` if a quota is exceeded."""
         if _OVER_LIMIT.search(f"{fault.code} {fault.message}"):
             return CloudFault(fault.status, _LIMIT, fault.message)
         return fault
@@ -141,7 +141,7 @@ class HyperstackCloud:
         return [each for page in pages for each in page[field]]
 
     async def _places(self) -> Mapping[str, Place]:
-        """The place of each region that can be used."""
+        """The environment and the SSH key for each region that can be used."""
         wanted = list_setting(self._settings, "environments")
         regions = {
             str(each["name"]): str(each["region"])
@@ -191,7 +191,7 @@ class HyperstackCloud:
 
 
 def _is_usual(flavor: Json) -> bool:
-    """Whether the flavor has GPUs and is no spot flavor. The price book has no prices of flavors
+    """Whether the flavor has GPUs and is not a spot flavor. The price book has no prices of flavors
     without GPUs.
     """
     return (
@@ -201,7 +201,7 @@ def _is_usual(flavor: Json) -> bool:
 
 def _identify(gpu: str) -> KnownAccelerator | None:
     """The accelerator of a name such as "H100-80G-PCIe-NVLink"; None if it is unknown."""
-    return identify(gpu.removesuffix("-NVLink"))  # the links do not change the product
+    return identify(gpu.removesuffix("-NVLink"))  # the name of the product is the same with NVLink
 
 
 def _read(told: Json) -> CloudMachine:

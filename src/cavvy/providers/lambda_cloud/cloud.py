@@ -91,7 +91,7 @@ class LambdaCloud:
         try:
             told = await self._api.send("POST", "/instance-operations/launch", body)
         except CloudFault:
-            self._key_name = ""  # the key may be gone
+            self._key_name = ""  # the key may have been deleted
             raise
         return [str(each) for each in told["data"]["instance_ids"]]
 

@@ -32,14 +32,14 @@ _STATES = {  # the API's `PodStatus`
     "ERROR": MachineState.STOPPED,
     "TERMINATED": MachineState.ENDED,
 }
-# The API does not describe its error for missing capacity. These are words of the messages that
-# users reported, such as https://github.com/runpod/runpod-python/issues/21.
+# The API does not describe its error for missing capacity. These words occur in messages that users
+# reported, such as https://github.com/runpod/runpod-python/issues/21.
 _FULL = re.compile(r"no longer any instances|no instances|not enough free|capacity", re.IGNORECASE)
-_NO_NETWORK = "no-global-network"  # our code: the data center connects no pods with each other
-_COUNTS = (1, 2, 4, 8)  # GPUs of a pod
+_NO_NETWORK = "no-global-network"  # our code: pods there cannot reach each other
+_COUNTS = (1, 2, 4, 8)  # numbers of GPUs that a pod can have
 _COMMUNITY = "community"  # the region of all pods in the community cloud
 _SSH_PORT = "22/tcp"
-_TYPE = re.compile(r"(\d+)x_(.+)")  # of an instance type
+_TYPE = re.compile(r"(\d+)x_(.+)")  # the name of an instance type
 
 
 class RunpodCloud:

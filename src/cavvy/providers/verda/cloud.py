@@ -42,7 +42,7 @@ _FULL = re.compile(r"capacity|available|resources", re.IGNORECASE)
 _GONE = re.compile(r"invalid instance id|a discontinued instance", re.IGNORECASE)
 _TOO_EARLY = re.compile(r"a provisioning instance", re.IGNORECASE)
 _NO_FUNDS = "insufficient_funds"
-_SPARE = timedelta(minutes=1)  # before its end, an access token is replaced
+_SPARE = timedelta(minutes=1)  # a token is replaced this long before it expires
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
@@ -66,7 +66,7 @@ class VerdaCloud:
         self._token, self._renew_at = "", _NEVER
         self._unknown: Sequence[str] = ()
         self._images: Mapping[str, str] = {}  # by instance type
-        self._scripts: dict[str, str] = {}  # of machines that this process made, by their ids
+        self._scripts: dict[str, str] = {}  # scripts made by this process, by machine id
 
     def close(self) -> None:
         self._login.close()
@@ -107,7 +107,7 @@ class VerdaCloud:
         try:
             new = await self._send("POST", "/instances", body | {"startup_script_id": made})
         except CloudFault as fault:
-            if not fault.uncertain:  # else the machine may exist and needs its script
+            if not fault.uncertain:  # otherwise a machine may need the script
                 await self._drop_script(made)
             raise
         self._scripts[new] = made
@@ -129,7 +129,7 @@ class VerdaCloud:
             if fault.status != 404:  # a new instance may not be listed yet
                 raise
         body: dict[str, object] = {"id": [machine], "action": "delete"}
-        if volume := told.get("os_volume_id"):  # kept volumes and those in the trash are billed
+        if volume := told.get("os_volume_id"):  # kept or trashed volumes are billed
             body |= {"volume_ids": [volume], "delete_permanently": True}
         await self._send("PUT", "/instances", body)
         mine = self._scripts.pop(machine, "")
@@ -210,10 +210,10 @@ def _read_error(told: Json) -> tuple[str, str]:
 
 
 def _name(fault: CloudFault) -> CloudFault:
-    """The fault with the status that its message stands for."""
+    """The fault, with the HTTP status that its message implies."""
     if _GONE.search(fault.message):
         return CloudFault(404, fault.code, fault.message)
-    if _TOO_EARLY.search(fault.message):  # it can be deleted once it runs
+    if _TOO_EARLY.search(fault.message):  # a later deletion succeeds
         return CloudFault(409, fault.code, fault.message)
     return fault
 

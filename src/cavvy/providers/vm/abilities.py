@@ -10,7 +10,9 @@ ABILITIES = (CHECKS_TASKS, WHO_AM_I, RELAYS_AGENTS, CLOSEABLE)
 
 
 def reach_setting() -> ProviderSetting:
-    """The setting of a cloud with user data by which the server connects to its machines."""
+    """The setting with which the server reaches a cloud's machines by SSH, for clouds with user
+    data.
+    """
     return flag(
         "reach_by_ssh",
         "The server connects to the machines by SSH and starts the agents, which talk to the "

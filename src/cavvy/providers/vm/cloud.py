@@ -74,7 +74,7 @@ class CloudTraits:
     """How a cloud behaves. If a cloud lacks one of these abilities, the layer works without it."""
 
     name_limit: int = 63  # maximum characters of a machine's name; at least 48 of [a-z0-9-]
-    tags: bool = False  # machines keep `MachineRequest.tags`, and `list` returns the tags
+    tags: bool = False  # machines get `MachineRequest.tags`, and `list` returns them
     # a request with a token that was used before returns the machines of the first request
     tokens: bool = False
     # one request starts all machines of a gang or none, each with its own name and user data

@@ -29,9 +29,10 @@ from cavvy.providers.vm.records import (
 # for the calls of one launch, a node is requested every 18 seconds.
 _REPEATED = timedelta(seconds=18)
 _LONGEST = timedelta(minutes=9)
-_LATELY = timedelta(seconds=45)  # a launch that was not repeated for this long has ended
+_LATELY = timedelta(seconds=45)  # a launch that is not repeated for this long has ended
 
-# a launch repeats its requests until machines of such a state have another one, or are refused
+# a launch repeats its requests for machines in these states, until the state changes or the cloud
+# refuses the machine
 _NOT_YET_OR_ENDED = (MachineState.REQUESTED, MachineState.ENDED)
 
 MakeUserData = Callable[[GangSpec, int], Awaitable[str]]
@@ -169,14 +170,14 @@ class VmLauncher:
             )
 
     def _unfinished(self, name: str) -> Sequence[VmGangRecord]:
-        """The launches of other gangs that go on."""
+        """The unfinished launches of other gangs."""
         since = self._now() - _LATELY
         self._called = {each: at for each, at in self._called.items() if at > since}
         others = (self._ledger.get(each) for each in self._called if each != name)
         return [each for each in others if each and not each.started and not each.given_up_at]
 
     def _check_queue(self, gang: GangSpec) -> None:
-        """Raise NoCapacity if the gang cannot start in time after the launches that go on."""
+        """Raise NoCapacity if the gang cannot start in time after the unfinished launches."""
         if self.most_nodes is None:
             return
         others = self._unfinished(gang.name)

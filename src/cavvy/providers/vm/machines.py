@@ -84,7 +84,7 @@ class VmMachines:
             task = asyncio.create_task(self._list(now))
             task.add_done_callback(_take_error)
             self._listing, self._listed_at = task, now
-        return await asyncio.shield(task)  # a caller that leaves does not end the others' list
+        return await asyncio.shield(task)  # a cancelled caller does not cancel the list
 
     async def _list(self, at: datetime) -> GangMachines:
         machines = await self._ask_all(self.cloud.list(), "the list of machines")
@@ -118,7 +118,9 @@ class VmMachines:
             raise errors[0]
 
     def deleted_at(self, machine: str) -> datetime | None:
-        """When the cloud accepted a deletion by this process, if this ends the machine's bill."""
+        """The time when the cloud accepted a deletion by this process, if the deletion ends the
+        machine's bill; otherwise None.
+        """
         ends = self.traits.bill_ends is BillEnd.DELETION
         return self._deleted.get(machine) if ends else None
 
@@ -163,7 +165,9 @@ class VmMachines:
 
 
 def _take_error(task: asyncio.Task[GangMachines]) -> None:
-    """Mark the error of a list as seen: its callers may have left."""
+    """Retrieve the error of a list, which asyncio would otherwise report if all callers were
+    cancelled.
+    """
     if not task.cancelled():
         task.exception()
 

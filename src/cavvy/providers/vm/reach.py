@@ -37,11 +37,11 @@ from cavvy.providers.vm.records import VmGangRecord, VmNode
 
 _FOLDER = "~/.cavvy-agent"  # on the machine
 _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,40}")
-# A server that was away may try for this long, however old the machine is.
+# After a restart, the server tries for at least this long, however old the machine is.
 _FIRST_TRIES = timedelta(minutes=2)
-_SOON_S, _CALM_S = 1.0, 15.0  # until the next look at a machine whose agent does not run; runs
-_LIST_S = 5.0  # how often the cloud is asked for addresses that are not known yet
-_IDLE_LIST_S = 60.0  # how often it is asked after errors, while no machine is known
+_SOON_S, _CALM_S = 1.0, 15.0  # pause between two visits, before the agent runs and while it runs
+_LIST_S = 5.0  # interval between requests for addresses that are not known yet
+_IDLE_LIST_S = 60.0  # the same interval while no machine is known, after an error
 _T = TypeVar("_T")
 
 
@@ -57,7 +57,7 @@ class ReachedMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachRecord:
-    """What the server needs to start the agents of a gang, and what it knows about their machines.
+    """What the server needs to start a gang's agents, and what it knows about the gang's machines.
     `pins` and `started` are keyed by machine id.
     """
 
@@ -108,9 +108,9 @@ class VmReach:
         self._notices = make_notice_fields(notices)
         self._records = LaunchLedger(context.state, ReachRecord, "reach")
         self._visits: dict[str, asyncio.Task[None]] = {}  # keyed by machine id
-        self._reached: set[str] = set()  # the machines whose agents run, as last seen
+        self._reached: set[str] = set()  # machines whose agents ran at the last visit
         self._wake = asyncio.Event()
-        self._listed = False  # the records are complete: the cloud's list was read
+        self._listed = False  # True once the cloud's list was read
         self._keys: KeyPair | None = None
         self._agent = cache(self._pack_agent)
         # A short path, since the path of a socket has at most 104 bytes.
@@ -134,7 +134,7 @@ class VmReach:
         return (await self._read_keys()).public
 
     def wake(self) -> None:
-        """Notice a launch or a removal at once."""
+        """Make `relay` continue at once, since a gang was launched or removed."""
         self._wake.set()
 
     async def relay(self) -> None:
@@ -169,7 +169,7 @@ class VmReach:
         await self._leave(list(self._visits))
         self._sockets.cleanup()
 
-    # Which machines
+    # Selecting machines
 
     def _list_wanted(self) -> dict[str, tuple[str, VmNode]]:
         """The machines that must be reached, by id, with their gangs and nodes."""
@@ -207,7 +207,7 @@ class VmReach:
         if tasks:
             await asyncio.wait(tasks)
 
-    # One machine
+    # Reaching one machine
 
     async def _tend(self, gang: str, machine: str) -> None:
         """Start the agent of a machine, then keep the machine connected until the agent ends."""
@@ -256,7 +256,7 @@ class VmReach:
         record = self._records.get(gang) or ReachRecord(name=gang)
         if there is None:
             if node.id in record.started or not record.token:
-                return True  # the machine has lost its agent, or the server the agent's token
+                return True  # the agent is gone, or its token has been deleted
             config = self._make_config(record, node, setup)
             ranks = [{"rank": node.rank, "devices": [], "config": config}]
             await link.ask(
@@ -343,7 +343,7 @@ class VmReach:
         record = self._gangs.get(gang)
         return next((each for each in record.nodes if each.id == machine), None) if record else None
 
-    # What all machines share
+    # Shared by all machines
 
     async def _read_keys(self) -> KeyPair:
         if self._keys is None:

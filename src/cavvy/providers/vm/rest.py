@@ -2,8 +2,8 @@
 
 Each call runs in a thread and has a time limit, even if the reply arrives byte by byte. Calls that
 only read are repeated after a lost reply, the status 429 or a server error, but not before the time
-that a 429 names. The launcher repeats all other calls, after it has looked whether they took
-effect.
+that a reply with the status 429 states. The launcher repeats all other calls, after it has looked
+whether they took effect.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ _CALL_S = 30.0  # maximum time without any byte of the reply
 _REPLY_S = 60.0  # maximum time until the reply is complete
 _ATTEMPTS = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
-_LONGEST_LIMIT_S = 3600.0  # APIs limit requests for an hour at most
+_LONGEST_LIMIT_S = 3600.0  # no API's rate limit lasts longer than an hour
 _MOST_PAGES = 500
 
-# records the calls of the provider that runs now
+# records the calls that are made in the current context
 RECORDER: ContextVar[CallRecorder | None] = ContextVar("RECORDER", default=None)
 
 
@@ -55,10 +55,10 @@ class RestClient:
         self._endpoint = endpoint.rstrip("/")
         self._key_header = key_header
         self._read_key, self._read_error = read_key, read_error
-        self._threads = ThreadPoolExecutor(8, "rest")  # not shared with others
+        self._threads = ThreadPoolExecutor(8, "rest")  # not shared with other clients
         self._opener = urllib.request.build_opener(_NoRedirect(), _Http(), _Https())
         self._closed = threading.Event()
-        self._limited_until = 0.0  # of the monotonic clock: the time that the last 429 named
+        self._limited_until = 0.0  # monotonic time until which the last 429 forbids calls
 
     def close(self) -> None:
         self._closed.set()
@@ -75,7 +75,7 @@ class RestClient:
     async def send_for_text(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> str:
-        """As `send`, for replies that are plain text, such as an id. Raises CloudFault."""
+        """Like `send`, for replies that are plain text, such as an id. Raises CloudFault."""
         what = f"{method} {path}"
         return str(await self._run(what, body, lambda: self._call(method, path, body, _read_text)))
 
@@ -123,7 +123,9 @@ class RestClient:
         raise AssertionError("unreachable")
 
     def _await_limit(self) -> None:
-        """Wait for the time that the last 429 named. Raises CloudFault if that is too long."""
+        """Wait until the time that the last reply with the status 429 stated. Raises CloudFault if
+        the wait is too long.
+        """
         left = self._limited_until - time.monotonic()
         if left > _LONGEST_PAUSE_S:
             raise CloudFault(429, "too many requests", f"the API asked to wait {left:.0f} s more")
@@ -210,7 +212,7 @@ class _LimitedReply(http.client.HTTPResponse):
 
 
 def _connect(kind: type[http.client.HTTPConnection]) -> Callable[..., http.client.HTTPConnection]:
-    """A maker of connections whose replies have a time limit."""
+    """Return a function that makes connections whose replies have a time limit."""
 
     def make(host: str, **options: Any) -> http.client.HTTPConnection:
         connection = kind(host, **options)
@@ -231,13 +233,15 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 def _wish(headers: email.message.Message) -> float | None:
-    """The seconds that a reply asks to wait; None if it does not say so."""
+    """The seconds that a reply asks the client to wait; None if it states no time."""
     told = headers.get("Retry-After", "")
     return float(told) if told.isdecimal() else None
 
 
 def _pause(attempt: int, wish: float | None) -> float:
-    """Seconds until the next attempt: the server's wish, or twice as long as the last time."""
+    """Seconds until the next attempt: the time that the server requested, or else twice the last
+    pause.
+    """
     return min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt if wish is None else wish)
 
 

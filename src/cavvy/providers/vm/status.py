@@ -48,7 +48,7 @@ class VmStatus:
         """The launched gangs: the named one, or all if `name` is None. Raises TryAgain, Refused."""
         shown = await self._machines.list()
         now = self._now()
-        since = now - self._machines.traits.ended_listed  # an older time changes nothing
+        since = now - self._machines.traits.ended_listed  # earlier sightings have no effect
         self._sighted = {each: at for each, at in self._sighted.items() if at > since}
         self._sighted |= dict.fromkeys(shown.by_id, now)
         await self._recall(shown, name)
@@ -111,10 +111,12 @@ class VmStatus:
                     await self._ledger.drop(other)
 
     async def _update(self, name: str, shown: GangMachines) -> None:
-        """Bring a record up to date, unless a launch or a removal of this process changes it."""
+        """Bring a record up to date, unless a launch or a removal in this process is changing
+        it.
+        """
         if not self._ledger.lock(name).locked():
             async with self._ledger.lock(name):
-                record = self._ledger.get(name)  # it may have changed since the caller's look
+                record = self._ledger.get(name)  # the record may have changed since
                 if record is not None:
                     await self._update_locked(record, shown)
 
@@ -198,7 +200,7 @@ class VmStatus:
         with suppress(ProviderError):
             if not record.removed:
                 await self._ledger.drop(record.name)
-            elif record.ended_at is None:  # kept for a while, so that no launch starts it again
+            elif record.ended_at is None:  # keeps another launch from starting the gang
                 await self._ledger.put(replace(record, ended_at=self._now()))
 
 

@@ -27,14 +27,14 @@ from cavvy.providers.vultr.manifest import KEYS
 _FULL = re.compile(r"not available in the selected|more capacity", re.IGNORECASE)
 _OVER_LIMIT = re.compile(r"maximum number of .*for this account", re.IGNORECASE)
 _LIMIT = "instance-limit"  # our code for a fault whose message says that the limit is reached
-_NO_ADDRESS = ("", "0.0.0.0")  # until the instance has one
+_NO_ADDRESS = ("", "0.0.0.0")  # reported until the instance has an address
 
 
 class VultrCloud:
     """Implements `Cloud`."""
 
-    # Vultr documents neither the longest label and user data nor how late an instance is listed:
-    # these are assumptions.
+    # Vultr does not document the longest label, the longest user data and the listing lag: these
+    # values are assumptions.
     traits = CloudTraits(
         name_limit=63,
         user_data_limit=65536,
@@ -103,7 +103,7 @@ class VultrCloud:
         return fault.status == 400 and _FULL.search(fault.message) is not None
 
     def name_limit(self, fault: CloudFault) -> CloudFault:
-        """The fault with a code of its own if the account's limit of instances is reached."""
+        """The fault, with the code `_LIMIT` if the account's limit of instances is reached."""
         if _OVER_LIMIT.search(fault.message):
             return CloudFault(fault.status, _LIMIT, fault.message)
         return fault
@@ -154,8 +154,8 @@ def _model(plan: Json) -> str:
 
 
 def _gpus(plan: Json) -> int | None:
-    """The number of GPUs, from their memory in total; None if the GPU is unknown or the plan
-    contains a part of one, which offers cannot express.
+    """The number of GPUs, computed from their total memory. None if the GPU is unknown, or if the
+    plan contains a part of a GPU.
     """
     if not _model(plan):
         return None if plan["type"] in ("vcg", "vdm") else 0
