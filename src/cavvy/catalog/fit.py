@@ -96,8 +96,8 @@ def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
 def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
     """The constraint that the offer fails, with the distance; None if it fails none or several.
 
-    A machine without accelerators is never a near miss if accelerators are required. Nor is a
-    machine of another type if an instance type is required.
+    A machine without accelerators is never a near miss if accelerators are required. If an instance
+    type is required, a machine of another type is not a near miss either.
     """
     if offer.purchase is Purchase.RESERVED:
         return None

@@ -1,7 +1,8 @@
 """The slices of Google's TPU pods: the names of their types, their chips and their topologies.
 
-Google rents TPUs in slices of fixed sizes. The number in the name of a type counts TensorCores up
-to v5p (v4-8 has 4 chips) and chips in v5e and v6e (v5litepod-8 has 8 chips).
+Google rents out TPUs in slices of fixed sizes. The number in a type's name is the number of
+TensorCores up to v5p (v4-8 has 4 chips), and the number of chips for v5e and v6e (v5litepod-8 has 8
+chips).
 """
 
 import re
@@ -36,7 +37,7 @@ def list_slices() -> tuple[TpuSlice, ...]:
 
 def _read_slices() -> Iterator[TpuSlice]:
     for row in read_table(__package__, "tpu_slices"):
-        # the most chips of one host, and the chips of each host of a slice with several hosts
+        # the maximum chips of a single host, and the chips per host of a slice with several hosts
         most, each = (row["hosts_of"].split() * 2)[:2]
         for size, topology in zip(row["chips"].split(), row["topologies"].split(), strict=True):
             chips = int(size)

@@ -1,4 +1,6 @@
-"""The reasons why the catalog lists no price of some kinds for machines of the large clouds."""
+"""The reasons why the catalog has no on-demand, spot or reserved price for some machines of the
+large clouds.
+"""
 
 from collections.abc import Mapping
 from functools import cache
@@ -9,8 +11,8 @@ from cavvy.domain.offers import Purchase
 
 @cache
 def list_reasons() -> Mapping[tuple[str, Purchase], str]:
-    """The reason by provider and purchase option. It applies to the accelerated instance types of
-    this provider for which the catalog in use has no such price.
+    """The reasons, by provider and purchase option. A reason applies to the provider's accelerated
+    instance types that have no price for this purchase option in the catalog in use.
     """
     return {
         (row["provider"], Purchase(row["purchase"])): row["reason"]

@@ -78,7 +78,9 @@ def _describe_batch(size: int, loader: dict[str, Any]) -> str:
 
 
 def list_fixed(facts: dict[str, Any]) -> list[str]:
-    """What cannot be changed from outside, each with the line to change."""
+    """The settings that `tune` cannot change from outside, each with the line of the script to
+    change.
+    """
     loader, call = facts["loader"], show_line(facts["model_line"])
     if loader is None:
         return [
@@ -100,5 +102,5 @@ def list_fixed(facts: dict[str, Any]) -> list[str]:
 
 
 def show_line(line: str) -> str:
-    """A line of the script as NAME:NUMBER, or words if the line is unknown."""
+    """A line of the script as NAME:NUMBER, or "the script" if the line is unknown."""
     return Path(line).name if line else "the script"

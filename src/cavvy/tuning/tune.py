@@ -134,9 +134,9 @@ class PlanTuner:
         return seconds[0], seconds[1]
 
     def _measure(self, session: TuningSession) -> float:
-        """The mean seconds of a step in one window. If a step has more samples than without
-        changes, the seconds are those of as many samples as without changes. A plain loop that has
-        ended starts again.
+        """The mean seconds of a step in one window. If a change has altered the number of samples
+        of a step, the seconds are scaled to the original number. A plain loop that has ended starts
+        again.
         """
         skip = 2 + count_ready(session.facts)
         try:

@@ -1,4 +1,4 @@
-"""How far estimates of step times were off in measurements, for the kind of a model."""
+"""The measured errors of estimated step times, by the kind of the model."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -16,16 +16,17 @@ from cavvy.planner.estimate.profile import WorkProfile
 from cavvy.planner.estimate.settings import StepSettings
 
 _MEASURED_ON = "H200"
-# Shares of a step's time: from this share on, a kind of kernel matters for the kind of the model.
+# Shares of a step's time. Kernels with a smaller share than this do not affect the kind of the
+# model.
 _MATTERS = 0.05
-_CONVOLUTIONAL = 0.2  # the least share of convolutions in a convolutional network
+_CONVOLUTIONAL = 0.2  # minimum share of convolutions in a convolutional network
 _OTHER_KINDS = frozenset(  # kernels of other networks than transformers
     {"conv", "grouped_conv", "depthwise", "batch_norm", "group_norm", "pooling"}
 )
-# Operations that a network for the classes of images does not need: joined channels, as in a U-Net,
-# larger outputs, and losses for each pixel.
+# Operations that an image classifier does not need: concatenation of channels, as in a U-Net,
+# upsampling, and losses for each pixel.
 _FOREIGN = ("cat", "upsample", "nll_loss2d")
-_CLASS_LOSS = "nll_loss_forward"  # part of the cross-entropy of one class for each image
+_CLASS_LOSS = "nll_loss_forward"  # part of a cross-entropy loss with one class for each image
 _SCATTERS = frozenset({"index_add", "scatter", "scatter_", "scatter_add", "scatter_reduce"})
 
 
@@ -43,7 +44,7 @@ class ModelKind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredError:
     """Absolute errors of step times as shares, over `steps` measured steps. `most` is the largest
-    error, or that of nine of ten steps where `is_share` is True.
+    error; if `is_share` is True, it is the error that nine of ten steps do not exceed.
     """
 
     median: float
@@ -52,8 +53,8 @@ class MeasuredError:
     is_share: bool = False
 
 
-# From docs/reference/estimate.md: each family of models left out on one H200, and each accelerator
-# left out.
+# From docs/reference/estimate.md: the errors on one H200 with each family of models left out, and
+# the errors with each accelerator left out.
 ERRORS = {
     ModelKind.TRANSFORMER: MeasuredError(median=0.05, most=0.27, steps=18),
     ModelKind.RESIDUAL: MeasuredError(median=0.14, most=0.22, steps=10),
@@ -62,7 +63,7 @@ ELSEWHERE = MeasuredError(median=0.15, most=0.51, steps=181, is_share=True)
 
 
 def find_kind(profile: WorkProfile) -> ModelKind:
-    """The kind of a model by the shares of its kernels in the step's time on an H200."""
+    """The kind of a model, derived from the shares of its kernels in a step's time on an H200."""
     times, operations = _shares(profile)
     if profile.assumed or _find_rare(times, operations):
         return ModelKind.OTHER
@@ -90,7 +91,9 @@ def find_error(
 
 
 def list_unmeasured(profile: WorkProfile, run: StepSettings) -> list[str]:
-    """What no measured step has, as nouns. The list is empty if such steps were measured."""
+    """The properties of this step that no measured step has, as nouns. The list is empty if such
+    steps were measured.
+    """
     found = []
     if find_kind(profile) is ModelKind.OTHER:
         times, operations = _shares(profile)

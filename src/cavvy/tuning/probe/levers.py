@@ -38,7 +38,7 @@ class PlainLevers:
         self._precision = "fp32"
         self._images = False
         self._samples = self._depth = 0
-        self._autocast: Any = None  # entered from a forward pass to the backward pass
+        self._autocast: Any = None  # active from a forward pass until the backward pass
         self._hooks, self._stack = ExitStack(), ExitStack()
 
     def install(self) -> None:
@@ -187,7 +187,7 @@ class PlainLevers:
             self._autocast.__enter__()
 
     def leave_autocast(self) -> None:
-        """Return to the precision of the script. Does nothing outside a forward pass."""
+        """Return to the precision of the script. Does nothing if autocast is not active."""
         if self._autocast is not None:
             self._autocast.__exit__(None, None, None)
             self._autocast = None
@@ -234,7 +234,7 @@ def _is_compiled(model: Any) -> bool:
 
 
 def _without_waiting(copy: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy to the device that does not wait, if its source is page-locked memory."""
+    """The function `copy`, which does not wait if its source is page-locked memory."""
 
     def call(tensor: torch.Tensor, *given: Any, **options: Any) -> Any:
         is_told = "non_blocking" in options or any(isinstance(each, bool) for each in given)

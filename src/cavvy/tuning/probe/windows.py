@@ -112,7 +112,7 @@ class PlainWindows:
             **describe_device(self._main.device),
             **seen,
             "global_batch": seen["batch"] * ranks,
-            # what `count_ready` reads
+            # the values that `count_ready` needs
             "plan": {
                 "workers": loader.get("workers", 0),
                 "prefetch": loader.get("prefetch", 0),
