@@ -39,7 +39,7 @@ _SCHEMES = {
         "machine joins with the token of its invitation.",
     },
 }
-_ROOTS = {AGENT: "gang", NODES: "machine"}  # path prefix -> token; others need the user's
+_ROOTS = {AGENT: "gang", NODES: "machine"}  # path prefix -> token; other paths: the user's token
 
 
 def document(
@@ -54,7 +54,7 @@ def document(
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The arguments for a route's decorator. `sends` means that the request's body is raw bytes,
-    and `gives` that the answer's body is.
+    and `gives` that the answer's body is raw bytes.
     """
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {

@@ -96,8 +96,9 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRun:
-    """The measured rate of one node in samples per second, None if it reported too little. `key` is
-    the node's key in `work.rates`, `machine` is "PROVIDER/INSTANCE-TYPE", `usd_hr` its price.
+    """The measured rate of one node in samples per second, None if the node sent too few reports.
+    `key` is the node's key in `work.rates`, `machine` is "PROVIDER/INSTANCE-TYPE", `usd_hr` its
+    price.
     """
 
     key: str

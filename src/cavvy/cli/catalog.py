@@ -69,7 +69,7 @@ _UNLISTED = ("provider", "purchase", "types", "of", "reason")
 
 
 def _list_unlisted(snapshot: "CatalogSnapshot") -> list[dict[str, object]]:
-    """Why the large clouds' accelerated types have no price of some kinds."""
+    """For each large cloud and purchase option: the accelerated types without a price, and why."""
     from cavvy.catalog.unlisted import list_reasons
 
     counts = snapshot.unpriced()

@@ -128,7 +128,7 @@ def _policy(name: str | None) -> str:
 
 
 def _check_live(name: str | None, max_usd: float, output: str) -> None:
-    """Rent a machine of NAME, and print the result. The exit code is 1 if it failed."""
+    """Rent a machine of NAME, and print the result. The exit code is 1 if the check failed."""
     from cavvy.cli.reach.live_check import check_live
     from cavvy.domain.units import Money, format_usd, parse_usd
 

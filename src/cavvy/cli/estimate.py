@@ -291,7 +291,7 @@ def _notes(
 
 
 def _describe_error(profile: "WorkProfile", run: "StepSettings", accelerators: "set[str]") -> str:
-    """A sentence about the measured errors of the step times of this kind."""
+    """A sentence that states how far estimates for this kind of step differed from measurements."""
     from cavvy.planner.estimate.errors import ELSEWHERE, find_error, find_kind, list_unmeasured
 
     error = find_error(profile, run, accelerators)

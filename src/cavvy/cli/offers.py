@@ -183,8 +183,8 @@ def _match(
     reserved: bool,
     term: int | None,
 ) -> "OfferMatches":
-    """The matching offers of the catalog; with a `term` in months, without the reserved offers of
-    another term.
+    """The matching offers of the catalog. If a `term` in months is given, reserved offers with
+    another term are left out.
     """
     if term is None:
         return snapshot.match(need, limit=limit, misses=0, reserved=reserved)

@@ -1,6 +1,6 @@
 """Rents the cheapest machine of a provider for about a minute, for `cavvy check NAME --live`.
 
-The server does the work, as one small job: the machine is removed even if this command is killed.
+The server runs the check as a small job, so the machine is removed even if this command is killed.
 """
 
 import json
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from cavvy.domain.offers import Offer
     from cavvy.domain.units import Money
 
-_BILLED = timedelta(minutes=10)  # the estimate of a boot, a minute of work and the removal
+_BILLED = timedelta(minutes=10)  # estimated billed time: the boot, a minute of work and the removal
 _LONGEST_S = 20 * 60.0  # a machine whose agent does not answer for this long is removed
 _REMOVAL_S = 10 * 60.0  # how long the command waits for the removal
-_MEMORY_MIB = 1024  # the agent starts on every larger machine
+_MEMORY_MIB = 1024  # minimum memory of a machine that is rented
 _LOOK_S = 1.0
 _TASK = "echo agent answers; uname -srm; sleep 5"
 _ENDED = ("done", "failed", "stopped")
@@ -34,7 +34,7 @@ _ENDED = ("done", "failed", "stopped")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveStep:
-    """Something that happened, and when: in seconds since the submission."""
+    """One step of the check, with its time in seconds since the submission."""
 
     at_s: float
     text: str
@@ -68,7 +68,7 @@ def check_live(name: str, limit: "Money") -> LiveCheck:
 
 
 def price_of(offer: "Offer") -> "Money":
-    """What the check costs on this offer, with a boot of usual length."""
+    """The price of the check on this offer, if the boot takes the usual time."""
     return offer.rate.over(max(_BILLED, offer.minimum_charge))
 
 
@@ -120,7 +120,7 @@ async def _read_offers(name: str) -> "Sequence[Offer]":
 
 
 def _submit(client: "Client", offer: "Offer", limit: "Money") -> "Submitted":
-    """Submit the job: only this offer, one try, and no more than the limit."""
+    """Submit the job. It may use only this offer, is tried once, and costs at most the limit."""
     import getpass
 
     from cavvy.providers.recording import TAG
@@ -216,7 +216,7 @@ class _Watch:
             self._note((event.at - job.submitted_at).total_seconds(), event.text)
         self._after = page.last
         if page.over and not page.events:
-            sleep(_LOOK_S / 2)  # the last events came, but the machine is still being removed
+            sleep(_LOOK_S / 2)  # all events have arrived, but the machine is still being removed
         return job
 
     def _note(self, at_s: float, text: str) -> None:
@@ -224,8 +224,8 @@ class _Watch:
         click.echo(f"{at_s:8.1f} s  {text}", err=True)
 
     def _left(self, provider: str, job: "JobDetail") -> Sequence[str]:
-        """The job's gangs that the provider lists as not ended, or its message if it does not
-        answer.
+        """The job's gangs that the provider lists as not ended. If the provider does not answer,
+        the reason why the gangs are unknown.
         """
         gangs = {("gang", each.gang) for each in job.attempts}
         found = self._client.down(dry_run=True)
@@ -243,7 +243,7 @@ def _reason(job: "JobDetail") -> str:
 
 
 def _find_recording(provider: str, gangs: Sequence[str]) -> Path | None:
-    """The file that this machine's server wrote."""
+    """The recording that the server on this machine wrote; None if there is none."""
     from cavvy.client.state import default_home
     from cavvy.providers.recording import FOLDER
 

@@ -36,7 +36,7 @@ from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
 
-_MISSES = 20  # more than are shown: those of providers that can run jobs are shown first
+_MISSES = 20  # more than are shown, since misses of providers that can run jobs are shown first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,8 +308,8 @@ def _ask_catalog(
 
 def suggest_offer(task: Task, file: str, *, is_file: bool = True) -> str:
     """A hint for a task that no configured provider can run: the cheapest offer of a provider that
-    can be set up, and the command that does it. `is_file`: `file` names a task file, and not a
-    command or the standard input.
+    can be set up, and the command that does it. `is_file` means that `file` is the name of a task
+    file, not a command or standard input.
     """
     installed = registry.list_known()
     wanted, driven = task.resources.choices, list[Offer]()

@@ -40,7 +40,7 @@ _ADVICE = {
     "storage volume volumes bucket": "name storage in a task's `inputs`, `outputs` or `volumes`",
 }
 
-# Unknown options -> the options to use instead, of which a command may have some.
+# Unknown options -> the options to use instead. A command may have only some of these.
 _OPTIONS = {
     "--infra": ("--provider", "--region"),
     "--cloud": ("--provider",),
@@ -71,8 +71,8 @@ def find_advice(word: str) -> str:
 
 
 def find_option(option: str, known: Collection[str]) -> str:
-    """What to use in place of an unknown option, or "" if it is no known synonym. `known`: the
-    options of the command.
+    """What to use in place of an unknown option, or "" if it is no known synonym. `known` contains
+    the options of the command.
     """
     instead = [each for each in _OPTIONS.get(option, ()) if each in known]
     if instead:

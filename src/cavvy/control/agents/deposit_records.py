@@ -1,6 +1,6 @@
-"""Records of the attempts whose agents have signed uploads for their results. By these records the
-server removes the results from the bucket when their attempt has ended, also if an earlier server
-was killed before it removed them.
+"""Records of the attempts whose agents have signed uploads for their results. With these records,
+the server removes the results from the bucket after their attempt has ended, even if an earlier
+server was killed before it removed them.
 """
 
 from collections.abc import Sequence

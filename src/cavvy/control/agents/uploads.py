@@ -24,7 +24,7 @@ from cavvy.store.objects.base import ObjectBucket, ObjectError, ObjectMissing, O
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
-RECORDS_OWNER = "data transfers"  # of the documents about objects in storages; no provider's name
+RECORDS_OWNER = "data transfers"  # owner of records about objects; no provider has this name
 _COLLECTION = "uploads"
 _OVER = (AttemptPhase.KEPT, AttemptPhase.ENDED)
 
@@ -148,7 +148,7 @@ class UnfinishedUploads:
         """
         left: list[LeftUpload] = []
         silent: dict[tuple[str, str, str], str] = {}  # storages that did not answer, and why
-        recorded = set(self._recorded)  # attempts may be added while it waits
+        recorded = set(self._recorded)  # attempts may be added while this method waits
         documents = await self._store.provider_documents(RECORDS_OWNER, _COLLECTION)
         found: list[UnfinishedUpload] = []
         for each in documents:
@@ -200,7 +200,7 @@ class UnfinishedUploads:
         return ""
 
     async def _forget_upload(self, objects: SignedObjects, path: str, upload: str) -> None:
-        if upload and objects.bills_parts:  # others have no record
+        if upload and objects.bills_parts:  # other uploads have no record
             await self._forget(objects.url, objects.key(path), upload)
 
     async def _forget(self, url: str, key: str, upload: str) -> None:

@@ -35,7 +35,7 @@ from cavvy.planner.placements import PlanningContext
 from cavvy.store.base import Store
 
 _LAST = timedelta(seconds=30)  # maximum age of offers for a job that has a gang
-_EGRESS_AGE = timedelta(hours=1)  # a new catalog may have other prices of outgoing data
+_EGRESS_AGE = timedelta(hours=1)  # when to read egress prices again: a catalog may be new
 
 # Reads prices per GB, by provider or "provider/region".
 ReadEgress = Callable[[], Awaitable[Mapping[str, Money]]]
