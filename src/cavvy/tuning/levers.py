@@ -10,7 +10,7 @@ GROWTHS = (2, 4, 8)  # batch sizes to try, as multiples of the script's own
 
 
 def list_exact_levers(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The changes that keep the results, unless the data set draws random numbers."""
+    """The changes that do not alter results, unless the data set draws random numbers."""
     loader = facts["loader"]
     if loader is None:
         return
@@ -41,7 +41,7 @@ def list_other_levers(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def describe_levers(chosen: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """The changes of the script that have the effect of the chosen levers, one line each."""
+    """The changes to the script that have the effect of the chosen levers, one line each."""
     loader = facts["loader"] or {"line": ""}
     at, call = show_line(loader["line"]), show_line(facts["model_line"])
     kind = facts["device"]

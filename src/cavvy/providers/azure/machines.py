@@ -16,7 +16,7 @@ from cavvy.providers.vm.rest import Json
 MACHINES = "Microsoft.Compute/virtualMachines"
 _USER = "cavvy"
 _SPOT_MARK = "@spot"
-_DELETE = {"deleteOption": "Delete"}  # with the machine
+_DELETE = {"deleteOption": "Delete"}  # deletes a part with the machine
 # The version of the network API by which Azure makes a machine's interface and address.
 _NETWORK_API = "2022-11-01"
 _STATES = {"Creating": MachineState.STARTING, "Deleting": MachineState.ENDED}

@@ -14,8 +14,8 @@ _SUBNET, _ADDRESSES = "nodes", "10.77.0.0/16"
 
 
 class AzureNetworks:
-    """Finds and makes subnets. A group without rules of its own lets nodes of the network reach
-    each other, and refuses connections from the Internet:
+    """Finds and makes subnets. A network security group without added rules lets nodes of the
+    network reach each other, and refuses connections from the Internet:
     https://learn.microsoft.com/azure/virtual-network/network-security-groups-overview
     """
 

@@ -36,7 +36,7 @@ _FULL = re.compile(
 )
 _OVER_LIMIT = re.compile(r"exceed your .*limit", re.IGNORECASE)
 _CENT = 10_000  # in millionths of a dollar
-_LIMIT = "droplet-limit"  # our code for a fault whose message says that the account's limit is met
+_LIMIT = "droplet-limit"  # our code for a fault whose message says that the limit is reached
 _METADATA = "http://169.254.169.254/metadata/v1"
 _PLAIN_IMAGE, _AMD_IMAGE = "ubuntu-24-04-x64", "gpu-amd-base"
 _NVIDIA_IMAGE, _NVIDIA_8_IMAGE = "gpu-h100x1-base", "gpu-h100x8-base"  # for all NVIDIA GPUs
@@ -100,7 +100,7 @@ class DigitalOceanCloud:
 
     async def list(self) -> Sequence[CloudMachine]:
         plain = await self._all("/droplets", "droplets", "type=droplets&")
-        gpus = await self._all("/droplets", "droplets", "type=gpus&")  # by default, none is listed
+        gpus = await self._all("/droplets", "droplets", "type=gpus&")  # the default list has none
         # the account's other Droplets may have another form
         ours = [each for each in [*plain, *gpus] if str(each.get("name")).startswith(NAME_PREFIX)]
         return list({str(each["id"]): _read(each) for each in ours}.values())

@@ -18,8 +18,8 @@ _TOO_MANY = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT
 _NETWORK_PATHS = ("/networks/", "/subnetworks/")
 QUOTA_CODES = frozenset({"quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded"})
 # Codes of operations that found no capacity: https://cloud.google.com/compute/docs/troubleshooting/
-# troubleshooting-resource-availability. An operation that fails inside Google starts no machine
-# either, and its token cannot be used again.
+# troubleshooting-resource-availability. An operation with INTERNAL_ERROR starts no machine either,
+# and its token cannot be used again.
 FULL_CODES = frozenset(
     {
         "ZONE_RESOURCE_POOL_EXHAUSTED",

@@ -136,7 +136,7 @@ class RunpodCloud:
         return [each for each in told if each["manufacturer"] == "NVIDIA" and each[cloud]]
 
     async def _check_network(self, region: str) -> None:
-        """Raise CloudFault if the pods of a region cannot connect to each other."""
+        """Raise CloudFault if pods of the region cannot connect to each other."""
         told = (await self._api.get("/catalog/datacenters"))["dataCenters"]
         if region not in [each["id"] for each in told if each["globalNetwork"]]:
             message = f"pods in {region} cannot connect to each other"

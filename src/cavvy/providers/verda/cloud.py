@@ -1,7 +1,7 @@
 """Calls Verda's API, version 1 (https://api.verda.com/v1/docs).
 
-The user data of a machine is a startup script, which the API stores apart from the machine: the
-script is made before the machine and deleted with the machine.
+The user data of a machine is a startup script, which the API stores separately from the machine:
+the script is made before the machine and deleted with the machine.
 """
 
 import os

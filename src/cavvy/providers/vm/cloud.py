@@ -45,7 +45,7 @@ class BillEnd(StrEnum):
 class MachineState(StrEnum):
     """The state of a machine, as its cloud reports it."""
 
-    REQUESTED = "requested"  # accepted and not billed; the cloud may still refuse the machine
+    REQUESTED = "requested"  # accepted but not billed; the cloud may still refuse the machine
     STARTING = "starting"
     RUNNING = "running"
     STOPPED = "stopped"  # switched off, but not deleted; the layer deletes it
@@ -75,7 +75,7 @@ class CloudTraits:
 
     name_limit: int = 63  # maximum characters of a machine's name; at least 48 of [a-z0-9-]
     tags: bool = False  # machines get `MachineRequest.tags`, and `list` returns them
-    # a request with a token that was used before returns the machines of the first request
+    # a repeated request with the same token returns the machines of the first request
     tokens: bool = False
     # one request starts all machines of a gang or none, each with its own name and user data
     atomic_count: bool = False
@@ -89,7 +89,7 @@ class CloudTraits:
     bill_ends: BillEnd = BillEnd.DELETION
     # tells nodes their address; if None, nodes use their own address on the route to the server
     metadata: MetadataService | None = None
-    # the default; the setting `reach_by_ssh`, if the provider has it, chooses SSH
+    # the default; a provider's setting `reach_by_ssh` selects SSH instead
     reach: Reach = Reach.USER_DATA
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
 

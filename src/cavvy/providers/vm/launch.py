@@ -189,8 +189,8 @@ class VmLauncher:
             )
 
     def _pace(self, record: VmGangRecord) -> None:
-        """Raise TryAgain before the time of the next request, or while another gang needs it: a
-        gang that has bought nodes is finished first, the oldest such gang before all others.
+        """Raise TryAgain if it is too early for the next request, or if another gang goes first:
+        gangs that have requested nodes go before others, and the oldest of them goes first.
         """
         now, mine = self._now(), (not _has_asked(record), record.intended_at)
         first = self._traits.launch_every and any(

@@ -25,14 +25,14 @@ from cavvy.providers.vm.records import MachineBill, MachineName, MachineNames, V
 # Callers share a list up to this age. Then polls of many gangs stay below the limits of the clouds:
 # DigitalOcean allows 5,000 requests an hour, and Lambda one a second.
 LIST_AGE = timedelta(seconds=5)
-_DELETED_AGE = timedelta(days=1)  # by then, polls have seen that a deleted machine is gone
+_DELETED_AGE = timedelta(days=1)  # after this time, polls have seen that a deleted machine is gone
 
 _T = TypeVar("_T")
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class GangMachines:
-    """The installation's machines by gang, as a `list` that was requested at `at` showed them."""
+    """The installation's machines by gang, from a `list` that was requested at the time `at`."""
 
     def __init__(
         self,

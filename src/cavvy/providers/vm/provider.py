@@ -79,7 +79,7 @@ class VmProvider:
             if self._reach is not None:
                 self._launcher.public_key = await self._reach.prepare(gang)
             if self._recorder.begin(gang):
-                await self.offers()  # a stand-in that replays the recording needs offers
+                await self.offers()  # a simulated API that replays the recording needs offers
             try:
                 await self._launcher.launch(gang)
             except (NoCapacity, Refused):

@@ -5,7 +5,7 @@ and starts the agent. The agent's requests go through a socket on the machine, w
 the server. The connection is kept, and restored after a loss or a restart of the server.
 
 A machine is deleted if no agent can be started on it within `PATIENCE` of its creation, or once its
-agent has ended. Then its node counts as ended, with the reason.
+agent has ended. The machine's node then counts as ended, with the reason.
 """
 
 import asyncio
@@ -356,7 +356,7 @@ class VmReach:
 
 
 def _entry(node: VmNode, target: SshTarget) -> ReachedMachine:
-    """The machine for its link. Its name is part of paths, so an unusual id is hashed."""
+    """The machine as its link needs it. The name is part of paths, so an unusual id is hashed."""
     plain = _PLAIN.fullmatch(node.id) is not None
     name = node.id if plain else hashlib.sha256(node.id.encode()).hexdigest()[:20]
     return ReachedMachine(name=name, address=target.address, port=target.port)

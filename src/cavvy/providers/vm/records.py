@@ -159,7 +159,7 @@ def recall(
 class MachineBill:
     """What the layer knows about the bill of a machine."""
 
-    free: bool = False  # the machine boots, and its cloud does not bill this time
+    free: bool = False  # the machine is booting, and its cloud does not bill the boot
     over: bool = False  # the machine is no longer billed
     deleted_at: datetime | None = None  # when the cloud accepted the machine's deletion
 
@@ -193,8 +193,8 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
 
 
 def start_of(node: VmNode, created: datetime | None, now: datetime) -> datetime:
-    """The earliest start of the node's bill: after the last poll that showed the machine as not
-    billed yet, or else its creation as the cloud reports it, or else its request.
+    """The earliest possible start of the node's bill: the last poll that showed the machine as not
+    billed yet, or else the creation time that the cloud reports, or else the request.
     """
     return min(node.booting_at or created or node.asked_at or now, now)
 

@@ -24,7 +24,7 @@ from typing import Any
 from cavvy.providers.recording import CallRecorder
 from cavvy.providers.vm.cloud import CloudFault
 
-Json = Any  # a parsed reply; only the cloud's own package reads its fields
+Json = Any  # a parsed reply; only the package of the cloud reads its fields
 ReadError = Callable[[Json], tuple[str, str]]  # an error's code and message
 
 _CALL_S = 30.0  # maximum time without any byte of the reply

@@ -47,8 +47,8 @@ class PlainWindows:
         self._stack = ExitStack()
 
     def install(self) -> None:
-        """Observe and change the loop until `remove`, and keep the script's old files from changes
-        (see `KeptFiles`).
+        """Observe and change the loop until `remove`, and protect the script's existing files (see
+        `KeptFiles`).
         """
         for hook in (
             register_optimizer_step_pre_hook(lambda *_: self._levers.leave_autocast()),
