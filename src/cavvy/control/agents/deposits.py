@@ -197,7 +197,7 @@ class Deposits:
         return await self._results.remove_job(job)
 
     async def sweep(self) -> None:
-        """Remove the results of all attempts that have ended, if that has not succeeded before."""
+        """Remove the remaining results of all attempts that have ended."""
         await self._results.sweep()
 
     async def close(self) -> None:

@@ -239,8 +239,8 @@ class AwsProvider:
         ]
 
     async def _refused_launches(self, offers: Sequence[Offer]) -> Sequence[str]:
-        """The actions that the account may not call, of those that launch the region's cheapest
-        offer.
+        """The actions that a launch of the region's cheapest offer needs and that the account may
+        not call.
         """
         if not offers:
             return []

@@ -32,8 +32,8 @@ async def find_refused_reads(account: AwsAccount, region: str) -> Sequence[str]:
 async def find_refused_launches(
     account: AwsAccount, offer: Offer, zone: str, image: str, profile: str
 ) -> Sequence[str]:
-    """The actions that the account may not call, of those that launch this offer. `profile` is the
-    instance profile of nodes, or "".
+    """The actions that a launch of this offer needs and that the account may not call. `profile` is
+    the instance profile of nodes, or "".
     """
     tags = [{"ResourceType": "instance", "Tags": [{"Key": TAG, "Value": _NAME}]}]
     launch: dict[str, Any] = {

@@ -20,8 +20,8 @@ _EVERY = timedelta(minutes=10)
 
 
 class AzureLeftovers:
-    """Checks every ten minutes, and deletes the parts that two successive checks have found
-    unused.
+    """Checks every ten minutes, and deletes interfaces and addresses that two successive checks
+    have found unused.
     """
 
     def __init__(self, account: AzureAccount, now: Callable[[], datetime]) -> None:

@@ -22,8 +22,8 @@ _ACCELERATOR = _IMAGES.format(
     "ubuntu-os-accelerator-images", "ubuntu-accelerator-2404-{}-with-nvidia-580"
 )
 _NEWEST = ("a4-", "a4x-", "g4-", "a3-ultragpu-", "a3-megagpu-", "a3-edgegpu-", "a3-highgpu-8g")
-# NVIDIA's open kernel modules, which the images have, need Turing (2018) or newer:
-# https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/
+# The images have NVIDIA's open kernel modules, which need a GPU of the Turing generation (2018) or
+# newer: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/
 _OLDEST_GPU = 2018
 # These machine series accept Hyperdisk only, and no Persistent Disk:
 # https://cloud.google.com/compute/docs/disks/hyperdisks

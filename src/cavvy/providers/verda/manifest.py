@@ -7,7 +7,7 @@ from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
-CLIENT_ID = "VERDA_CLIENT_ID"  # in the environment
+CLIENT_ID = "VERDA_CLIENT_ID"  # an environment variable
 KEYS = ApiKeySource(
     provider="verda",
     variables=("VERDA_CLIENT_SECRET",),

@@ -41,7 +41,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,40}")
 _FIRST_TRIES = timedelta(minutes=2)
 _SOON_S, _CALM_S = 1.0, 15.0  # pause between two visits, before the agent runs and while it runs
 _LIST_S = 5.0  # interval between requests for addresses that are not known yet
-_IDLE_LIST_S = 60.0  # the same interval while no machine is known, after an error
+_IDLE_LIST_S = 60.0  # interval after an error, while no machine is known
 _T = TypeVar("_T")
 
 
@@ -71,7 +71,7 @@ class ReachRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    """The type of the value that stands for an empty answer."""
+    """The decoded form of an empty answer."""
 
 
 class MachineLink(Protocol):
