@@ -122,6 +122,7 @@ instance_types: [p5.48xlarge, p4d.24xlarge]
 resources: {cpu: 8.., memory: 64GB, disk: 200GB, gpu: A100:80GB:8}
 """
 DSTACK_FACTS: dict[str, Any] = {
+    "session": False,
     "name": "train",
     "image": "a/b:1",
     "login": True,
