@@ -2,9 +2,11 @@
 requests which the published description does not allow (https://api.runpod.io/v2/openapi.json, as
 in the public repository of Runpod's documentation in November 2026).
 
-The message about missing capacity is one that users reported, since the description has none.
+The message about missing capacity and the pages of pods are those that users of the API reported,
+since the description has neither.
 """
 
+import base64
 from typing import Any
 
 from tests.contract.rest_stand_in import (
@@ -113,7 +115,7 @@ class RunpodStandIn(RestStandIn):
                     ]
                 }
             case "GET", ["pods"]:
-                return 200, {"pods": [self._show(each) for each in self.machines()] + self.others}
+                return 200, self._page(request)
             case "POST", ["pods"]:
                 return 201, self._create(request.body)
             case "GET", ["pods", machine]:
@@ -122,6 +124,17 @@ class RunpodStandIn(RestStandIn):
                 self.end(machine)
                 return 204, None
         raise CloudFault(404, "Not Found", "resource not found")
+
+    def _page(self, request: RestRequest) -> dict[str, Any]:
+        """A page of pods; the cursor of the next page is its number in base 64."""
+        cursor = request.query.get("cursor", base64.b64encode(b"\xfb1").decode())
+        number, size = int(base64.b64decode(cursor)[1:]), int(request.query.get("limit", 100))
+        if set(request.query) - {"limit", "cursor"} or not 1 <= size <= 1000:
+            raise CloudFault(422, "Unprocessable Entity", "Request validation failed.")
+        pods = [self._show(each) for each in self.machines()] + self.others
+        shown, more = self.cut(pods, number, size)
+        following = base64.b64encode(b"\xfb%d" % (number + 1)).decode() if more else None
+        return {"pods": shown, "pagination": {"nextCursor": following, "hasNextPage": more}}
 
     def _list_gpus(self, request: RestRequest) -> list[dict[str, Any]]:
         query = request.query

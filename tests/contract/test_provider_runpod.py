@@ -13,7 +13,7 @@ from tests.proofs import Proof
 
 from cavvy.providers import runpod
 from cavvy.providers.base import NoCapacity
-from cavvy.providers.runpod.cloud import RunpodCloud, _read
+from cavvy.providers.runpod.cloud import RunpodCloud, _read, _read_next
 from cavvy.providers.vm.cloud import CloudMachine, MachineState, SshTarget
 
 PROOF = Proof("runpod", False, "a strict stand-in for Runpod's API")
@@ -114,3 +114,20 @@ class TestRunpod(RestContract):
             ssh=SshTarget(address="45.23.12.1", port=43210, user="root"),
             created_at=datetime(2026, 3, 13, 20, tzinfo=UTC),
         )
+
+    @pytest.mark.parametrize(
+        ("pagination", "path"),
+        [
+            ({}, None),  # the published description has no pages
+            ({"pagination": {"nextCursor": None, "hasNextPage": False}}, None),
+            ({"pagination": {"nextCursor": "last", "hasNextPage": False}}, None),
+            (
+                {"pagination": {"nextCursor": "a+/=", "hasNextPage": True}},
+                "/pods?limit=1000&cursor=a%2B%2F%3D",
+            ),
+        ],
+    )
+    def test_all_pages_of_pods_are_read(
+        self, pagination: dict[str, object], path: str | None
+    ) -> None:
+        assert _read_next({"pods": [], **pagination}) == path

@@ -5,6 +5,7 @@ retired on 15 November 2026 (https://docs.runpod.io/api/errors).
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from urllib.parse import quote
 
 from cavvy.catalog.accelerators import identify
 from cavvy.domain.offers import Offer
@@ -39,7 +40,10 @@ _NO_NETWORK = "no-global-network"  # our code: pods there cannot reach each othe
 _COUNTS = (1, 2, 4, 8)  # numbers of GPUs that a pod can have
 _COMMUNITY = "community"  # the region of all pods in the community cloud
 _SSH_PORT = "22/tcp"
-_TYPE = re.compile(r"(\d+)x_(.+)")  # the name of an instance type
+# The published description has no pages. Users of the API report `limit` (at most 1000), `cursor`
+# and the field `pagination` of replies.
+_PODS = "/pods?limit=1000"
+_TYPE = re.compile(r"(\d+)x_(.+)")  # of an instance type
 
 
 class RunpodCloud:
@@ -114,7 +118,8 @@ class RunpodCloud:
         return [str((await self._api.send("POST", "/pods", body))["id"])]
 
     async def list(self) -> Sequence[CloudMachine]:
-        found = (await self._api.get("/pods"))["pods"]
+        pages = await self._api.pages(_PODS, _read_next)
+        found = [each for page in pages for each in page["pods"]]
         # the account's other pods may have another form
         return [_read(each) for each in found if str(each.get("name")).startswith(NAME_PREFIX)]
 
@@ -173,6 +178,13 @@ def _regions(gpu: Json, cloud: str) -> Sequence[str]:
         return [_COMMUNITY]
     centers = gpu.get("dataCenters") or ()
     return [str(each["id"]) for each in centers if each["availability"] != "NONE"]
+
+
+def _read_next(page: Json) -> str | None:
+    """The path of the next page of pods; None after the last page."""
+    told = page.get("pagination") or {}
+    cursor = told.get("nextCursor") if told.get("hasNextPage", True) else None
+    return f"{_PODS}&cursor={quote(str(cursor), safe='')}" if cursor else None
 
 
 def _read(told: Json) -> CloudMachine:
