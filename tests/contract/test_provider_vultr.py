@@ -63,6 +63,14 @@ class TestVultr(RestContract):
         facts = dict(asyncio.run(provider.whoami()))
         assert facts["unknown accelerators"] == "NVIDIA_Z9000"
 
+    def test_a_region_may_have_a_price_of_its_own(self, account: RestPlace) -> None:
+        offers = asyncio.run(account.provider("ours").offers())
+        assert {
+            (each.region, each.rate.micros_per_hour)
+            for each in offers
+            if each.instance_type == "vc2-2c-4gb"
+        } == {("ewr", 30_000), ("ams", 30_000), ("sao", 45_000)}
+
     def test_instances_run_the_operating_system_of_the_setting(self, account: RestPlace) -> None:
         async def scenario() -> None:
             harness = account.harness()

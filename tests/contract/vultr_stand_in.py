@@ -32,7 +32,8 @@ PLANS = {  # id: type, USD an hour, vCPUs, MiB of memory, GB of disk, GPU, GB of
     "vcg-next": ("vcg", 9.99, 16, 184320, 480, "NVIDIA_Z9000", 999),
     "vdm-next": ("vdm", 9.99, 16, 184320, 480, None, 0),  # has GPUs, but does not say which
 }
-REGIONS = ("ewr", "ams")
+REGIONS = ("ewr", "ams", "sao")
+DEAR = {"vc2-2c-4gb": {"sao": 0.045}}  # USD an hour in regions with a price of their own
 SYSTEMS = {1743: "Ubuntu 22.04 LTS x64", 2284: "Ubuntu 24.04 LTS x64", 2136: "Debian 12 x64"}
 _FIELDS = {
     "region": one_of(REGIONS),
@@ -173,6 +174,11 @@ def _plan(plan: str) -> dict[str, Any]:
         "type": kind,
         "locations": [*REGIONS, ""],  # Vultr sometimes lists an empty name
     }
+    if plan in DEAR:
+        told["location_cost"] = {
+            region: {"hourly_cost": usd, "monthly_cost": round(usd * 672, 2)}
+            for region, usd in DEAR[plan].items()
+        }
     if gpu:
         told |= {"gpu_type": gpu, "gpu_vram_gb": vram}
     return told

@@ -129,6 +129,8 @@ class VultrCloud:
     def _offer(self, plan: Json, gpus: int, region: str) -> Offer:
         known = identify(_model(plan)) if gpus else None
         memory_mib = int(plan["gpu_vram_gb"]) * 1024 // gpus if gpus else 0
+        costs = plan.get("location_cost") or {}  # of the regions whose prices differ
+        usd = costs[region]["hourly_cost"] if region in costs else plan["hourly_cost"]
         return Offer(
             provider="vultr",
             region=str(region),
@@ -139,7 +141,7 @@ class VultrCloud:
             vcpus=int(plan["vcpu_count"]),
             memory_mib=int(plan["ram"]),
             disk_gib=int(plan["disk"]),
-            rate=parse_rate(str(plan["hourly_cost"])),
+            rate=parse_rate(str(usd)),
             # https://docs.vultr.com/support/platform/billing/how-am-i-billed-for-my-servers
             minimum_charge=timedelta(hours=1),
             architecture="x86_64",
