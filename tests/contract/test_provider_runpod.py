@@ -12,9 +12,17 @@ from tests.contract.runpod_stand_in import RunpodStandIn
 from tests.proofs import Proof
 
 from cavvy.providers import runpod
-from cavvy.providers.base import NoCapacity
+from cavvy.providers.base import NoCapacity, Refused, TryAgain
+from cavvy.providers.registry import check_settings
 from cavvy.providers.runpod.cloud import RunpodCloud, _read, _read_next
-from cavvy.providers.vm.cloud import CloudMachine, MachineState, SshTarget
+from cavvy.providers.runpod.manifest import MANIFEST
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    MachineState,
+    SshTarget,
+    read_fault,
+)
 
 PROOF = Proof("runpod", False, "a strict stand-in for Runpod's API")
 # The examples of the fields of a pod in https://api.runpod.io/v2/openapi.json (November 2026).
@@ -131,3 +139,20 @@ class TestRunpod(RestContract):
         self, pagination: dict[str, object], path: str | None
     ) -> None:
         assert _read_next({"pods": [], **pagination}) == path
+
+    @pytest.mark.parametrize(
+        ("status", "message", "error"),
+        [
+            (400, "There are no longer any instances available.", NoCapacity),
+            (401, "this key has no capacity for the call", Refused),
+            (429, "over capacity, try again later", TryAgain),
+            (500, "create pod: There are no instances currently available", TryAgain),
+        ],
+    )
+    def test_only_missing_capacity_lets_the_job_try_other_gpus(
+        self, account: RestPlace, status: int, message: str, error: type[Exception]
+    ) -> None:
+        cloud = RunpodCloud(check_settings(MANIFEST, {}), account.cloud.now)
+        fault = CloudFault(status, "title", message)
+        assert type(read_fault(cloud, fault, "a launch", making=True)) is error
+        cloud.close()

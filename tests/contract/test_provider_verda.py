@@ -128,6 +128,9 @@ class TestVerda(RestContract):
             (CloudFault(400, "invalid_request", "Not enough resources available."), NoCapacity),
             (CloudFault(402, "insufficient_funds", "Insufficient funds."), QuotaTooSmall),
             (CloudFault(400, "invalid_request", "hostname is invalid"), Refused),
+            (CloudFault(401, "unauthorized_request", "No access to resources"), Refused),
+            (CloudFault(403, "forbidden_action", "Not available to this account"), Refused),
+            (CloudFault(429, "too_many_requests", "Not enough resources available."), TryAgain),
             (CloudFault(503, "service_unavailable", "Service not available"), TryAgain),
         ],
     )

@@ -130,7 +130,9 @@ class RunpodCloud:
         await self._api.send("DELETE", f"/pods/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        return fault.code == _NO_NETWORK or _FULL.search(fault.message) is not None
+        # after a 5xx, the pod may exist
+        wrong = 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+        return fault.code == _NO_NETWORK or wrong
 
     async def _list_gpus(self, cloud: str, count: int) -> Sequence[Json]:
         """NVIDIA's GPUs; the default image does not run on others."""

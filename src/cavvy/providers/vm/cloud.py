@@ -26,6 +26,7 @@ NAME_PREFIX = "cv-"  # the names of all machines that Cavvy makes start with it
 
 _NO_REPLY = frozenset({0, 408})
 _LATER = frozenset({409, 425, 429})
+_DENIED = frozenset({401, 403})
 
 
 class BillStart(StrEnum):
@@ -176,7 +177,9 @@ def read_fault(
     `create`.
     """
     text = f"{what}: {fault}"
-    if making and cloud.is_full(fault):
+    # some clouds know missing capacity by words alone, which other refusals may contain
+    general = fault.status in _DENIED or fault.status == 429
+    if making and not general and cloud.is_full(fault):
         return NoCapacity(text)
     if fault.code in cloud.traits.quota_codes:
         return QuotaTooSmall(f"{text}; request a higher quota from the provider")
@@ -184,6 +187,6 @@ def read_fault(
         return TryAgain(text)
     if fault.status == 404 and not making:
         return NotFound(text)
-    if fault.status in (401, 403):
+    if fault.status in _DENIED:
         return Refused(f"{text}; check the API key and its rights")
     return Refused(text)
