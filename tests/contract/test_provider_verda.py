@@ -103,16 +103,30 @@ class TestVerda(RestContract):
         asyncio.run(scenario())
         assert account.api.logins == 2
 
-    def test_a_revoked_token_is_replaced_in_the_next_call(self, account: RestPlace) -> None:
+    def test_a_revoked_token_is_replaced_at_once(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("one")
+            account.api.tokens.clear()
+            await harness.ours.launch(gang)
+            await account.settle()
+            account.api.tokens.clear()
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+        assert account.api.logins == 3
+
+    def test_a_token_that_is_never_accepted_is_replaced_only_once(self, account: RestPlace) -> None:
         async def scenario() -> None:
             provider = account.provider("ours")
             await provider.offers()
-            account.api.tokens.clear()
+            account.api.read_faults = [VerdaStandIn.denied] * 3
             with pytest.raises(Refused, match="Access token"):
                 await provider.offers()
-            await provider.offers()
+            assert len(account.api.read_faults) == 1
 
         asyncio.run(scenario())
+        assert account.api.logins == 2
 
     def test_without_a_client_id_nothing_is_asked(
         self, account: RestPlace, monkeypatch: pytest.MonkeyPatch

@@ -146,22 +146,34 @@ class VerdaCloud:
         return str(told)
 
     async def _signed_in(self, call: Callable[[], Awaitable[Json]]) -> Json:
-        """Make a call with a valid access token."""
-        if self._now() >= self._renew_at:
-            login = {
-                "grant_type": "client_credentials",
-                "client_id": self._client_id(),
-                "client_secret": KEYS.read(self._settings),
-            }
-            told = await self._login.send("POST", "/oauth2/token", login)
-            self._token = str(told["access_token"])
-            self._renew_at = self._now() + timedelta(seconds=int(told["expires_in"])) - _SPARE
+        """Make a call with a valid access token. After the status 401, make it once more with a new
+        token, since the token may have been revoked.
+        """
         try:
+            await self._log_in()
+            try:
+                return await call()
+            except CloudFault as fault:
+                if fault.status != 401:
+                    raise
+            self._renew_at = _NEVER
+            await self._log_in()
             return await call()
         except CloudFault as fault:
-            if fault.status == 401:  # the token may have been revoked
-                self._renew_at = _NEVER
             raise _name(fault) from fault
+
+    async def _log_in(self) -> None:
+        """Get an access token, unless there is a valid one."""
+        if self._now() < self._renew_at:
+            return
+        login = {
+            "grant_type": "client_credentials",
+            "client_id": self._client_id(),
+            "client_secret": KEYS.read(self._settings),
+        }
+        told = await self._login.send("POST", "/oauth2/token", login)
+        self._token = str(told["access_token"])
+        self._renew_at = self._now() + timedelta(seconds=int(told["expires_in"])) - _SPARE
 
     def _client_id(self) -> str:
         found = str(self._settings.get("client_id") or os.environ.get(CLIENT_ID, "")).strip()
