@@ -11,6 +11,7 @@ from tests.proofs import Proof
 
 from cavvy.providers import verda
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.contract import LaunchFault
 from cavvy.providers.registry import check_settings
 from cavvy.providers.verda.cloud import VerdaCloud, _read
 from cavvy.providers.verda.manifest import MANIFEST
@@ -74,6 +75,24 @@ class TestVerda(RestContract):
         account.api.quota = 0
         with pytest.raises(QuotaTooSmall, match="insufficient_funds"):
             account.launch()
+        assert account.api.scripts == {}
+
+    @pytest.mark.parametrize("fault", [LaunchFault.DROPPED, LaunchFault.LOST])
+    def test_a_repeated_request_leaves_no_script(
+        self, account: RestPlace, fault: LaunchFault
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("again")
+            account.fail(0, fault)
+            with pytest.raises(TryAgain):
+                await harness.ours.launch(gang)
+            await account.settle()
+            await harness.ours.launch(gang)
+            assert len(account.api.scripts) == 1
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
         assert account.api.scripts == {}
 
     def test_an_instance_that_is_provisioned_is_deleted_once_it_runs(

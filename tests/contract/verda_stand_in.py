@@ -67,7 +67,7 @@ class VerdaStandIn(RestStandIn):
     def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
         super().__init__(cloud, server)
         self.scripts: dict[str, str] = {}  # that exist, by id
-        self.scripts_of: dict[str, str] = {}  # by id of the instance
+        self.scripts_of: dict[str, str] = {}  # by hostname
         self.images: list[str] = []  # that were requested
         self.logins = 0
         self.holds_early = False  # instances that are provisioned cannot be deleted
@@ -147,8 +147,8 @@ class VerdaStandIn(RestStandIn):
         _check(body, fields, ("instance_type", "image", "hostname", "description"))
         if body["image"] not in _type(body["instance_type"])["supported_os"]:
             raise CloudFault(400, _INVALID, "Operating system is not valid for this instance type")
+        self.scripts_of[body["hostname"]] = body["startup_script_id"]
         new = self.start(body["hostname"], self.scripts[body["startup_script_id"]])
-        self.scripts_of[new] = body["startup_script_id"]
         self.images.append(body["image"])
         return new
 
@@ -182,7 +182,7 @@ class VerdaStandIn(RestStandIn):
             "price_per_hour": 0.0279,
             "location": LOCATIONS[0],
             "os_volume_id": _VOLUME,
-            "startup_script_id": self.scripts_of.get(machine.id),
+            "startup_script_id": self.scripts_of.get(machine.name),
             "ssh_key_ids": [],
             "is_spot": False,
         }

@@ -66,7 +66,8 @@ class VerdaCloud:
         self._token, self._renew_at = "", _NEVER
         self._unknown: Sequence[str] = ()
         self._images: Mapping[str, str] = {}  # by instance type
-        self._scripts: dict[str, str] = {}  # scripts made by this process, by machine id
+        self._scripts: dict[str, str] = {}  # of machines that this process made, by their ids
+        self._unsure: dict[str, list[str]] = {}  # of requests without a reply, by hostname
 
     def close(self) -> None:
         self._login.close()
@@ -107,10 +108,14 @@ class VerdaCloud:
         try:
             new = await self._send("POST", "/instances", body | {"startup_script_id": made})
         except CloudFault as fault:
-            if not fault.uncertain:  # otherwise a machine may need the script
-                await self._drop_script(made)
+            if fault.uncertain:  # the machine may exist and needs its script
+                self._unsure.setdefault(name, []).append(made)
+            else:
+                await self._drop_scripts([*self._unsure.pop(name, ()), made])
             raise
         self._scripts[new] = made
+        # the launcher repeats a request once the list shows no machine of the earlier ones
+        await self._drop_scripts(self._unsure.pop(name, ()))
         return [new]
 
     async def list(self) -> Sequence[CloudMachine]:
@@ -133,7 +138,7 @@ class VerdaCloud:
             body |= {"volume_ids": [volume], "delete_permanently": True}
         await self._send("PUT", "/instances", body)
         mine = self._scripts.pop(machine, "")
-        await self._drop_script(told.get("startup_script_id") or mine)
+        await self._drop_scripts([str(told.get("startup_script_id") or mine)])
 
     def is_full(self, fault: CloudFault) -> bool:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
@@ -191,8 +196,8 @@ class VerdaCloud:
             )
         return image
 
-    async def _drop_script(self, script: object) -> None:
-        if script:
+    async def _drop_scripts(self, scripts: Sequence[str]) -> None:
+        for script in filter(None, scripts):
             with suppress(CloudFault):
                 await self._send("DELETE", f"/scripts/{script}")
 
