@@ -47,6 +47,21 @@ def test_what_ssh_prints_says_what_to_do(said: str, kind: type[Exception], words
     assert words in str(error)
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("Host key verification failed.", "its host key differs from the recorded one"),
+        ("root@h: Permission denied (publickey).", "it does not accept this server's key"),
+    ],
+)
+def test_a_machine_that_cavvy_started_needs_no_hint_for_the_users_own_ssh(
+    said: str, words: str
+) -> None:
+    error = explain(HostAddress(name="h", ours=True), said)
+    assert isinstance(error, LoginRefused)
+    assert str(error) == f"h: {words} ({said})"
+
+
 def test_a_program_here_is_spoken_to_in_frames() -> None:
     async def scenario() -> None:
         link = await open_connection(HostAddress(name="here"), timeout_s=60)

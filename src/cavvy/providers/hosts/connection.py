@@ -74,6 +74,7 @@ class HostAddress:
     destination: str = ""
     control: Path | None = None  # the path for a master's socket, which must not exist yet
     host_key_hint: str = ""  # added to the message about an unknown host key
+    ours: bool = False  # Cavvy started the machine and logs in with its own key
 
 
 class HostConnection:
@@ -232,11 +233,15 @@ def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
     """The error for a failed connection, derived from the output of `ssh`."""
     name = address.name
     if "Host key verification failed" in said:
+        if address.ours:
+            return LoginRefused(f"{name}: its host key differs from the recorded one ({said})")
         return LoginRefused(
             f"{name}: its host key is not in known_hosts, or differs from the key there ({said}). "
             f"Run `ssh {name}` once and compare the key{address.host_key_hint}"
         )
     if "Permission denied" in said or "Too many authentication failures" in said:
+        if address.ours:
+            return LoginRefused(f"{name}: it does not accept this server's key ({said})")
         return LoginRefused(
             f"{name}: none of your keys is accepted ({said}). Make `ssh {name}` work without a "
             "password: run ssh-copy-id, or ssh-add if your key has a passphrase"

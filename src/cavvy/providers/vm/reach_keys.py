@@ -101,6 +101,7 @@ class MachineDoor:
         write_bytes(config, text.encode())
         address = HostAddress(
             name=self.alias,
+            ours=True,
             ssh=["ssh", "-T", "-F", str(config)],
             destination=self.target.address,
             control=self.sockets / os.urandom(4).hex(),
