@@ -1,6 +1,7 @@
 """`cavvy bench` measures a script through a real job, and plan uses what it measured."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_a_minute_of_the_users_script_is_measured(folder: Path) -> None:
         400, rel=0.5
     )  # the clocks of two busy processes, half a second apart
     [machine] = json.loads((folder / "work.json").read_text())["machines"]
-    assert machine.startswith("local/")
+    assert re.fullmatch(r"local/.+:[0-9.]+", machine), machine
     [run] = json.loads(done.stdout)
     assert run["machine"] == machine
     assert run["usd_hr"] is not None

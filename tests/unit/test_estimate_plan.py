@@ -380,10 +380,10 @@ def test_bench_keeps_the_rate_of_each_machine_and_the_lowest_of_the_accelerator(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "work.json"
-    keep(path, [run_of("a/l4", 10.0), run_of("b/l4", 8.0), run_of("c/l4", None)])
-    keep(path, [run_of("b/l4", 9.0)])
+    keep(path, [run_of("a/l4:1", 10.0), run_of("b/l4:1", 8.0), run_of("c/l4:1", None)])
+    keep(path, [run_of("b/l4:1", 9.0)])
     kept = json.loads(path.read_text())
-    assert kept["machines"] == {"a/l4": 10.0, "b/l4": 9.0}
+    assert kept["machines"] == {"a/l4:1": 10.0, "b/l4:1": 9.0}
     assert kept["measured"] == {"L4-24GB:1": 9.0}
     file = task(tmp_path, "{samples: 1e7, profile: work.json}")
     code, out = run("validate", file)

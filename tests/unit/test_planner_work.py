@@ -303,3 +303,14 @@ def test_the_rate_of_a_machine_takes_precedence_over_that_of_its_accelerator() -
     assert shape_of(offer, task) != shape_of(elsewhere, task)
     plain = make_task(Workload(samples=1000.0, rates={"H100:8": 10.0}))
     assert shape_of(offer, plain) == shape_of(elsewhere, plain)
+
+
+def test_a_rate_of_a_part_of_a_node_is_not_used_for_another_part() -> None:
+    work = Workload(samples=36_000.0, rates={"p/t:1": 10.0, "H100:8": 80.0})
+    task, one, all8 = make_task(work), make_offer("H100"), make_offer("H100", count=8)
+    assert seconds(task, one) == pytest.approx(3600)
+    assert seconds(task, all8) == pytest.approx(450)
+    assert shape_of(one, task) != shape_of(all8, task)
+    cpus = Workload(samples=36_000.0, rates={"p/t:8": 10.0, "cpu": 5.0})
+    assert seconds(make_task(cpus, accelerated=False), make_offer(vcpus=8)) == pytest.approx(3600)
+    assert seconds(make_task(cpus, accelerated=False), make_offer(vcpus=16)) == pytest.approx(7200)

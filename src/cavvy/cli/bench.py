@@ -96,9 +96,9 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRun:
-    """The measured rate of one node in samples per second, None if the node sent too few reports.
-    `key` is the node's key in `work.rates`, `machine` is "PROVIDER/INSTANCE-TYPE", `usd_hr` its
-    price.
+    """The measured rate of one node in samples per second, None if it reported too little. `key` is
+    the node's key in `work.rates`, `machine` is its other key, "PROVIDER/INSTANCE-TYPE:COUNT" (see
+    `read_machine`), and `usd_hr` is its price.
     """
 
     key: str
@@ -273,17 +273,22 @@ def read_done(job: "JobDetail") -> float | None:
 
 
 def read_machine(job: "JobDetail") -> tuple[str, float | None]:
-    """The machine of the job's last attempt as "PROVIDER/INSTANCE-TYPE" ("-" if it has none), and
-    the price of one node in dollars per hour.
+    """The machine of the job's last attempt as "PROVIDER/INSTANCE-TYPE:COUNT" ("-" if it has none),
+    and the price of one node in dollars per hour. COUNT is the number of accelerators, or of vCPUs
+    if the job uses no accelerators.
     """
     from msgspec.json import decode
 
     from cavvy.domain.offers import Offer
+    from cavvy.domain.tasks import Task
 
     if not job.attempts:
         return "-", None
     offer = decode(job.attempts[-1].offer, type=Offer)
-    return f"{offer.provider}/{offer.instance_type}", float(offer.rate.usd)
+    resources = decode(job.task, type=Task).resources
+    is_used = offer.accelerator is not None and resources.uses_accelerators(offer.shared)
+    count = offer.accelerator_count if is_used else f"{offer.vcpus:g}"
+    return f"{offer.provider}/{offer.instance_type}:{count}", float(offer.rate.usd)
 
 
 def node_key(job: "JobDetail") -> str | None:

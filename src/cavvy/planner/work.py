@@ -69,9 +69,8 @@ def shape_of(offer: Offer, task: Task) -> tuple[object, ...]:
     """The properties of an offer that an estimate depends on. Offers of the same shape differ only
     in location and price, and in the provider if no rate was measured on this machine.
     """
-    key = _machine_key(offer)
     return (
-        key if task.work is not None and key in task.work.rates else None,
+        _machine_rate(task.work, offer, task) if task.work is not None else None,
         offer.accelerator,
         offer.accelerator_count,
         offer.accelerator_memory_mib,
@@ -236,17 +235,26 @@ def _by_rate(work: Workload, offer: Offer, task: Task) -> TimeEstimate:
 
 def _node_rate(work: Workload, offer: Offer, task: Task) -> tuple[float | None, tuple[str, ...]]:
     """The rate of one node in samples per second (None if unknown), and notes about how it was
-    found. On a shared host, a job gets only a part of the machine.
+    found.
     """
-    measured = None if offer.shared else work.rates.get(_machine_key(offer))
+    measured = _machine_rate(work, offer, task)
     if measured is not None:
         return measured, ()
     return _accelerator_rate(work, offer, task) if offer.accelerator else _cpu_rate(work, offer)
 
 
-def _machine_key(offer: Offer) -> str:
-    """The key in `work.rates` of a rate that was measured on this machine of this provider."""
-    return f"{offer.provider}/{offer.instance_type}"
+def _machine_rate(work: Workload, offer: Offer, task: Task) -> float | None:
+    """The rate that was measured on this machine of this provider, None if none was. A key with a
+    count ("slurm/8xa100:2") is the rate of that many accelerators, or vCPUs if the task uses no
+    accelerators: batch systems offer parts of a node as one instance type. On a shared host, a job
+    gets only a part of the machine, so such rates do not hold there.
+    """
+    if offer.shared:
+        return None
+    machine = f"{offer.provider}/{offer.instance_type}"
+    is_used = offer.accelerator is not None and task.resources.uses_accelerators(offer.shared)
+    count = offer.accelerator_count if is_used else f"{offer.vcpus:g}"
+    return work.rates.get(f"{machine}:{count}", work.rates.get(machine))
 
 
 def _accelerator_rate(
@@ -258,7 +266,7 @@ def _accelerator_rate(
     A key "H100:8" in `work.rates` is the rate of a node with 8 accelerators; "H100" alone is the
     rate of the smallest node that fits the task. If the offer's count was not measured, the rate of
     the nearest measured count is scaled in proportion. A rate of the exact accelerator takes
-    precedence over a rate of its group. Keys of machines ("aws/p5.48xlarge") are left out here.
+    precedence over a rate of its group. Keys of machines ("aws/p5.48xlarge:8") are left out here.
     """
     assert offer.accelerator is not None
     fewest = _fewest(task, offer)

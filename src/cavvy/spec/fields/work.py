@@ -53,7 +53,8 @@ _MACHINE = re.compile(r"[a-z0-9][a-z0-9-]*/[^\s/]+")
 
 def _check_rate_name(name: str) -> None:
     """Check a key of `rates`: the name or family of an accelerator, or cpu, alone or as NAME:COUNT,
-    or a machine as PROVIDER/INSTANCE-TYPE. Rates with other names would have no effect. Raises
+    or a machine as PROVIDER/INSTANCE-TYPE, alone or with its number of accelerators or vCPUs as
+    PROVIDER/INSTANCE-TYPE:COUNT. Rates with other names would have no effect. Raises
     WrongValue.
     """
     from cavvy.catalog.accelerators import find_accelerator, names_matching, suggest
