@@ -290,6 +290,8 @@ def test_a_part_of_an_accelerator_is_that_much_slower_and_says_so() -> None:
     assert seconds(task, whole) == 100
     assert seconds(task, sixth) == pytest.approx(600)
     assert "the node has 1/6 of an accelerator" in estimate(task, sixth).notes[-1]
+    task = make_task(Workload(samples=1000.0, rates={"A10:1": 10.0, "p/t": 4.0}))
+    assert seconds(task, sixth) == pytest.approx(250), "this rate was measured on the part"
 
 
 def test_the_rate_of_a_machine_takes_precedence_over_that_of_its_accelerator() -> None:

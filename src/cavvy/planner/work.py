@@ -94,7 +94,8 @@ def estimate(task: Task, offer: Offer) -> TimeEstimate:
     if work is None:
         return TimeEstimate(run_time=None)
     counted = _as_used(offer, task)
-    if counted.accelerator is not None and counted.accelerator_part < 1:
+    is_measured = work.samples is not None and _machine_rate(work, counted, task) is not None
+    if counted.accelerator is not None and counted.accelerator_part < 1 and not is_measured:
         return _on_a_part(task, offer)
     if work.samples is not None:
         return _by_rate(work, counted, task)
