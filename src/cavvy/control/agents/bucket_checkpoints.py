@@ -70,22 +70,29 @@ class BucketCheckpoints:
 
     def sweep(self, wanted: Collection[str]) -> RemovedCheckpoints:
         """Remove files that are not `wanted`. Stops at the first failure; `kept` is its reason."""
-        fault = ""
+        freed, fault = self.remove_others(wanted)
+        return RemovedCheckpoints(bytes=freed, kept="" if fault is None else str(fault))
+
+    def remove_others(self, wanted: Collection[str]) -> tuple[int, ObjectError | None]:
+        """Remove files that are not `wanted`. Stops at the first failed deletion. Returns the
+        number of removed bytes, and the failure.
+        """
+        fault: ObjectError | None = None
 
         def remove(file: tuple[str, int]) -> int:
             nonlocal fault
             name, size = file
-            if fault or name in wanted:
+            if fault is not None or name in wanted:
                 return 0
             try:
                 self._bucket.delete(self._key(name))
             except ObjectError as error:
-                fault, size = str(error), 0
+                fault, size = error, 0
             return size
 
         with ThreadPoolExecutor(_DELETES) as threads:
             freed = sum(threads.map(remove, self.held().items()))
-        return RemovedCheckpoints(bytes=freed, kept=fault)
+        return freed, fault
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -110,17 +117,19 @@ class BucketCheckpointOpener:
         url = job.task.checkpoint.storage if job.task.checkpoint is not None else None
         if url is None:
             return None
-        return BucketCheckpoints(*await self.open_folder(job, url, "blobs/"), url)
+        return BucketCheckpoints(*await self.open_folder(job.project, job.id, url, "blobs/"), url)
 
-    async def open_folder(self, job: Job, url: str, folder: str) -> tuple[ObjectBucket, str]:
-        """Open the bucket of a URL. Returns the bucket and the prefix of this job's folder in it.
-        Raises ObjectDenied.
+    async def open_folder(
+        self, project: str, job_id: str, url: str, folder: str
+    ) -> tuple[ObjectBucket, str]:
+        """Open the bucket of a URL with the project's keys. Returns the bucket and the prefix of
+        this folder of the job. Raises ObjectDenied.
         """
-        secrets = await self._open_secrets(job.project, KEYS)
+        secrets = await self._open_secrets(project, KEYS)
         keys = merge_keys(self._environment, secrets)
         found = await in_thread(open_place, url, keys, self._now)
         if not isinstance(found.place, ObjectBucket):
             scheme = urlsplit(url).scheme
             raise ObjectDenied(f"checkpoints and results cannot be stored at {scheme}:// URLs")
         above = f"{found.key.strip('/')}/" if found.key.strip("/") else ""
-        return found.place, f"{above}{job.project}/{job.id}/{folder}"
+        return found.place, f"{above}{project}/{job_id}/{folder}"

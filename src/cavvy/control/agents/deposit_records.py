@@ -23,8 +23,10 @@ _COLLECTION = "results"
 class DepositRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that may have results in the bucket's folder `url`. `kept` means that the attempt
     has ended and that its results stay until its job is removed, because they were not applied.
+    `project` is "" in records of earlier versions.
     """
 
+    project: str = ""
     job_id: str
     attempt: int
     url: str
@@ -41,7 +43,9 @@ class DepositedResults:
     async def record(self, attempt: Attempt, url: str) -> None:
         """Record that the attempt may store results in this folder. Raises StoreError."""
         if attempt.id not in self._recorded:
-            record = DepositRecord(job_id=attempt.job_id, attempt=attempt.number, url=url)
+            record = DepositRecord(
+                project=attempt.project, job_id=attempt.job_id, attempt=attempt.number, url=url
+            )
             await self._swap(attempt.id, record, 1)
             self._recorded.add(attempt.id)
 
@@ -58,15 +62,15 @@ class DepositedResults:
             nodes = await self._store.nodes(attempt.id)
             open_ranks = {f"{each.rank}" for each in nodes if each.phase is not NodePhase.EXITED}
             folder = f"{FOLDER}{attempt.number}/"
-            files = BucketCheckpoints(*await self._opener.open_folder(job, record.url, folder))
+            place = await self._opener.open_folder(job.project, job.id, record.url, folder)
+            files = BucketCheckpoints(*place)
             held = await in_thread(files.held)
             unread = {rank for rank in open_ranks if held.get(f"{rank}/0")}
             wanted = {name for name in held if name.partition("/")[0] in unread}
-            problem = ""
             if len(wanted) < len(held):
-                problem = (await in_thread(files.sweep, wanted)).kept
-            if problem:
-                raise ObjectTryAgain(problem)
+                _, fault = await in_thread(files.remove_others, wanted)
+                if fault is not None:
+                    raise fault
             if wanted:
                 kept = msgspec.structs.replace(record, kept=True)
                 await self._swap(attempt.id, kept, document.version + 1)
@@ -84,7 +88,8 @@ class DepositedResults:
                 by_url.setdefault(record.url, []).append(document)
         for url, documents in by_url.items():
             try:
-                files = BucketCheckpoints(*await self._opener.open_folder(job, url, FOLDER))
+                place = await self._opener.open_folder(job.project, job.id, url, FOLDER)
+                files = BucketCheckpoints(*place)
                 kept = (await in_thread_to_its_end(files.sweep, ())).kept
                 if not kept:
                     for each in documents:
@@ -97,13 +102,13 @@ class DepositedResults:
 
     async def sweep(self) -> None:
         """Remove the results of all attempts that have ended, for example while no server ran. The
-        next sweep repeats what fails. If a storage does not answer, its other results wait for that
-        sweep.
+        next sweep repeats what fails. If a storage does not answer, the project's other results
+        there wait for that sweep; other projects may reach the storage with other keys.
         """
-        silent: set[tuple[str, str]] = set()
+        silent: set[tuple[str, str, str]] = set()
         for document, record in await self._records():
             where = urlsplit(record.url)
-            storage = (where.scheme, where.netloc)
+            storage = (record.project, where.scheme, where.netloc)
             if record.kept or storage in silent:
                 continue
             try:

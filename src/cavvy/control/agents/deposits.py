@@ -223,7 +223,7 @@ class Deposits:
     async def _open(self, job: Job, attempt: Attempt) -> tuple[ObjectBucket, str]:
         """The bucket, and the prefix of the attempt's objects. Raises ObjectError."""
         folder = f"{FOLDER}{attempt.number}/"
-        return await self._opener.open_folder(job, self.find_url(job), folder)
+        return await self._opener.open_folder(job.project, job.id, self.find_url(job), folder)
 
     async def _collect(
         self,
