@@ -3,12 +3,13 @@
 from typing import cast
 
 import pytest
-from tests.contract.store_suite import NOW, begin, submit
+from tests.contract.store_suite import NOW, begin, make_node, submit
 
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
 from cavvy.control.agents.deposit_records import DepositedResults
 from cavvy.control.agents.uploads import RECORDS_OWNER
 from cavvy.domain.jobs import Attempt, AttemptPhase
+from cavvy.store.base import AtomicWrite
 from cavvy.store.memory import MemoryStore
 from cavvy.store.objects.base import (
     ObjectBucket,
@@ -86,3 +87,21 @@ async def test_a_missing_right_for_one_object_stops_no_other_attempt() -> None:
     rig.bucket.faults["ja"] = ObjectDenied("403")
     await rig.results.sweep()
     assert list(rig.bucket.objects) == ["a/ja/results/1/0/0"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_results_that_stayed_when_their_job_was_removed_are_removed_later(kept: bool) -> None:
+    rig = Rig()
+    attempt = await rig.end("ja", "a")
+    if kept:  # the results of this rank were not applied
+        await rig.store.commit(AtomicWrite(nodes=[make_node(attempt)]))
+        await rig.results.remove_attempt(await rig.store.job("ja"), attempt)
+    rig.bucket.faults["ja"] = ObjectTryAgain("503")
+    job = await rig.store.job("ja")
+    assert await rig.results.remove_job(job) == f"{URL}: 503"
+    await rig.store.remove_job(job)
+    await rig.results.sweep()
+    assert (len(rig.bucket.objects), await rig.records()) == (1, 1)
+    rig.bucket.faults.clear()
+    await rig.results.sweep()
+    assert (len(rig.bucket.objects), await rig.records()) == (0, 0)

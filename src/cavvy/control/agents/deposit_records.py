@@ -79,7 +79,8 @@ class DepositedResults:
 
     async def remove_job(self, job: Job) -> str:
         """Remove all results of a job that has ended; does not use the bucket if no attempt can
-        have results. If some cannot be removed, returns their URL and the reason, otherwise "".
+        have results. If some cannot be removed, returns their URL and the reason, otherwise "";
+        `sweep` tries again.
         """
         problems: list[str] = []
         by_url: dict[str, list[ProviderDocument]] = {}
@@ -88,20 +89,16 @@ class DepositedResults:
                 by_url.setdefault(record.url, []).append(document)
         for url, documents in by_url.items():
             try:
-                place = await self._opener.open_folder(job.project, job.id, url, FOLDER)
-                files = BucketCheckpoints(*place)
-                kept = (await in_thread_to_its_end(files.sweep, ())).kept
-                if not kept:
-                    for each in documents:
-                        await self._forget(each)
+                await self._remove_all(job.project, job.id, url)
+                for each in documents:
+                    await self._forget(each)
             except (ObjectError, StoreError) as error:
-                kept = str(error)
-            if kept:
-                problems.append(f"{url}: {kept}")
+                problems.append(f"{url}: {error}")
         return "; ".join(problems)
 
     async def sweep(self) -> None:
-        """Remove the results of all attempts that have ended, for example while no server ran. The
+        """Remove the results of all attempts that have ended, for example while no server ran, and
+        those of removed jobs. The
         next sweep repeats what fails. If a storage does not answer, the project's other results
         there wait for that sweep; other projects may reach the storage with other keys.
         """
@@ -109,22 +106,41 @@ class DepositedResults:
         for document, record in await self._records():
             where = urlsplit(record.url)
             storage = (record.project, where.scheme, where.netloc)
-            if record.kept or storage in silent:
+            if storage in silent:
                 continue
             try:
-                job = await self._store.job(record.job_id)
-                attempts = await self._store.attempts(record.job_id)
-                found = [each for each in attempts if each.number == record.attempt]
-                if not found:
-                    await self._forget(document)
-                elif found[0].phase is AttemptPhase.ENDED:
-                    await self.remove_attempt(job, found[0])
-            except RowNotFound:  # the job was removed
-                await self._forget(document)
+                await self._sweep(document, record)
             except ObjectTryAgain:
                 silent.add(storage)
             except (ObjectError, StoreError):
                 continue
+
+    async def _sweep(self, document: ProviderDocument, record: DepositRecord) -> None:
+        """Remove the results of an attempt that has ended or whose job was removed. Raises
+        ObjectError, StoreError.
+        """
+        try:
+            job = await self._store.job(record.job_id)
+        except RowNotFound:
+            if record.project:  # earlier versions did not record the project
+                await self._remove_all(record.project, record.job_id, record.url)
+            await self._forget(document)
+            return
+        if record.kept:
+            return
+        attempts = await self._store.attempts(record.job_id)
+        found = [each for each in attempts if each.number == record.attempt]
+        if not found:
+            await self._forget(document)
+        elif found[0].phase is AttemptPhase.ENDED:
+            await self.remove_attempt(job, found[0])
+
+    async def _remove_all(self, project: str, job_id: str, url: str) -> None:
+        """Remove all results of a job from a bucket. Raises ObjectError, StoreError."""
+        place = await self._opener.open_folder(project, job_id, url, FOLDER)
+        _, fault = await in_thread_to_its_end(BucketCheckpoints(*place).remove_others, ())
+        if fault is not None:
+            raise fault
 
     async def _records(self) -> Sequence[tuple[ProviderDocument, DepositRecord]]:
         """All records that can be read."""
