@@ -1,5 +1,6 @@
 """Results in buckets are removed, also if one of them cannot be removed or the job is gone."""
 
+from datetime import timedelta
 from typing import cast
 
 import pytest
@@ -31,6 +32,8 @@ class FakeBucket:
         self.faults: dict[str, ObjectError] = {}
 
     def list(self, prefix: str, after: str = "") -> tuple[list[ObjectInfo], str]:
+        if "list" in self.faults:
+            raise self.faults["list"]
         return [ObjectInfo(key=key, size=1) for key in self.objects if key.startswith(prefix)], ""
 
     def delete(self, key: str) -> None:
@@ -46,7 +49,7 @@ class Rig(BucketCheckpointOpener):
     def __init__(self) -> None:
         self.bucket, self.store = FakeBucket(), MemoryStore(make_id=lambda: "test")
         super().__init__(self._no_secrets, {}, lambda: NOW)
-        self.results = DepositedResults(self.store, self)
+        self.results = DepositedResults(self.store, self, NOW)
 
     async def _no_secrets(self, project: str, names: object) -> dict[str, str]:
         return {}
@@ -57,12 +60,16 @@ class Rig(BucketCheckpointOpener):
         assert url == URL
         return cast(ObjectBucket, self.bucket), f"{project}/{job_id}/{folder}"
 
-    async def end(self, job_id: str, project: str) -> Attempt:
-        """An ended attempt with one object in the bucket."""
-        job = await submit(self.store, job_id, project=project, name=job_id)
+    async def end(self, job_id: str, project: str, *, before_s: float = 0) -> Attempt:
+        """An ended attempt with one object in the bucket. An attempt from before the server made
+        records has none.
+        """
+        submitted = NOW - timedelta(seconds=before_s)
+        job = await submit(self.store, job_id, project=project, name=job_id, submitted_at=submitted)
         attempt = await begin(self.store, job, phase=AttemptPhase.ENDED)
         self.bucket.objects[f"{project}/{job_id}/results/1/0/0"] = b"x"
-        await self.results.record(attempt, URL)
+        if not before_s:
+            await self.results.record(attempt, URL)
         return attempt
 
     async def records(self) -> int:
@@ -105,3 +112,23 @@ async def test_results_that_stayed_when_their_job_was_removed_are_removed_later(
     rig.bucket.faults.clear()
     await rig.results.sweep()
     assert (len(rig.bucket.objects), await rig.records()) == (0, 0)
+
+
+async def test_results_from_before_the_server_made_records_are_removed() -> None:
+    rig = Rig()
+    ended = await rig.end("ja", "a", before_s=60)
+    await rig.end("jb", "a", before_s=60)
+    await rig.results.remove_attempt(await rig.store.job("ja"), ended, URL)
+    assert list(rig.bucket.objects) == ["a/jb/results/1/0/0"]
+    later = DepositedResults(rig.store, rig, NOW + timedelta(days=1))  # the next server
+    assert await later.remove_job(await rig.store.job("jb"), URL) == ""
+    assert not rig.bucket.objects
+
+
+async def test_a_job_without_records_needs_no_bucket_if_the_server_made_records() -> None:
+    rig = Rig()
+    await rig.results.sweep()
+    job = await submit(rig.store, "ja")
+    later = DepositedResults(rig.store, rig, NOW + timedelta(days=1))  # the next server
+    rig.bucket.faults["list"] = ObjectTryAgain("503")
+    assert await later.remove_job(job, URL) == ""

@@ -4,6 +4,8 @@ server was killed before it removed them.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
 from urllib.parse import urlsplit
 
 import msgspec
@@ -12,12 +14,15 @@ from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, Buck
 from cavvy.control.agents.uploads import RECORDS_OWNER
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, NodePhase
 from cavvy.domain.provider_state import ProviderDocument
-from cavvy.store.base import RowNotFound, Store, StoreError
+from cavvy.store.base import RowNotFound, Store, StoreError, StoreFull
 from cavvy.store.objects.base import ObjectError, ObjectTryAgain
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
 FOLDER = "results/"  # the job's folder of results in the bucket
 _COLLECTION = "results"
+# The document with the time since which the results of all new jobs have records. Earlier versions
+# of the server recorded none.
+_SINCE = "results since"
 
 
 class DepositRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,10 +39,13 @@ class DepositRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DepositedResults:
-    """Removes the results of attempts that have ended, and records which attempts have any."""
+    """Removes the results of attempts that have ended, and records which attempts have any. `began`
+    is the time when this process began to make records.
+    """
 
-    def __init__(self, store: Store, opener: BucketCheckpointOpener) -> None:
-        self._store, self._opener = store, opener
+    def __init__(self, store: Store, opener: BucketCheckpointOpener, began: datetime) -> None:
+        self._store, self._opener, self._began = store, opener, began
+        self._since: datetime | None = None
         self._recorded: set[str] = set()  # IDs of attempts that this process recorded
 
     async def record(self, attempt: Attempt, url: str) -> None:
@@ -49,10 +57,13 @@ class DepositedResults:
             await self._swap(attempt.id, record, 1)
             self._recorded.add(attempt.id)
 
-    async def remove_attempt(self, job: Job, attempt: Attempt) -> None:
+    async def remove_attempt(self, job: Job, attempt: Attempt, url: str = "") -> None:
         """Remove the results of an ended attempt, but keep those that were not applied: the results
-        of a rank that has a manifest but no exit. Raises ObjectError, StoreError.
+        of a rank that has a manifest but no exit. `url` is the folder of results without a record,
+        of jobs from earlier versions. Raises ObjectError, StoreError.
         """
+        if url and not await self._is_recorded(job):
+            await self.record(attempt, url)
         self._recorded.discard(attempt.id)
         found = await self._store.provider_documents(RECORDS_OWNER, _COLLECTION, attempt.id)
         for document in found:
@@ -77,9 +88,10 @@ class DepositedResults:
             else:
                 await self._forget(document)
 
-    async def remove_job(self, job: Job) -> str:
+    async def remove_job(self, job: Job, url: str = "") -> str:
         """Remove all results of a job that has ended; does not use the bucket if no attempt can
-        have results. If some cannot be removed, returns their URL and the reason, otherwise "";
+        have results. `url` is the folder of results without a record, of jobs from earlier
+        versions. If some cannot be removed, returns their URL and the reason, otherwise "";
         `sweep` tries again.
         """
         problems: list[str] = []
@@ -87,13 +99,15 @@ class DepositedResults:
         for document, record in await self._records():
             if record.job_id == job.id:
                 by_url.setdefault(record.url, []).append(document)
-        for url, documents in by_url.items():
+        if url and not await self._is_recorded(job):
+            by_url.setdefault(url, [])
+        for where, documents in by_url.items():
             try:
-                await self._remove_all(job.project, job.id, url)
+                await self._remove_all(job.project, job.id, where)
                 for each in documents:
                     await self._forget(each)
             except (ObjectError, StoreError) as error:
-                problems.append(f"{url}: {error}")
+                problems.append(f"{where}: {error}")
         return "; ".join(problems)
 
     async def sweep(self) -> None:
@@ -102,6 +116,7 @@ class DepositedResults:
         next sweep repeats what fails. If a storage does not answer, the project's other results
         there wait for that sweep; other projects may reach the storage with other keys.
         """
+        await self._read_since()
         silent: set[tuple[str, str, str]] = set()
         for document, record in await self._records():
             where = urlsplit(record.url)
@@ -141,6 +156,22 @@ class DepositedResults:
         _, fault = await in_thread_to_its_end(BucketCheckpoints(*place).remove_others, ())
         if fault is not None:
             raise fault
+
+    async def _is_recorded(self, job: Job) -> bool:
+        """Whether all results of the job have records."""
+        return job.submitted_at >= await self._read_since()
+
+    async def _read_since(self) -> datetime:
+        """The time since which servers make records, which the first of them stores."""
+        if self._since is not None:
+            return self._since
+        with suppress(StoreFull):
+            body = msgspec.json.encode(self._began).decode()
+            document = ProviderDocument(collection=_SINCE, name=_SINCE, body=body)
+            await self._store.swap_provider_document(RECORDS_OWNER, document)
+        for found in await self._store.provider_documents(RECORDS_OWNER, _SINCE):
+            self._since = msgspec.json.decode(found.body, type=datetime)
+        return self._since or self._began
 
     async def _records(self) -> Sequence[tuple[ProviderDocument, DepositRecord]]:
         """All records that can be read."""

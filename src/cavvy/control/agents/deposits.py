@@ -109,7 +109,7 @@ class Deposits:
         self._agents, self._transfers, self._checkpoints, self._uploads = services
         self._hint = hint
         self._dependencies = dependencies
-        self._results = DepositedResults(store, opener)
+        self._results = DepositedResults(store, opener, clock.now())
         self._collections: dict[str, DepositCollection] = {}  # by gang
         self._told: set[str] = set()  # gangs whose failure to sign was reported
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,7 +194,7 @@ class Deposits:
         """Remove all results of a job that has ended. If some cannot be removed, returns their URL
         and the reason, otherwise "".
         """
-        return await self._results.remove_job(job)
+        return await self._results.remove_job(job, self.find_url(job))
 
     async def sweep(self) -> None:
         """Remove the remaining results of all attempts that have ended."""
@@ -402,7 +402,7 @@ class Deposits:
 
     async def _remove(self, job: Job, attempt: Attempt) -> None:
         with suppress(ObjectError, StoreError):  # the next sweep tries again
-            await self._results.remove_attempt(job, attempt)
+            await self._results.remove_attempt(job, attempt, self.find_url(job))
 
     async def _tell(self, attempt: Attempt, rank: int | None, text: str) -> None:
         event = Event(
