@@ -4,6 +4,7 @@ rates reach the plan.
 
 import json
 import statistics
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cavvy.cli import bench
 from cavvy.cli.bench import MachineRun, draw_bars, keep, make_text, read_rate
 from cavvy.cli.main import cli
 from cavvy.cli.task.profiles import find_model, list_models, text_with_rates
@@ -388,6 +390,25 @@ def test_bench_keeps_the_rate_of_each_machine_and_the_lowest_of_the_accelerator(
     file = task(tmp_path, "{samples: 1e7, profile: work.json}")
     code, out = run("validate", file)
     assert code == 0, out
+
+
+def test_bench_keeps_what_it_measured_before_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [run_of("a/l4:1", 10.0)]
+
+    def measure(*given: object) -> MachineRun:
+        if not runs:
+            raise CommandFailure("the server refuses the task")
+        return runs.pop()
+
+    monkeypatch.setattr(bench, "session", nullcontext)
+    monkeypatch.setattr(bench, "_measure", measure)
+    file = task(tmp_path, "{samples: 1e7, profile: work.json}")
+    code, out = run("bench", file, "--provider", "aws", "--provider", "gcp")
+    assert code == 1
+    assert "refuses" in out
+    assert json.loads((tmp_path / "work.json").read_text())["machines"] == {"a/l4:1": 10.0}
 
 
 def test_bench_plots_the_price_of_1000_samples() -> None:

@@ -86,7 +86,7 @@ def command(
         for gpu, provider in product(gpus or (None,), providers or (None,)):
             text = make_text(loaded.text, gpu, (provider,) if provider else (), seconds)
             found.append(_measure(client, loaded, text, file, params, seconds, yes))
-    keep(target, found)
+            keep(target, found)  # after each run: a later one may fail
     _runs_out(found, output)
     silent = [run.job for run in found if run.rate is None]
     if silent:
