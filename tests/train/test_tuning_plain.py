@@ -318,6 +318,19 @@ def test_larger_batches_are_tried_while_they_bring_a_gain() -> None:
     assert all(each.restarts for each in started)
 
 
+def test_a_script_that_exits_without_an_error_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "exits.py"
+    script.write_text(f"{Path(SCRIPT).read_text()}    sys.exit(0)\n")
+    with (
+        TuningSession(str(script), ["none"], levers={"loader": 0}) as session,
+        pytest.raises(ScriptEnded, match="ended after 100 steps"),
+    ):
+        session.measure(steps=200, skip=1)
+
+
 def test_a_session_of_a_plain_loop_pauses_restarts_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ def main() -> int:
     try:
         probe = ScriptProbe(channel)
         with probe.installed():
-            run_script(script, arguments)
+            _run_to_its_end(script, arguments)
             if probe.plain.finish():
                 return 0
     except ProbeDone:
@@ -25,6 +25,15 @@ def main() -> int:
         raise
     channel.say({"failed": f"the script ended before it was measured: {NO_LOOP}"})
     return 1
+
+
+def _run_to_its_end(script: str, arguments: list[str]) -> None:
+    """Run the script. Its exit without an error is its end."""
+    try:
+        run_script(script, arguments)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
 
 
 if __name__ == "__main__":
