@@ -20,7 +20,7 @@ from cavvy.tuning.levers import (
 )
 from cavvy.tuning.probe.levers import _without_waiting
 from cavvy.tuning.probe.windows import READY, PlainWindows
-from cavvy.tuning.session import ScriptEnded, TuningSession
+from cavvy.tuning.session import ScriptEnded, ScriptError, TuningSession
 from cavvy.tuning.text import describe_script_changes
 from cavvy.tuning.tune import PlanTuner
 
@@ -316,6 +316,36 @@ def test_larger_batches_are_tried_while_they_bring_a_gain() -> None:
     assert tuner.plan == {"batch_size": 32}
     assert tuner.after_s == pytest.approx(tuner.before_s / 4)
     assert all(each.restarts for each in started)
+
+
+def test_a_failure_of_the_best_plan_does_not_end_the_other_trials() -> None:
+    """The two sessions of the first trial do not fit in the memory of the GPU together."""
+
+    class Crowded(Played):
+        is_dead = False
+
+        def measure(self, *, steps: int, skip: int) -> list[dict[str, Any]]:
+            if self is started[0] and len(started) == 2 and not self.restarts:
+                self.is_dead = True
+            if self.is_dead:
+                raise ScriptError("out of memory")
+            return [{"seconds": 0.008 * max(self.size / 32, 1.0)}]
+
+        def restart(self) -> None:
+            self.is_dead = False
+            super().restart()
+
+    started: list[Crowded] = []
+
+    class Tuner(PlanTuner):
+        def _start(self, plan: Any) -> Any:
+            started.append(Crowded(plan))
+            return started[-1]
+
+    first, *others = Tuner("train.py", numerics=True, pairs=5).run()
+    assert first.error == "out of memory"
+    assert others
+    assert not any(each.error for each in others)
 
 
 def test_a_script_that_exits_without_an_error_has_ended(

@@ -11,7 +11,13 @@ from typing import Any
 
 from cavvy.tuning.levers import list_exact_levers, list_other_levers
 from cavvy.tuning.paired import PairedDifference, compare
-from cavvy.tuning.session import ScriptEnded, ScriptError, TuningSession, count_ready
+from cavvy.tuning.session import (
+    ScriptEnded,
+    ScriptError,
+    TimeLimitReached,
+    TuningSession,
+    count_ready,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +131,23 @@ class PlanTuner:
     def _alternate(
         self, first: TuningSession, second: TuningSession
     ) -> tuple[list[float], list[float]]:
-        """Measure both sessions in the order ABBA..., so that drift affects both alike."""
+        """Measure both sessions in the order ABBA..., so that drift affects both alike. If the
+        first session fails, for example because both do not fit in memory, the second is closed and
+        the first starts again, for the next trials.
+        """
         seconds: dict[int, list[float]] = {0: [], 1: []}
         for number in range(self._pairs):
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 session = (first, second)[which]
-                seconds[which].append(self._measure(session))
+                try:
+                    seconds[which].append(self._measure(session))
+                except TimeLimitReached:
+                    raise
+                except ScriptError:
+                    if session is first:
+                        second.close()
+                        first.restart()
+                    raise
         return seconds[0], seconds[1]
 
     def _measure(self, session: TuningSession) -> float:
