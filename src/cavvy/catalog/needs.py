@@ -34,6 +34,7 @@ from cavvy.domain.units import UnitError, parse_memory_mib
 MOST = 65_536  # the upper end of an open count such as `2..`
 _COUNT = re.compile(r"\d+|\d+\s*\.\.\s*\d*|\.\.\s*\d+")
 _PART = re.compile(r"0?\.\d*[1-9]\d*|\d+/\d+")
+_HUGE = re.compile(r"(?:^|[^.\d]|\.\.)\s*\d{10}")  # an integer that no count or size needs
 _SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
 
 
@@ -103,6 +104,8 @@ def _size(mib: int) -> str:
 
 def _parse_alternative(text: str) -> _Parts:
     parts = _Parts()
+    if _HUGE.search(text):
+        raise NeedError(f"a number in {text[:40]!r} is too large", "a number has at most 9 digits")
     for piece in (piece.strip() for piece in text.split(":")):
         if not piece:
             raise NeedError(
@@ -181,7 +184,7 @@ def _count(piece: str) -> tuple[int, int | None]:
 def _part(piece: str) -> float:
     try:
         part = float(Fraction(piece))
-    except ZeroDivisionError:
+    except (ZeroDivisionError, OverflowError, ValueError):  # ValueError: over 4,300 digits
         part = 0
     if not 0 < part < 1:
         raise NeedError(
