@@ -199,9 +199,13 @@ class RestContract(VmContract):
                 seen = await provider.gangs(gang.name)
             return [*states, *((each.state, len(each.nodes)) for each in seen)]
 
-        account.api.others = [{"id": 7, "name": "web-1", "status": "active", "ip": "192.0.2.7"}]
+        path = "/subscriptions/s-1/resourceGroups/crew/providers/x/virtualMachines"
+        account.api.others = [
+            {field: "web-1", "id": f"{path}/web-{number}", "status": "active", "ip": "192.0.2.7"}
+            for number, field in enumerate(("name", "label", "hostname"))
+        ]
         gang = asyncio.run(account.harness().spec("recorded"))
-        gang = replace(gang, labels={TAG: "now"})
+        gang = replace(gang, labels={TAG: "now"}, longest=timedelta(minutes=5))
         provider = account.provider(gang.installation)
         first = asyncio.run(play(provider, gang))
         assert first[-1][0] is GangState.ENDED
@@ -209,7 +213,8 @@ class RestContract(VmContract):
         assert self.stand_in.key not in text
         assert f"claim-{gang.name}" not in text
         assert "END_OF_BOOT" not in text
-        assert "web-1" not in text
+        for other in ("web-", "192.0.2.7", "crew", "the-secret-of"):
+            assert other not in text
         if not self.replays:
             return
         account.states.clear()

@@ -7,13 +7,14 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+import pytest
 from tests.contract import test_aws_requests as requests
 from tests.contract.replay import ReplayedAws
 from tests.contract.test_aws_requests import BASE, ProviderRig
 
 from cavvy.providers.aws import MANIFEST
 from cavvy.providers.aws.provider import AwsProvider
-from cavvy.providers.base import GangSpec, GangState, ProviderContext
+from cavvy.providers.base import GangSpec, GangState, ProviderContext, TryAgain
 from cavvy.providers.recording import FOLDER, TAG
 from cavvy.providers.registry import check_settings
 
@@ -38,7 +39,7 @@ def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
         return seen.state
 
     async def scenario() -> None:
-        gang = await rig.gang("t3.medium", labels={TAG: "1"})
+        gang = await rig.gang("t3.medium", labels={TAG: "1"}, longest=timedelta(minutes=5))
         first = await play(rig.provider, gang)
         assert (first[-4], first[-1]) == (GangState.RUNNING, GangState.ENDED)
         await rig.clear()
@@ -57,5 +58,22 @@ def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
         replayed = ReplayedAws(context.settings, json.loads(text))
         assert await play(AwsProvider(MANIFEST, context, replayed), gang) == first
         assert replayed.calls.left() == []
+
+    asyncio.run(scenario())
+
+
+def test_the_recording_of_a_launch_without_an_instance_ends_with_the_removal(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    rig = provider_rig()
+
+    async def scenario() -> None:
+        gang = await rig.gang("t3.medium", labels={TAG: "1"}, longest=timedelta(minutes=5))
+        rig.cloud.rules.fault = lambda _, action: "throttle" if action == "RunInstances" else None
+        with pytest.raises(TryAgain):
+            await rig.provider.launch(gang)
+        rig.cloud.rules.fault = None
+        await rig.provider.remove(gang.name)
+        assert len(list(rig.home.glob(f"*/{FOLDER}/*.json"))) == 1
 
     asyncio.run(scenario())

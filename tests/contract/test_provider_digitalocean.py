@@ -124,7 +124,9 @@ class TestDigitalOcean(RestContract):
     def test_the_scopes_are_those_of_the_calls(self, account: RestPlace) -> None:
         async def scenario() -> None:
             harness = account.harness()
-            gang = replace(await harness.spec("scoped"), labels={TAG: "1"})
+            gang = replace(
+                await harness.spec("scoped"), labels={TAG: "1"}, longest=timedelta(minutes=5)
+            )
             await harness.start(gang)
             await harness.remove(gang.name)
             await harness.one(gang.name)

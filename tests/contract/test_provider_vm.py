@@ -2,6 +2,7 @@
 launches of many machines at once, and without either.
 """
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -12,7 +13,14 @@ import pytest
 from tests.contract.vm_cloud import MemoryPlace
 
 from cavvy.providers.base import GangSpec, Provider, TryAgain
-from cavvy.providers.contract import FaultTests, LaunchFault, ProviderContract, ProviderUnderTest
+from cavvy.providers.contract import (
+    ContractHarness,
+    FaultTests,
+    LaunchFault,
+    ProviderContract,
+    ProviderUnderTest,
+)
+from cavvy.providers.recording import FOLDER, TAG
 from cavvy.providers.vm.cloud import BillEnd, CloudTraits, Reach
 
 BARE = CloudTraits(name_limit=48, list_lag=timedelta(seconds=30))
@@ -71,3 +79,18 @@ class TestSlow(VmContract):
 
 class TestReachedBySsh(VmContract):
     traits = REACHED
+
+
+def test_the_recording_of_a_launch_without_a_machine_ends_with_the_removal(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(BARE, tmp_path)
+        harness = ContractHarness(place, VmContract().lose_reply)
+        spec = await harness.spec("recorded")
+        gang = replace(spec, labels={TAG: "1"}, longest=timedelta(minutes=5))
+        place.fail(0, LaunchFault.BUSY)
+        with pytest.raises(TryAgain):
+            await harness.ours.launch(gang)
+        await harness.ours.remove(gang.name)
+        assert (tmp_path / FOLDER / f"{gang.name}.json").exists()
+
+    asyncio.run(scenario())

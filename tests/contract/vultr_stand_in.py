@@ -35,6 +35,8 @@ PLANS = {  # id: type, USD an hour, vCPUs, MiB of memory, GB of disk, GPU, GB of
 REGIONS = ("ewr", "ams", "sao")
 DEAR = {"vc2-2c-4gb": {"sao": 0.045}}  # USD an hour in regions with a price of their own
 SYSTEMS = {1743: "Ubuntu 22.04 LTS x64", 2284: "Ubuntu 24.04 LTS x64", 2136: "Debian 12 x64"}
+# opens the console of the instance
+KVM = "https://my.vultr.com/subs/vps/novnc/api.php?data=the-secret-of-the-console"
 _FIELDS = {
     "region": one_of(REGIONS),
     "plan": one_of(PLANS),
@@ -137,6 +139,7 @@ class VultrStandIn(RestStandIn):
             "status": "pending",
             "main_ip": "0.0.0.0",
             "default_password": "v5{Fkvb#2ycPGwHs",
+            "kvm": KVM,
         }
 
     def _show(self, machine: CloudMachine) -> dict[str, Any]:
@@ -155,6 +158,7 @@ class VultrStandIn(RestStandIn):
             "power_status": "stopped" if off or starting else "running",
             "server_status": "installingbooting" if starting else "ok",
             "internal_ip": "",
+            "kvm": KVM,
             "label": machine.name,
             "tags": [],
         }

@@ -1,75 +1,142 @@
 """Records the calls to a cloud while a gang of `cavvy check NAME --live` exists, without secrets: a
 stand-in can replay the file in tests.
+
+Texts of a call are kept only where they are known to be safe: in the fields `_KEPT`, in replies
+about products (`_PRODUCTS`), and if they are names of Cavvy's own objects. All other texts are
+masked. Machines and other objects of the account that Cavvy did not make are left out.
 """
 
 import asyncio
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from cavvy.providers.base import GangSpec
 
 TAG = "cavvy-live-check"  # the calls for a gang with this label are recorded
 FOLDER = "recordings"  # in the provider's own folder
-_OURS = "cv-"  # prefix of the names of all machines that Cavvy makes
+LONGEST_JOB = timedelta(minutes=10)  # gangs that may run longer are not recorded
+_MOST_OPEN = 4  # recordings at a time
+_MOST_CHARACTERS = 32 * 2**20  # of a recording; later calls are not recorded
+# `check --live` waits 20 minutes for the agent and 10 minutes for the removal
+_LONGEST_S = 45 * 60.0
 _MASK = "redacted"
-# The values of these fields are secret, or identify the account or a person.
+
+_OURS = re.compile(r"cv-[\w-]+")  # a name of an object that Cavvy made
+_OUR_FIELD = "cavvy"  # the names of Cavvy's tags start with it
+_OUR_TEXT = re.compile(r"cv-[\w-]+|cavvy[:-][\w:-]+")
+# The replies to these calls describe products, which are the same for all customers.
+_PRODUCTS = re.compile(
+    r"GET /(?:\S*/)?(?:plans|os|sizes|instance-types|instance-availability|flavors|pricebook|gpus"
+    r"|datacenters|skus|machineTypes|acceleratorTypes|regions|zones)(?:\?|$)"
+    r"|\S+ ec2 describe_(?:instance_types|instance_type_offerings|spot_price_history|regions"
+    r"|availability_zones)$|\S+ (?:pricing|service-quotas|ssm) ",
+)
+_EC2 = re.compile(r"\S+ ec2 ")
+# The objects in the replies to these calls have names that their owner chose. The provider needs
+# to see that such objects exist, so all their texts and numbers are masked.
+_CHOICES = re.compile(r"GET /(?:\S*/)?(?:ssh-keys|keypairs|environments)(?:\?|$)")
+# Fields whose values are kept, without "_" and "-" and in lower case.
+_KEPT_FIELDS = """
+    id instanceid instanceids imageid vpcid subnetid groupid volumeid allocationid reservationid
+    networkinterfaceid spotinstancerequestid internetgatewayid gatewayid routetableid
+    status state states powerstatus powerstate serverstatus provisioningstate statuses displaystatus
+    code message reason statereason statetransitionreason currentstate previousstate operationtype
+    region regionname location locationcode zone availabilityzone availabilityzoneid placement
+    type kind plan size sizeslug flavorname instancetype instancetypename machinetype vmsize
+    hardwareprofile architecture instancelifecycle lifecycle priority resourcetype
+    createdat datecreated creationtimestamp timecreated createtime launchtime starttime
+    ip mainip internalip privateip fixedip floatingip ipaddress publicipaddress privateipaddress
+    networkip natip attachments attachment cidrblock destinationcidrblock
+    next prev nextlink nexttoken nextpagetoken pages
+"""
+_KEPT = frozenset(_KEPT_FIELDS.split())
+_NAMES = frozenset({"id", "name", "label", "hostname", "displayname", "title"})
+# The values of these fields are secret, or identify the account or a person, also in replies about
+# products.
 _SECRET = re.compile(
     r"token$|subscription_?id|secret|password|(user|custom|key)_?data|(private|public)_?key|material|jupyter|authorization"
-    r"|credential|account|owner|client_?id|e_?mail|fingerprint|^arn$|^user_?id$",
+    r"|credential|account|owner|client_?id|e_?mail|fingerprint|^arn$|^user_?id$|kvm|console|vnc",
     re.IGNORECASE,
 )
 _SCRIPTS = ("#!", "IyEv")  # starts of user data, plain and in Base64
-_PAGES = frozenset({"nexttoken"})  # tokens that only name the next page of a list
-# ids of AWS accounts and Azure subscriptions, also within other texts
-_ACCOUNT = re.compile(r"(?<!\d)\d{12}(?!\d)|(?<=subscriptions/)[\w-]+")
+_PAGES = frozenset({"nexttoken", "nextpagetoken"})  # tokens that only name the next page of a list
+# ids of AWS accounts, Azure subscriptions and Google projects, names of resource groups, addresses
+# of persons, and AWS's names of identities, also within other texts
+_ACCOUNT = re.compile(
+    r"(?<!\d)\d{12}(?!\d)|(?<=subscriptions/)[\w-]+|(?<=resourcegroups/)[^/\s?]+"
+    r"|(?<=projects/)[\w:.-]+|[\w.+-]+@[\w-]+\.[\w.-]+|(?<=arn:)\S+",
+    re.IGNORECASE,
+)
 _NO_ACCOUNT = "0" * 12
-_MACHINE = frozenset({"id", "name", "status"})  # only machines have all of these fields
+_NUMBER_OF = ("id", "number", "phone")  # ends of names of fields whose numbers identify something
 
 
 @dataclass(kw_only=True)
 class _Recording:
-    """The calls for one gang, in order. `since` is the index of the first call after the last
-    write.
+    """The calls for one gang, in order. `began` is a time of the recorder's clock. `latest`
+    contains the last reply to each read since the last write.
     """
 
+    began: float
     calls: list[Mapping[str, Any]] = field(default_factory=list)
-    since: int = 0
+    latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    characters: int = 0
 
-    def add(self, call: Mapping[str, Any]) -> None:
+    def add(self, call: Mapping[str, Any], characters: int) -> None:
         """Add a call. Repeated reads with the same reply are stored once."""
-        if call["writes"]:
-            self.calls.append(call)
-            self.since = len(self.calls)
+        if self.latest.get(call["call"]) == call:
             return
-        same = [each for each in self.calls[self.since :] if each["call"] == call["call"]]
-        if not same or same[-1] != call:
-            self.calls.append(call)
+        if self.characters + characters > _MOST_CHARACTERS:
+            return
+        if call["writes"]:
+            self.latest.clear()
+        else:
+            self.latest[call["call"]] = call
+        self.calls.append(call)
+        self.characters += characters
 
 
 class CallRecorder:
     """Records calls for the gangs of one provider that have the label `TAG`. Without such a gang,
-    nothing is kept.
+    nothing is kept. `clock` returns seconds that never go back.
     """
 
-    def __init__(self, home: Path, provider: str, installation: str) -> None:
+    def __init__(
+        self,
+        home: Path,
+        provider: str,
+        installation: str,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._clock = clock
         self._folder = home / FOLDER
         self._head = {"provider": provider, "installation": installation}
         self._open: dict[str, _Recording] = {}
 
     def begin(self, gang: GangSpec) -> bool:
-        """Start recording if the gang has the label. Returns whether the recording has just
-        begun.
+        """Start recording if the gang has the label, may run for `LONGEST_JOB` at most, and not
+        too many gangs are recorded. Returns whether the recording has just begun.
         """
-        if TAG not in gang.labels or gang.name in self._open:
+        self._drop_old()
+        short = gang.longest is not None and gang.longest <= LONGEST_JOB
+        if TAG not in gang.labels or not short or gang.name in self._open:
             return False
-        self._open[gang.name] = _Recording()
+        if len(self._open) >= _MOST_OPEN:
+            return False
+        self._open[gang.name] = _Recording(began=self._clock())
         return True
+
+    def recorded(self) -> Sequence[str]:
+        """The names of the gangs that are recorded now."""
+        self._drop_old()
+        return list(self._open)
 
     def add(
         self,
@@ -83,18 +150,20 @@ class CallRecorder:
         """Record a call and its outcome. `root` is the address of the API, which is removed from
         the texts of replies.
         """
+        self._drop_old()
         if not self._open:
             return
         told = {
-            "call": redact(call),
+            "call": _clean(call),
             "writes": writes,
-            "body": redact(body),
-            **_redact_table(outcome),
+            "body": redact_body(body),
+            **outcome,
+            "reply": redact_reply(call, outcome.get("reply")),
         }
         text = json.dumps(told, default=_plain)
         plain = json.loads(text.replace(root, "ENDPOINT") if root else text)
         for each in self._open.values():
-            each.add(plain)
+            each.add(plain, len(text))
 
     async def end(self, gang: str) -> None:
         """Write the gang's recording, if there is one."""
@@ -102,6 +171,11 @@ class CallRecorder:
         if recording is not None:
             whole = {**self._head, "gang": gang, "calls": recording.calls}
             await asyncio.to_thread(self._write, gang, json.dumps(whole, indent=1))
+
+    def _drop_old(self) -> None:
+        """Drop recordings whose end was never seen."""
+        since = self._clock() - _LONGEST_S
+        self._open = {name: each for name, each in self._open.items() if each.began >= since}
 
     def _write(self, gang: str, text: str) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,37 +185,113 @@ class CallRecorder:
             file.write(text)
 
 
-def redact(value: object) -> object:
-    """A copy of the value without secrets, ids of accounts, and machines that Cavvy did not
-    make.
+def redact_body(body: object) -> object:
+    """The body of a request without secrets, ids of accounts and names that the user chose."""
+    return _keep_safe(body, ours=True)
+
+
+def redact_reply(call: str, reply: object) -> object:
+    """A reply without secrets, ids of accounts, names that the user chose, and objects that Cavvy
+    did not make. `call` is the method and the path, or the region, the service and the operation.
+    """
+    if isinstance(reply, str):  # an id, or the message of an error
+        return _clean(reply)
+    if _PRODUCTS.match(call):
+        return _mask_secrets(reply)
+    if _CHOICES.match(call):
+        return _mask_all(reply)
+    # EC2 lists instances by Cavvy's tags, and has names of objects in tags only, which are masked
+    return _keep_safe(reply, ours=_EC2.match(call) is not None)
+
+
+def _keep_safe(value: object, *, ours: bool) -> object:
+    """The value with only those texts that are known to be safe. `ours` is whether the value
+    belongs to an object that Cavvy made, so that lists below it are complete.
     """
     match value:
         case Mapping():
-            return _redact_table(value)
+            mine = ours or _is_ours(value)
+            return {
+                _clean(str(key)): _keep_field(str(key), each, value, ours=mine)
+                for key, each in value.items()
+            }
         case list() | tuple():
-            return [redact(each) for each in value if not _is_foreign(each)]
-        case str() if value.startswith(_SCRIPTS):
-            return _MASK
+            shown = [each for each in value if ours or not _is_foreign(each)]
+            return [_keep_safe(each, ours=ours) for each in shown]
         case str():
-            return _ACCOUNT.sub(_NO_ACCOUNT, value)
+            return value if not value or _OUR_TEXT.fullmatch(value) else _MASK
     return value
 
 
-def _redact_table(table: Mapping[str, object]) -> Mapping[str, object]:
-    return {
-        str(key): _MASK if value and _is_secret(str(key)) else redact(value)
-        for key, value in table.items()
-    }
+def _keep_field(key: str, value: object, table: Mapping[object, object], *, ours: bool) -> object:
+    name = _fold(key)
+    if value and _is_secret(key):
+        return _MASK
+    tag = name == "value" and str(table.get("key", table.get("Key"))).startswith(_OUR_FIELD)
+    if name in _KEPT or name.startswith(_OUR_FIELD) or tag:
+        return _mask_secrets(value)
+    if type(value) is int and name.endswith(_NUMBER_OF):
+        return 0
+    return _keep_safe(value, ours=ours)
+
+
+def _mask_secrets(value: object) -> object:
+    """The value without secrets and ids of accounts."""
+    match value:
+        case Mapping():
+            return {
+                _clean(str(key)): _MASK if each and _is_secret(str(key)) else _mask_secrets(each)
+                for key, each in value.items()
+            }
+        case list() | tuple():
+            return [_mask_secrets(each) for each in value]
+        case str():
+            return _clean(value)
+    return value
+
+
+def _mask_all(value: object) -> object:
+    """The fields and lists of the value alone, without texts and numbers."""
+    match value:
+        case Mapping():
+            return {str(key): _mask_all(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_mask_all(each) for each in value]
+        case str():
+            return value and _MASK
+        case bool():
+            return value
+        case int() | float():
+            return 0
+    return value
+
+
+def _clean(text: str) -> str:
+    return _MASK if text.startswith(_SCRIPTS) else _ACCOUNT.sub(_NO_ACCOUNT, text)
+
+
+def _fold(field_name: str) -> str:
+    return re.sub(r"[_-]", "", field_name).lower()
 
 
 def _is_secret(field_name: str) -> bool:
-    return field_name.lower() not in _PAGES and _SECRET.search(field_name) is not None
+    return _fold(field_name) not in _PAGES and _SECRET.search(field_name) is not None
+
+
+def _is_ours(table: Mapping[object, object]) -> bool:
+    """Whether the table describes an object that Cavvy made: one of its texts is a name of such an
+    object, or a path that ends with one.
+    """
+    return any(
+        isinstance(each, str) and _OURS.fullmatch(each.rsplit("/")[-1]) for each in table.values()
+    )
 
 
 def _is_foreign(value: object) -> bool:
-    """Whether the value describes a machine that Cavvy did not make."""
-    found = isinstance(value, Mapping) and value.keys() >= _MACHINE
-    return found and not str(value["name"]).startswith(_OURS)  # type: ignore[index]  # a mapping
+    """Whether this is an object of the account that Cavvy did not make."""
+    if not isinstance(value, Mapping) or _is_ours(value):
+        return False
+    return any(_fold(str(key)) in _NAMES for key in value)
 
 
 def _plain(value: object) -> object:

@@ -149,9 +149,7 @@ class AwsProvider:
             await self._tidy(
                 [each.name for each in self._ledger.records.values() if each.ended_at is not None]
             )
-        for gang in seen:
-            if gang.state is GangState.ENDED:
-                await self._recorder.end(gang.name)
+        await self._end_recordings()
         return seen
 
     async def remove(self, name: str) -> None:
@@ -162,6 +160,20 @@ class AwsProvider:
                 await self._ledger.put(replace(record, removed=True))
             await self._end(name)
         await self._tidy([name])
+        await self._end_recordings()
+
+    async def _end_recordings(self) -> None:
+        """Write the recordings of gangs that have no instance any more, or never had one."""
+        for name in self._recorder.recorded():
+            if self._ledger.lock(name).locked():  # it is being launched or removed
+                continue
+            record = self._ledger.get(name)
+            if (
+                record is None
+                or record.ended_at is not None
+                or (record.removed and not record.instances)
+            ):
+                await self._recorder.end(name)
 
     async def close(self) -> None:
         """Try once more to remove the objects of ended gangs, since the next poll may come much

@@ -11,7 +11,6 @@ from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
-    GangState,
     Manifest,
     NoCapacity,
     NodeEndpoint,
@@ -92,9 +91,7 @@ class VmProvider:
         RECORDER.set(self._recorder)
         await self._ledger.refresh(name)
         seen = await self._status.look(name)
-        for each in seen:
-            if each.state is GangState.ENDED:
-                await self._recorder.end(each.name)
+        await self._end_recordings()
         return seen
 
     async def remove(self, name: str) -> None:
@@ -102,6 +99,7 @@ class VmProvider:
         async with self._ledger.lock(name):
             await self._ledger.refresh(name)
             await self._status.removal(name)
+        await self._end_recordings()
         if self._reach is not None:
             self._reach.wake()
 
@@ -136,6 +134,19 @@ class VmProvider:
         if self._reach is not None:
             await self._reach.close()
         self._close()
+
+    async def _end_recordings(self) -> None:
+        """Write the recordings of gangs that have no machine any more, or never had one."""
+        for name in self._recorder.recorded():
+            if self._ledger.lock(name).locked():  # it is being launched or removed
+                continue
+            record = self._ledger.get(name)
+            if (
+                record is None
+                or record.ended_at is not None
+                or (record.removed and not any(node.id for node in record.nodes))
+            ):
+                await self._recorder.end(name)
 
     async def _user_data(self, gang: GangSpec, rank: int) -> str:
         if self._reach is not None:
