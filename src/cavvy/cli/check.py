@@ -81,8 +81,10 @@ def command(name: str | None, policy: bool, live: bool, max_usd: float, output: 
     if a configured provider (or NAME) cannot be used.
 
     --live starts a small job on the cheapest on-demand machine, waits until its agent answers, ends
-    it, and checks that nothing is left. Ctrl-C and failures remove the machine, too. The calls to a
-    cloud are recorded, without secrets, to a file that tests can replay.
+    it, and checks that nothing is left. Ctrl-C and failures remove the machine, too. The server
+    removes the machine, so leave its computer on: while it is off, a machine that cannot end itself
+    is billed, also above --max-usd. The calls to a cloud are recorded, without secrets, to a file
+    that tests can replay; look through it before you give it to others.
     """
     if policy:
         click.echo(_policy(name).rstrip("\n"))

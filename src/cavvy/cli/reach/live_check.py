@@ -1,6 +1,7 @@
 """Rents the cheapest machine of a provider for about a minute, for `cavvy check NAME --live`.
 
-The server runs the check as a small job, so the machine is removed even if this command is killed.
+The server on this computer does the work, as one small job: the machine is removed even if this
+command is killed, but not while the computer is off.
 """
 
 import json
@@ -60,6 +61,8 @@ def check_live(name: str, limit: "Money") -> LiveCheck:
     from cavvy.domain.units import format_rate
 
     offer = _find_cheapest(name, limit)
+    if warning := _warn(name):
+        click.echo(f"{name}: {warning}", err=True)
     place = f"{offer.instance_type} in {offer.region}"
     click.echo(f"{name}: {place}, {format_rate(offer.rate)}", err=True)
     with session() as client:
@@ -70,6 +73,21 @@ def check_live(name: str, limit: "Money") -> LiveCheck:
 def price_of(offer: "Offer") -> "Money":
     """The price of the check on this offer, if the boot takes the usual time."""
     return offer.rate.over(max(_BILLED, offer.minimum_charge))
+
+
+def _warn(name: str) -> str:
+    """What happens if the computer, on which the server runs, goes off; "" if machines then end by
+    themselves.
+    """
+    from cavvy.providers.base import Feature
+
+    if Feature.SELF_END not in load_providers([name])[name].manifest.unsupported:
+        return ""
+    return (
+        "keep this computer on and connected until the machine is gone: the server runs on it, and "
+        "this machine cannot end itself, so it is billed until the server removes it, also above "
+        "--max-usd"
+    )
 
 
 def _find_cheapest(name: str, limit: "Money") -> "Offer":
@@ -133,7 +151,7 @@ def _submit(client: "Client", offer: "Offer", limit: "Money") -> "Submitted":
             "instance": offer.instance_type,
             "spot": "never",
         },
-        "limits": {"budget": str(limit.usd), "duration": "5m"},
+        "limits": {"budget": str(limit.usd), "duration": "5m", "unattended": "10m"},
         "retry": {"preemption": 0, "node": 0, "exit": 0},
         "tags": {TAG: "1"},
         "run": _TASK,
