@@ -24,7 +24,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.providers import gcp
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
 from cavvy.providers.gcp.cloud import GcpCloud
-from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.cloud import CloudFault, MachineState
 
 PROOF = Proof("gcp", False, "a strict stand-in for the Compute Engine API")
 
@@ -186,6 +186,20 @@ class TestGcp(RestContract):
                 await harness.ours.launch(gang)
             await account.settle()
             assert await harness.ours.gangs() == []
+
+        asyncio.run(scenario())
+        assert account.billed() == 0
+
+    def test_a_machine_that_google_calls_stopped_is_deleted(self, account: RestPlace) -> None:
+        """Google's list of states has both STOPPED and TERMINATED."""
+        account.api.states = {**account.api.states, MachineState.STOPPED: "STOPPED"}
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("off", nodes=1)
+            account.cloud.change(account.cloud.billed()[0].id, off=True)
+            await account.wait(timedelta(minutes=1))
+            assert (await harness.one(gang.name)).state is GangState.ENDED
 
         asyncio.run(scenario())
         assert account.billed() == 0

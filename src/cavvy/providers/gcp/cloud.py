@@ -36,6 +36,7 @@ from cavvy.providers.vm.rest import Json
 _STATES = {
     "PROVISIONING": MachineState.REQUESTED,  # Google has not found capacity yet
     "STAGING": MachineState.STARTING,
+    "STOPPED": MachineState.STOPPED,
     "TERMINATED": MachineState.STOPPED,
     "SUSPENDED": MachineState.STOPPED,
 }
@@ -220,11 +221,12 @@ def _is_spot(told: Json) -> bool:
 def _read(told: Json) -> CloudMachine:
     status = str(told["status"])
     interfaces = told.get("networkInterfaces") or [{}]
-    stopped = told.get("lastStopTimestamp") if status in ("TERMINATED", "SUSPENDED") else None
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+    stopped = told.get("lastStopTimestamp") if state is MachineState.STOPPED else None
     return CloudMachine(
         id=f"{last_part(str(told['zone']))}/{told['name']}",
         name=str(told["name"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        state=state,
         address=interfaces[0].get("networkIP"),
         tags=dict(told.get("labels") or {}),
         created_at=datetime.fromisoformat(
