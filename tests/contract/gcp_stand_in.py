@@ -71,6 +71,7 @@ class GcpStandIn(RestStandIn):
         self.operations: dict[str, dict[str, Any]] = {}  # insertions, by their tokens
         self.preempted: set[str] = set()
         self.networks = ["default"]
+        self.hides_operations = False  # whether requests for the list of operations are refused
         self.operation_time = timedelta(seconds=10)
         self._stopped: dict[str, datetime] = {}
 
@@ -139,6 +140,8 @@ class GcpStandIn(RestStandIn):
             case "zoneOperations.get":
                 return "Operation", self._ask(given["operation"])
             case "zoneOperations.list":
+                if self.hides_operations:
+                    raise CloudFault(403, "forbidden", "compute.zoneOperations.list is required")
                 shown = [each for each in self._known() if _fits(each, query.get("filter"))]
                 return "OperationList", {"kind": "compute#operationList", "items": shown}
         raise CloudFault(501, "notImplemented", name)

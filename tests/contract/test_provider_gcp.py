@@ -204,6 +204,30 @@ class TestGcp(RestContract):
         asyncio.run(scenario())
         assert account.billed() == 0
 
+    def test_a_hidden_reason_of_a_stop_delays_no_removal(self, account: RestPlace) -> None:
+        """The list asks for the reason of each spot machine that is off."""
+
+        async def scenario() -> None:
+            harness = account.harness()
+            provider = account.provider("ours", zones="us-central1-a")
+            (offer,) = [
+                each
+                for each in await provider.offers()
+                if (each.instance_type, each.purchase) == ("g2-standard-4", Purchase.SPOT)
+            ]
+            spot = replace(await harness.spec("spot"), offer=offer)
+            with suppress(TryAgain):
+                await provider.launch(spot)
+            await account.wait(timedelta(minutes=1))
+            await provider.launch(spot)
+            account.cloud.change(account.cloud.billed()[0].id, off=True)
+            account.api.hides_operations = True
+            await account.wait(timedelta(minutes=1))
+            await provider.remove(spot.name)
+
+        asyncio.run(scenario())
+        assert account.billed() == 0
+
     @pytest.mark.proves(PROOF, "spot")
     def test_a_preempted_machine_is_told_with_its_end(self, account: RestPlace) -> None:
         """Google deletes the machine; only the zone's operations tell why, and when."""

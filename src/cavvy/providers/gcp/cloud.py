@@ -115,13 +115,17 @@ class GcpCloud:
         return machines
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All machines with Cavvy's label."""
+        """All machines with Cavvy's label. If Google does not tell why a spot machine stopped, the
+        machine is listed as stopped, without a reason.
+        """
         told = await self._api.aggregated("instances", filter=f"labels.{INSTALLATION}:*")
         found = []
         for each in told:
             machine = _read(each)
             if machine.state is MachineState.STOPPED and _is_spot(each):
-                end = await self._read_end(machine.id)
+                end = None
+                with suppress(CloudFault, ProviderError):  # removals must not wait for the reason
+                    end = await self._read_end(machine.id)
                 if end is not None and end.preempted:
                     machine = replace(machine, preempted=True, reason=end.reason)
             found.append(machine)
