@@ -142,8 +142,7 @@ class GcpStandIn(RestStandIn):
             case "zoneOperations.list":
                 if self.hides_operations:
                     raise CloudFault(403, "forbidden", "compute.zoneOperations.list is required")
-                shown = [each for each in self._known() if _fits(each, query.get("filter"))]
-                return "OperationList", {"kind": "compute#operationList", "items": shown}
+                return "OperationList", self._page_of_operations(query)
         raise CloudFault(501, "notImplemented", name)
 
     def _zone(self, machine: str) -> str:
@@ -245,6 +244,14 @@ class GcpStandIn(RestStandIn):
     def _is_over(self, operation: dict[str, Any]) -> bool:
         since = datetime.fromisoformat(operation["insertTime"])
         return self.cloud.time - since >= self.operation_time
+
+    def _page_of_operations(self, query: dict[str, str]) -> dict[str, Any]:
+        """One page. The filter applies to the page, so pages may be empty although others follow."""
+        number, size = int(query.get("pageToken", 1)), int(query.get("maxResults", 500))
+        cut, more = self.cut(self._known(), number, size)
+        shown = [each for each in cut if _fits(each, query.get("filter"))]
+        following = {"nextPageToken": str(number + 1)} if more else {}
+        return {"kind": "compute#operationList", "items": shown, **following}
 
     def _known(self) -> list[dict[str, Any]]:
         """All operations: insertions, and the ends of machines."""

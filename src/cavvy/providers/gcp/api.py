@@ -59,18 +59,27 @@ class GcpApi:
 
     async def aggregated(self, kind: str, **query: str) -> Sequence[Json]:
         """The resources of all zones, such as "instances"."""
-        path = await self._path(f"aggregated/{kind}", {"maxResults": "500", **query})
+        pages = await self._pages(f"aggregated/{kind}", query)
+        scopes = [scope for page in pages for scope in page.get("items", {}).values()]
+        return [each for scope in scopes for each in scope.get(kind, ())]
+
+    async def list(self, path: str, **query: str) -> Sequence[Json]:
+        """The items of a list at `path`, which is relative to the project."""
+        pages = await self._pages(path, query)
+        return [each for page in pages for each in page.get("items", ())]
+
+    async def _pages(self, path: str, query: Mapping[str, str]) -> Sequence[Json]:
+        """All pages of a list. A page of a filtered list may be empty although others follow."""
+        first = await self._path(path, {"maxResults": "500", **query})
 
         def read_next(page: Json) -> str | None:
             token = page.get("nextPageToken")
-            return f"{path}&{urlencode({'pageToken': token})}" if token else None
+            return f"{first}&{urlencode({'pageToken': token})}" if token else None
 
         try:
-            pages = await self._rest.pages(path, read_next)
+            return await self._rest.pages(first, read_next)
         except CloudFault as fault:
             raise self._sort(fault) from fault
-        scopes = [scope for page in pages for scope in page.get("items", {}).values()]
-        return [each for scope in scopes for each in scope.get(kind, ())]
 
     async def _path(self, path: str, query: Mapping[str, str]) -> str:
         tail = f"?{urlencode(query)}" if query else ""

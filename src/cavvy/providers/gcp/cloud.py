@@ -188,12 +188,10 @@ class GcpCloud:
         zone, _, name = machine.partition("/")
         project = await self._api.project()
         link = f"projects/{project}/zones/{zone}/instances/{name}"
-        told = await self._api.get(
-            f"zones/{zone}/operations", filter=f'targetLink eq ".*/{link}"', maxResults="50"
-        )
+        told = await self._api.list(f"zones/{zone}/operations", filter=f'targetLink eq ".*/{link}"')
         ends = {
             str(each["operationType"]): each
-            for each in told.get("items", ())
+            for each in told
             if each.get("operationType") in (_PREEMPTED, _DELETED) and not each.get("error")
         }
         if not ends:
