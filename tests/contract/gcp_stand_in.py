@@ -72,6 +72,7 @@ class GcpStandIn(RestStandIn):
         self.preempted: set[str] = set()
         self.networks = ["default"]
         self.hides_operations = False  # whether requests for the list of operations are refused
+        self.refusals: list[CloudFault] = []  # of the next insertions, told by their operations
         self.operation_time = timedelta(seconds=10)
         self._stopped: dict[str, datetime] = {}
 
@@ -174,6 +175,8 @@ class GcpStandIn(RestStandIn):
         if any((self._zone(each.id), each.name) == (zone, name) for each in taken):
             raise CloudFault(409, "alreadyExists", f"The resource '{name}' already exists")
         new, refusal = "", None
+        if self.refusals:
+            return self._begin(zone, token, body, new, self.refusals.pop())
         try:
             (item,) = body["metadata"]["items"]
             new = self.start(name, item["value"], body["labels"])

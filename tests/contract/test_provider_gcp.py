@@ -190,6 +190,25 @@ class TestGcp(RestContract):
         asyncio.run(scenario())
         assert account.billed() == 0
 
+    @pytest.mark.parametrize("code", ["RESOURCE_OPERATION_RATE_EXCEEDED", "RESOURCE_NOT_READY"])
+    def test_an_operation_that_asks_to_come_later_is_repeated(
+        self, account: RestPlace, code: str
+    ) -> None:
+        account.api.refusals = [CloudFault(400, code, "Try again later")]
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("later", nodes=2)
+            for problem in ("operation in progress", code, "operation in progress"):
+                with pytest.raises(TryAgain, match=problem):
+                    await harness.ours.launch(gang)
+                await account.wait(timedelta(seconds=30))
+            await harness.ours.launch(gang)
+            assert account.billed() == 2
+            await harness.ours.remove(gang.name)
+
+        asyncio.run(scenario())
+
     def test_a_machine_that_google_calls_stopped_is_deleted(self, account: RestPlace) -> None:
         """Google's list of states has both STOPPED and TERMINATED."""
         account.api.states = {**account.api.states, MachineState.STOPPED: "STOPPED"}

@@ -13,8 +13,18 @@ from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
 
-# Reasons of HTTP errors: https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-rate-limits
-_TOO_MANY = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
+# Reasons of HTTP errors, and codes of failed operations, after which the same request may succeed:
+# https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-rate-limits
+_LATER = frozenset(
+    {
+        "rateLimitExceeded",
+        "userRateLimitExceeded",
+        "resourceNotReady",
+        "RATE_LIMIT_EXCEEDED",
+        "RESOURCE_OPERATION_RATE_EXCEEDED",
+        "RESOURCE_NOT_READY",
+    }
+)
 _NETWORK_PATHS = ("/networks/", "/subnetworks/")
 QUOTA_CODES = frozenset({"quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded"})
 # Codes of operations that found no capacity: https://cloud.google.com/compute/docs/troubleshooting/
@@ -89,7 +99,7 @@ class GcpApi:
         """The fault, with the status 429 if requests were too frequent; Refused if the network does
         not exist.
         """
-        if fault.code in _TOO_MANY:
+        if fault.code in _LATER:
             return CloudFault(429, fault.code, fault.message)
         if fault.status == 404 and any(each in fault.message for each in _NETWORK_PATHS):
             return Refused(
@@ -110,8 +120,9 @@ def read_operation(operation: Json) -> CloudFault | None:
     if not errors:
         return None
     told = [str(each.get("message") or "") for each in errors]
-    # the status 400 means that the operation certainly had no effect
-    return CloudFault(400, str(errors[0].get("code")), "; ".join(told)[:500])
+    code = str(errors[0].get("code"))
+    # with both statuses, it is certain that the operation had no effect
+    return CloudFault(429 if code in _LATER else 400, code, "; ".join(told)[:500])
 
 
 def last_part(url: str) -> str:

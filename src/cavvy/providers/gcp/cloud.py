@@ -74,7 +74,9 @@ class GcpCloud:
         self._credentials = GoogleCredentials(settings)
         self._api = GcpApi(settings, self._credentials)
         self._market = GcpMarket(self._api, settings, list_prices, now)
-        self._operations: dict[str, Json] = {}  # by machine: its unfinished insertion
+        self._operations: dict[str, Json] = {}  # by machine: its insertion, which goes on
+        # by machine: how many of its insertions failed, and may succeed when they are repeated
+        self._failed: dict[str, int] = {}
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
@@ -144,7 +146,7 @@ class GcpCloud:
     async def delete(self, machine: str) -> None:
         zone, _, name = machine.partition("/")
         operation = await self._api.send("DELETE", f"zones/{zone}/instances/{name}")
-        self._operations.pop(machine, None)
+        self._forget(machine)
         fault = read_operation(operation)
         if fault is not None and not fault.uncertain:
             raise fault
@@ -162,7 +164,10 @@ class GcpCloud:
             path = f"zones/{zone}/operations/{operation['name']}"
             operation = await self._api.get(path)
         else:
-            token = str(uuid.uuid5(uuid.NAMESPACE_URL, machine))
+            # the token of a failed insertion would return that insertion again
+            failed = self._failed.get(machine)
+            request = f"{machine} {failed}" if failed else machine
+            token = str(uuid.uuid5(uuid.NAMESPACE_URL, request))
             try:
                 path = f"zones/{zone}/instances"
                 operation = await self._api.send("POST", path, body, requestId=token)
@@ -176,10 +181,15 @@ class GcpCloud:
             raise problem
         self._operations.pop(machine, None)
         if problem is not None:
+            self._failed[machine] = self._failed.get(machine, 0) + 1
             raise problem
 
-    async def _roll_back(self, machine: str) -> None:
+    def _forget(self, machine: str) -> None:
         self._operations.pop(machine, None)
+        self._failed.pop(machine, None)
+
+    async def _roll_back(self, machine: str) -> None:
+        self._forget(machine)
         with suppress(CloudFault, ProviderError):
             await self.delete(machine)
 
