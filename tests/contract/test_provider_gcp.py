@@ -109,6 +109,8 @@ class TestGcp(RestContract):
         assert all(each.rate == listed[each.instance_type, each.purchase] for each in offers)
         facts = dict(asyncio.run(provider.whoami()))
         assert facts["machine types without a known price"] == "a4-highgpu-8g"
+        left_out = "machine types whose GPUs the catalog does not know"
+        assert facts[left_out] == "g4-standard-6"
 
     def test_the_settings_choose_zones_and_machines(self, account: RestPlace) -> None:
         provider = account.provider("ours", zones="us-central1-b", machines="g2-*")

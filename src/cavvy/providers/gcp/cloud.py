@@ -80,9 +80,12 @@ class GcpCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds types without prices."""
-        unpriced = self._market.unpriced
-        told = [("machine types without a known price", ", ".join(unpriced))] if unpriced else []
+        """Facts for `cavvy check`. Call `offers` first, which finds types that are not offered."""
+        left_out = {
+            "machine types without a known price": self._market.unpriced,
+            "machine types whose GPUs the catalog does not know": self._market.differing,
+        }
+        told = [(what, ", ".join(types)) for what, types in left_out.items() if types]
         return [
             ("project", self._credentials.project()),
             ("credentials", self._credentials.describe()),

@@ -6,7 +6,7 @@ zones of a region.
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -38,7 +38,9 @@ class GcpMarket:
         self._api, self._settings, self._now = api, settings, now
         self._list_prices = list_prices
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
-        self.unpriced: Sequence[str] = ()  # machine types without a price in the catalog
+        self.unpriced: Sequence[str] = ()  # machine types that the catalog has no price of
+        # machine types whose number of GPUs differs from the catalog's
+        self.differing: Sequence[str] = ()
 
     async def offers(self) -> Sequence[Offer]:
         """The offers of all zones in the settings. Raises CloudFault, Refused."""
@@ -49,22 +51,30 @@ class GcpMarket:
     async def _read(self) -> Sequence[Offer]:
         names = "|".join(each.replace("*", ".*") for each in self._patterns())
         types = await self._api.aggregated("machineTypes", filter=f'name eq "{names}"')
-        wanted = {str(each["name"]) for each in types}
-        prices: dict[tuple[str, str], list[Offer]] = {}
-        for each in await asyncio.to_thread(self._list_prices, "gcp"):
-            if each.instance_type in wanted and each.purchase in _SOLD:
-                prices.setdefault((each.region, each.instance_type), []).append(each)
-        found, unpriced = [], set()
+        prices = await self._read_prices({str(each["name"]) for each in types})
+        found, unpriced, differing = [], set(), set()
         for machine in types:
             zone, name = last_part(str(machine["zone"])), str(machine["name"])
             region = zone.rpartition("-")[0]
             if not self._is_wanted(region, zone) or machine.get("deprecated"):
                 continue
             rows = prices.get((region, name), ())
+            if any(row.accelerator_count != _count_gpus(machine) for row in rows):
+                differing.add(name)
+                continue
             found += [_make_offer(machine, zone, row) for row in rows]
             unpriced |= set() if rows else {name}
-        self.unpriced = sorted(unpriced - {each.instance_type for each in found})
+        self.unpriced = sorted(unpriced - {each.instance_type for each in found} - differing)
+        self.differing = sorted(differing)
         return found
+
+    async def _read_prices(self, types: Set[str]) -> Mapping[tuple[str, str], Sequence[Offer]]:
+        """The catalog's offers of these machine types, by region and type."""
+        prices: dict[tuple[str, str], list[Offer]] = {}
+        for each in await asyncio.to_thread(self._list_prices, "gcp"):
+            if each.instance_type in types and each.purchase in _SOLD:
+                prices.setdefault((each.region, each.instance_type), []).append(each)
+        return prices
 
     def _is_wanted(self, region: str, zone: str) -> bool:
         regions, zones = self._listed("regions"), self._listed("zones")
@@ -83,6 +93,12 @@ class GcpMarket:
     def _listed(self, setting: str) -> Sequence[str]:
         words = str(self._settings.get(setting) or "").split(",")
         return [each.strip() for each in words if each.strip()]
+
+
+def _count_gpus(machine: Json) -> int:
+    """The GPUs of a machine type, as Compute Engine counts them."""
+    gpus = machine.get("accelerators") or ()
+    return sum(int(each["guestAcceleratorCount"]) for each in gpus)
 
 
 def _make_offer(machine: Json, zone: str, price: Offer) -> Offer:
