@@ -4,6 +4,7 @@ and every reply against Google's discovery document.
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -111,6 +112,29 @@ class TestGcp(RestContract):
         assert facts["machine types without a known price"] == "a4-highgpu-8g"
         left_out = "machine types whose GPUs the catalog does not know"
         assert facts[left_out] == "g4-standard-6"
+
+    def test_a_read_of_offers_goes_on_when_its_caller_gives_up(self, account: RestPlace) -> None:
+        began, goes_on, reads = threading.Event(), threading.Event(), []
+
+        def read_slowly(provider: str) -> Sequence[Offer]:
+            reads.append(provider)
+            began.set()
+            goes_on.wait()
+            return read_prices(provider)
+
+        account.list_prices = read_slowly
+
+        async def scenario() -> None:
+            provider = account.provider("ours")
+            first = asyncio.create_task(provider.offers())
+            await asyncio.to_thread(began.wait)
+            first.cancel()
+            await asyncio.wait([first])
+            goes_on.set()
+            assert await provider.offers()
+
+        asyncio.run(scenario())
+        assert reads == ["gcp"]
 
     def test_the_settings_choose_zones_and_machines(self, account: RestPlace) -> None:
         provider = account.provider("ours", zones="us-central1-b", machines="g2-*")

@@ -38,17 +38,27 @@ class GcpMarket:
         self._api, self._settings, self._now = api, settings, now
         self._list_prices = list_prices
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        self._reading: asyncio.Task[None] | None = None  # the last read, maybe unfinished
         self.unpriced: Sequence[str] = ()  # machine types that the catalog has no price of
         # machine types whose number of GPUs differs from the catalog's
         self.differing: Sequence[str] = ()
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all zones in the settings. Raises CloudFault, Refused."""
-        if self._offers is None or self._now() - self._offers[0] >= _TYPES_AGE:
-            self._offers = self._now(), await self._read()
+        """The offers of all zones in the settings. Raises CloudFault, Refused. Callers share one
+        read, which goes on if a caller gives up: all zones may take longer than callers wait.
+        """
+        while self._offers is None or self._now() - self._offers[0] >= _TYPES_AGE:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._read())
+                self._reading.add_done_callback(_take_error)
+            await asyncio.shield(self._reading)
         return self._offers[1]
 
-    async def _read(self) -> Sequence[Offer]:
+    async def _read(self) -> None:
+        at = self._now()
+        self._offers = at, await self._join()
+
+    async def _join(self) -> Sequence[Offer]:
         names = "|".join(each.replace("*", ".*") for each in self._patterns())
         types = await self._api.aggregated("machineTypes", filter=f'name eq "{names}"')
         prices = await self._read_prices({str(each["name"]) for each in types})
@@ -93,6 +103,12 @@ class GcpMarket:
     def _listed(self, setting: str) -> Sequence[str]:
         words = str(self._settings.get(setting) or "").split(",")
         return [each.strip() for each in words if each.strip()]
+
+
+def _take_error(task: asyncio.Task[None]) -> None:
+    """Mark the error of a read as seen: its callers may have left."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _count_gpus(machine: Json) -> int:
