@@ -75,6 +75,8 @@ class GcpStandIn(RestStandIn):
         self.hides_operations = False  # whether requests for the list of operations are refused
         self.refusals: list[CloudFault] = []  # of the next insertions, told by their operations
         self.operation_time = timedelta(seconds=10)
+        self.deletion_time = timedelta(0)  # a machine that is being deleted is shown as STOPPING
+        self._ending: dict[str, datetime] = {}  # by machine: when its deletion began
         self._stopped: dict[str, datetime] = {}
 
     @property
@@ -115,6 +117,7 @@ class GcpStandIn(RestStandIn):
 
     def answer(self, request: RestRequest) -> tuple[int, object]:
         query = dict(request.query)
+        self._end_deletions()
         name, given = self.api.read_request(request.method, request.path, query, request.body)
         if given["project"] != PROJECT:
             link = f"projects/{given['project']}"
@@ -234,9 +237,19 @@ class GcpStandIn(RestStandIn):
         for each in self.cloud.machines:
             place = self._zone(each.id), each.name
             if place == (given["zone"], given["instance"]) and each.ended is None:
-                self.end(each.id)
-                return self._operation("delete", given["zone"], each.name, f"end-{each.id}")
+                operation = self._operation("delete", given["zone"], each.name, f"end-{each.id}")
+                if not self.deletion_time:
+                    self.end(each.id)
+                    return operation
+                self._ending.setdefault(each.id, self.cloud.time)
+                return {**operation, "status": "RUNNING"}
         raise CloudFault(404, "notFound", f"The resource '{link}' was not found")
+
+    def _end_deletions(self) -> None:
+        for machine, since in list(self._ending.items()):
+            if self.cloud.time - since >= self.deletion_time:
+                del self._ending[machine]
+                self.end(machine)
 
     def _ask(self, name: str) -> dict[str, Any]:
         for each in self.operations.values():
@@ -293,7 +306,7 @@ class GcpStandIn(RestStandIn):
             "name": machine.name,
             "zone": root,
             "machineType": f"{root}/machineTypes/e2-standard-4",
-            "status": "PROVISIONING" if going else self.states[machine.state],
+            "status": "PROVISIONING" if going else self._state(machine),
             "labels": dict(machine.tags),
             "creationTimestamp": machine.created_at.isoformat(),
             "scheduling": body.get("scheduling", {}),
@@ -305,6 +318,9 @@ class GcpStandIn(RestStandIn):
         if machine.address:
             told["networkInterfaces"] = [{"name": "nic0", "networkIP": machine.address}]
         return told
+
+    def _state(self, machine: CloudMachine) -> str:
+        return "STOPPING" if machine.id in self._ending else self.states[machine.state]
 
     def _page(
         self, kind: str, items: list[dict[str, Any]], query: dict[str, str]

@@ -235,6 +235,22 @@ class TestGcp(RestContract):
 
         asyncio.run(scenario())
 
+    def test_a_machine_ends_when_google_has_deleted_it(self, account: RestPlace) -> None:
+        """Until then, Google shows the machine as STOPPING."""
+        account.api.deletion_time = timedelta(minutes=2)
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("slow", nodes=1)
+            await harness.ours.remove(gang.name)
+            await account.wait(timedelta(minutes=1))
+            assert (await harness.one(gang.name)).state is not GangState.ENDED
+            await account.wait(timedelta(minutes=1))
+            assert (await harness.one(gang.name)).state is GangState.ENDED
+
+        asyncio.run(scenario())
+        assert account.billed() == 0
+
     def test_a_machine_that_google_calls_stopped_is_deleted(self, account: RestPlace) -> None:
         """Google's list of states has both STOPPED and TERMINATED."""
         account.api.states = {**account.api.states, MachineState.STOPPED: "STOPPED"}
