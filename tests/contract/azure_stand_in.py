@@ -76,6 +76,7 @@ class AzureStandIn(RestStandIn):
         self.leftovers: dict[str, list[dict[str, Any]]] = {"interfaces": [], "addresses": []}
         self.late: str | None = None  # the code with which started machines fail after a while
         self.failed: dict[str, str] = {}  # the codes of failed machines, by id
+        self.power_fault: CloudFault | None = None  # of the subscription's list of machines
         self.group = True  # the resource group exists
         self.registered = True
         self.subscriptions = [SUBSCRIPTION]
@@ -123,7 +124,7 @@ class AzureStandIn(RestStandIn):
                 shown = [self._show(each) for each in self.machines()]
                 return 200, self._page([*shown, *self.others], request)
             case "power":
-                return 200, self._page([self._power(each) for each in self.machines()], request)
+                return 200, self._list_power(request)
             case "get":
                 machine = self._find(name)
                 view = self._power(machine)["properties"] if "$expand" in request.query else {}
@@ -150,6 +151,11 @@ class AzureStandIn(RestStandIn):
         elif (kind, name) not in self.networks:
             raise CloudFault(404, "not-found")
         return 200, self.networks[kind, name]
+
+    def _list_power(self, request: RestRequest) -> dict[str, Any]:
+        if self.power_fault is not None:
+            raise self.power_fault
+        return self._page([self._power(each) for each in self.machines()], request)
 
     def _page(self, items: list[dict[str, Any]], request: RestRequest) -> dict[str, Any]:
         number = int(request.query.get("$skipToken", 1))
@@ -242,7 +248,8 @@ class AzureStandIn(RestStandIn):
     def _power(self, machine: CloudMachine) -> dict[str, Any]:
         codes = ["ProvisioningState/succeeded", "PowerState/running"]
         if machine.id in self.failed:
-            codes = [f"ProvisioningState/failed/{self.failed[machine.id]}"]
+            codes[0] = f"ProvisioningState/failed/{self.failed[machine.id]}"
+            codes = codes[: 1 if "Allocation" in codes[0] else 2]
         elif machine.state is MachineState.STOPPED:
             codes[1] = "PowerState/stopped"
         return {

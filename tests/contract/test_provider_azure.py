@@ -40,6 +40,7 @@ from cavvy.providers.contract import ContractHarness
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, read_fault
 from cavvy.providers.vm.provider import VmProvider
+from cavvy.providers.vm.records import MachineNames
 
 PROOF = Proof("azure", False, "a strict stand-in for Azure Resource Manager")
 CPU, T4, SPOT = "Standard_D2s_v5", "Standard_NC4as_T4_v3", Purchase.SPOT
@@ -82,6 +83,7 @@ class AzurePlace(RestPlace):
             settings,
             context.now,
             find_instance,
+            mark=MachineNames(installation, AzureCloud.traits.name_limit).mark,
             make_credential=lambda: FileCredential(self.file),
             prices=AzurePrices(base=self.api.url, tries=1),
         )
@@ -255,7 +257,9 @@ class TestAzure(RestContract):
             account.api.late = "AllocationFailed"
             before = await find_offer(harness, T4, SPOT)
             gang = await start_one(harness, T4, SPOT)
-            assert gang.no_capacity
+            await account.wait(timedelta(minutes=1))
+            gang = await harness.one(gang.name)
+            assert (gang.state, gang.no_capacity) == (GangState.ENDED, True)
             assert "AllocationFailed" in gang.reason
             assert account.billed() == 0  # the provider has deleted what Azure left behind
             keys = [offer.key for offer in await harness.ours.offers()]
@@ -266,6 +270,86 @@ class TestAzure(RestContract):
                 await harness.ours.launch(again)
             await account.wait(timedelta(minutes=11))
             assert before.key in [offer.key for offer in await harness.ours.offers()]
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("owner", ["a person", "another installation"])
+    def test_the_failed_machines_of_others_are_not_deleted(
+        self, account: AzurePlace, owner: str
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            account.api.late = "AllocationFailed"
+            if owner == "a person":
+                other = account.cloud.add("cv-train-prod", {"team": "vision"})
+                account.api.bodies[other] = {
+                    "location": "eastus",
+                    "properties": {"hardwareProfile": {"vmSize": T4}},
+                }
+                account.api.failed[other] = "AllocationFailed"
+            else:
+                gang = await harness.spec("theirs", installation="theirs")
+                offer = await find_offer(harness, T4)
+                await account.provider("theirs").launch(replace(gang, offer=offer))
+                (other,) = (each.id for each in account.cloud.billed())
+            await account.settle()
+            for _ in range(3):
+                await harness.ours.gangs()
+                await account.wait(timedelta(minutes=1))
+            assert T4 in [offer.instance_type for offer in await harness.ours.offers()]
+            assert [each.id for each in account.cloud.billed()] == [other]
+            account.cloud.change(other, ended=account.cloud.now())
+
+        asyncio.run(scenario())
+
+    def test_a_machine_whose_capacity_is_missing_is_billed_until_its_deletion(
+        self, account: AzurePlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            account.api.late = "AllocationFailed"
+            account.fail_deletions(True)
+            gang = await start_one(harness, T4, SPOT)
+            assert gang.nodes[0].ended_at is None
+            assert account.billed() == 1
+            account.fail_deletions(False)
+            for _ in range(2):
+                await account.wait(timedelta(minutes=1))
+                seen = await harness.one(gang.name)
+            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+            assert not seen.preempted
+            assert account.billed() == 0
+
+        asyncio.run(scenario())
+
+    def test_a_machine_that_is_on_survives_an_extension_that_fails(
+        self, account: AzurePlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            account.api.late = "VMExtensionProvisioningError"
+            gang = await start_one(harness, CPU)
+            for _ in range(3):
+                await account.wait(timedelta(minutes=1))
+                seen = await harness.one(gang.name)
+            assert (seen.state, seen.reason) == (GangState.RUNNING, "")
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("status", [403, 429])
+    def test_machines_are_deleted_if_the_subscription_does_not_list_its_machines(
+        self, account: AzurePlace, status: int
+    ) -> None:
+        """The role of the server may hold for the resource group only."""
+
+        async def scenario() -> None:
+            harness = account.harness()
+            account.api.power_fault = CloudFault(status, "AuthorizationFailed", "no")
+            gang = await start_one(harness, CPU)
+            assert gang.state is GangState.RUNNING
+            await harness.remove(gang.name)
+            assert account.billed() == 0
 
         asyncio.run(scenario())
 
@@ -370,11 +454,11 @@ class TestAzure(RestContract):
         monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "AzureCliCredential")
         table = {"endpoint": account.api.url, "subscription": SUBSCRIPTION}
         settings = check_settings(MANIFEST, table)
-        cloud = AzureCloud(settings, account.cloud.now, find_instance)
+        cloud = AzureCloud(settings, account.cloud.now, find_instance, mark="m")
         assert asyncio.run(cloud.list()) == []
         cloud.close()
         tool.write_text("#!/bin/sh\necho 'Please run az login to set up an account.' >&2\nexit 1\n")
-        cloud = AzureCloud(settings, account.cloud.now, find_instance)
+        cloud = AzureCloud(settings, account.cloud.now, find_instance, mark="m")
         with pytest.raises(Refused, match="sign in with `az login`"):
             asyncio.run(cloud.list())
         cloud.close()
@@ -407,7 +491,8 @@ class TestAzure(RestContract):
     def test_only_missing_capacity_lets_the_job_try_other_sizes(
         self, account: AzurePlace, code: str, message: str, error: type[Exception]
     ) -> None:
-        cloud = AzureCloud(check_settings(MANIFEST, {}), account.cloud.now, find_instance)
+        settings = check_settings(MANIFEST, {})
+        cloud = AzureCloud(settings, account.cloud.now, find_instance, mark="m")
         fault = cloud.name_quota(CloudFault(409, code, message))
         assert type(read_fault(cloud, fault, "a launch", making=True)) is error
         cloud.close()
@@ -418,13 +503,17 @@ def test_the_guide_lists_the_rights_of_all_calls() -> None:
     guide = Path(__file__).parents[2] / "docs" / "guides" / "azure.md"
     block = re.search(r"```json\n(.*?)```", guide.read_text(), re.DOTALL)
     assert block is not None
-    listed = set(json.loads(block[1]))
+    actions = json.loads(block[1])
+    listed = set(actions)
     verbs = {"GET": "read", "PUT": "write", "DELETE": "delete"}
-    called = set()
+    called: set[str] = set()
+    subscription: set[str] = set()  # the actions outside the resource group
     for operation in OPERATIONS.values():
         method, path, _ = operation.describe(SUBSCRIPTION, "cavvy")
         kind = "/".join(path.split("/providers/")[1].split("/")[:2])
-        called.add(f"{kind}/{verbs[method]}")
+        (called if operation.group else subscription).add(f"{kind}/{verbs[method]}")
+    assert set(actions[:2]) == subscription
+    called |= subscription
     assert called <= listed
     assert listed - called == {
         "Microsoft.Resources/subscriptions/resourceGroups/read",

@@ -10,6 +10,8 @@ def make(context: ProviderContext) -> Provider:
     # imported here, so that listing the providers does not load it
     from cavvy.providers.azure.cloud import AzureCloud
     from cavvy.providers.vm.provider import VmProvider
+    from cavvy.providers.vm.records import MachineNames
 
-    cloud = AzureCloud(context.settings, context.now, context.find_instance)
+    mark = MachineNames(context.installation, AzureCloud.traits.name_limit).mark
+    cloud = AzureCloud(context.settings, context.now, context.find_instance, mark=mark)
     return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)

@@ -79,9 +79,12 @@ class AzureCloud:
         now: Callable[[], datetime],
         find_instance: FindInstance,
         *,
+        mark: str,
         make_credential: Callable[[], Credential] | None = None,
         prices: AzurePrices | None = None,
     ) -> None:
+        """`mark` is the installation's mark in the names of its machines."""
+        self._prefix = f"{NAME_PREFIX}{mark}-"
         self._settings, self._now, self._find_instance = settings, now, find_instance
         self._account = AzureAccount(settings, make_credential)
         self._networks = AzureNetworks(self._account, settings)
@@ -92,8 +95,8 @@ class AzureCloud:
         # by region: when the value was read, and the value
         self._sizes: dict[str, tuple[datetime, Sequence[AzureSize]]] = {}
         self._rates: dict[str, tuple[datetime, Mapping[tuple[str, Purchase], HourlyRate]]] = {}
-        self._full: dict[str, datetime] = {}  # by offer key: the end of the time without requests
-        self._power: tuple[datetime, Mapping[str, MachineState]] | None = None
+        self._full: dict[str, datetime] = {}  # by offer key: until when it is not requested
+        self._power: tuple[datetime | None, Mapping[str, MachineState]] = (None, {})
         self._seen: set[str] = set()  # ids of listed machines
         self._deleted: set[str] = set()  # ids of machines that this process has deleted
 
@@ -160,7 +163,7 @@ class AzureCloud:
         told = [
             each
             for each in await self._account.resources(MACHINES)
-            if str(each.get("name")).startswith(NAME_PREFIX)
+            if str(each.get("name")).startswith(self._prefix)
         ]
         with suppress(CloudFault):  # the next sweep tries again
             await self._leftovers.sweep()
@@ -197,19 +200,20 @@ class AzureCloud:
         return fault
 
     async def _read(self, told: Any, power: Mapping[str, MachineState]) -> CloudMachine:
-        """The machine that an entry of the API describes. Deletes the machine if Azure had no
-        capacity to start it.
+        """The machine of an entry of the API. A machine that Azure could not start is reported as
+        off, so that the layer deletes it.
         """
         state = power.get(str(told["id"]).lower(), MachineState.RUNNING)
         machine = read_machine(told, state, self._deleted)
         self._seen.add(machine.id)
         if str(told["properties"].get("provisioningState")) != "Failed":
             return machine
-        view = await self._account.find(MACHINES, machine.name, "&$expand=instanceView")
+        try:
+            view = await self._account.find(MACHINES, machine.name, "&$expand=instanceView")
+        except CloudFault:  # the next list tries again; this one must show the other machines
+            return machine
         failed = read_failure(machine, view, FULL)
         if failed.no_capacity:
-            with suppress(CloudFault):  # the next listing tries again
-                await self.delete(machine.id)
             self._remember_full(told)
         return failed
 
@@ -224,15 +228,19 @@ class AzureCloud:
                     self._full[offer.key] = self._now() + _FULL_AGE
 
     async def _read_power(self) -> Mapping[str, MachineState]:
-        """Whether each machine of the subscription is on, by the lower-case id of the resource. The
-        list of a resource group does not contain this.
+        """Whether each machine of the subscription is on, by the lower-case id of the resource.
+        The list of a resource group does not say so. If Azure does not answer, the last answer
+        holds: machines are listed and deleted all the same.
         """
         now = self._now()
-        if self._power is None or now - self._power[0] >= _POWER_AGE:
-            query = f"api-version={COMPUTE}&statusOnly=true"
-            told = await self._account.all("providers/Microsoft.Compute/virtualMachines", query)
-            self._power = (now, {str(each["id"]).lower(): read_power(each) for each in told})
-        return self._power[1]
+        at, power = self._power
+        if at is None or now - at >= _POWER_AGE:
+            with suppress(CloudFault):
+                query = f"api-version={COMPUTE}&statusOnly=true"
+                told = await self._account.all("providers/Microsoft.Compute/virtualMachines", query)
+                power = {str(each["id"]).lower(): read_power(each) for each in told}
+            self._power = (now, power)
+        return power
 
     async def _regions(self) -> Sequence[str]:
         named = list_setting(self._settings, "regions")

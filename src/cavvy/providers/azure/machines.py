@@ -21,6 +21,10 @@ _DELETE = {"deleteOption": "Delete"}  # deletes a part with the machine
 _NETWORK_API = "2022-11-01"
 _STATES = {"Creating": MachineState.STARTING, "Deleting": MachineState.ENDED}
 _OFF = frozenset({"PowerState/stopped", "PowerState/deallocated", "PowerState/deallocating"})
+_ON = frozenset({"PowerState/starting", "PowerState/running"})
+# The start of the codes of systems that did not report that they have booted:
+# https://learn.microsoft.com/azure/virtual-machines/states-billing
+_NO_BOOT = "OSProvisioning"
 _FAILED = re.compile(r"ProvisioningState/failed/(\w+)")
 
 
@@ -145,15 +149,18 @@ def read_machine(told: Json, power: MachineState, deleted: Collection[str]) -> C
 
 
 def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]) -> CloudMachine:
-    """A machine that Azure could not start. `view` contains the cause, and `full` the codes of
-    missing capacity.
+    """A machine whose last operation has failed. `view` has the cause, `full` are the codes of
+    missing capacity. A machine that is on stays as it is, unless its system could not boot: the
+    operation may be another one, such as an extension that a policy of the subscription installs.
     """
     codes = [str(each.get("code")) for each in _statuses(view)]
     causes = [found[1] for each in codes if (found := _FAILED.fullmatch(each))]
+    no_capacity = any(each in full for each in causes)
+    boots = not any(each.startswith(_NO_BOOT) for each in causes)
+    if boots and not no_capacity and any(each in _ON for each in codes):
+        return replace(machine, state=MachineState.RUNNING, reason="")
     reason = f"Azure could not start the machine: {', '.join(causes) or 'unknown cause'}"
-    if any(each in full for each in causes):
-        return replace(machine, state=MachineState.ENDED, no_capacity=True, reason=reason)
-    return replace(machine, state=MachineState.STOPPED, reason=reason)
+    return replace(machine, state=MachineState.STOPPED, no_capacity=no_capacity, reason=reason)
 
 
 def read_power(told: Json) -> MachineState:

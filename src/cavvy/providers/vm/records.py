@@ -177,6 +177,7 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
         up=node.up or machine.state is MachineState.RUNNING,
         address=machine.address or node.address,
         ssh=machine.ssh or node.ssh,
+        no_capacity=node.no_capacity or machine.no_capacity,
         reason=machine.reason or node.reason,
     )
     if not bill.over:
@@ -188,7 +189,6 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
         ended_at=ended,
         unseen=end is None,
         preempted=machine.preempted,
-        no_capacity=machine.no_capacity,
     )
 
 
