@@ -40,7 +40,7 @@ from cavvy.providers.contract import ContractHarness
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, read_fault
 from cavvy.providers.vm.provider import VmProvider
-from cavvy.providers.vm.records import MachineNames
+from cavvy.providers.vm.records import INSTALLATION, MachineNames
 
 PROOF = Proof("azure", False, "a strict stand-in for Azure Resource Manager")
 CPU, T4, SPOT = "Standard_D2s_v5", "Standard_NC4as_T4_v3", Purchase.SPOT
@@ -385,24 +385,39 @@ class TestAzure(RestContract):
     def test_what_a_failed_creation_left_without_a_machine_is_deleted(
         self, account: AzurePlace
     ) -> None:
-        """Only Cavvy's own parts, and not before a second look ten minutes later."""
+        """Only parts of this installation, and not before a second look ten minutes later."""
+        gateway: dict[str, object] = {"privateEndpoint": {"id": "x"}, "natGateway": {"id": "x"}}
         used: dict[str, object] = {"virtualMachine": {"id": "x"}, "ipConfiguration": {"id": "x"}}
 
         async def scenario() -> None:
-            names = {"cv-1-lost-1": {}, "cv-1-used-2": used, "web-1": {}}
-            account.api.leftovers = {
-                kind: [{"name": name, "properties": part} for name, part in names.items()]
-                for kind in ("interfaces", "addresses")
-            }
-            provider = account.provider("ours")
+            harness = account.harness()
+            gang = await start_one(harness, CPU)
+            (machine,) = account.cloud.billed()
+            network = account.api.bodies[machine.id]["properties"]["networkProfile"]
+            (interface,) = network["networkInterfaceConfigurations"]
+            (inner,) = interface["properties"]["ipConfigurations"]
+            address = inner["properties"]["publicIPAddressConfiguration"]
+            await harness.remove(gang.name)
+            for kind, part in (("interfaces", interface), ("addresses", address)):
+                own = {"name": part["name"], "tags": part["tags"]}
+                theirs = {**part["tags"], INSTALLATION: "another"}
+                account.api.leftovers[kind] = [
+                    {**own, "name": f"{part['name']}-a1b2", "properties": {}},
+                    {**own, "name": "used", "properties": used},
+                    {**own, "name": "gateway", "properties": gateway},
+                    {"name": part["name"], "tags": theirs, "properties": {}},
+                    {"name": "cv-prod-ip", "properties": {}},
+                ]
             for _ in range(9):
-                await provider.gangs()
-                assert [len(each) for each in account.api.leftovers.values()] == [3, 3]
+                await harness.ours.gangs()
+                assert [len(each) for each in account.api.leftovers.values()] == [5, 5]
                 await account.wait(timedelta(minutes=1))
-            await account.wait(timedelta(minutes=2))
-            await provider.gangs()
+            for _ in range(2):
+                await account.wait(timedelta(minutes=11))
+                await harness.ours.gangs()
             for left in account.api.leftovers.values():
-                assert [each["name"] for each in left] == ["cv-1-used-2", "web-1"]
+                names = [each["name"] for each in left]
+                assert names == ["used", "gateway", machine.name, "cv-prod-ip"]
 
         asyncio.run(scenario())
 

@@ -88,7 +88,7 @@ class AzureCloud:
         self._settings, self._now, self._find_instance = settings, now, find_instance
         self._account = AzureAccount(settings, make_credential)
         self._networks = AzureNetworks(self._account, settings)
-        self._leftovers = AzureLeftovers(self._account, now)
+        self._leftovers = AzureLeftovers(self._account, mark, now)
         self._prices = prices or AzurePrices(tries=3)
         self._key = str(settings.get("ssh_key") or "")
         self._closed = threading.Event()

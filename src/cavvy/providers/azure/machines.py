@@ -82,7 +82,7 @@ def make_machine(
         },
         "networkProfile": {
             "networkApiVersion": _NETWORK_API,
-            "networkInterfaceConfigurations": [_make_interface(name, settings, subnet)],
+            "networkInterfaceConfigurations": [_make_interface(request, settings, subnet)],
         },
     }
     if offer.purchase is Purchase.SPOT:
@@ -106,16 +106,22 @@ def _make_disk(gang: GangSpec, settings: Mapping[str, Scalar]) -> Mapping[str, A
     }
 
 
-def _make_interface(name: str, settings: Mapping[str, Scalar], subnet: str) -> Mapping[str, Any]:
+def _make_interface(
+    request: MachineRequest, settings: Mapping[str, Scalar], subnet: str
+) -> Mapping[str, Any]:
+    """The interface of a machine. Its tags, and those of the address, tell whose they are if the
+    creation of the machine fails.
+    """
+    mark = {"name": request.names[0], "tags": dict(request.tags)}
     address: dict[str, Any] = {"primary": True, "subnet": {"id": subnet}}
     if settings["public_ip"]:
         address["publicIPAddressConfiguration"] = {
-            "name": name,
+            **mark,
             "sku": {"name": "Standard"},
             "properties": {"publicIPAllocationMethod": "Static", **_DELETE},
         }
     return {
-        "name": name,
+        **mark,
         "properties": {
             "primary": True,
             "ipConfigurations": [{"name": "nodes", "properties": address}],
