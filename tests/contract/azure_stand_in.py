@@ -76,6 +76,7 @@ class AzureStandIn(RestStandIn):
         self.leftovers: dict[str, list[dict[str, Any]]] = {"interfaces": [], "addresses": []}
         self.late: str | None = None  # the code with which started machines fail after a while
         self.failed: dict[str, str] = {}  # the codes of failed machines, by id
+        self.boots = False  # machines whose creation is not complete are on
         self.power_fault: CloudFault | None = None  # of the subscription's list of machines
         self.group = True  # the resource group exists
         self.registered = True
@@ -252,6 +253,9 @@ class AzureStandIn(RestStandIn):
             codes = codes[: 1 if "Allocation" in codes[0] else 2]
         elif machine.state is MachineState.STOPPED:
             codes[1] = "PowerState/stopped"
+        elif machine.state is MachineState.STARTING:
+            codes = ["ProvisioningState/creating"]
+            codes += ["PowerState/starting"] if self.boots else []
         return {
             "id": f"{_MACHINES}/virtualMachines/{machine.name}".upper(),
             "properties": {"instanceView": {"statuses": [{"code": each} for each in codes]}},

@@ -322,6 +322,28 @@ class TestAzure(RestContract):
 
         asyncio.run(scenario())
 
+    @pytest.mark.parametrize("boots", [False, True])
+    def test_a_bill_begins_when_azure_has_started_the_machine(
+        self, account: AzurePlace, boots: bool
+    ) -> None:
+        """Azure does not bill a machine while it looks for a place for it."""
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("one")
+            await harness.launch(replace(gang, offer=await find_offer(harness, T4)))
+            created = account.cloud.now()
+            await account.wait(timedelta(seconds=40))  # the stand-in boots a machine for a minute
+            account.api.boots = boots
+            (node,) = (await harness.one(gang.name)).nodes
+            assert node.started_at == (created if boots else None)
+            await account.settle()
+            (node,) = (await harness.one(gang.name)).nodes
+            assert node.started_at == created + timedelta(seconds=0 if boots else 40)
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
     def test_a_machine_that_is_on_survives_an_extension_that_fails(
         self, account: AzurePlace
     ) -> None:

@@ -32,6 +32,7 @@ from cavvy.providers.azure.sizes import AzureSize, FindInstance, read_sizes
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.vm.cloud import (
     NAME_PREFIX,
+    BillStart,
     CloudFault,
     CloudMachine,
     CloudTraits,
@@ -69,6 +70,8 @@ class AzureCloud:
         tags=True,
         tokens=True,
         user_data_limit=65535,
+        # https://learn.microsoft.com/azure/virtual-machines/states-billing
+        bill_starts=BillStart.RUNNING,
         list_lag=timedelta(minutes=1),
         quota_codes=frozenset({_QUOTA}),
     )
@@ -96,7 +99,7 @@ class AzureCloud:
         self._sizes: dict[str, tuple[datetime, Sequence[AzureSize]]] = {}
         self._rates: dict[str, tuple[datetime, Mapping[tuple[str, Purchase], HourlyRate]]] = {}
         self._full: dict[str, datetime] = {}  # by offer key: until when it is not requested
-        self._power: tuple[datetime | None, Mapping[str, MachineState]] = (None, {})
+        self._power: tuple[datetime | None, Mapping[str, MachineState | None]] = (None, {})
         self._seen: set[str] = set()  # ids of listed machines
         self._deleted: set[str] = set()  # ids of machines that this process has deleted
 
@@ -199,12 +202,12 @@ class AzureCloud:
             return CloudFault(fault.status, _QUOTA, fault.message)
         return fault
 
-    async def _read(self, told: Any, power: Mapping[str, MachineState]) -> CloudMachine:
+    async def _read(self, told: Any, power: Mapping[str, MachineState | None]) -> CloudMachine:
         """The machine of an entry of the API. A machine that Azure could not start is reported as
         off, so that the layer deletes it.
         """
-        state = power.get(str(told["id"]).lower(), MachineState.RUNNING)
-        machine = read_machine(told, state, self._deleted)
+        on = power.get(str(told["id"]).lower())
+        machine = read_machine(told, on, self._deleted)
         self._seen.add(machine.id)
         if str(told["properties"].get("provisioningState")) != "Failed":
             return machine
@@ -227,7 +230,7 @@ class AzureCloud:
                     offer = self._offer(each, str(told["location"]), purchase, HourlyRate(0))
                     self._full[offer.key] = self._now() + _FULL_AGE
 
-    async def _read_power(self) -> Mapping[str, MachineState]:
+    async def _read_power(self) -> Mapping[str, MachineState | None]:
         """Whether each machine of the subscription is on, by the lower-case id of the resource.
         The list of a resource group does not say so. If Azure does not answer, the last answer
         holds: machines are listed and deleted all the same.

@@ -130,16 +130,17 @@ def _make_interface(
     }
 
 
-def read_machine(told: Json, power: MachineState, deleted: Collection[str]) -> CloudMachine:
-    """The machine that an entry of the API describes. `power` is its state if Azure has started it.
-    `deleted` contains the ids of machines that Cavvy deletes; other spot machines that are being
-    deleted were evicted.
+def read_machine(told: Json, power: MachineState | None, deleted: Collection[str]) -> CloudMachine:
+    """The machine of an entry of the API. `power` says whether it is on, as far as this is known;
+    `deleted` are the ids of machines that Cavvy deletes: Azure deletes an evicted machine itself.
     """
     properties, name = told["properties"], str(told["name"])
     spot = properties.get("priority") == "Spot"
     machine = make_id(name, spot=spot)
     status = str(properties.get("provisioningState"))
-    state = _STATES.get(status, power)
+    state = _STATES.get(status, power or MachineState.RUNNING)
+    if state is MachineState.STARTING and power is MachineState.RUNNING:
+        state = power  # Azure bills a machine that is on, although its creation is not complete
     evicted = state is MachineState.ENDED and spot and machine not in deleted
     reason = "Azure reports: off" if state is MachineState.STOPPED else ""
     created = properties.get("timeCreated")
@@ -169,10 +170,14 @@ def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]
     return replace(machine, state=MachineState.STOPPED, no_capacity=no_capacity, reason=reason)
 
 
-def read_power(told: Json) -> MachineState:
-    """Whether a machine is on, from an entry with the field `instanceView`."""
-    off = any(each.get("code") in _OFF for each in _statuses(told))
-    return MachineState.STOPPED if off else MachineState.RUNNING
+def read_power(told: Json) -> MachineState | None:
+    """Whether a machine is on, by an entry with the field `instanceView`; None if the entry does
+    not say so.
+    """
+    codes = {each.get("code") for each in _statuses(told)}
+    if codes & _OFF:
+        return MachineState.STOPPED
+    return MachineState.RUNNING if codes & _ON else None
 
 
 def _statuses(view: Json | None) -> list[Json]:
