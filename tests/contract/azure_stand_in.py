@@ -76,6 +76,7 @@ class AzureStandIn(RestStandIn):
         self.leftovers: dict[str, list[dict[str, Any]]] = {"interfaces": [], "addresses": []}
         self.late: str | None = None  # the code with which started machines fail after a while
         self.failed: dict[str, str] = {}  # the codes of failed machines, by id
+        self.slow_networks = False  # a new network is not ready at once
         self.boots = False  # machines whose creation is not complete are on
         self.power_fault: CloudFault | None = None  # of the subscription's list of machines
         self.group = True  # the resource group exists
@@ -148,7 +149,9 @@ class AzureStandIn(RestStandIn):
             self.leftovers[kind] = left
             return 202, None
         if request.method == "PUT":
-            self.networks[kind, name] = request.body
+            state = "Updating" if self.slow_networks else "Succeeded"
+            made = {**request.body["properties"], "provisioningState": state}
+            self.networks[kind, name] = {**request.body, "properties": made}
         elif (kind, name) not in self.networks:
             raise CloudFault(404, "not-found")
         return 200, self.networks[kind, name]

@@ -467,6 +467,23 @@ class TestAzure(RestContract):
 
         asyncio.run(scenario())
 
+    def test_no_machine_is_requested_before_its_network_is_ready(self, account: AzurePlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("early")
+            network = account.api.networks
+            account.api.slow_networks = True
+            for _ in range(2):
+                with pytest.raises(TryAgain, match="still making the network cavvy-eastus"):
+                    await harness.ours.launch(gang)
+                assert account.api.bodies == {}
+            network["network", "cavvy-eastus"]["properties"]["provisioningState"] = "Failed"
+            account.api.slow_networks = False  # the next launch makes it again
+            await harness.ours.launch(gang)
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
     def test_the_set_up_that_is_missing_is_named(self, account: AzurePlace) -> None:
         account.api.subscriptions = [SUBSCRIPTION, "another"]
         with pytest.raises(Refused, match="has 2 enabled subscriptions"):

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.azure.account import AzureAccount
 from cavvy.providers.base import Refused
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.rest import Json
 
 _NETWORKS = "Microsoft.Network/virtualNetworks"
 _GROUPS = "Microsoft.Network/networkSecurityGroups"
@@ -40,7 +42,8 @@ class AzureNetworks:
 
     async def _make(self, region: str) -> str:
         name = f"cavvy-{region}"
-        if await self._account.find(_NETWORKS, name) is None:
+        network = await self._account.find(_NETWORKS, name)
+        if network is None or _state(network) == "Failed":
             if await self._account.find(_GROUPS, name) is None:
                 await self._account.put(_GROUPS, name, {"location": region, "properties": {}})
             properties = {
@@ -54,8 +57,14 @@ class AzureNetworks:
                     "subnets": [{"name": _SUBNET, "properties": properties}],
                 },
             }
-            await self._account.put(_NETWORKS, name, body)
+            network = await self._account.put(_NETWORKS, name, body)
+        if _state(network) != "Succeeded":  # Azure refuses machines in it until then
+            raise CloudFault(425, "NetworkNotReady", f"Azure is still making the network {name}")
         return f"{await self._account.path(_NETWORKS, name)}/subnets/{_SUBNET}"
+
+
+def _state(network: Json) -> str:
+    return str((network.get("properties") or {}).get("provisioningState"))
 
 
 def _read_subnets(text: str) -> Mapping[str, str]:
