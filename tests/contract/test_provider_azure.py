@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -516,6 +517,24 @@ class TestAzure(RestContract):
         with pytest.raises(Refused, match="sign in with `az login`"):
             asyncio.run(cloud.list())
         cloud.close()
+
+    def test_a_token_service_that_does_not_answer_ends_the_call(
+        self, account: AzurePlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With the real package, which by default waits 300 s for each of four tries."""
+        monkeypatch.setattr("cavvy.providers.azure.account._CONNECT_S", 0.1)
+        monkeypatch.setattr("cavvy.providers.azure.account._READ_S", 0.1)
+        monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
+        monkeypatch.setenv("IDENTITY_HEADER", "x")
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            host, port = silent.getsockname()
+            monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://{host}:{port}")
+            table = {"endpoint": account.api.url, "subscription": SUBSCRIPTION}
+            settings = check_settings(MANIFEST, table)
+            cloud = AzureCloud(settings, account.cloud.now, find_instance, mark="m")
+            with pytest.raises((CloudFault, Refused)):
+                asyncio.run(cloud.list())
+            cloud.close()
 
     def test_a_wrong_subnet_or_image_is_refused(self, account: AzurePlace) -> None:
         with pytest.raises(Refused, match="is not REGION=RESOURCE-ID"):
