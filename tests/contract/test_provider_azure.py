@@ -125,7 +125,7 @@ class TestAzure(RestContract):
         account.close()
 
     def test_a_second_node_of_the_same_name_is_deleted(self) -> None:
-        """Azure has no second machine of one name: it refuses a request with other values."""
+        pytest.skip("Azure has no second machine of one name: it refuses other values")
 
     def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
         facts = asyncio.run(account.provider("ours").whoami())
