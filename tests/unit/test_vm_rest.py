@@ -121,6 +121,21 @@ def test_all_pages_are_read(api: Api) -> None:
     assert [path for _, path, _, _ in api.requests] == ["/v1/things", "/v1/things?page=2"]
 
 
+def test_the_address_of_a_page_may_be_written_in_another_way(api: Api) -> None:
+    other = api.url.replace("http", "HTTP", 1)
+    api.replies += [(200, {"next": f"{other}/things?page=2"}), (200, {"next": None})]
+    asyncio.run(client(api).pages("/things", lambda page: page["next"]))
+    assert [path for _, path, _, _ in api.requests] == ["/v1/things", "/v1/things?page=2"]
+
+
+@pytest.mark.parametrize("page", ["https://example.org/v1/2", "//example.org/2", ".example.org/2"])
+def test_the_token_is_not_sent_to_the_server_of_another_page(api: Api, page: str) -> None:
+    api.replies += [(200, {"next": page})]
+    with pytest.raises(CloudFault, match=r"a page (on another server|without a path)"):
+        asyncio.run(client(api).pages("/things", lambda told: told["next"]))
+    assert len(api.requests) == 1
+
+
 def test_an_empty_reply_is_none_and_nothing_answers_after_the_server_is_gone(api: Api) -> None:
     api.replies.append((200, b""))
     assert asyncio.run(client(api).send("DELETE", "/things/1")) is None

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 from cavvy.providers.recording import CallRecorder
 from cavvy.providers.vm.cloud import CloudFault
@@ -88,9 +89,24 @@ class RestClient:
         while following is not None:
             if len(found) == _MOST_PAGES:
                 raise CloudFault(400, "too many pages", path)
-            found.append(await self.get(following.removeprefix(self._endpoint)))
+            found.append(await self.get(self._path_of(following)))
             following = read_next(found[-1])
         return found
+
+    def _path_of(self, page: str) -> str:
+        """The path of a page below the endpoint. Raises CloudFault if the page is on another
+        server: the token must not go there.
+        """
+        parts, own = urlsplit(page), urlsplit(self._endpoint)
+        path = page
+        if parts.scheme or parts.netloc:
+            path = parts._replace(scheme="", netloc="").geturl()
+            if _server(parts) != _server(own) or not path.startswith(f"{own.path}/"):
+                raise CloudFault(400, "a page on another server", page)
+            path = path.removeprefix(own.path)
+        if not path.startswith("/"):
+            raise CloudFault(400, "a page without a path", page)
+        return path
 
     async def _run(self, what: str, body: object, call: Callable[[], Json]) -> Json:
         """Make the call in a thread, and record it."""
@@ -230,6 +246,11 @@ class _Http(urllib.request.HTTPHandler):
 class _Https(urllib.request.HTTPSHandler):
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(_connect(http.client.HTTPSConnection), request)
+
+
+def _server(url: SplitResult) -> tuple[str, str | None, int | None]:
+    """The scheme, the host and the port of a URL."""
+    return url.scheme, url.hostname, url.port or {"http": 80, "https": 443}.get(url.scheme)
 
 
 def _wish(headers: email.message.Message) -> float | None:
