@@ -35,6 +35,7 @@ MANIFEST = Manifest(
     name="azure",
     title="Azure",
     docs="docs/guides/azure.md",
+    rights="a role with the actions in docs/guides/azure.md, two of them on the subscription",
     abilities=ABILITIES,
     prices="cavvy.providers.azure.price_list",
     visibility_delay=timedelta(minutes=1),
