@@ -77,6 +77,7 @@ class AzureStandIn(RestStandIn):
         self.late: str | None = None  # the code with which started machines fail after a while
         self.failed: dict[str, str] = {}  # the codes of failed machines, by id
         self.slow_networks = False  # a new network is not ready at once
+        self.price_fault: CloudFault | None = None  # of the list of prices
         self.boots = False  # machines whose creation is not complete are on
         self.power_fault: CloudFault | None = None  # of the subscription's list of machines
         self.group = True  # the resource group exists
@@ -265,6 +266,8 @@ class AzureStandIn(RestStandIn):
         }
 
     def _prices(self, request: RestRequest) -> dict[str, Any]:
+        if self.price_fault is not None:
+            raise self.price_fault
         text = request.query["$filter"]
         region = re.search(r"armRegionName eq '(\w+)'", text)
         assert region is not None

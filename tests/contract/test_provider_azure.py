@@ -162,6 +162,22 @@ class TestAzure(RestContract):
             "Standard_NC40ads_Z9000_v9, Standard_NV6ads_A10_v5 has 1/6 of an A10"
         )
 
+    def test_prices_are_kept_while_the_list_does_not_answer(self, account: AzurePlace) -> None:
+        async def scenario() -> None:
+            provider = account.provider("ours")
+            account.api.price_fault = CloudFault(503, "ServiceUnavailable", "later")
+            with pytest.raises(TryAgain):
+                await provider.offers()
+            account.api.price_fault = None
+            before = await provider.offers()
+            account.api.price_fault = CloudFault(503, "ServiceUnavailable", "later")
+            for _ in range(2):
+                await account.wait(timedelta(hours=2))
+                after = await provider.offers()
+                assert [(x.key, x.rate) for x in after] == [(x.key, x.rate) for x in before]
+
+        asyncio.run(scenario())
+
     def test_sizes_that_the_subscription_may_not_use_are_left_out(
         self, account: AzurePlace
     ) -> None:

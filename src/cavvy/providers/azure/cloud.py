@@ -5,6 +5,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -54,9 +55,12 @@ FULL = frozenset(
 )
 _QUOTA = "QuotaExceeded"
 _SIZES_AGE, _PRICES_AGE = timedelta(minutes=10), timedelta(hours=1)
-_FULL_AGE = timedelta(minutes=10)  # how long an offer without capacity is not requested again
+_PRICES_AGAIN = timedelta(minutes=5)  # until the next read of prices after one that failed
+_FULL_AGE = timedelta(minutes=10)  # an offer without capacity is not requested again before
 _POWER_AGE = timedelta(minutes=1)
 _TYPES_PER_QUERY = 15  # with so many types, the URL of a price query stays below 2 KiB
+
+_Rates = Mapping[tuple[str, Purchase], HourlyRate]
 
 
 class AzureCloud:
@@ -92,12 +96,14 @@ class AzureCloud:
         self._account = AzureAccount(settings, make_credential)
         self._networks = AzureNetworks(self._account, settings)
         self._leftovers = AzureLeftovers(self._account, mark, now)
-        self._prices = prices or AzurePrices(tries=3)
+        self._prices = prices or AzurePrices(tries=1, timeout_s=10)
+        self._threads = ThreadPoolExecutor(1, "azure-prices")  # a slow list keeps no other thread
+        self._reading: dict[str, asyncio.Task[_Rates]] = {}
         self._key = str(settings.get("ssh_key") or "")
         self._closed = threading.Event()
         # by region: when the value was read, and the value
         self._sizes: dict[str, tuple[datetime, Sequence[AzureSize]]] = {}
-        self._rates: dict[str, tuple[datetime, Mapping[tuple[str, Purchase], HourlyRate]]] = {}
+        self._rates: dict[str, tuple[datetime, _Rates]] = {}
         self._full: dict[str, datetime] = {}  # by offer key: until when it is not requested
         self._power: tuple[datetime | None, Mapping[str, MachineState | None]] = (None, {})
         self._seen: set[str] = set()  # ids of listed machines
@@ -105,6 +111,7 @@ class AzureCloud:
 
     def close(self) -> None:
         self._closed.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._account.close()
 
     def identity(self) -> Sequence[tuple[str, str]]:
@@ -259,18 +266,30 @@ class AzureCloud:
             self._sizes[region] = (self._now(), sizes)
         return sizes
 
-    async def _read_rates(
-        self, region: str, sizes: Sequence[AzureSize]
-    ) -> Mapping[tuple[str, Purchase], HourlyRate]:
-        """The prices from Azure's public list, by size and purchase option."""
+    async def _read_rates(self, region: str, sizes: Sequence[AzureSize]) -> _Rates:
+        """The prices of sizes by size and purchase option, from Azure's public list."""
         at, rates = self._rates.get(region, (None, {}))
         if at is not None and self._now() - at < _PRICES_AGE:
             return rates
+        task = self._reading.get(region)
+        if task is None or task.done():
+            names = [each.name for each in sizes]
+            task = self._reading[region] = asyncio.create_task(self._fetch_all(region, names))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:  # a caller that leaves does not end the read
+            return await asyncio.shield(task)
+        except CloudFault:
+            if at is None:
+                raise
+            self._rates[region] = (self._now() - _PRICES_AGE + _PRICES_AGAIN, rates)
+            return rates
+
+    async def _fetch_all(self, region: str, names: Sequence[str]) -> _Rates:
+        loop = asyncio.get_running_loop()
         found: dict[tuple[str, Purchase], HourlyRate] = {}
-        names = [each.name for each in sizes]
         for start in range(0, len(names), _TYPES_PER_QUERY):
             chunk = names[start : start + _TYPES_PER_QUERY]
-            offers = await asyncio.to_thread(self._fetch, region, chunk)
+            offers = await loop.run_in_executor(self._threads, self._fetch, region, chunk)
             found |= {(each.instance_type, each.purchase): each.rate for each in offers}
         self._rates[region] = (self._now(), found)
         return found
