@@ -97,6 +97,19 @@ def test_a_machine_without_ssh_names_the_package(
         asyncio.run(open_connection(HostAddress(name="h", ssh=["ssh"]), timeout_s=60))
 
 
+def test_a_shell_that_prints_without_line_breaks_is_not_read_for_ever(tmp_path: Path) -> None:
+    script = tmp_path / "ssh"
+    script.write_text("head -c 200000 /dev/zero | tr '\\0' x\n")
+    address = HostAddress(name="h", ssh=["sh", str(script)], destination="h")
+    with pytest.raises(CannotConnect, match="h: its login shell prints a line of more than 64 KiB"):
+        asyncio.run(open_connection(address, timeout_s=60))
+
+
+def test_a_null_byte_in_a_command_is_refused() -> None:
+    with pytest.raises(Refused, match="embedded null byte"):
+        asyncio.run(open_connection(HostAddress(name="h", ssh=["ss\0h"]), timeout_s=60))
+
+
 def test_answers_reach_the_request_with_their_number() -> None:
     async def scenario() -> None:
         calls = RemoteCalls("h")

@@ -32,6 +32,7 @@ class Machines:
 
     def __init__(self) -> None:
         self.silent: set[str] = set()
+        self.odd: set[str] = set()  # their answers cause an error that the link does not expect
         self.started: dict[str, dict[str, Any]] = {}
         self.over: set[str] = set()
         self.waiting = 0  # machines that are being connected now
@@ -55,6 +56,8 @@ class Link:
             await self._machines.gate.wait()
         if self._name in self._machines.silent:
             raise CannotConnect("connection refused")
+        if self._name in self._machines.odd:
+            raise ValueError("embedded null byte")
         return HostSetup(root="/r", cache="/c", agent=("python3",), supervisor=("python3",))
 
     async def ask(self, do: str, kind: type[Any], **fields: object) -> Any:
@@ -169,6 +172,43 @@ def test_a_machine_that_never_answers_is_deleted_and_its_node_has_ended(scene: S
             await provider.remove(spec.name)
             await until(lambda: not provider._reach or not provider._reach._visits)
         assert scene.place.billed() == 0
+
+    spec = make_gang(scene.place)
+    asyncio.run(scenario())
+
+
+def test_an_unexpected_error_ends_only_the_machine_that_causes_it(scene: Scene) -> None:
+    async def scenario() -> None:
+        scene.machines.odd.add("vm-000001")
+        async with scene.server() as provider:
+            await scene.launch(provider, replace(spec, nodes=2))
+            await until(lambda: "vm-000002" in scene.machines.started)
+            await scene.place.wait(PATIENCE)
+            await until(lambda: scene.place.billed() == 1)
+            await scene.place.wait(timedelta(minutes=2))
+            seen = await one_with_an_end(provider, spec.name)
+            assert [node.ended_at is None for node in seen.nodes] == [False, True]
+            assert seen.reason.endswith("by SSH within 15 minutes: embedded null byte")
+
+    spec = make_gang(scene.place)
+    asyncio.run(scenario())
+
+
+def test_a_visit_that_fails_begins_again(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """A link that cannot even be made does not end the relay."""
+    failures = iter([OSError("no space left on device")])
+
+    def link(entry: ReachedMachine, base: LinkDependencies, dial: object) -> Link:
+        for error in failures:
+            raise error
+        return Link(scene.machines, entry.name)
+
+    async def scenario() -> None:
+        scene.machines.link = link  # type: ignore[method-assign]
+        async with scene.server() as provider:
+            (machine,) = await scene.launch(provider, spec)
+            await until(lambda: machine in scene.machines.started)
+        assert [each.message for each in caplog.records] == ["a machine could not be visited"]
 
     spec = make_gang(scene.place)
     asyncio.run(scenario())

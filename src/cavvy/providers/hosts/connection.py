@@ -178,9 +178,14 @@ class HostConnection:
 
     async def wait_open(self) -> None:
         """Wait until the host's shell answers. Raises CannotConnect, LoginRefused."""
-        while line := await self._output.readline():
-            if line.strip() == _MARK:
-                return
+        try:
+            while line := await self._output.readline():
+                if line.strip() == _MARK:
+                    return
+        except ValueError as error:  # the line is longer than the reader's limit
+            raise CannotConnect(
+                f"{self.address.name}: its login shell prints a line of more than 64 KiB"
+            ) from error
         await self.closed()
         raise explain(self.address, self.said)
 
@@ -272,7 +277,7 @@ async def spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
             env=clean_environ(os.environ, _KEPT, ("LC_", "SSH_")),
             start_new_session=True,  # a Ctrl-C at the server's terminal must not reach the program
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: an argument contains a null byte
         if argv[0] == "ssh" and isinstance(error, FileNotFoundError):
             raise Refused(
                 "this machine has no OpenSSH client: install the package openssh-client (Debian, "

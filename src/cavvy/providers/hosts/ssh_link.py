@@ -6,6 +6,7 @@ Raises the errors listed in `fleet/host_link.py`.
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,9 @@ SETUP_TIMEOUT_S = 90  # time limit, enough to send a Python runtime over a slow 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # bounds of the pause between attempts to connect
 # The maximum silence counted between two failed attempts, since the server itself may have slept.
 _COUNTED_S = 60.0
+# The host's folder becomes part of commands and of `ssh -R PATH:TARGET`, where `ssh` expands `%`
+# and `$`, and where `:` and `[` have a meaning.
+_FOLDER = re.compile(r"/[\w ./@+,=~-]*")
 _LONGEST_SOCKET = 100  # maximum bytes of a Unix socket's path; the kernel's limit is 108
 
 
@@ -261,6 +265,11 @@ class SshLink(Generic[_H]):
             )
         if not said["system"].startswith("Linux "):
             raise Refused(f"{self.entry.name} runs {said['system']}; only Linux hosts can be used")
+        if not _FOLDER.fullmatch(said["base"]):
+            raise Refused(
+                f"{self.entry.name}: the path of its folder for Cavvy has unusual characters: "
+                f"{said['base'][:100]!r}; set another `folder`"
+            )
         return said, {value for name, value in words if name == "has"}
 
     async def _bring_python(self, folder: str, system: str, has: set[str]) -> Sequence[str]:

@@ -10,6 +10,7 @@ agent has ended. The machine's node then counts as ended, with the reason.
 
 import asyncio
 import hashlib
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ from cavvy.providers.vm.cloud import SshTarget
 from cavvy.providers.vm.reach_keys import KeyPair, MachineDoor, load_keys
 from cavvy.providers.vm.records import VmGangRecord, VmNode
 
+_log = logging.getLogger(__name__)
 _FOLDER = "~/.cavvy-agent"  # on the machine
 _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,40}")
 # After a restart, the server tries for at least this long, however old the machine is.
@@ -194,10 +196,15 @@ class VmReach:
                     await self._records.drop(name)
 
     def _collect(self) -> None:
+        """Forget the visits that are over. A visit that failed is logged and begins again, so that
+        one machine's error never ends the others' visits.
+        """
         for machine, task in list(self._visits.items()):
             if task.done():
                 del self._visits[machine]
-                task.result()
+                self._reached.discard(machine)
+                if not task.cancelled() and (error := task.exception()):
+                    _warn(machine, error)
 
     async def _leave(self, machines: Sequence[str]) -> None:
         tasks = [self._visits.pop(each) for each in machines]
@@ -240,9 +247,11 @@ class VmReach:
             if link is None:
                 raise CannotConnect("the cloud has not reported an address for SSH")
             over = await self._visit(gang, node, link)
-        except (ProviderError, OSError, msgspec.MsgspecError) as error:
+        except Exception as error:  # noqa: BLE001 - one machine's answers must not end the relay
+            if not isinstance(error, (ProviderError, OSError, msgspec.MsgspecError)):
+                _warn(node.id, error)
             self._reached.discard(node.id)
-            return self._give_up(gang, node, began, str(error))
+            return self._give_up(gang, node, began, str(error) or type(error).__name__)
         self._reached.add(node.id)
         return "the agent on the machine has ended" if over else ""
 
@@ -360,6 +369,10 @@ def _entry(node: VmNode, target: SshTarget) -> ReachedMachine:
     plain = _PLAIN.fullmatch(node.id) is not None
     name = node.id if plain else hashlib.sha256(node.id.encode()).hexdigest()[:20]
     return ReachedMachine(name=name, address=target.address, port=target.port)
+
+
+def _warn(machine: str, error: BaseException) -> None:
+    _log.warning("a machine could not be visited", exc_info=error, extra={"machine": machine})
 
 
 async def _wait(wake: asyncio.Event, seconds: float) -> None:

@@ -1,0 +1,112 @@
+"""The connection to a machine of a cloud, with a program in the place of `ssh` that runs the
+machine's commands here.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from cavvy.providers.base import ProviderError
+from cavvy.providers.hosts.ssh_link import LinkDependencies, SshLink
+from cavvy.providers.state import MemoryProviderState
+from cavvy.providers.vm.cloud import SshTarget
+from cavvy.providers.vm.reach import ReachedMachine
+from cavvy.providers.vm.reach_keys import MachineDoor, load_keys
+
+# The last argument is the command. `-M` marks the connection that other commands share.
+_SSH = """\
+#!/bin/sh
+echo "$*" >> {folder}/calls
+for last; do :; done
+case " $* " in
+  *" -M "*) {login}; eval "exec $last" ;;
+  *) {command} ;;
+esac
+"""
+_RUN = 'eval "exec $last"'
+
+
+class Place:
+    """A machine and the server's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.pins, self.state = folder, list[str](), MemoryProviderState()
+        (folder / "bin").mkdir()
+        (folder / "s").mkdir()
+
+    def ssh(self, login: str = ":", command: str = _RUN) -> None:
+        """Set what the program does at a login and with a command over an open connection."""
+        text = _SSH.format(folder=self.folder, login=login, command=command)
+        path = self.folder / "bin" / "ssh"
+        path.write_text(text)
+        path.chmod(0o700)
+
+    def door(self, target: SshTarget) -> MachineDoor:
+        async def keep(pin: str) -> None:
+            self.pins.append(pin)
+
+        return MachineDoor(
+            alias="vm-1",
+            target=target,
+            sockets=self.folder / "s",
+            read_pin=lambda: self.pins[-1] if self.pins else "",
+            keep_pin=keep,
+            read_keys=lambda: load_keys(self.state),
+        )
+
+    def link(self, target: SshTarget) -> SshLink[ReachedMachine]:
+        base = LinkDependencies(
+            mark="m",
+            agent=lambda: None,
+            server_address="",
+            cache=self.folder,
+            now=lambda: datetime.now(UTC),
+            changed=lambda host, changed: None,
+        )
+        entry = ReachedMachine(
+            name="vm-1",
+            folder=str(self.folder / "host"),
+            address=target.address,
+            port=target.port,
+        )
+        return SshLink(entry, base, self.door(target).dial)
+
+    def calls(self) -> Sequence[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    return Place(tmp_path)
+
+
+TARGET = SshTarget(address="192.0.2.1")
+
+
+async def connect(link: SshLink[ReachedMachine]) -> str:
+    """Connect, and return the folder on the machine or the error."""
+    try:
+        return (await link.connect()).root
+    except ProviderError as error:
+        return str(error)
+    finally:
+        await link.close()
+
+
+def test_a_machine_is_connected(place: Place) -> None:
+    place.ssh()
+    assert asyncio.run(connect(place.link(TARGET))) == f"{place.folder}/host/m/vm-1"
+
+
+@pytest.mark.parametrize("path", [r"/x\0y", "x", "/x:22", "/x%d", "/${HOME}", "/x[", ""])
+def test_the_path_of_a_machines_folder_is_checked(place: Place, path: str) -> None:
+    place.ssh(
+        command=f"printf '%b' 'base={path}\\nsystem=Linux x86_64\\npython=/usr/bin/python3\\n'"
+    )
+    said = asyncio.run(connect(place.link(TARGET)))
+    assert "vm-1: the path of its folder for Cavvy has unusual characters" in said
