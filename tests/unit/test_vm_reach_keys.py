@@ -110,3 +110,19 @@ def test_the_path_of_a_machines_folder_is_checked(place: Place, path: str) -> No
     )
     said = asyncio.run(connect(place.link(TARGET)))
     assert "vm-1: the path of its folder for Cavvy has unusual characters" in said
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        SshTarget(address="192.0.2.1", user="root\nProxyCommand sh -c true"),
+        SshTarget(address="192.0.2.1", user=""),
+        SshTarget(address="192.0.2.1\0"),
+        SshTarget(address="-oProxyCommand"),
+    ],
+)
+def test_a_target_that_is_no_plain_word_is_never_called(place: Place, target: SshTarget) -> None:
+    place.ssh()
+    said = asyncio.run(connect(place.link(target)))
+    assert "vm-1: the cloud reported an unusual user or address" in said
+    assert place.calls() == []

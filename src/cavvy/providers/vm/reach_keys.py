@@ -4,6 +4,7 @@ connection to a machine, whose host key is trusted at the first contact only.
 
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from cavvy.domain.provider_state import ProviderDocument
 from cavvy.providers.base import TryAgain
 from cavvy.providers.hosts.connection import (
     OPEN_TIMEOUT_S,
+    CannotConnect,
     HostAddress,
     HostConnection,
     open_connection,
@@ -23,6 +25,8 @@ from cavvy.providers.state import ProviderState
 from cavvy.providers.vm.cloud import SshTarget
 
 _COLLECTION, _NAME = "ssh-keys", "installation"
+# A cloud's answers become part of a configuration and of commands: no line break, no option.
+_PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9._:-]*")
 # The user's own configuration does not apply: the machines and the key are Cavvy's.
 _CONFIG = """\
 {rules}HostKeyAlias {alias}
@@ -85,6 +89,11 @@ class MachineDoor:
 
     async def dial(self) -> tuple[HostConnection, SshRoute]:
         """Connect. Raises CannotConnect, LoginRefused, TryAgain."""
+        for word in (self.target.user, self.target.address):
+            if not _PLAIN.fullmatch(word):
+                raise CannotConnect(
+                    f"{self.alias}: the cloud reported an unusual user or address: {word[:100]!r}"
+                )
         key, known = self.sockets / "key", self.sockets / f"{self.alias}.hosts"
         config, pin = self.sockets / f"{self.alias}.config", self.read_pin()
         write_bytes(key, (await self.read_keys()).private.encode())
