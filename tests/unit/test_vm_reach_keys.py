@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.providers.base import ProviderError
+from cavvy.providers.base import ProviderError, TryAgain
 from cavvy.providers.hosts.ssh_link import LinkDependencies, SshLink
 from cavvy.providers.state import MemoryProviderState
 from cavvy.providers.vm.cloud import SshTarget
@@ -34,6 +34,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.pins, self.state = folder, list[str](), MemoryProviderState()
+        self.lost = False  # True: pins cannot be recorded
         (folder / "bin").mkdir()
         (folder / "s").mkdir()
 
@@ -46,6 +47,8 @@ class Place:
 
     def door(self, target: SshTarget) -> MachineDoor:
         async def keep(pin: str) -> None:
+            if self.lost:
+                raise TryAgain("the pin is not recorded")
             self.pins.append(pin)
 
         return MachineDoor(
@@ -126,3 +129,23 @@ def test_a_target_that_is_no_plain_word_is_never_called(place: Place, target: Ss
     said = asyncio.run(connect(place.link(target)))
     assert "vm-1: the cloud reported an unusual user or address" in said
     assert place.calls() == []
+
+
+def test_a_host_key_is_recorded_only_after_a_login(place: Place) -> None:
+    """The second machine at an address has another key than the first, which refused the login."""
+    known = place.folder / "s" / "vm-1.hosts"
+    see = f"[ -e {known} ] || echo 'vm-1 key-{{}}' > {known}"
+    place.ssh(login=f"{see.format(1)}; echo 'Permission denied (publickey).' >&2; exit 255")
+    assert "Permission denied" in asyncio.run(connect(place.link(TARGET)))
+    assert place.pins == []
+    place.ssh(login=see.format(2))
+    assert asyncio.run(connect(place.link(TARGET))) == f"{place.folder}/host/m/vm-1"
+    assert place.pins == ["vm-1 key-2"]
+
+
+def test_a_connection_whose_pin_cannot_be_recorded_is_closed(place: Place) -> None:
+    known, pid = place.folder / "s" / "vm-1.hosts", place.folder / "pid"
+    place.ssh(login=f"echo 'vm-1 key' > {known}; echo $$ > {pid}")
+    place.lost = True
+    assert "the pin is not recorded" in asyncio.run(connect(place.link(TARGET)))
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()

@@ -77,7 +77,7 @@ def _make_keys() -> KeyPair:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineDoor:
     """Connects to one machine. `read_pin` returns the line of `known_hosts` that was recorded at
-    the first contact, or ""; `keep_pin` records it.
+    the first login, or ""; `keep_pin` records it.
     """
 
     alias: str  # the machine's name in messages, in file names and in `known_hosts`
@@ -99,6 +99,9 @@ class MachineDoor:
         write_bytes(key, (await self.read_keys()).private.encode())
         if pin:
             write_bytes(known, f"{pin}\n".encode())
+        else:
+            # A key that was seen without a login may belong to the address's last machine.
+            known.unlink(missing_ok=True)
         rules = write_rules("yes" if pin else "accept-new", [str(known)])
         text = _CONFIG.format(
             rules=rules,
@@ -115,9 +118,12 @@ class MachineDoor:
             destination=self.target.address,
             control=self.sockets / os.urandom(4).hex(),
         )
+        link = await open_connection(address, timeout_s=OPEN_TIMEOUT_S)
         try:
-            link = await open_connection(address, timeout_s=OPEN_TIMEOUT_S)
-        finally:
             if not pin and known.exists() and (seen := known.read_text().strip()):
                 await self.keep_pin(seen)
+        except BaseException:
+            link.close()
+            await link.closed()
+            raise
         return link, SshRoute(address=self.target.address, port=self.target.port)
