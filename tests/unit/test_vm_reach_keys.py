@@ -149,3 +149,10 @@ def test_a_connection_whose_pin_cannot_be_recorded_is_closed(place: Place) -> No
     place.lost = True
     assert "the pin is not recorded" in asyncio.run(connect(place.link(TARGET)))
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+def test_a_machine_that_prints_without_end_is_not_read_for_ever(place: Place) -> None:
+    place.ssh(command="exec cat /dev/zero")
+    assert "vm-1: sh printed more than 1048576 bytes" in asyncio.run(connect(place.link(TARGET)))
+    place.ssh(command="tail -c 3000000 /dev/zero | tr '\\0' x >&2; echo ' the end' >&2; exit 3")
+    assert "xxx the end" in asyncio.run(connect(place.link(TARGET)))

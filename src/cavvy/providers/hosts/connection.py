@@ -33,6 +33,7 @@ _KEPT = frozenset(
 _MARK = b"cavvy-link"  # printed by the shell; the login shell may print other lines before it
 _SHELL = ("sh", "-c", f'echo {_MARK.decode()}; read -r command && eval "exec $command"')
 _STDERR_BYTES = 4000
+_STDOUT_BYTES = 1 << 20  # the maximum output of a command; facts of a host take some KiB
 _WITNESS_S = 5
 _END_S = 1
 CONNECT_TIMEOUT_S = 10
@@ -116,17 +117,23 @@ class HostConnection:
                     yield frame
 
     async def run(self, argv: Sequence[str], given: bytes = b"", *, timeout_s: float) -> bytes:
-        """Run another command on the host and return its output. Raises CannotConnect."""
+        """Run another command on the host and return its output, at most `_STDOUT_BYTES`. Raises
+        CannotConnect.
+        """
         process = await self._share(shlex.join(argv))
         try:
             async with asyncio.timeout(timeout_s):
-                out, err = await process.communicate(given)
+                out, err = await _converse(process, given)
         except TimeoutError:
             raise CannotConnect(
                 f"{self.address.name}: {argv[0]} did not finish on the host in time"
             ) from None
         finally:
             await _end(process)
+        if len(out) > _STDOUT_BYTES:
+            raise CannotConnect(
+                f"{self.address.name}: {argv[0]} printed more than {_STDOUT_BYTES} bytes"
+            )
         if process.returncode != 0:
             complaint = err.decode("utf-8", "replace").strip()[-500:]
             raise CannotConnect(
@@ -284,6 +291,40 @@ async def spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
                 "Ubuntu) or openssh-clients (Fedora, RHEL)"
             ) from error
         raise Refused(f"{argv[0]} cannot be started on this machine: {error}") from error
+
+
+async def _converse(process: asyncio.subprocess.Process, given: bytes) -> tuple[bytes, bytes]:
+    """`Process.communicate` with bounds: a program that prints more than `_STDOUT_BYTES` is ended,
+    and of its error output the last `_STDERR_BYTES` are kept.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    source, output, errors = process.stdin, process.stdout, process.stderr
+
+    async def feed() -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            source.write(given)
+            await source.drain()
+        source.close()
+
+    async def read() -> bytes:
+        kept = bytearray()
+        while len(kept) <= _STDOUT_BYTES and (data := await output.read(1 << 16)):
+            kept += data
+        if len(kept) > _STDOUT_BYTES:
+            await _end(process)
+        return bytes(kept)
+
+    async def complain() -> bytes:
+        kept = b""
+        while data := await errors.read(4096):
+            kept = (kept + data)[-_STDERR_BYTES:]
+        return kept
+
+    _, out, err = await asyncio.gather(feed(), read(), complain())
+    await process.wait()
+    return out, err
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
