@@ -3,6 +3,7 @@ machine's commands here.
 """
 
 import asyncio
+import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from cavvy.providers.base import ProviderError, TryAgain
 from cavvy.providers.hosts.ssh_link import LinkDependencies, SshLink
+from cavvy.providers.hosts.userdata import make_key_script
 from cavvy.providers.state import MemoryProviderState
 from cavvy.providers.vm.cloud import SshTarget
 from cavvy.providers.vm.reach import ReachedMachine
@@ -156,3 +158,24 @@ def test_a_machine_that_prints_without_end_is_not_read_for_ever(place: Place) ->
     assert "vm-1: sh printed more than 1048576 bytes" in asyncio.run(connect(place.link(TARGET)))
     place.ssh(command="tail -c 3000000 /dev/zero | tr '\\0' x >&2; echo ' the end' >&2; exit 3")
     assert "xxx the end" in asyncio.run(connect(place.link(TARGET)))
+
+
+def test_a_machine_accepts_the_key_once_it_has_a_container_engine(tmp_path: Path) -> None:
+    """The server starts the agent at the first login, and the agent looks for an engine then."""
+    root, log = tmp_path / "root", tmp_path / "log"
+    (tmp_path / "bin").mkdir()
+    for name in ("apt-get", "systemctl"):
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/sh\necho {name} $* $(/bin/ls {root}/.ssh 2>&1) >> {log}\n")
+        path.chmod(0o700)
+    (tmp_path / "bin" / "mkdir").symlink_to("/bin/mkdir")
+    for engine in (True, False):
+        script = make_key_script("ssh-ed25519 AAAA cavvy", engine=engine)
+        script = script.replace("/root/", f"{root}/")
+        environ = {"PATH": str(tmp_path / "bin")}
+        subprocess.run(["/bin/sh", "-c", script], check=True, env=environ, timeout=60)
+    key = "ssh-ed25519 AAAA cavvy\n"
+    assert (root / ".ssh" / "authorized_keys").read_text() == key * 2
+    lines = log.read_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["apt-get", "apt-get", "systemctl"]
+    assert all("authorized_keys" not in line for line in lines)

@@ -70,12 +70,13 @@ class KnownEnd:
 
 def make_key_script(public_key: str, *, engine: bool) -> str:
     """The script for a machine that the server reaches by SSH: root accepts this key. If `engine`
-    is set, the script installs a container engine.
+    is set, the script first installs a container engine, since the server starts the agent as soon
+    as it can log in.
     """
     key = shlex.quote(public_key)
     return (
-        "#!/bin/sh\numask 077\nmkdir -p /root/.ssh\n"
-        f"printf '%s\\n' {key} >> /root/.ssh/authorized_keys\n{_ENGINE if engine else ''}\n"
+        f"#!/bin/sh\numask 077\n{_ENGINE if engine else ''}\nmkdir -p /root/.ssh\n"
+        f"printf '%s\\n' {key} >> /root/.ssh/authorized_keys\n"
     )
 
 
