@@ -251,6 +251,22 @@ def test_a_new_server_starts_the_agents_that_the_last_one_did_not(scene: Scene) 
     asyncio.run(scenario())
 
 
+def test_a_machine_that_another_server_has_launched_is_kept(scene: Scene) -> None:
+    async def scenario() -> None:
+        async with scene.server() as provider:
+            await until(lambda: provider._reach and provider._reach._listed)
+            link = scene.machines.link
+            other = VmProvider(MANIFEST, scene.context, scene.place.cloud, make_link=link)
+            (machine,) = await scene.launch(other, spec)  # this server's relay does not run
+            await provider.gangs(spec.name)
+            await until(lambda: machine in scene.machines.started or not scene.place.billed())
+            assert scene.place.billed() == 1
+            await other.close()
+
+    spec = make_gang(scene.place)
+    asyncio.run(scenario())
+
+
 def test_a_machine_whose_agent_has_ended_is_deleted(scene: Scene) -> None:
     async def scenario() -> None:
         async with scene.server() as provider:

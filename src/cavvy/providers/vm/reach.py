@@ -264,6 +264,12 @@ class VmReach:
         there = next((each for each in look.gangs if each.name == gang), None)
         record = self._records.get(gang) or ReachRecord(name=gang)
         if there is None:
+            if node.id not in record.started and not record.token:
+                # Another server may have launched the gang since, and may have started the agent.
+                await self._records.refresh(gang)
+                record = self._records.get(gang) or record
+                if node.id in record.started:
+                    return False
             if node.id in record.started or not record.token:
                 return True  # the agent is gone, or its token has been deleted
             config = self._make_config(record, node, setup)
