@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.contract.test_provider_vm import REACHED
-from tests.contract.vm_cloud import BOOT, MANIFEST, MemoryPlace
+from tests.contract.vm_cloud import BOOT, MANIFEST, MemoryPlace, Rented
 from tests.unit.test_vm_layer import OURS, make_gang
 from tests.waits import patience
 
@@ -22,7 +22,7 @@ from cavvy.providers.hosts.fleet.host_link import HostSetup
 from cavvy.providers.hosts.ssh_link import LinkDependencies
 from cavvy.providers.hosts.userdata import PATIENCE
 from cavvy.providers.vm import reach
-from cavvy.providers.vm.cloud import SshTarget
+from cavvy.providers.vm.cloud import CloudMachine, SshTarget
 from cavvy.providers.vm.provider import VmProvider
 from cavvy.providers.vm.reach import ReachedMachine
 
@@ -282,6 +282,27 @@ def test_a_machine_whose_agent_has_ended_is_deleted(scene: Scene) -> None:
             )
 
     spec = make_gang(scene.place)
+    asyncio.run(scenario())
+
+
+def test_the_reason_of_a_deletion_outlives_what_the_cloud_reports(scene: Scene) -> None:
+    async def scenario() -> None:
+        async with scene.server() as provider:
+            (machine,) = await scene.launch(provider, spec)
+            await until(lambda: machine in scene.machines.started)
+            scene.machines.over.add(machine)
+            await until(lambda: scene.place.billed() == 0)
+            seen = await one_with_an_end(provider, spec.name)
+            assert seen.reason == "the agent on the machine has ended"
+
+    spec, cloud = make_gang(scene.place), scene.place.cloud
+    show = cloud._show
+
+    def tell(rented: Rented) -> CloudMachine | None:
+        machine = show(rented)
+        return machine and replace(machine, reason="it was deleted" if rented.ended else "")
+
+    cloud._show = tell  # type: ignore[method-assign]
     asyncio.run(scenario())
 
 

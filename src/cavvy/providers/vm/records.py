@@ -39,6 +39,7 @@ class VmNode:
     preempted: bool = False
     no_capacity: bool = False
     reason: str = ""
+    failed: bool = False  # the layer has deleted the machine, for `reason`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +178,7 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
         up=node.up or machine.state is MachineState.RUNNING,
         address=machine.address or node.address,
         ssh=machine.ssh or node.ssh,
-        no_capacity=node.no_capacity or machine.no_capacity,
-        reason=machine.reason or node.reason,
+        reason=node.reason if node.failed else machine.reason or node.reason,
     )
     if not bill.over:
         return node

@@ -87,7 +87,7 @@ class VmStatus:
             record = self._ledger.get(name)
             if record is not None:
                 nodes = [each for each in record.nodes if each.id == machine and not each.ended_at]
-                failed = [replace(each, reason=reason) for each in nodes]
+                failed = [replace(each, reason=reason, failed=True) for each in nodes]
                 await self._ledger.put(with_nodes(record, failed))
             await self._machines.delete([machine])
 
