@@ -89,11 +89,7 @@ class MachineDoor:
 
     async def dial(self) -> tuple[HostConnection, SshRoute]:
         """Connect. Raises CannotConnect, LoginRefused, TryAgain."""
-        for word in (self.target.user, self.target.address):
-            if not _PLAIN.fullmatch(word):
-                raise CannotConnect(
-                    f"{self.alias}: the cloud reported an unusual user or address: {word[:100]!r}"
-                )
+        self._check_target()
         key, known = self.sockets / "key", self.sockets / f"{self.alias}.hosts"
         config, pin = self.sockets / f"{self.alias}.config", self.read_pin()
         write_bytes(key, (await self.read_keys()).private.encode())
@@ -127,3 +123,10 @@ class MachineDoor:
             await link.closed()
             raise
         return link, SshRoute(address=self.target.address, port=self.target.port)
+
+    def _check_target(self) -> None:
+        for word in (self.target.user, self.target.address):
+            if not _PLAIN.fullmatch(word):
+                raise CannotConnect(
+                    f"{self.alias}: the cloud reported an unusual user or address: {word[:100]!r}"
+                )
