@@ -89,6 +89,9 @@ class ClientConnection:
                 if not fresh
                 else "see `cavvy server logs`",
             ) from error
+        except BaseException:  # such as Ctrl-C; the next request must not read this answer
+            self.close()
+            raise
 
     def _send(self, connection: socket.socket, head: bytes, body: bytes | Iterable[bytes]) -> None:
         parts = [body] if isinstance(body, bytes) else body
