@@ -178,6 +178,7 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
         up=node.up or machine.state is MachineState.RUNNING,
         address=machine.address or node.address,
         ssh=machine.ssh or node.ssh,
+        no_capacity=node.no_capacity or machine.no_capacity,
         reason=node.reason if node.failed else machine.reason or node.reason,
     )
     if not bill.over:
