@@ -156,6 +156,7 @@ plan good.yaml --by beauty
 plan good.yaml --output-size much
 offers --gpu H1000
 offers --gpu H100:x
+check lambda --live --max-usd nan
 offers --cpus -3
 offers --cpus 8..2
 offers --memory lots

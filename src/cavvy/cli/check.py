@@ -132,16 +132,20 @@ def _policy(name: str | None) -> str:
 def _check_live(name: str | None, max_usd: float, output: str) -> None:
     """Rent a machine of NAME, and print the result. The exit code is 1 if the check failed."""
     from cavvy.cli.reach.live_check import check_live
-    from cavvy.domain.units import Money, format_usd, parse_usd
+    from cavvy.domain.units import Money, UnitError, format_usd, parse_usd
 
     if name is None:
         raise CommandFailure("--live needs a provider", "run `cavvy check NAME --live`", 2)
+    try:
+        limit = parse_usd(max_usd)
+    except UnitError as error:
+        raise CommandFailure(f"--max-usd: {error}", "an example: `--max-usd 1`", 2) from error
     (finding,) = _examine(name)
     if finding.state != "ready":
         raise CommandFailure(
-            f"{name} is not ready: {finding.problem or finding.state}", "run `cavvy check NAME`"
+            f"{name} is not ready: {finding.problem or finding.state}", f"run `cavvy check {name}`"
         )
-    found = check_live(name, parse_usd(max_usd))
+    found = check_live(name, limit)
     if output == "json":
         import msgspec
 
