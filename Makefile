@@ -30,6 +30,7 @@ check: setup-dev ## lint, types, import contracts, sizes
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
+	@.venv/bin/mypy tests/typed_user.py
 	@.venv/bin/lint-imports --no-cache
 	@.venv/bin/python scripts/check_sizes.py
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import cli
 import decisions
 import features
+import python
 import states
 import task_file
 
@@ -26,6 +27,7 @@ def main() -> None:
     task_file.main()
     states.main()
     cli.main()
+    python.main()
     features.main()
     decisions.main()
     for name, module in _PRINTED.items():

@@ -1,3 +1,125 @@
-"""Cavvy: one control plane for every GPU a team can rent or own."""
+"""Cavvy: one control plane for every GPU a team can rent or own.
+
+Notebooks and scripts import the Python interface from here: `from cavvy import Client, Task`. Each
+name is imported from `cavvy.sdk` when it is first used.
+"""
+
+TYPE_CHECKING = False  # without importing `typing`, because every command imports this module
+if TYPE_CHECKING:
+    from cavvy.sdk.async_client import AsyncClient, AsyncJob
+    from cavvy.sdk.client import Client
+    from cavvy.sdk.errors import (
+        CavvyError,
+        ConsentNeeded,
+        InvalidTask,
+        JobFailed,
+        JobNotFound,
+        NoOffer,
+        ServerUnavailable,
+        WaitTimeout,
+    )
+    from cavvy.sdk.job import Job
+    from cavvy.sdk.keys import (
+        Accelerator,
+        Checkpoint,
+        Disk,
+        GitWorkdir,
+        Image,
+        Input,
+        Limits,
+        Network,
+        NodeTest,
+        Output,
+        Param,
+        ResourceChoice,
+        Resources,
+        Retry,
+        Schedule,
+        Setup,
+        VolumeMount,
+        Webhook,
+        Work,
+    )
+    from cavvy.sdk.status import CostItem, JobCost, JobEvent, JobStatus, NodeStatus
+    from cavvy.sdk.task import Task
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Accelerator",
+    "AsyncClient",
+    "AsyncJob",
+    "CavvyError",
+    "Checkpoint",
+    "Client",
+    "ConsentNeeded",
+    "CostItem",
+    "Disk",
+    "GitWorkdir",
+    "Image",
+    "Input",
+    "InvalidTask",
+    "Job",
+    "JobCost",
+    "JobEvent",
+    "JobFailed",
+    "JobNotFound",
+    "JobStatus",
+    "Limits",
+    "Network",
+    "NoOffer",
+    "NodeStatus",
+    "NodeTest",
+    "Output",
+    "Param",
+    "ResourceChoice",
+    "Resources",
+    "Retry",
+    "Schedule",
+    "ServerUnavailable",
+    "Setup",
+    "Task",
+    "VolumeMount",
+    "WaitTimeout",
+    "Webhook",
+    "Work",
+    "__version__",
+]
+
+# The module of each name that is not a key of a task.
+_MODULES = {
+    "AsyncClient": "async_client",
+    "AsyncJob": "async_client",
+    "Client": "client",
+    **dict.fromkeys(
+        (
+            "CavvyError",
+            "ConsentNeeded",
+            "InvalidTask",
+            "JobFailed",
+            "JobNotFound",
+            "NoOffer",
+            "ServerUnavailable",
+            "WaitTimeout",
+        ),
+        "errors",
+    ),
+    "Job": "job",
+    **dict.fromkeys(("CostItem", "JobCost", "JobEvent", "JobStatus", "NodeStatus"), "status"),
+    "Task": "task",
+}
+
+
+if not TYPE_CHECKING:  # a type checker would accept every name of a module with `__getattr__`
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'cavvy' has no attribute {name!r}")
+        from importlib import import_module
+
+        found = getattr(import_module(f"cavvy.sdk.{_MODULES.get(name, 'keys')}"), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__} - {"TYPE_CHECKING"})

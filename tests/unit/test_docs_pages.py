@@ -10,6 +10,7 @@ import click
 import pytest
 from scripts.docs import cli as reference
 from scripts.docs import features
+from scripts.docs import python as interface
 
 from cavvy.cli.main import COMMANDS, SECTIONS, cli
 from cavvy.providers.abilities import ABILITIES
@@ -83,6 +84,11 @@ def test_the_index_lists_every_page() -> None:
 def test_the_reference_of_commands_is_fresh() -> None:
     page = (ROOT / "docs/reference/cli.md").read_text("utf-8")
     assert page == reference.make_page(), "run: python scripts/docs/cli.py"
+
+
+def test_the_reference_of_the_python_interface_is_fresh() -> None:
+    page = (ROOT / "docs/reference/python.md").read_text("utf-8")
+    assert page == interface.make_page(), "run: python scripts/docs/python.py"
 
 
 def test_the_table_of_features_is_fresh() -> None:

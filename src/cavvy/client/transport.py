@@ -1,4 +1,4 @@
-"""The CLI's HTTP/1.1 client over a Unix socket or TCP, with persistent connections.
+"""The HTTP/1.1 client over a Unix socket, TCP or TLS, with persistent connections.
 
 It replaces `http.client`, because importing that module takes as long as importing all other
 modules of a command. It supports only answers that Cavvy's server gives, with Content-Length or
@@ -31,7 +31,9 @@ class HttpAnswer:
 
 
 class ClientConnection:
-    """One connection to `unix:/path` or `http://host:port`, opened on first use."""
+    """One connection to `unix:/path`, `http://host:port` or `https://host:port`, opened on first
+    use. The default port of https is 443, that of http is 80.
+    """
 
     def __init__(self, address: str, *, connect_timeout_s: float = 5.0) -> None:
         self.address = address
@@ -64,7 +66,9 @@ class ClientConnection:
         Raises Unreachable if nothing was sent, ConnectionLost if the connection ended later.
         """
         size = len(body) if isinstance(body, bytes) else length
-        lines = [f"{method} {target} HTTP/1.1", "Host: cavvy", f"Content-Length: {size}"]
+        # Proxies in front of a server choose the server by this name.
+        host = self.address.removeprefix("https://").rstrip("/") if self._is_tls else "cavvy"
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", f"Content-Length: {size}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
         fresh = self._socket is None
@@ -132,28 +136,41 @@ class ClientConnection:
             # An idle connection becomes readable only when the server closes it.
             self.close()
         try:
-            if self.address.startswith("unix:"):
-                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                connection.settimeout(self._connect_timeout_s)
-                try:
-                    connection.connect(self.address.removeprefix("unix:"))
-                except OSError:
-                    connection.close()
-                    raise
-            else:
-                host, _, port = self.address.removeprefix("http://").rpartition(":")
-                connection = socket.create_connection(
-                    (host.strip("[]"), int(port)), self._connect_timeout_s
-                )
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = self._connect()
         except (OSError, ValueError) as error:
             raise Unreachable(
                 "server-unreachable",
                 f"no server answers at {self.address}: {error}",
-                "see `cavvy server status`",
+                "see `cavvy server status`"
+                if self.address.startswith("unix:")
+                else "check the address, and that a server runs there",
             ) from error
         self._socket = connection
         return connection
+
+    @property
+    def _is_tls(self) -> bool:
+        return self.address.startswith("https://")
+
+    def _connect(self) -> socket.socket:
+        """A new connection. Raises OSError, ValueError."""
+        if self.address.startswith("unix:"):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.settimeout(self._connect_timeout_s)
+            try:
+                connection.connect(self.address.removeprefix("unix:"))
+            except OSError:
+                connection.close()
+                raise
+            return connection
+        host, port = _split_address(self.address)
+        connection = socket.create_connection((host, port), self._connect_timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not self._is_tls:
+            return connection
+        import ssl
+
+        return ssl.create_default_context().wrap_socket(connection, server_hostname=host)
 
     def _read_answer(self, connection: socket.socket) -> HttpAnswer:
         while True:
@@ -214,3 +231,13 @@ class ClientConnection:
         if not part:
             raise ConnectionError("the server closed it")
         self._buffer += part
+
+
+def _split_address(address: str) -> tuple[str, int]:
+    """The host and the port of an http or https address. Raises ValueError."""
+    scheme, _, rest = address.partition("://")
+    rest = rest.rstrip("/")
+    host, colon, port = rest.rpartition(":")
+    if not colon or rest.endswith("]"):  # an IPv6 address in brackets has colons of its own
+        host, port = rest, "443" if scheme == "https" else "80"
+    return host.strip("[]"), int(port)

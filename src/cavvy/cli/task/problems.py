@@ -3,19 +3,18 @@ requests that no offer meets. `cavvy validate` and `run` use these checks.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from cavvy.cli.reach.providers import load_settings
 from cavvy.client.state import default_home
-from cavvy.domain.tasks import Task, VolumeKind
-from cavvy.importers import Dialect, Translation, find_local
+from cavvy.domain.tasks import Task
+from cavvy.importers import Translation
+from cavvy.sdk.files import MIB, check_files, find_parts, split_parts
 from cavvy.spec import SpecError
 from cavvy.spec.problems import SpecProblem
-from cavvy.spec.workdir import FreezeError, check_folder, list_folder
-
-MIB = 1 << 20
+from cavvy.spec.workdir import FreezeError, list_folder
 
 
 def check_task(file: str, source: Translation, folder: Path, *, whole: bool = False) -> None:
@@ -30,7 +29,7 @@ def check_task(file: str, source: Translation, folder: Path, *, whole: bool = Fa
         try:
             parts = find_parts(task, source, folder)
             if whole and parts:
-                check_files(task, _list_sizes(parts))
+                check_files(task, _list_sizes(parts), load_settings().whole("server.blob_mib"))
         except FreezeError as error:
             texts.append(str(error))
         unknown = _list_unknown(task)
@@ -41,37 +40,6 @@ def check_task(file: str, source: Translation, folder: Path, *, whole: bool = Fa
             SpecProblem(file=file, line=0, column=0, message=each) for each in dict.fromkeys(texts)
         ]
         raise SpecError(found)
-
-
-def check_files(task: Task, sizes: Mapping[str, int]) -> None:
-    """Check the files that are submitted with the task, given their sizes in bytes by path. Raises
-    FreezeError if the server would refuse them, or if the task uses a part that does not exist.
-    """
-    folders = {str(parent) for path in sizes for parent in PurePosixPath(path).parents}
-    for volume in task.volumes:
-        if volume.kind is VolumeKind.FOLDER and volume.source not in {*sizes, *folders, "."}:
-            raise FreezeError(
-                f"there is no {volume.source} in the working folder, but the volume at "
-                f"{volume.path} needs it",
-                "it does not exist, or an ignore file excludes it",
-            )
-    limit = load_settings().whole("server.blob_mib")
-    path, size = max(sizes.items(), key=lambda item: item[1], default=("", 0))
-    if size > limit * MIB:
-        raise FreezeError(
-            f"{path} has {size / MIB:,.1f} MiB; the server takes files of at most {limit:,} MiB",
-            "use `inputs` for data, or raise the setting server.blob_mib",
-        )
-
-
-def split_parts(parts: Mapping[str, Path]) -> Iterator[tuple[str, Path, str | None]]:
-    """For each part that `find_parts` returns: its path in the submitted folder, the folder that
-    has it, and its name if it is a single file.
-    """
-    for inside, path in parts.items():
-        single = inside != "" and path.is_file()
-        path = path.resolve() if inside else path
-        yield inside, path.parent if single else path, path.name if single else None
 
 
 def _list_sizes(parts: Mapping[str, Path]) -> dict[str, int]:
@@ -94,26 +62,6 @@ def _explain_size(file: str) -> list[str]:
         f"the file has {size / MIB:.1f} MiB; a request contains it twice, and the server takes "
         f"requests of at most {limit} MiB: raise the setting server.request_mib"
     ]
-
-
-def find_parts(task: "Task", source: "Translation", folder: Path) -> dict[str, Path]:
-    """The local paths of the working folder (under the key "") and of the files outside it that are
-    submitted with the task (by their path in the submitted folder). `folder` is the task file's
-    folder. Raises FreezeError if one of the files does not exist.
-    """
-    parts = {}
-    if task.workdir is not None and task.workdir.path is not None:
-        own = source.kind == Dialect.CAVVY
-        path = task.workdir.path
-        parts[""] = folder / path if own else find_local(path, folder)
-        check_folder(parts[""])
-    for each in source.local:
-        parts[each.inside] = find_local(each.source, folder)
-        if not parts[each.inside].exists():
-            hint = f"it was searched for in {folder} and in the current folder"
-            missing = f"the task's file or folder {parts[each.inside]} does not exist"
-            raise FreezeError(missing, hint)
-    return parts
 
 
 def _list_unknown(task: Task) -> list[str]:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.task.problems import check_files, find_parts, split_parts
+from cavvy.cli.reach.providers import load_settings
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError, Client, make_key
 from cavvy.client.state import default_home
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import Task
 from cavvy.importers import LoadedTask
-from cavvy.spec.workdir import FolderSnapshot, FreezeError, combine, freeze
+from cavvy.sdk.files import find_parts, freeze_parts
+from cavvy.spec.workdir import FolderSnapshot, FreezeError
 
 if TYPE_CHECKING:
     from cavvy.client.wire import Submitted
@@ -119,17 +120,11 @@ def _upload_files(
 
 
 def _freeze(task: Task, parts: Mapping[str, Path]) -> "FolderSnapshot":
-    home = Path(default_home())
+    limit_mib = load_settings().whole("server.blob_mib")
     try:
-        frozen = {
-            inside: freeze(folder, cache=home / "cache" / "frozen", state=home, only=only)
-            for inside, folder, only in split_parts(parts)
-        }
-        snapshot = frozen[""] if list(frozen) == [""] else combine(frozen)
-        check_files(task, {entry.path: entry.size for entry in snapshot.entries})
+        return freeze_parts(task, parts, Path(default_home()), limit_mib)
     except FreezeError as error:
         raise CommandFailure(str(error), exit_code=2) from error
-    return snapshot
 
 
 def _upload(client: "Client", project: str, blobs: Mapping[str, bytes | Path]) -> int:

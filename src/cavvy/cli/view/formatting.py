@@ -79,6 +79,8 @@ def show_size(size: float) -> str:
 
 def show_progress(progress: Mapping[str, float | str]) -> str:
     """A task's progress in one line: "41/100 epochs  loss 0.12  accuracy 0.98  12s left"."""
+    from cavvy.client.metrics import figures
+
     parts = []
     if "done" in progress and "total" in progress:
         unit = progress.get("unit", "")
@@ -87,15 +89,6 @@ def show_progress(progress: Mapping[str, float | str]) -> str:
     if isinstance(left := progress.get("left_s"), int | float) and 0 <= left < _LONGEST_S:
         parts.append(f"{show_seconds(round(left))} left")
     return "  ".join(parts)
-
-
-def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
-    """The task's own metrics, without the fields that describe the progress itself."""
-    return {
-        name: value
-        for name, value in progress.items()
-        if name not in ("done", "total", "unit", "left_s", "complete")
-    }
 
 
 def tags_of(job: "JobDetail") -> dict[str, str]:

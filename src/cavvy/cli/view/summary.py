@@ -12,6 +12,7 @@ import click
 
 from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, pairs_out, rows_out
+from cavvy.client.metrics import last_figures
 
 if TYPE_CHECKING:
     from cavvy.client.wire import CostView, JobDetail
@@ -44,15 +45,6 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
     pairs_out([(f"  {name}", value) for name, value in pairs], file=sys.stderr)
     if job.phase == "done" and (elsewhere := price_counterfactuals(job, cost)):
         elsewhere_out(elsewhere, file_is_error=True)
-
-
-def last_figures(job: "JobDetail") -> dict[str, float | str]:
-    """The metrics that the task last reported, in any attempt."""
-    for attempt in reversed(job.attempts):
-        for node in attempt.nodes:
-            if node.progress:
-                return formatting.figures(node.progress)
-    return {}
 
 
 def time_text(cost: "CostView") -> str:

@@ -1,0 +1,25 @@
+"""The values that a job's program reports."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cavvy.client.wire import JobDetail
+
+
+def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
+    """The program's own metrics, without the fields that describe the progress itself."""
+    return {
+        name: value
+        for name, value in progress.items()
+        if name not in ("done", "total", "unit", "left_s", "complete")
+    }
+
+
+def last_figures(job: "JobDetail") -> dict[str, float | str]:
+    """The metrics that the program last reported, in any attempt."""
+    for attempt in reversed(job.attempts):
+        for node in attempt.nodes:
+            if node.progress:
+                return figures(node.progress)
+    return {}

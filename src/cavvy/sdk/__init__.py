@@ -1,0 +1,3 @@
+"""The Python interface for notebooks and scripts. `cavvy` exports its names: `from cavvy import
+Client, Task`.
+"""

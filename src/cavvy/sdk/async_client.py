@@ -1,0 +1,218 @@
+"""The client for programs with asyncio. Each request runs in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from os import PathLike
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
+
+from cavvy.sdk.client import Client
+from cavvy.sdk.job import Job, JobWaiter, TimeLimit, Until
+from cavvy.sdk.status import JobCost, JobEvent, JobStatus, Phase
+from cavvy.sdk.task import Task
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_THREADS = 32  # requests at the same time; further requests wait
+
+
+class _Threads:
+    """The threads of a client."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="cavvy")
+
+    async def run(self, act: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call a function in a thread. If the caller is cancelled, the call continues alone."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, partial(act, *args, **kwargs)
+        )
+
+    async def iterate(self, items: Generator[_T, None, None]) -> AsyncIterator[_T]:
+        """Read a generator in threads, one item at a time."""
+        lock = threading.Lock()  # a cancelled read still uses the generator until its poll is over
+
+        def read() -> _T | None:
+            with lock:
+                return next(items, None)
+
+        def close() -> None:
+            with lock:
+                items.close()
+
+        try:
+            while (item := await self.run(read)) is not None:
+                yield item
+        finally:
+            with suppress(RuntimeError):  # the client is closed, and so are its connections
+                self._pool.submit(close)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class AsyncJob:
+    """As `Job`, with coroutines. In a notebook, it shows the state that was read last."""
+
+    def __init__(self, job: Job, threads: _Threads) -> None:
+        self._job = job
+        self._threads = threads
+        self.id = job.id
+        self.name = job.name
+        self.project = job.project
+        self.notes = job.notes
+
+    @property
+    def last_status(self) -> JobStatus:
+        """The newest state that a method has read."""
+        return self._job.last_status
+
+    async def status(self) -> JobStatus:
+        """See `Job.status`."""
+        return await self._threads.run(self._job.status)
+
+    async def wait(
+        self, until: Until = "end", *, timeout: TimeLimit | None = None, check: bool = True
+    ) -> JobStatus:
+        """See `Job.wait`. Cancelling the wait leaves the job running."""
+        waiting = JobWaiter(self._job, until, timeout, check=check)
+        while (status := await self._threads.run(waiting.look)) is None:
+            pass
+        return status
+
+    async def logs(
+        self, *, follow: bool = False, rank: int = 0, attempt: int | None = None
+    ) -> AsyncIterator[str]:
+        """See `Job.logs`."""
+        parts = self._job._log_parts(follow=follow, rank=rank, attempt=attempt)
+        async for lines in self._threads.iterate(parts):
+            for line in lines:
+                yield line
+
+    async def events(self, *, follow: bool = False) -> AsyncIterator[JobEvent]:
+        """See `Job.events`."""
+        async for event in self._threads.iterate(self._job.events(follow=follow)):
+            yield event
+
+    async def metrics(self) -> dict[str, float | str]:
+        """See `Job.metrics`."""
+        return await self._threads.run(self._job.metrics)
+
+    async def cost(self) -> JobCost:
+        """See `Job.cost`."""
+        return await self._threads.run(self._job.cost)
+
+    async def outputs(self) -> dict[str, str]:
+        """See `Job.outputs`."""
+        return await self._threads.run(self._job.outputs)
+
+    async def stop(self, *, wait: bool = True) -> JobStatus:
+        """See `Job.stop`."""
+        status = await self._threads.run(self._job.stop, wait=False)
+        return await self.wait(check=False) if wait else status
+
+    async def retry(self) -> JobStatus:
+        """See `Job.retry`."""
+        return await self._threads.run(self._job.retry)
+
+    async def remove(self) -> None:
+        """See `Job.remove`."""
+        await self._threads.run(self._job.remove)
+
+    def __repr__(self) -> str:
+        return f"<AsyncJob {self.name} ({self.id}): {self.last_status.phase}>"
+
+    def _repr_html_(self) -> str:
+        from cavvy.sdk.html import show_job
+
+        return show_job(self.last_status)
+
+
+class AsyncClient:
+    """As `Client`, with coroutines. The first request connects to the server; `async with` closes
+    the connections at the end.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        token: str | None = None,
+        project: str | None = None,
+        home: str | PathLike[str] | None = None,
+    ) -> None:
+        self._make = partial(Client, address, token=token, project=project, home=home)
+        self._threads = _Threads()
+        self._client: Client | None = None
+        self._connecting = asyncio.Lock()
+
+    async def submit(
+        self,
+        task: Task,
+        *,
+        params: Mapping[str, object] | None = None,
+        name: str | None = None,
+        project: str | None = None,
+        consent: bool = False,
+        max_cost: str | float | Decimal | None = None,
+    ) -> AsyncJob:
+        """See `Client.submit`."""
+        client = await self._connect()
+        job = await self._threads.run(
+            client.submit,
+            task,
+            params=params,
+            name=name,
+            project=project,
+            consent=consent,
+            max_cost=max_cost,
+        )
+        return AsyncJob(job, self._threads)
+
+    async def job(self, name: str, *, project: str | None = None) -> AsyncJob:
+        """See `Client.job`."""
+        client = await self._connect()
+        return AsyncJob(await self._threads.run(client.job, name, project=project), self._threads)
+
+    async def jobs(
+        self, *, phases: Collection[Phase] = (), limit: int = 50, project: str | None = None
+    ) -> list[AsyncJob]:
+        """See `Client.jobs`."""
+        client = await self._connect()
+        found = await self._threads.run(client.jobs, phases=phases, limit=limit, project=project)
+        return [AsyncJob(each, self._threads) for each in found]
+
+    async def cost(self, *, since: datetime | None = None, project: str | None = None) -> Decimal:
+        """See `Client.cost`."""
+        client = await self._connect()
+        return await self._threads.run(client.cost, since=since, project=project)
+
+    async def close(self) -> None:
+        """Close the connections. Jobs continue."""
+        self._threads.close()
+        if self._client is not None:
+            self._client.close()
+
+    async def __aenter__(self) -> Self:
+        await self._connect()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _connect(self) -> Client:
+        async with self._connecting:
+            if self._client is None:
+                self._client = await self._threads.run(self._make)
+            return self._client

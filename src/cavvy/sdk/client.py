@@ -1,0 +1,114 @@
+"""The client for notebooks and scripts: submits tasks and finds jobs."""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from decimal import Decimal
+from os import PathLike, fspath
+from types import TracebackType
+from typing import Self
+
+from cavvy.domain.units import Money
+from cavvy.sdk.connections import Connections, default_project
+from cavvy.sdk.job import Job
+from cavvy.sdk.status import Phase, read_detail, read_listing
+from cavvy.sdk.submission import SubmitOptions, submit_task
+from cavvy.sdk.task import Task
+
+
+class Client:
+    """A client of a Cavvy server, for use by any number of threads.
+
+    `Client()` uses the embedded server of this machine, and starts it if it is not running, as the
+    commands do. `Client(address, token=...)` uses a server elsewhere; the address begins with
+    https://, or with http:// for this machine, such as the end of an SSH tunnel. `project` is the
+    project of the jobs; without it, a task's own project counts for `submit`, and CAVVY_PROJECT or
+    `default` elsewhere. `home` is the state folder; the default is CAVVY_HOME or ~/.cavvy.
+
+    Raises ServerUnavailable, and CavvyError if the server refuses the token.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        token: str | None = None,
+        project: str | None = None,
+        home: str | PathLike[str] | None = None,
+    ) -> None:
+        self._home = None if home is None else fspath(home)
+        self._project = project
+        self._connections = Connections(address, token, self._home)
+        with self._connections.use():  # reports a missing server now
+            pass
+
+    def submit(
+        self,
+        task: Task,
+        *,
+        params: Mapping[str, object] | None = None,
+        name: str | None = None,
+        project: str | None = None,
+        consent: bool = False,
+        max_cost: str | float | Decimal | None = None,
+    ) -> Job:
+        """Queue a task and return its job. The working folder is copied first. `params` replace the
+        defaults of the task's parameters; `name` is the name of the job.
+
+        `consent` agrees to offers that cost money; `max_cost` (US dollars) agrees as well, and
+        stops the job before it costs more. A budget in the task also agrees. Raises InvalidTask,
+        NoOffer, ConsentNeeded.
+        """
+        options = SubmitOptions(
+            params=params,
+            name=name,
+            project=project or self._project,
+            consent=consent,
+            max_cost=max_cost,
+        )
+        with self._connections.use() as connection:
+            made, notes = submit_task(connection, task, options, self._home)
+            detail = connection.job(made.project, made.id)
+        return Job(self._connections, read_detail(detail), notes)
+
+    def job(self, name: str, *, project: str | None = None) -> Job:
+        """A job by its name or ID. Raises JobNotFound."""
+        with self._connections.use() as connection:
+            detail = connection.job(self._choose(project), name, session=True)
+        return Job(self._connections, read_detail(detail))
+
+    def jobs(
+        self, *, phases: Collection[Phase] = (), limit: int = 50, project: str | None = None
+    ) -> list[Job]:
+        """The newest jobs of a project, at most `limit` (1 to 500), newest first. `phases` selects
+        jobs by their state.
+        """
+        with self._connections.use() as connection:
+            page = connection.jobs(self._choose(project), phases=phases, limit=limit)
+        return [Job(self._connections, read_listing(each)) for each in page.jobs]
+
+    def cost(self, *, since: datetime | None = None, project: str | None = None) -> Decimal:
+        """What a project has cost in US dollars, in total or since a point in time."""
+        with self._connections.use() as connection:
+            found = connection.project_cost(self._choose(project), since=since)
+        return Money(found.total_micros).usd
+
+    def close(self) -> None:
+        """Close the connections. Jobs continue."""
+        self._connections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._connections.address or 'the embedded server'}>"
+
+    def _choose(self, project: str | None) -> str:
+        return project or self._project or default_project()

@@ -1,0 +1,140 @@
+"""The connections of a client to its server. Each request uses one that no other thread uses."""
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from cavvy import __version__
+from cavvy.client import API, ApiError, Patience, connect
+from cavvy.client import Client as ApiClient
+from cavvy.sdk.errors import CavvyError, public_errors
+
+_PATIENCE_S = 120.0  # how many seconds a request is repeated while no server answers, as in the CLI
+_LOG = logging.getLogger("cavvy")
+
+
+class Connections:
+    """Open connections to the embedded server or, if `address` is given, to the server there. The
+    first connection is opened by the first use.
+    """
+
+    def __init__(self, address: str | None, token: str | None, home: str | None) -> None:
+        if address is not None:
+            _check_address(address, token)
+        elif token is not None:
+            hint = "give the address of the server, or leave out the token of the embedded server"
+            raise CavvyError("a token without an address", hint)
+        self.address = address
+        self._token = token or ""
+        self._home = home
+        self._lock = threading.Lock()
+        self._first: ApiClient | None = None
+        self._idle: list[ApiClient] = []
+        self._closed = False
+
+    @contextmanager
+    def use(self) -> Iterator[ApiClient]:
+        """A connection for requests of one thread. An error of the transport becomes a CavvyError.
+        A connection that was interrupted is closed, because an answer may still arrive on it.
+        """
+        with public_errors():
+            connection = self._take()
+            whole = False
+            try:
+                yield connection
+                whole = True
+            except (GeneratorExit, ApiError):  # there is no open request
+                whole = True
+                raise
+            finally:
+                self._give_back(connection, whole)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for each in idle:
+            each.close()
+
+    def __del__(self) -> None:
+        for each in getattr(self, "_idle", ()):  # a notebook rarely closes its client
+            each.close()
+
+    def _take(self) -> ApiClient:
+        with self._lock:
+            if self._closed:
+                raise CavvyError("the client is closed", "make a new Client()")
+            if self._first is None:
+                self._first = self._open()
+                return self._first
+            return self._idle.pop() if self._idle else self._first.sibling()
+
+    def _give_back(self, connection: ApiClient, whole: bool) -> None:
+        with self._lock:
+            keep = whole and not self._closed
+            if keep:
+                self._idle.append(connection)
+        if not keep:
+            connection.close()
+
+    def _open(self) -> ApiClient:
+        patience = Patience(_PATIENCE_S, _LOG.warning)
+        if self.address is None:
+            return connect(home=self._home, patience=patience)
+        patience.limit_s = 0.0  # a wrong address is reported at once
+        client = ApiClient(self.address, self._token, patience=patience)
+        _check_version(client)
+        patience.limit_s = _PATIENCE_S
+        return client
+
+
+def _check_version(client: ApiClient) -> None:
+    """Check the client's address and token by a request. Raises ApiError, and CavvyError if the
+    server has another version of the API.
+    """
+    server = client.server()
+    if server.api != API:
+        raise CavvyError(
+            f"the server at {client.address} has version {server.api} of the API (cavvy "
+            f"{server.version}), and this client has version {API} (cavvy {__version__})",
+            "install the server's version of cavvy",
+        )
+
+
+def _check_address(address: str, token: str | None) -> None:
+    """Raise CavvyError for an address that cannot be used, or to which no token must be sent."""
+    url = urlsplit(address)
+    unix = url.scheme == "unix"
+    if url.scheme not in ("http", "https", "unix") or (url.path.strip("/") and not unix):
+        raise CavvyError(
+            f"{address!r} is not the address of a server",
+            "write, for example, https://cavvy.example.org or http://127.0.0.1:8700",
+        )
+    if not token:
+        raise CavvyError(
+            f"no token for {address}",
+            "pass token=...; it is in the file `token` of the server's state folder",
+        )
+    if url.scheme == "http" and not _is_loopback(url.hostname or ""):
+        raise CavvyError(
+            f"{address} is not encrypted, so others could read the token",
+            "use https://, or a tunnel such as `ssh -L 8700:127.0.0.1:8700 HOST` with "
+            "http://127.0.0.1:8700",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def default_project() -> str:
+    """CAVVY_PROJECT, or `default`, as for the commands."""
+    return os.environ.get("CAVVY_PROJECT") or "default"

@@ -1,0 +1,114 @@
+"""The exceptions of the Python interface. The text of each says what is wrong and what to do.
+
+CavvyError              any error of this interface
+  InvalidTask           the task or one of its files must be changed
+  NoOffer               no offer of the configured providers meets the task's requirements
+  ConsentNeeded         the offers cost money, and the caller did not agree to pay
+  JobNotFound           the project has no job with this name
+  JobFailed             the job ended without success; `status` is its last state
+  WaitTimeout           the job did not get so far in time; it continues
+  ServerUnavailable     no server answers, or the embedded server cannot be started
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cavvy.client import ApiError
+    from cavvy.sdk.status import JobStatus
+    from cavvy.spec.problems import SpecProblem
+
+
+class CavvyError(Exception):
+    """An error. `message` says what is wrong, and `hint` what to do. For an error of the server,
+    `code` is its name in [errors](errors.md).
+    """
+
+    def __init__(self, message: str, hint: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class InvalidTask(CavvyError, ValueError):
+    """The task, or a file that it names, must be changed. `problems` has one item for each mistake
+    in the task's text.
+    """
+
+    problems: "tuple[SpecProblem, ...]" = ()
+
+
+class NoOffer(CavvyError):
+    """No offer of the configured providers meets the task's requirements."""
+
+
+class ConsentNeeded(CavvyError):
+    """The offers cost money. The message shows the price; `consent` or `max_cost` agrees to it."""
+
+
+class JobNotFound(CavvyError, LookupError):
+    """The project has no job with this name or ID."""
+
+
+class JobFailed(CavvyError):
+    """The job failed or was stopped. The message ends with the last lines of its log."""
+
+    status: "JobStatus"
+
+
+class WaitTimeout(CavvyError, TimeoutError):
+    """The job did not get so far within the time limit. The job continues. `status` is its last
+    state.
+    """
+
+    status: "JobStatus"
+
+
+class ServerUnavailable(CavvyError, ConnectionError):
+    """No server answers, or the embedded server cannot be started."""
+
+
+_CONSENT_HINT = (
+    "pass consent=True to agree to this price, or max_cost=DOLLARS to agree and to stop the job "
+    "before it costs more"
+)
+_BY_CODE: dict[str, type[CavvyError]] = {
+    "invalid-task": InvalidTask,
+    "task-refused": InvalidTask,
+    "no-offer": NoOffer,
+    "consent-needed": ConsentNeeded,
+    "job-not-found": JobNotFound,
+}
+
+
+def make_error(error: "ApiError") -> CavvyError:
+    """The public error for an error of the transport."""
+    from cavvy.client import StartFailed, Unreachable
+
+    if isinstance(error, Unreachable | StartFailed):
+        return ServerUnavailable(error.message, error.hint, error.code)
+    kind = _BY_CODE.get(error.code, CavvyError)
+    hint = _CONSENT_HINT if kind is ConsentNeeded else error.hint
+    return kind(error.message, hint, error.code)
+
+
+@contextmanager
+def public_errors() -> Iterator[None]:
+    """Turn the errors of the modules below into a CavvyError."""
+    from cavvy.client import ApiError
+    from cavvy.settings import SettingsError
+    from cavvy.spec.workdir import FreezeError
+
+    try:
+        yield
+    except ApiError as error:
+        raise make_error(error) from error
+    except SettingsError as error:
+        raise CavvyError(error.message, error.hint, error.code) from error
+    except FreezeError as error:
+        raise InvalidTask(str(error), code=error.code) from error

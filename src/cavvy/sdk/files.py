@@ -1,0 +1,77 @@
+"""Finds, checks and freezes the local files that are submitted with a task."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from cavvy.domain.tasks import Task, VolumeKind
+from cavvy.importers import Dialect, Translation, find_local
+from cavvy.spec.workdir import FolderSnapshot, FreezeError, check_folder, combine, freeze
+
+MIB = 1 << 20
+
+
+def find_parts(task: Task, source: Translation, folder: Path) -> dict[str, Path]:
+    """The local paths of the working folder (under the key "") and of the files outside it that are
+    submitted with the task (by their path in the submitted folder). `folder` is the task file's
+    folder. Raises FreezeError if one of the files does not exist.
+    """
+    parts = {}
+    if task.workdir is not None and task.workdir.path is not None:
+        own = source.kind == Dialect.CAVVY
+        path = task.workdir.path
+        parts[""] = folder / path if own else find_local(path, folder)
+        check_folder(parts[""])
+    for each in source.local:
+        parts[each.inside] = find_local(each.source, folder)
+        if not parts[each.inside].exists():
+            hint = f"it was searched for in {folder} and in the current folder"
+            missing = f"the task's file or folder {parts[each.inside]} does not exist"
+            raise FreezeError(missing, hint)
+    return parts
+
+
+def split_parts(parts: Mapping[str, Path]) -> Iterator[tuple[str, Path, str | None]]:
+    """For each part that `find_parts` returns: its path in the submitted folder, the folder that
+    has it, and its name if it is a single file.
+    """
+    for inside, path in parts.items():
+        single = inside != "" and path.is_file()
+        path = path.resolve() if inside else path
+        yield inside, path.parent if single else path, path.name if single else None
+
+
+def check_files(task: Task, sizes: Mapping[str, int], limit_mib: int) -> None:
+    """Check the files that are submitted with the task, given their sizes in bytes by path.
+    `limit_mib` is the server's limit for one file (the setting `server.blob_mib`). Raises
+    FreezeError if the server would refuse them, or if the task uses a part that does not exist.
+    """
+    folders = {str(parent) for path in sizes for parent in PurePosixPath(path).parents}
+    for volume in task.volumes:
+        if volume.kind is VolumeKind.FOLDER and volume.source not in {*sizes, *folders, "."}:
+            raise FreezeError(
+                f"there is no {volume.source} in the working folder, but the volume at "
+                f"{volume.path} needs it",
+                "it does not exist, or an ignore file excludes it",
+            )
+    path, size = max(sizes.items(), key=lambda item: item[1], default=("", 0))
+    if size > limit_mib * MIB:
+        raise FreezeError(
+            f"{path} has {size / MIB:,.1f} MiB; the server takes files of at most {limit_mib:,} "
+            "MiB",
+            "use `inputs` for data, or raise the setting server.blob_mib",
+        )
+
+
+def freeze_parts(
+    task: Task, parts: Mapping[str, Path], home: Path, limit_mib: int
+) -> FolderSnapshot:
+    """Freeze and check the parts that `find_parts` returns. `home` is Cavvy's state folder, which
+    also stores the hashes of unchanged files. Raises FreezeError.
+    """
+    frozen = {
+        inside: freeze(folder, cache=home / "cache" / "frozen", state=home, only=only)
+        for inside, folder, only in split_parts(parts)
+    }
+    snapshot = frozen[""] if list(frozen) == [""] else combine(frozen)
+    check_files(task, {entry.path: entry.size for entry in snapshot.entries}, limit_mib)
+    return snapshot

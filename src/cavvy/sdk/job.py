@@ -1,0 +1,245 @@
+"""A submitted job."""
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from cavvy.client.metrics import last_figures
+from cavvy.domain.units import parse_duration
+from cavvy.sdk.errors import CavvyError, JobFailed, WaitTimeout
+from cavvy.sdk.lines import read_lines
+from cavvy.sdk.status import JobCost, JobEvent, JobStatus, read_cost, read_detail, read_event
+
+if TYPE_CHECKING:
+    from cavvy.client import wire
+    from cavvy.sdk.connections import Connections
+
+Until = Literal["end", "running"]
+TimeLimit = float | str | timedelta
+_POLL_S = 1.5  # seconds that the server waits for the next event
+_TAIL_BYTES, _TAIL_LINES = 4000, 10  # the end of the log in the message of JobFailed
+
+
+class Job:
+    """A job. `Client.submit`, `Client.job` and `Client.jobs` return it.
+
+    `id`, `name` and `project` never change. `last_status` is the newest state that a method has
+    read; `status` asks the server. `notes` are notes about the submitted files. In a notebook, the
+    job is shown as a table. Every method may raise CavvyError.
+    """
+
+    def __init__(
+        self, connections: "Connections", status: JobStatus, notes: tuple[str, ...] = ()
+    ) -> None:
+        self._connections = connections
+        self.id = status.id
+        self.name = status.name
+        self.project = status.project
+        self.last_status = status
+        self.notes = notes
+
+    def status(self) -> JobStatus:
+        """The state of the job now."""
+        self.last_status = read_detail(self._detail())
+        return self.last_status
+
+    def wait(
+        self, until: Until = "end", *, timeout: TimeLimit | None = None, check: bool = True
+    ) -> JobStatus:
+        """Wait until the job has ended or, with `until="running"`, until it runs or has ended.
+        Returns its state.
+
+        Raises JobFailed if the job has failed or was stopped, unless `check` is False, and
+        WaitTimeout after `timeout` (seconds, a text such as "2h" or a timedelta). Ctrl-C leaves the
+        job running.
+        """
+        waiting = JobWaiter(self, until, timeout, check=check)
+        with self._interruptible():
+            return waiting.finish()
+
+    def logs(
+        self, *, follow: bool = False, rank: int = 0, attempt: int | None = None
+    ) -> Generator[str, None, None]:
+        """The lines of the log of one node, without line ends. With `follow`, waits for further
+        lines until the job has ended; Ctrl-C leaves the job running. `attempt` selects one attempt;
+        the default is all attempts in order.
+        """
+        for lines in self._log_parts(follow=follow, rank=rank, attempt=attempt):
+            yield from lines
+
+    def _log_parts(
+        self, *, follow: bool, rank: int, attempt: int | None
+    ) -> Generator[list[str], None, None]:
+        """As `logs`, but each item has all lines that arrived together."""
+        with self._interruptible(), self._connections.use() as connection:
+            yield from read_lines(
+                connection.log_chunks(
+                    self.project, self.id, rank=rank, attempt=attempt, follow=follow
+                )
+            )
+
+    def events(self, *, follow: bool = False) -> Generator[JobEvent, None, None]:
+        """The events of the job in order, such as its placement and the loss of a node. With
+        `follow`, waits for further events until the job has ended.
+        """
+        with self._interruptible(), self._connections.use() as connection:
+            if follow:
+                yield from map(read_event, connection.follow(self.project, self.id))
+                return
+            after = 0
+            while (page := connection.events(self.project, self.id, after=after)).events:
+                yield from map(read_event, page.events)
+                after = page.last
+
+    def metrics(self) -> dict[str, float | str]:
+        """The values that the program last reported, such as `loss`. A program reports them with
+        lines such as `CAVVY_PROGRESS {"loss": 0.12}` or with `cavvy.train`.
+        """
+        return last_figures(self._detail())
+
+    def cost(self) -> JobCost:
+        """What the job has cost until now, and how its time was spent."""
+        with self._connections.use() as connection:
+            job = connection.job(self.project, self.id)
+            return read_cost(job, connection.cost(self.project, self.id))
+
+    def outputs(self) -> dict[str, str]:
+        """Where the files of the job are copied to: the target of each output by its source."""
+        from msgspec.json import decode
+
+        from cavvy.domain.tasks import Task as TaskModel
+
+        return {
+            each.source: each.target for each in decode(self._detail().task, type=TaskModel).outputs
+        }
+
+    def stop(self, *, wait: bool = True) -> JobStatus:
+        """Stop the job: its program gets its grace period, then its nodes are released. With
+        `wait`, returns when it has ended.
+        """
+        with self._connections.use() as connection:
+            connection.stop(self.project, self.id)
+        return JobWaiter(self, "end", None, check=False).finish() if wait else self.status()
+
+    def retry(self) -> JobStatus:
+        """Queue the job again after it has failed or was stopped."""
+        with self._connections.use() as connection:
+            connection.retry(self.project, self.id)
+        return self.status()
+
+    def remove(self) -> None:
+        """Delete the ended job with its log and checkpoints; its bill stays."""
+        with self._connections.use() as connection:
+            connection.remove(self.project, self.id)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name} ({self.id}): {self.last_status.phase}>"
+
+    def _repr_html_(self) -> str:
+        from cavvy.sdk.html import show_job
+
+        try:
+            return show_job(self.status())
+        except CavvyError as error:
+            return show_job(self.last_status, f"not up to date: {error.message}")
+
+    def _detail(self) -> "wire.JobDetail":
+        with self._connections.use() as connection:
+            return connection.job(self.project, self.id)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Make the message of a Ctrl-C say that the job continues and how to stop it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"the job {self.name} keeps running; job.stop() or `cavvy stop {self.id}` stops "
+                "it, and job.logs(follow=True) follows it again"
+            ) from None
+
+
+class JobWaiter:
+    """A wait for one job, in steps, so that a thread and a coroutine can wait in the same way."""
+
+    def __init__(self, job: Job, until: Until, timeout: TimeLimit | None, *, check: bool) -> None:
+        self._job = job
+        self._running_is_enough = until == "running"
+        self._check = check
+        self._timeout_s = None if timeout is None else _read_seconds(timeout)
+        self._began = time.monotonic()
+        self._after = 0
+
+    def finish(self) -> JobStatus:
+        """Look until the wait is over. Raises JobFailed, WaitTimeout."""
+        while (status := self.look()) is None:
+            pass
+        return status
+
+    def look(self) -> JobStatus | None:
+        """The state of the job if the wait is over. Otherwise, waits for the next event, but at
+        most 1.5 s, and returns None. Raises JobFailed, WaitTimeout.
+        """
+        job = self._job
+        status = job.status()
+        if status.ended:
+            if self._check and status.phase != "done":
+                raise _make_failure(job, status)
+            return status
+        if self._running_is_enough and status.phase == "running":
+            return status
+        wait_s = _POLL_S
+        if self._timeout_s is not None:
+            wait_s = min(wait_s, self._began + self._timeout_s - time.monotonic())
+        if wait_s <= 0:
+            raise _make_timeout(job, status)
+        with job._connections.use() as connection:
+            page = connection.events(job.project, job.id, after=self._after, wait_s=wait_s)
+        self._after = page.last
+        return None
+
+
+def _read_seconds(timeout: TimeLimit) -> float:
+    length = timeout if isinstance(timeout, timedelta) else parse_duration(timeout)
+    return length.total_seconds()
+
+
+def _make_failure(job: Job, status: JobStatus) -> JobFailed:
+    """The exception for a job without success, with the end of its log."""
+    lines = _read_tail(job, status)
+    end = "\nThe log ends with:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
+    done = "was stopped" if status.phase == "stopped" else "failed"
+    failure = JobFailed(
+        f"the job {status.name} {done}: {status.reason}{end}",
+        "job.logs() has the whole log, and job.events() says what happened",
+    )
+    failure.status = status
+    return failure
+
+
+def _read_tail(job: Job, status: JobStatus) -> list[str]:
+    """The last lines of the log of the node that failed first; [] if there is no log."""
+    try:
+        with job._connections.use() as connection:
+            chunks = connection.log_chunks(
+                job.project,
+                job.id,
+                rank=status.first_failed_rank or 0,
+                attempt=status.attempt or None,
+                tail_bytes=_TAIL_BYTES,
+                follow=True,  # the last bytes may arrive after the end of the job
+            )
+            return [line for part in read_lines(chunks) for line in part][-_TAIL_LINES:]
+    except CavvyError:
+        return []
+
+
+def _make_timeout(job: Job, status: JobStatus) -> WaitTimeout:
+    error = WaitTimeout(
+        f"the job {job.name} is still {status.phase}: {status.reason}",
+        "the job continues; call job.wait() again, or job.stop()",
+    )
+    error.status = status
+    return error

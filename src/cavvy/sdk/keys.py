@@ -1,0 +1,241 @@
+"""The keys of a task as typed tables, for editors and type checkers. A test compares them with the
+parser's table of fields.
+
+Each name is also a function that returns a dict: `Resources(gpu="A100:8")` and `{"gpu": "A100:8"}`
+are the same. A string may contain an expression such as `${{ params.nodes }}`, so numbers and
+switches also accept a string.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from os import PathLike
+from typing import Literal, NotRequired, Required, TypedDict
+
+Scalar = str | int | float | bool
+Label = str | int | float
+Whole = int | str
+Number = float | str
+Switch = bool | str
+Size = str | int | float  # such as "64GB"; a bare number is GiB
+Length = str | int | float | timedelta  # such as "90s" or "2h"; a bare number is seconds
+Moment = str | datetime  # with a time zone
+Dollars = str | int | float | Decimal
+LocalPath = str | PathLike[str]
+
+
+class Param(TypedDict, total=False):
+    """A parameter with a type and limits."""
+
+    type: Literal["int", "float", "str", "bool"]
+    default: Scalar
+    min: float
+    max: float
+    choices: Sequence[Scalar]
+    help: str
+
+
+class Accelerator(TypedDict, total=False):
+    """Accelerators of each node, for requests that one string cannot express."""
+
+    name: str | Sequence[str]
+    count: str | int
+    memory: Size
+
+
+class Disk(TypedDict, total=False):
+    """The disk of each node."""
+
+    size: Size
+    type: str
+
+
+class Network(TypedDict, total=False):
+    """The network of each node."""
+
+    min: str
+    fabric: Literal["rdma", "efa", "infiniband", "roce", "tcpx"]
+    vpc: str
+    subnet: str
+    security_groups: str | Sequence[str]
+    key: str
+    public_ip: Switch
+
+
+class NodeTest(TypedDict, total=False):
+    """The test that each node must pass before the work starts."""
+
+    share: Number
+    link: str
+
+
+class ResourceChoice(TypedDict, total=False):
+    """One of several alternatives in `any_of` or `ordered`."""
+
+    instance: str
+    gpu: str | Accelerator | Sequence[str | Accelerator]
+    accelerator: str | Accelerator | Sequence[str | Accelerator]
+    cpu: str | int | float
+    memory: Size
+    disk: Size | Disk
+    spot: Literal["never", "auto", "only"]
+    providers: str | Sequence[str]
+    regions: str | Sequence[str]
+    network: str | Network
+    max_price: Dollars
+    check: Switch | NodeTest
+    options: Mapping[str, Mapping[str, object]]
+
+
+class Resources(ResourceChoice, total=False):
+    """The requirements for each node."""
+
+    any_of: Sequence[ResourceChoice]
+    ordered: Sequence[ResourceChoice]
+
+
+class Image(TypedDict, total=False):
+    """The container image in which the work runs."""
+
+    name: str
+    build: LocalPath
+    dockerfile: str
+    target: Label
+    args: Mapping[str, Scalar]
+    login: str
+
+
+class GitWorkdir(TypedDict):
+    """A working folder from a git repository."""
+
+    git: str
+    commit: NotRequired[str]
+
+
+class Setup(TypedDict):
+    """Commands that run before the work, and the files that they need."""
+
+    run: str
+    uses: NotRequired[Sequence[str]]
+
+
+class Input(TypedDict):
+    """Files that are copied to each node before the work starts."""
+
+    source: LocalPath
+    target: str
+    mode: NotRequired[Literal["copy", "stream"]]
+
+
+class Output(TypedDict):
+    """Files that are copied from the nodes after the work has succeeded."""
+
+    source: str
+    target: LocalPath
+    every: NotRequired[Length]
+
+
+class VolumeMount(TypedDict, total=False):
+    """Storage in addition to the node's own disk."""
+
+    name: Label
+    host: LocalPath
+    nfs: str
+    path: Required[str]
+    read_only: Switch
+    size: Size
+    type: str
+    keep: Switch
+    options: str
+
+
+class Checkpoint(TypedDict):
+    """A folder that is kept from one attempt to the next."""
+
+    path: str
+    every: NotRequired[Length]
+    size: NotRequired[Size]
+    step: NotRequired[Length]
+    storage: NotRequired[str]
+
+
+class Limits(TypedDict, total=False):
+    """The limits at which Cavvy stops the job."""
+
+    deadline: Moment | Length
+    duration: Length
+    budget: Dollars
+    idle: Length
+    unattended: Length
+
+
+class Retry(TypedDict, total=False):
+    """The number of retries for each kind of failure."""
+
+    preemption: Whole
+    node: Whole
+    exit: Whole
+    exit_codes: Whole | Sequence[Whole]
+    delay: Length
+    parallel: Whole
+
+
+class Schedule(TypedDict, total=False):
+    """When the job starts."""
+
+    at: Moment
+    cron: str
+    time_zone: str
+
+
+class Work(TypedDict, total=False):
+    """The amount of work, from which plans compute time and cost."""
+
+    flops: Number
+    precision: Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4"]
+    efficiency: Number
+    samples: Number
+    rates: Mapping[str, Number]
+    duration: Length
+    measured_on: str
+    profile: LocalPath
+
+
+class Webhook(TypedDict):
+    """A web address that events are posted to."""
+
+    url: str
+    on: NotRequired[
+        Literal["finish", "failure", "budget"] | Sequence[Literal["finish", "failure", "budget"]]
+    ]
+
+
+class TaskKeys(TypedDict, total=False):
+    """All keys of a task except `run`."""
+
+    name: str
+    project: str
+    tags: Mapping[str, Label]
+    priority: Whole
+    params: Mapping[str, Scalar | Param]
+    resources: Resources
+    nodes: Whole
+    image: str | Image
+    workdir: LocalPath | GitWorkdir
+    setup: str | Setup
+    env: Mapping[str, Scalar]
+    secrets: str | Sequence[str]
+    inputs: Sequence[Input]
+    outputs: Sequence[Output]
+    volumes: Sequence[str | VolumeMount]
+    checkpoint: str | Checkpoint
+    limits: Limits
+    retry: Retry
+    schedule: Moment | Schedule
+    window: str
+    work: Work
+    webhooks: str | Webhook | Sequence[str | Webhook]
+    grace: Length
+    keep: Length
+    machine: str
+    session: Switch

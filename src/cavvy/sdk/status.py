@@ -1,0 +1,208 @@
+"""The state and the cost of a job, as values. Money is in US dollars, as exact decimals; times are
+in UTC.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Literal, cast
+
+from cavvy.domain.units import HourlyRate, Money, format_usd
+
+if TYPE_CHECKING:
+    from cavvy.client import wire
+
+Phase = Literal["queued", "starting", "running", "stopping", "done", "failed", "stopped"]
+ENDS: frozenset[Phase] = frozenset({"done", "failed", "stopped"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """One node of the newest attempt. `telemetry` has its measured use of CPUs, memory and GPUs;
+    `progress` has the values that its program last reported.
+    """
+
+    rank: int
+    phase: str
+    address: str | None
+    exit_code: int | None
+    telemetry: Mapping[str, float]
+    progress: Mapping[str, float | str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """The state of a job at one time.
+
+    `placement` is the offer of the newest attempt, as provider/region/type/purchase.
+    `rate_usd_per_hour` is the price of all its nodes together. A job in a list has none of
+    `rate_usd_per_hour`, `first_failed_rank`, `queue_position` and `nodes`.
+    """
+
+    id: str
+    project: str
+    name: str
+    phase: Phase
+    reason: str
+    submitted_at: datetime
+    since: datetime  # start of the current phase
+    ended_at: datetime | None
+    exit_code: int | None
+    attempt: int
+    placement: str | None
+    rate_usd_per_hour: Decimal | None
+    spent_usd: Decimal
+    first_failed_rank: int | None = None
+    queue_position: int | None = None
+    nodes: tuple[NodeStatus, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ENDS
+
+    def __str__(self) -> str:
+        return f"{self.phase}: {self.reason}" if self.reason else self.phase
+
+    def _repr_html_(self) -> str:
+        from cavvy.sdk.html import show_job
+
+        return show_job(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostItem:
+    """The charge for a period of one node at one rate."""
+
+    attempt: int
+    rank: int
+    kind: str
+    since: datetime
+    until: datetime
+    rate_usd_per_hour: Decimal
+    amount_usd: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCost:
+    """The cost of a job and how its time was spent. `final` is False while nodes may still add
+    charges. `lost` is running time whose work had to be repeated. The job may have cost up to
+    `unsure_usd` more, because a provider did not report the end of a node.
+    """
+
+    total_usd: Decimal
+    unsure_usd: Decimal
+    final: bool
+    queued: timedelta
+    starting: timedelta
+    running: timedelta
+    lost: timedelta
+    stopping: timedelta
+    items: tuple[CostItem, ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        total = format_usd(Money(int(self.total_usd * 1_000_000)))
+        return total if self.final else f"{total} so far"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """One event of a job, such as its submission or the loss of a node. `kind` is for programs,
+    `text` for people.
+    """
+
+    id: int
+    at: datetime
+    attempt: int
+    rank: int | None
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.at:%Y-%m-%d %H:%M:%S} {self.text}"
+
+
+def read_listing(job: "wire.JobListing") -> JobStatus:
+    """The state of a job in a list."""
+    return _make_status(job)
+
+
+def read_detail(job: "wire.JobDetail") -> JobStatus:
+    """The state of a job with all details."""
+    own = next((each for each in job.attempts if each.number == job.attempt), None)
+    if own is None:
+        return replace(_make_status(job), queue_position=job.queue_position)
+    rate = HourlyRate(own.rate_micros_per_hour).times(len(own.nodes)).usd
+    nodes = tuple(
+        NodeStatus(
+            rank=node.rank,
+            phase=node.phase,
+            address=node.address,
+            exit_code=node.exit_code,
+            telemetry=node.telemetry,
+            progress=node.progress,
+        )
+        for node in own.nodes
+    )
+    return replace(
+        _make_status(job),
+        rate_usd_per_hour=rate,
+        first_failed_rank=own.first_failed_rank,
+        queue_position=job.queue_position,
+        nodes=nodes,
+    )
+
+
+def read_cost(job: "wire.JobDetail", cost: "wire.CostView") -> JobCost:
+    items = tuple(
+        CostItem(
+            attempt=each.attempt,
+            rank=each.rank,
+            kind=each.kind,
+            since=each.since,
+            until=each.until,
+            rate_usd_per_hour=HourlyRate(each.rate_micros_per_hour).usd,
+            amount_usd=Money(each.amount_micros).usd,
+        )
+        for each in cost.charges
+    )
+    return JobCost(
+        total_usd=Money(cost.total_micros).usd,
+        unsure_usd=Money(cost.unsure_micros).usd,
+        final=job.ended_at is not None and all(each.phase == "ended" for each in job.attempts),
+        queued=timedelta(seconds=cost.queued_s),
+        starting=timedelta(seconds=cost.starting_s),
+        running=timedelta(seconds=cost.running_s),
+        lost=timedelta(seconds=cost.lost_s),
+        stopping=timedelta(seconds=cost.ending_s),
+        items=items,
+    )
+
+
+def read_event(event: "wire.EventView") -> JobEvent:
+    return JobEvent(
+        id=event.id,
+        at=event.at,
+        attempt=event.attempt,
+        rank=event.rank,
+        kind=event.kind,
+        text=event.text,
+    )
+
+
+def _make_status(job: "wire.JobListing") -> JobStatus:
+    return JobStatus(
+        id=job.id,
+        project=job.project,
+        name=job.name,
+        phase=cast("Phase", job.phase),
+        reason=job.reason,
+        submitted_at=job.submitted_at,
+        since=job.since,
+        ended_at=job.ended_at,
+        exit_code=job.exit_code,
+        attempt=job.attempt,
+        placement=job.placement,
+        rate_usd_per_hour=None,
+        spent_usd=Money(job.spent_micros).usd,
+    )

@@ -1,0 +1,108 @@
+"""Submits a task: freezes and uploads its files, and queues the job."""
+
+import getpass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cavvy import settings
+from cavvy.client import make_key
+from cavvy.client.state import default_home
+from cavvy.domain.units import UnitError, parse_usd
+from cavvy.sdk.errors import InvalidTask
+from cavvy.sdk.files import find_parts, freeze_parts
+from cavvy.spec.origin import capture
+
+if TYPE_CHECKING:
+    from cavvy.client import Client as ApiClient
+    from cavvy.client.wire import Submitted
+    from cavvy.domain.jobs import RunOrigin
+    from cavvy.importers import LoadedTask
+    from cavvy.sdk.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitOptions:
+    """How a task is submitted; see `Client.submit`."""
+
+    params: Mapping[str, object] | None = None
+    name: str | None = None
+    project: str | None = None
+    consent: bool = False
+    max_cost: str | float | Decimal | None = None
+
+
+def submit_task(
+    connection: "ApiClient", task: "Task", options: SubmitOptions, home: str | None
+) -> "tuple[Submitted, tuple[str, ...]]":
+    """Queue the task. Returns the job, and notes about the working folder, such as files that were
+    left out. Raises InvalidTask, ApiError, FreezeError, SettingsError.
+    """
+    loaded = task._load(options.params, now=datetime.now(UTC))
+    _check(loaded)
+    ceiling_micros = _read_ceiling(options.max_cost)
+    project = options.project or loaded.task.project
+    origin, notes = _make_origin(connection, project, loaded, home)
+    made = connection.submit(
+        loaded.text,
+        project=project,
+        path=task.path,
+        params=task._join_params(options.params),
+        origin=origin,
+        name=options.name,
+        user=getpass.getuser(),
+        # A budget in the task counts as consent, as for a command without a terminal.
+        consent=options.consent
+        or ceiling_micros is not None
+        or loaded.task.limits.budget is not None,
+        ceiling_micros=ceiling_micros,
+        key=make_key(),
+    )
+    return made, notes
+
+
+def _check(loaded: "LoadedTask") -> None:
+    """Raise InvalidTask for a task that only the command `cavvy run` can submit."""
+    from cavvy.importers.common_fields import is_commit
+
+    task = loaded.task
+    if task.work is not None and task.work.profile is not None:
+        raise InvalidTask(
+            "work.profile: only `cavvy run` reads work profiles",
+            "write the rates of the profile as work.rates",
+        )
+    workdir = task.workdir
+    if workdir is not None and workdir.git is not None and not is_commit(workdir.commit or ""):
+        raise InvalidTask(
+            f"the working folder {workdir.git} has no commit, and only `cavvy run` looks up the "
+            "commit of a branch or tag",
+            "name the commit in workdir",
+        )
+
+
+def _read_ceiling(max_cost: str | float | Decimal | None) -> int | None:
+    if max_cost is None:
+        return None
+    try:
+        return parse_usd(max_cost).micros
+    except UnitError as error:
+        raise ValueError(f"max_cost: {error}") from error
+
+
+def _make_origin(
+    connection: "ApiClient", project: str, loaded: "LoadedTask", home: str | None
+) -> "tuple[RunOrigin, tuple[str, ...]]":
+    """Upload the task's files, and return the origin of the run with notes about the files."""
+    parts = find_parts(loaded.task, loaded.source, loaded.folder)
+    origin = capture(parts.get("", loaded.folder), task_text=loaded.text)
+    notes: tuple[str, ...] = ()
+    if parts:
+        limit_mib = settings.load().whole("server.blob_mib")
+        folder = Path(home or default_home())
+        snapshot = freeze_parts(loaded.task, parts, folder, limit_mib)
+        connection.upload(project, snapshot.blobs())
+        origin, notes = replace(origin, snapshot=snapshot.hash), snapshot.notes
+    return replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides), notes

@@ -1,0 +1,139 @@
+"""A task that is described in Python or read from a task file."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from cavvy.sdk.errors import InvalidTask
+from cavvy.sdk.values import to_plain, to_scalar, write_text
+
+if TYPE_CHECKING:
+    from cavvy.domain.tasks import Scalar
+    from cavvy.importers import LoadedTask
+    from cavvy.sdk.keys import TaskKeys
+
+_SHOWN = "Task"  # the name of a task's text in error messages, if it is not from a file
+
+
+class Task:
+    """What to run, and what it needs. The arguments are the keys of a
+    [task file](task-file.md); `text` is the task as such a file.
+
+    Lengths of time may be a `timedelta`, points in time a `datetime` with a zone, and paths a
+    `Path`. Relative paths are relative to the current folder. Each parameter in `params` needs a
+    default. Raises InvalidTask with every mistake, and TypeError.
+    """
+
+    def __init__(self, run: str, **keys: Unpack["TaskKeys"]) -> None:
+        table = {name: to_plain(value, name) for name, value in keys.items() if value is not None}
+        self._set(Path.cwd() / _SHOWN, write_text({**table, "run": str(run)}), {}, "cavvy", {})
+
+    @classmethod
+    def from_file(
+        cls, path: str | PathLike[str], *, params: Mapping[str, object] | None = None
+    ) -> Self:
+        """Read a task file of Cavvy, SkyPilot or dstack. `params` replace the defaults of the
+        file's parameters. Raises InvalidTask.
+        """
+        from cavvy.spec import SpecError, read_file
+
+        file = Path(path).expanduser().absolute()
+        try:
+            text = read_file(file)
+        except SpecError as error:
+            raise _make_invalid(error, str(path)) from error
+        task = cls.__new__(cls)
+        task._set(file, text, _scalars(params), "", {})
+        return task
+
+    def replace(self, **keys: Unpack["TaskKeys"]) -> "Task":
+        """A copy with these keys changed. In a section such as `resources`, only the given keys
+        change. `params` cannot be changed; `Client.submit` takes other values for them. Raises
+        InvalidTask.
+        """
+        if "params" in keys:
+            raise TypeError("`params` cannot be replaced; pass them to `Client.submit`")
+        changes = {name: to_plain(value, name) for name, value in keys.items()}
+        task = type(self).__new__(type(self))
+        merged = _merge(self._overrides, changes)
+        task._set(self._file, self.text, self._params, self._dialect, merged)
+        return task
+
+    def _set(
+        self,
+        file: Path,
+        text: str,
+        params: Mapping[str, "Scalar"],
+        dialect: str,
+        overrides: Mapping[str, Any],
+    ) -> None:
+        self._file = file
+        self._params = dict(params)
+        self._dialect = dialect
+        self._overrides = dict(overrides)
+        self.text = text
+        self.name = self._load().task.name
+
+    @property
+    def path(self) -> str:
+        """The name of the task's text in error messages: the path of its file, or "Task"."""
+        return _SHOWN if self._file.name == _SHOWN else str(self._file)
+
+    def _load(
+        self, params: Mapping[str, object] | None = None, *, now: datetime | None = None
+    ) -> "LoadedTask":
+        """Parse the task with these parameters. If `now` is given, times before it are refused.
+        Raises InvalidTask.
+        """
+        from cavvy.importers import ReadOptions, load_task
+        from cavvy.spec import SpecError
+
+        overrides = write_text(self._overrides) if self._overrides else ""
+        options = ReadOptions(dialect=self._dialect, overrides=overrides, text=self.text)
+        try:
+            return load_task(self._file, self._join_params(params), now=now, options=options)
+        except SpecError as error:
+            raise _make_invalid(error, self.path) from error
+
+    def _join_params(self, params: Mapping[str, object] | None) -> dict[str, "Scalar"]:
+        """The values of `from_file`, replaced by those in `params`."""
+        return {**self._params, **_scalars(params)}
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+
+def _scalars(params: Mapping[str, object] | None) -> dict[str, "Scalar"]:
+    return {name: to_scalar(value, f"params.{name}") for name, value in (params or {}).items()}
+
+
+def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """`old` with the values in `new`; a table in both is merged."""
+    merged = {**old, **new}
+    for name in old.keys() & new.keys():
+        if isinstance(old[name], dict) and isinstance(new[name], dict):
+            merged[name] = {**old[name], **new[name]}
+    return merged
+
+
+def _make_invalid(error: Exception, path: str) -> InvalidTask:
+    """The public error for a SpecError; its text names the task by `path`."""
+    from cavvy.spec import SpecError
+
+    assert isinstance(error, SpecError)
+    problems = [replace(each, file=_name_place(each.file, path)) for each in error.problems]
+    invalid = InvalidTask(str(SpecError(problems)), code="invalid-task")
+    invalid.problems = tuple(problems)
+    return invalid
+
+
+def _name_place(place: str, path: str) -> str:
+    """The place of a mistake in terms of Python; the parser names files and options of commands."""
+    if place.startswith("--param "):
+        return place.replace("--param ", "params.", 1)
+    if place == "the options":
+        return "Task.replace"
+    return path if Path(place).is_absolute() else place

@@ -1,0 +1,94 @@
+"""Turns Python values into the text of a task file."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from numbers import Integral, Real
+from os import PathLike, fspath
+from typing import Any
+
+from cavvy.domain.tasks import Scalar
+
+
+def to_plain(value: object, key: str) -> Any:
+    """The value as dicts, lists and plain values; `key` is its dotted name for errors. A table's
+    entries with the value None are left out. Raises TypeError for values that no task file can
+    contain.
+    """
+    match value:
+        case Mapping():
+            inner = {str(name): (each, f"{key}.{name}") for name, each in value.items()}
+            return {
+                name: to_plain(each, path)
+                for name, (each, path) in inner.items()
+                if each is not None
+            }
+        case str() | PathLike() | datetime() | timedelta() | Decimal() | Real():
+            return to_scalar(value, key)
+        case Sequence() if not isinstance(value, bytes | bytearray):
+            return [to_plain(each, f"{key}[{index}]") for index, each in enumerate(value)]
+    raise _wrong_type(value, key)
+
+
+def to_scalar(value: object, key: str) -> Scalar:
+    """One value, such as a parameter's: a string, a number, a boolean, a path, a point in time or a
+    length of time. Raises TypeError for other types, and ValueError for a time without a zone.
+    """
+    match value:
+        case bool():
+            return value
+        case str():
+            return str(value)  # a plain string, also for an enum's member
+        case PathLike():
+            return str(fspath(value))
+        case datetime():
+            if value.tzinfo is None:
+                raise ValueError(
+                    f"{key}: {value} has no time zone; use datetime.now(UTC) or "
+                    "value.replace(tzinfo=UTC)"
+                )
+            return value.isoformat()
+        case timedelta():
+            return f"{value.total_seconds():f}".rstrip("0").rstrip(".") + "s"
+        case Decimal():
+            return str(value)
+        case Integral():  # an int, or a number of NumPy
+            return int(value)
+        case Real():
+            return float(value)
+    raise _wrong_type(value, key)
+
+
+def write_text(table: Mapping[str, object]) -> str:
+    """A table of plain values as the text of a task file."""
+    import yaml
+
+    from cavvy.spec.tree import read_scalar
+
+    class Dumper(yaml.SafeDumper):
+        """Writes strings so that the parser of task files reads them as strings."""
+
+    def write_string(dumper: Dumper, text: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in text else None if read_scalar(text) == text else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    def write_float(dumper: Dumper, number: float) -> yaml.ScalarNode:
+        # as Python writes it, because an expression such as `${{ params.lr }}` inserts this text
+        return dumper.represent_scalar("tag:yaml.org,2002:float", repr(number))
+
+    # PyYAML would not read this form as a number, and would mark it with a tag.
+    Dumper.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"-?[0-9.]+e[-+]?[0-9]+"), list("-0123456789")
+    )
+    Dumper.add_representer(str, write_string)
+    Dumper.add_representer(float, write_float)
+    text = yaml.dump(table, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1 << 30)
+    return str(text)
+
+
+def _wrong_type(value: object, key: str) -> TypeError:
+    return TypeError(
+        f"{key} is a value of the type {type(value).__name__}; expected a string, a number, a "
+        "boolean, a path, a datetime, a timedelta, or a dict or list of these"
+    )
