@@ -81,6 +81,8 @@ class Reader:
                     region=region,
                     accelerator=each.accelerator,
                     count=each.chips,
+                    vcpus=each.vcpus,
+                    memory_mib=_mib(each.memory_gib),
                 )
                 on_demand, spot = (str(chip * each.chips) if chip else "" for chip in price)
                 yield from self._sell(machine, on_demand, spot, GCP_SOURCE, COLLECTED)

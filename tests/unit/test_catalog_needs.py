@@ -124,6 +124,15 @@ def test_a_part_is_written_as_it_is_read(part: float) -> None:
     assert parse_accelerator(format_need(need)) == (need,)
 
 
+def test_a_slice_has_the_cpus_and_the_memory_of_its_hosts() -> None:
+    sizes = {each.type: (each.hosts, each.vcpus, each.memory_gib) for each in list_slices()}
+    assert sizes["v5litepod-8"] == (1, 224, 384)
+    assert sizes["v5litepod-16"] == (4, 448, 768)
+    assert sizes["v6e-1"] == (1, 44, 176)
+    assert sizes["v5p-8"] == (1, 208, 448)
+    assert sizes["v3-8"] == (1, 0, 0), "the table does not state it"
+
+
 def test_every_slice_of_tpus_has_the_chips_of_its_topology() -> None:
     for each in list_slices():
         assert count_chips(each.topology) == each.chips, each.type

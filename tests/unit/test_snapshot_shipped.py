@@ -5,6 +5,7 @@ placeholder.
 import re
 import sqlite3
 from collections import Counter
+from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -231,6 +232,8 @@ def test_the_slices_of_tpus_are_found_by_name_and_by_topology() -> None:
             found = snapshot.match(need).offers
             assert {each.instance_type for each in found} == {"tpu-v5litepod-8"}
             assert len({each.region for each in found}) == 16
+            at_least = replace(need, cpus_min=200, memory_min_mib=300 * 1024)
+            assert len(snapshot.match(at_least).offers) == len(found)
 
 
 def test_google_s_n1_machines_have_their_gpus(offers: list[Offer]) -> None:

@@ -2,7 +2,7 @@
 
 Google rents out TPUs in slices of fixed sizes. The number in a type's name is the number of
 TensorCores up to v5p (v4-8 has 4 chips), and the number of chips for v5e and v6e (v5litepod-8 has 8
-chips).
+chips). The column `vms` of the table gives the machine of each host as chips:vCPUs:GiB.
 """
 
 import re
@@ -20,13 +20,17 @@ _TOPOLOGY = re.compile(r"\d+x\d+(x\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class TpuSlice:
-    """One size of slice. `type` is Google's name, such as v5litepod-8."""
+    """One size of slice. `type` is Google's name, such as v5litepod-8. `vcpus` and `memory_gib`
+    count all of its hosts; they are 0 where the table does not state them.
+    """
 
     type: str
     accelerator: str
     chips: int
     topology: str
     hosts: int
+    vcpus: int
+    memory_gib: int
 
 
 @cache
@@ -39,11 +43,18 @@ def _read_slices() -> Iterator[TpuSlice]:
     for row in read_table(__package__, "tpu_slices"):
         # the maximum chips of a single host, and the chips per host of a slice with several hosts
         most, each = (row["hosts_of"].split() * 2)[:2]
+        vms = {
+            int(chips): (int(vcpus), int(gib))
+            for chips, vcpus, gib in (vm.split(":") for vm in row["vms"].split())
+        }
         for size, topology in zip(row["chips"].split(), row["topologies"].split(), strict=True):
             chips = int(size)
             hosts = 1 if chips <= int(most) else chips // int(each)
             name = f"{row['type']}-{chips * int(row['cores'])}"
-            yield TpuSlice(name, row["accelerator"], chips, topology, hosts)
+            vcpus, gib = vms.get(chips // hosts, (0, 0))
+            yield TpuSlice(
+                name, row["accelerator"], chips, topology, hosts, vcpus * hosts, gib * hosts
+            )
 
 
 def find_slice(name: str) -> TpuSlice | None:
