@@ -82,7 +82,7 @@ class TestHyperstack(RestContract):
         cloud = HyperstackCloud(check_settings(MANIFEST, {}), account.cloud.now)
         named = cloud.name_limit(fault)
         assert type(read_fault(cloud, named, "a launch", making=True)) is error
-        cloud.close()
+        cloud.account.close()
 
 
 def test_times_without_a_zone_are_in_utc_and_documented_states_are_known() -> None:

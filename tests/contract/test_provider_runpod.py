@@ -155,4 +155,4 @@ class TestRunpod(RestContract):
         cloud = RunpodCloud(check_settings(MANIFEST, {}), account.cloud.now)
         fault = CloudFault(status, "title", message)
         assert type(read_fault(cloud, fault, "a launch", making=True)) is error
-        cloud.close()
+        cloud.account.close()

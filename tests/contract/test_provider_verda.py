@@ -172,7 +172,7 @@ class TestVerda(RestContract):
     ) -> None:
         cloud = VerdaCloud(check_settings(MANIFEST, {}), account.cloud.now)
         assert type(read_fault(cloud, fault, "a launch", making=True)) is error
-        cloud.close()
+        cloud.account.close()
 
 
 def test_an_instance_in_the_form_of_verdas_package_is_read() -> None:

@@ -11,8 +11,8 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.digitalocean.manifest import KEYS
 from cavvy.providers.hosts.userdata import MetadataService
+from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
-    NAME_PREFIX,
     CloudFault,
     CloudMachine,
     CloudTraits,
@@ -20,8 +20,7 @@ from cavvy.providers.vm.cloud import (
     MachineState,
     SshTarget,
 )
-from cavvy.providers.vm.keys import list_setting
-from cavvy.providers.vm.rest import Json, RestClient
+from cavvy.providers.vm.rest import Json
 
 _STATES = {
     "new": MachineState.STARTING,
@@ -58,29 +57,18 @@ class DigitalOceanCloud:
     )
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
-        self._settings, self._now = settings, now
-        self._api = RestClient(
-            str(settings["endpoint"]),
-            lambda: KEYS.read(settings),
-            lambda told: (told["id"], told["message"]),
-        )
-        self._unknown: Sequence[str] = ()
-        self.close = self._api.close
-
-    def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
-        return KEYS.facts(self._settings, self._unknown)
+        self.account = RestAccount(settings, now, KEYS, lambda told: (told["id"], told["message"]))
+        self._api = self.account.api
 
     async def offers(self) -> Sequence[Offer]:
         sizes = [each for each in await self._all("/sizes", "sizes") if each["available"]]
         unknown = {_model(each) for each in sizes if _model(each) and _identify(each) is None}
-        self._unknown = sorted(unknown)
-        regions = list_setting(self._settings, "regions")
+        self.account.note_unknown(unknown)
         return [
             self._offer(size, region)
             for size in sizes
             for region in size["regions"]
-            if _model(size) not in unknown and (not regions or region in regions)
+            if _model(size) not in unknown and self.account.allows(region)
         ]
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
@@ -88,8 +76,8 @@ class DigitalOceanCloud:
             "name": request.names[0],
             "region": request.offer.region,
             "size": request.offer.instance_type,
-            "image": str(self._settings.get("image") or _image(request.offer)),
-            "ssh_keys": list_setting(self._settings, "ssh_keys"),
+            "image": str(self.account.settings.get("image") or _image(request.offer)),
+            "ssh_keys": self.account.names("ssh_keys"),
             "user_data": request.user_data[0],
         }
         try:
@@ -101,8 +89,7 @@ class DigitalOceanCloud:
     async def list(self) -> Sequence[CloudMachine]:
         plain = await self._all("/droplets", "droplets", "type=droplets&")
         gpus = await self._all("/droplets", "droplets", "type=gpus&")  # the default list has none
-        # the account's other Droplets may have another form
-        ours = [each for each in [*plain, *gpus] if str(each.get("name")).startswith(NAME_PREFIX)]
+        ours = keep_ours([*plain, *gpus])
         return list({str(each["id"]): _read(each) for each in ours}.values())
 
     async def get(self, machine: str) -> CloudMachine | None:
@@ -146,7 +133,7 @@ class DigitalOceanCloud:
             minimum_charge=_minimum_charge(rate),
             architecture="x86_64",
             source="DigitalOcean API",
-            as_of=self._now().date(),
+            as_of=self.account.now().date(),
         )
 
 

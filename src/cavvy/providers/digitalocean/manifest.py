@@ -1,10 +1,8 @@
 """The manifest of the DigitalOcean provider."""
 
-from datetime import timedelta
-
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature
 from cavvy.providers.settings import text
-from cavvy.providers.vm.abilities import ABILITIES, reach_setting
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
 KEYS = ApiKeySource(
@@ -27,12 +25,10 @@ SCOPES = (
     "sizes:read",
 )
 
-MANIFEST = Manifest(
-    name="digitalocean",
-    title="DigitalOcean",
-    docs="docs/guides/digitalocean.md",
-    abilities=ABILITIES,
-    visibility_delay=timedelta(minutes=1),
+MANIFEST = make_manifest(
+    "digitalocean",
+    "DigitalOcean",
+    machine="a Droplet",
     rights=f"a token with the scopes {', '.join(SCOPES)}, and ssh_key:read if `ssh_keys` is set",
     unsupported={
         Feature.SPOT: "DigitalOcean rents on-demand Droplets only",
@@ -44,9 +40,6 @@ MANIFEST = Manifest(
         "selected",
         Feature.DISK: "the size of the disk depends on the size of the Droplet",
         Feature.NOTICE: "DigitalOcean's API describes no notice before a Droplet is reclaimed",
-        Feature.RESULTS: "a Droplet ends with its disk. If the server is away when work has "
-        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
-        "no bucket, the Droplet waits until its lease ends",
     },
     settings=(
         KEYS.setting(),
@@ -62,6 +55,6 @@ MANIFEST = Manifest(
             "GPUs, and Ubuntu 24.04 for sizes without GPUs.",
         ),
         reach_setting(),
-        text("endpoint", "The address of the API.", "https://api.digitalocean.com/v2"),
     ),
+    endpoint="https://api.digitalocean.com/v2",
 )

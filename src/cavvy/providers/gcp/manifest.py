@@ -45,6 +45,7 @@ MANIFEST = Manifest(
     docs="docs/guides/gcp.md",
     abilities=ABILITIES,
     visibility_delay=timedelta(minutes=1),
+    rights="the role Compute Instance Admin (v1), or the permissions in docs/guides/gcp.md",
     notices=NOTICES,
     notice=timedelta(seconds=30),
     unsupported={

@@ -16,16 +16,15 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
 from cavvy.providers.hyperstack.manifest import KEYS
+from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
-    NAME_PREFIX,
     CloudFault,
     CloudMachine,
     CloudTraits,
     MachineRequest,
     MachineState,
 )
-from cavvy.providers.vm.keys import list_setting
-from cavvy.providers.vm.rest import Json, RestClient
+from cavvy.providers.vm.rest import Json
 
 _STATES = {  # https://docs.hyperstack.cloud/docs/api-reference/core-resources/virtual-machines
     "CREATING": MachineState.STARTING,
@@ -61,27 +60,22 @@ class HyperstackCloud:
     )
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
-        self._settings, self._now = settings, now
-        self._api = RestClient(
-            str(settings["endpoint"]),
-            lambda: KEYS.read(settings),
+        self.account = RestAccount(
+            settings,
+            now,
+            KEYS,
             lambda told: (told.get("error_reason") or "error", told["message"]),
             key_header="api_key",
         )
-        self._unknown: Sequence[str] = ()
-        self.close = self._api.close
-
-    def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
-        return KEYS.facts(self._settings, self._unknown)
+        self._api = self.account.api
 
     async def offers(self) -> Sequence[Offer]:
         places = await self._places()
         prices = {str(each["name"]): each["value"] for each in await self._api.get("/pricebook")}
         groups = (await self._api.get("/core/flavors"))["data"]
         flavors = [each for group in groups for each in group["flavors"] if _is_usual(each)]
-        self._unknown = sorted(
-            {str(each["gpu"]) for each in flavors if _identify(each["gpu"]) is None}
+        self.account.note_unknown(
+            str(each["gpu"]) for each in flavors if _identify(each["gpu"]) is None
         )
         return [
             self._offer(each, known, str(prices[each["gpu"]]))
@@ -113,8 +107,7 @@ class HyperstackCloud:
 
     async def list(self) -> Sequence[CloudMachine]:
         found = await self._all("/core/virtual-machines", "instances")
-        # the account's other machines may have another form
-        return [_read(each) for each in found if str(each.get("name")).startswith(NAME_PREFIX)]
+        return [_read(each) for each in keep_ours(found)]
 
     async def get(self, machine: str) -> CloudMachine | None:
         return _read((await self._api.get(f"/core/virtual-machines/{machine}"))["instance"])
@@ -142,7 +135,7 @@ class HyperstackCloud:
 
     async def _places(self) -> Mapping[str, Place]:
         """The environment and the SSH key for each region that can be used."""
-        wanted = list_setting(self._settings, "environments")
+        wanted = self.account.names("environments")
         regions = {
             str(each["name"]): str(each["region"])
             for each in await self._all("/core/environments", "environments")
@@ -162,7 +155,7 @@ class HyperstackCloud:
         return found
 
     async def _choose_image(self, region: str) -> str:
-        if wanted := str(self._settings.get("image") or ""):
+        if wanted := str(self.account.settings.get("image") or ""):
             return wanted
         groups = (await self._api.get(f"/core/images?region={region}"))["images"]
         names = [str(each["name"]) for group in groups for each in group["images"]]
@@ -186,7 +179,7 @@ class HyperstackCloud:
             rate=parse_rate(Decimal(price) * count),
             architecture="x86_64",
             source="Hyperstack API",
-            as_of=self._now().date(),
+            as_of=self.account.now().date(),
         )
 
 

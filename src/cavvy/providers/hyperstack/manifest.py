@@ -1,10 +1,8 @@
 """The manifest of the Hyperstack provider."""
 
-from datetime import timedelta
-
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature
 from cavvy.providers.settings import text
-from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.keys import ApiKeySource
 
 KEYS = ApiKeySource(
@@ -13,12 +11,12 @@ KEYS = ApiKeySource(
     made_at="https://console.hyperstack.cloud/api-keys",
 )
 
-MANIFEST = Manifest(
-    name="hyperstack",
-    title="Hyperstack",
-    docs="docs/guides/hyperstack.md",
-    abilities=ABILITIES,
-    visibility_delay=timedelta(minutes=1),
+MANIFEST = make_manifest(
+    "hyperstack",
+    "Hyperstack",
+    machine="a machine",
+    rights="an API key of a user who may manage virtual machines, and list environments, key "
+    "pairs, flavors and images",
     unsupported={
         Feature.SPOT: "Cavvy starts Hyperstack's on-demand machines only",
         Feature.CAPACITY: "Hyperstack reports whether a region has a flavor, but not how many",
@@ -29,9 +27,6 @@ MANIFEST = Manifest(
         "cannot be selected",
         Feature.DISK: "the size of the disk depends on the flavor",
         Feature.NOTICE: "Hyperstack's API describes no notice before a machine is reclaimed",
-        Feature.RESULTS: "a machine ends with its disk. If the server is away when work has "
-        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
-        "no bucket, the machine waits until its lease ends",
     },
     settings=(
         KEYS.setting(),
@@ -45,6 +40,6 @@ MANIFEST = Manifest(
             "The image of machines, by name. The default is the newest Ubuntu image with CUDA of "
             "the region.",
         ),
-        text("endpoint", "The address of the API.", "https://infrahub-api.nexgencloud.com/v1"),
     ),
+    endpoint="https://infrahub-api.nexgencloud.com/v1",
 )

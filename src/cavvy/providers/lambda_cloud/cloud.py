@@ -10,8 +10,8 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Refused
 from cavvy.providers.lambda_cloud.manifest import KEYS
+from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
-    NAME_PREFIX,
     BillStart,
     CloudFault,
     CloudMachine,
@@ -20,8 +20,7 @@ from cavvy.providers.vm.cloud import (
     MachineState,
     SshTarget,
 )
-from cavvy.providers.vm.keys import list_setting
-from cavvy.providers.vm.rest import Json, RestClient
+from cavvy.providers.vm.rest import Json
 
 _STATES = {  # the API's `InstanceStatus`
     "booting": MachineState.STARTING,
@@ -52,31 +51,22 @@ class LambdaCloud:
     )
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
-        self._settings, self._now = settings, now
-        self._api = RestClient(
-            str(settings["endpoint"]),
-            lambda: KEYS.read(settings),
-            lambda told: (told["error"]["code"], told["error"]["message"]),
+        self.account = RestAccount(
+            settings, now, KEYS, lambda told: (told["error"]["code"], told["error"]["message"])
         )
-        self._regions = list_setting(settings, "regions")
-        self._unknown: Sequence[str] = ()
+        self._api = self.account.api
         self._key_name = ""
-        self.close = self._api.close
-
-    def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
-        return KEYS.facts(self._settings, self._unknown)
 
     async def offers(self) -> Sequence[Offer]:
         told = (await self._api.get("/instance-types"))["data"].values()
-        self._unknown = sorted(
-            {str(each["instance_type"]["gpu_description"]) for each in told if not _is_known(each)}
+        self.account.note_unknown(
+            str(each["instance_type"]["gpu_description"]) for each in told if not _is_known(each)
         )
         return [
             self._offer(each["instance_type"], region["name"])
             for each in told
             for region in each["regions_with_capacity_available"]
-            if _is_known(each) and (not self._regions or region["name"] in self._regions)
+            if _is_known(each) and self.account.allows(str(region["name"]))
         ]
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
@@ -97,8 +87,7 @@ class LambdaCloud:
 
     async def list(self) -> Sequence[CloudMachine]:
         found = (await self._api.get("/instances"))["data"]
-        # the account's other instances may have another form
-        return [_read(each) for each in found if str(each.get("name")).startswith(NAME_PREFIX)]
+        return [_read(each) for each in keep_ours(found)]
 
     async def get(self, machine: str) -> CloudMachine | None:
         return _read((await self._api.get(f"/instances/{machine}"))["data"])
@@ -129,13 +118,13 @@ class LambdaCloud:
             minimum_charge=timedelta(minutes=1),
             architecture="arm64" if _model(text) in _ARM else "x86_64",
             source="Lambda Cloud API",
-            as_of=self._now().date(),
+            as_of=self.account.now().date(),
         )
 
     async def _ssh_key(self) -> str:
         if not self._key_name:
             names = [str(each["name"]) for each in (await self._api.get("/ssh-keys"))["data"]]
-            wanted = str(self._settings.get("ssh_key") or (names[0] if names else ""))
+            wanted = str(self.account.settings.get("ssh_key") or (names[0] if names else ""))
             if wanted not in names:
                 which = f"no SSH key named {wanted!r}" if wanted else "no SSH key"
                 raise Refused(

@@ -1,10 +1,8 @@
 """The manifest of the Lambda Cloud provider."""
 
-from datetime import timedelta
-
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature
 from cavvy.providers.settings import text
-from cavvy.providers.vm.abilities import ABILITIES, reach_setting
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
 KEYS = ApiKeySource(
@@ -14,12 +12,10 @@ KEYS = ApiKeySource(
     made_at="https://cloud.lambda.ai/api-keys",
 )
 
-MANIFEST = Manifest(
-    name="lambda",
-    title="Lambda Cloud",
-    docs="docs/guides/lambda.md",
-    abilities=ABILITIES,
-    visibility_delay=timedelta(minutes=1),
+MANIFEST = make_manifest(
+    "lambda",
+    "Lambda Cloud",
+    machine="an instance",
     rights="an API key of the account; Lambda's API describes no narrower rights",
     unsupported={
         Feature.SPOT: "Lambda rents on-demand instances only",
@@ -30,9 +26,6 @@ MANIFEST = Manifest(
         Feature.NETWORK: "Lambda's API neither reports nor selects the network of an instance",
         Feature.DISK: "the size of the disk depends on the instance type",
         Feature.NOTICE: "Lambda's API describes no notice before an instance is reclaimed",
-        Feature.RESULTS: "an instance ends with its disk. If the server is away when work has "
-        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
-        "no bucket, the instance waits until its lease ends",
     },
     settings=(
         KEYS.setting(),
@@ -43,6 +36,6 @@ MANIFEST = Manifest(
         ),
         text("regions", "The regions to use, separated by commas. The default is all regions."),
         reach_setting(),
-        text("endpoint", "The address of the API.", "https://cloud.lambda.ai/api/v1"),
     ),
+    endpoint="https://cloud.lambda.ai/api/v1",
 )

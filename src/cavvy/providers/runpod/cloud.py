@@ -12,8 +12,8 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.runpod.manifest import KEYS
+from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
-    NAME_PREFIX,
     CloudFault,
     CloudMachine,
     CloudTraits,
@@ -22,8 +22,7 @@ from cavvy.providers.vm.cloud import (
     Reach,
     SshTarget,
 )
-from cavvy.providers.vm.keys import list_setting
-from cavvy.providers.vm.rest import Json, RestClient
+from cavvy.providers.vm.rest import Json
 
 _STATES = {  # the API's `PodStatus`
     "PROVISIONING": MachineState.STARTING,
@@ -55,22 +54,13 @@ class RunpodCloud:
     traits = CloudTraits(name_limit=63, list_lag=timedelta(minutes=1), reach=Reach.SSH)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
-        self._settings, self._now = settings, now
-        self._api = RestClient(
-            str(settings["endpoint"]),
-            lambda: KEYS.read(settings),
-            lambda told: (told["title"], told["detail"]),
+        self.account = RestAccount(
+            settings, now, KEYS, lambda told: (told["title"], told["detail"])
         )
-        self._unknown: Sequence[str] = ()
-        self.close = self._api.close
-
-    def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
-        return KEYS.facts(self._settings, self._unknown)
+        self._api = self.account.api
 
     async def offers(self) -> Sequence[Offer]:
-        clouds = ["secure", *([_COMMUNITY] if self._settings["community"] else [])]
-        regions = list_setting(self._settings, "regions")
+        clouds = ["secure", *([_COMMUNITY] if self.account.settings["community"] else [])]
         found, unknown = [], set()
         for cloud in clouds:
             for count in _COUNTS:
@@ -81,9 +71,9 @@ class RunpodCloud:
                         found += [
                             self._offer(gpu, cloud, count, region)
                             for region in _regions(gpu, cloud)
-                            if not regions or region in regions
+                            if self.account.allows(str(region))
                         ]
-        self._unknown = sorted(unknown)
+        self.account.note_unknown(unknown)
         return found
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
@@ -96,32 +86,31 @@ class RunpodCloud:
         wanted = {
             "id": kind[2].replace("_", " "),
             "count": int(kind[1]),
-            "minVcpuCountPerGpu": self._settings["gpu_vcpus"],
-            "minRamPerGpu": self._settings["gpu_memory_gib"],
+            "minVcpuCountPerGpu": self.account.settings["gpu_vcpus"],
+            "minRamPerGpu": self.account.settings["gpu_memory_gib"],
         }
-        if self._settings["cuda"]:
-            wanted["minCudaVersion"] = str(self._settings["cuda"])
+        if self.account.settings["cuda"]:
+            wanted["minCudaVersion"] = str(self.account.settings["cuda"])
         body = {
             "name": request.names[0],
-            "image": self._settings["image"],
+            "image": self.account.settings["image"],
             "cloud": "COMMUNITY" if region == _COMMUNITY else "SECURE",
             "gpu": wanted,
-            "disk": self._settings["disk_gib"],
+            "disk": self.account.settings["disk_gib"],
             "ports": [_SSH_PORT],
             "env": {"PUBLIC_KEY": request.public_key},
             "startSsh": True,
             "globalNetworking": network,
             "dataCenterIds": [] if region == _COMMUNITY else [region],
         }
-        if self._settings.get("registry"):
-            body["registry"] = self._settings["registry"]
+        if self.account.settings.get("registry"):
+            body["registry"] = self.account.settings["registry"]
         return [str((await self._api.send("POST", "/pods", body))["id"])]
 
     async def list(self) -> Sequence[CloudMachine]:
         pages = await self._api.pages(_PODS, _read_next)
         found = [each for page in pages for each in page["pods"]]
-        # the account's other pods may have another form
-        return [_read(each) for each in found if str(each.get("name")).startswith(NAME_PREFIX)]
+        return [_read(each) for each in keep_ours(found)]
 
     async def get(self, machine: str) -> CloudMachine | None:
         return _read(await self._api.get(f"/pods/{machine}"))
@@ -137,8 +126,8 @@ class RunpodCloud:
     async def _list_gpus(self, cloud: str, count: int) -> Sequence[Json]:
         """NVIDIA's GPUs; the default image does not run on others."""
         query = f"include=AVAILABILITY&product=POD&count={count}&cloud={cloud.upper()}"
-        if self._settings["cuda"]:
-            query += f"&minCudaVersion={self._settings['cuda']}"
+        if self.account.settings["cuda"]:
+            query += f"&minCudaVersion={self.account.settings['cuda']}"
         told = (await self._api.get(f"/catalog/gpus?{query}"))["gpus"]
         return [each for each in told if each["manufacturer"] == "NVIDIA" and each[cloud]]
 
@@ -158,13 +147,13 @@ class RunpodCloud:
             accelerator=known.accelerator.name if known else None,
             accelerator_count=count,
             accelerator_memory_mib=_memory_mib(gpu) or 0,
-            vcpus=int(self._settings["gpu_vcpus"]) * count,
-            memory_mib=int(self._settings["gpu_memory_gib"]) * count * 1024,
-            disk_gib=int(self._settings["disk_gib"]),
+            vcpus=int(self.account.settings["gpu_vcpus"]) * count,
+            memory_mib=int(self.account.settings["gpu_memory_gib"]) * count * 1024,
+            disk_gib=int(self.account.settings["disk_gib"]),
             rate=HourlyRate(round(float(gpu["price"][cloud]) * 1_000_000) * count),
             architecture="x86_64",
             source="Runpod API",
-            as_of=self._now().date(),
+            as_of=self.account.now().date(),
         )
 
 

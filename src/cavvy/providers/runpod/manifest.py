@@ -1,10 +1,8 @@
 """The manifest of the Runpod provider."""
 
-from datetime import timedelta
-
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature
 from cavvy.providers.settings import flag, number, text
-from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.keys import ApiKeySource
 
 KEYS = ApiKeySource(
@@ -16,12 +14,11 @@ KEYS = ApiKeySource(
 )
 _CONTAINER = "a pod is a container, and Runpod lets no pod start further containers"
 
-MANIFEST = Manifest(
-    name="runpod",
-    title="Runpod",
-    docs="docs/guides/runpod.md",
-    abilities=ABILITIES,
-    visibility_delay=timedelta(minutes=1),
+MANIFEST = make_manifest(
+    "runpod",
+    "Runpod",
+    machine="a pod",
+    rights="an API key that may read and write pods",
     unsupported={
         Feature.SPOT: "Runpod's API 2 starts on-demand pods only "
         "(https://docs.runpod.io/api-reference-v2/pods/create-a-pod)",
@@ -38,9 +35,6 @@ MANIFEST = Manifest(
         Feature.NETWORK: "Runpod's API neither reports nor selects the speed of the network",
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all pods",
         Feature.NOTICE: "on-demand pods are not reclaimed",
-        Feature.RESULTS: "a pod ends with its disk. If the server is away when work has ended, "
-        "the results go to the bucket of `checkpoint.storage` or `server.results_url`; with no "
-        "bucket, the pod waits until its lease ends",
     },
     settings=(
         KEYS.setting(),
@@ -88,6 +82,6 @@ MANIFEST = Manifest(
             minimum=1,
             whole=True,
         ),
-        text("endpoint", "The address of the API.", "https://api.runpod.io/v2"),
     ),
+    endpoint="https://api.runpod.io/v2",
 )

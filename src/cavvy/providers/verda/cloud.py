@@ -16,8 +16,8 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
 from cavvy.providers.verda.manifest import CLIENT_ID, KEYS
+from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
-    NAME_PREFIX,
     CloudFault,
     CloudMachine,
     CloudTraits,
@@ -25,7 +25,6 @@ from cavvy.providers.vm.cloud import (
     MachineState,
     SshTarget,
 )
-from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.rest import Json, RestClient
 
 _STATES = {
@@ -59,36 +58,29 @@ class VerdaCloud:
     )
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
-        self._settings, self._now = settings, now
-        endpoint = str(settings["endpoint"])
-        self._login = RestClient(endpoint, lambda: "", _read_error)
-        self._api = RestClient(endpoint, lambda: self._token, _read_error)
         self._token, self._renew_at = "", _NEVER
-        self._unknown: Sequence[str] = ()
+        self._login = RestClient(str(settings["endpoint"]), lambda: "", _read_error)
+        self.account = RestAccount(
+            settings, now, KEYS, _read_error, read_key=lambda: self._token, others=[self._login]
+        )
+        self._api = self.account.api
         self._images: Mapping[str, str] = {}  # by instance type
         self._scripts: dict[str, str] = {}  # of machines that this process made, by their ids
         self._unsure: dict[str, list[str]] = {}  # of requests without a reply, by hostname
 
-    def close(self) -> None:
-        self._login.close()
-        self._api.close()
-
-    def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
-        return KEYS.facts(self._settings, self._unknown)
-
     async def offers(self) -> Sequence[Offer]:
         kinds = {str(each["instance_type"]): each for each in await self._get("/instance-types")}
         models = {_model(each) for each in kinds.values()}
-        self._unknown = sorted(each for each in models if each and identify(each) is None)
+        unknown = self.account.note_unknown(
+            each for each in models if each and identify(each) is None
+        )
         self._images = {name: _image(each) for name, each in kinds.items()}
-        regions = list_setting(self._settings, "regions")
         return [
             self._offer(kinds[name], str(place["location_code"]))
             for place in await self._get("/instance-availability?isSpot=false")
             for name in place["availabilities"]
-            if name in kinds and _model(kinds[name]) not in self._unknown
-            if not regions or place["location_code"] in regions
+            if name in kinds and _model(kinds[name]) not in unknown
+            if self.account.allows(str(place["location_code"]))
         ]
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
@@ -99,8 +91,8 @@ class VerdaCloud:
             "hostname": name,
             "description": name,
             "location_code": request.offer.region,
-            "ssh_key_ids": list_setting(self._settings, "ssh_keys"),
-            "os_volume": {"name": name, "size": int(self._settings["disk_gib"])},
+            "ssh_key_ids": self.account.names("ssh_keys"),
+            "os_volume": {"name": name, "size": int(self.account.settings["disk_gib"])},
             "is_spot": False,
         }
         script = {"name": name, "script": request.user_data[0]}
@@ -120,8 +112,7 @@ class VerdaCloud:
 
     async def list(self) -> Sequence[CloudMachine]:
         found = await self._get("/instances")
-        # the project's other instances may have another form
-        return [_read(each) for each in found if str(each.get("hostname")).startswith(NAME_PREFIX)]
+        return [_read(each) for each in keep_ours(found, "hostname")]
 
     async def get(self, machine: str) -> CloudMachine | None:
         return _read(await self._get(f"/instances/{machine}"))
@@ -169,19 +160,19 @@ class VerdaCloud:
 
     async def _log_in(self) -> None:
         """Get an access token, unless there is a valid one."""
-        if self._now() < self._renew_at:
+        if self.account.now() < self._renew_at:
             return
         login = {
             "grant_type": "client_credentials",
             "client_id": self._client_id(),
-            "client_secret": KEYS.read(self._settings),
+            "client_secret": KEYS.read(self.account.settings),
         }
         told = await self._login.send("POST", "/oauth2/token", login)
         self._token = str(told["access_token"])
-        self._renew_at = self._now() + timedelta(seconds=int(told["expires_in"])) - _SPARE
+        self._renew_at = self.account.now() + timedelta(seconds=int(told["expires_in"])) - _SPARE
 
     def _client_id(self) -> str:
-        found = str(self._settings.get("client_id") or os.environ.get(CLIENT_ID, "")).strip()
+        found = str(self.account.settings.get("client_id") or os.environ.get(CLIENT_ID, "")).strip()
         if not found:
             raise Refused(f"[providers.verda] client_id: set it, or ${CLIENT_ID}")
         return found
@@ -189,7 +180,7 @@ class VerdaCloud:
     async def _choose_image(self, kind: str) -> str:
         if kind not in self._images:
             await self.offers()
-        image = str(self._settings.get("image") or self._images.get(kind, ""))
+        image = str(self.account.settings.get("image") or self._images.get(kind, ""))
         if not image:
             raise Refused(
                 f"[providers.verda] image: Verda lists no Ubuntu image for {kind}; set it"
@@ -214,11 +205,11 @@ class VerdaCloud:
             accelerator_memory_mib=(known.memory_mib or 0) if known else 0,
             vcpus=int(kind["cpu"]["number_of_cores"]),
             memory_mib=int(kind["memory"]["size_in_gigabytes"]) * 1024,
-            disk_gib=int(self._settings["disk_gib"]),
+            disk_gib=int(self.account.settings["disk_gib"]),
             rate=parse_rate(str(kind["price_per_hour"])),
             architecture="arm64" if _model(kind).startswith(("GB", "GH")) else "x86_64",
             source="Verda API",
-            as_of=self._now().date(),
+            as_of=self.account.now().date(),
         )
 
 

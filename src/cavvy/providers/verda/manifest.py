@@ -1,10 +1,8 @@
 """The manifest of the Verda provider."""
 
-from datetime import timedelta
-
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature
 from cavvy.providers.settings import number, text
-from cavvy.providers.vm.abilities import ABILITIES, reach_setting
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
 CLIENT_ID = "VERDA_CLIENT_ID"  # an environment variable
@@ -15,12 +13,11 @@ KEYS = ApiKeySource(
     made_at="https://console.verda.com (API credentials)",
 )
 
-MANIFEST = Manifest(
-    name="verda",
-    title="Verda",
-    docs="docs/guides/verda.md",
-    abilities=ABILITIES,
-    visibility_delay=timedelta(minutes=1),
+MANIFEST = make_manifest(
+    "verda",
+    "Verda",
+    machine="an instance",
+    rights="API credentials of the project; their tokens have the scope cloud-api-v1",
     unsupported={
         Feature.SPOT: "Cavvy starts Verda's on-demand instances only",
         Feature.CAPACITY: "Verda reports whether a location has an instance type, but not how many",
@@ -30,9 +27,6 @@ MANIFEST = Manifest(
         Feature.NETWORK: "Verda's API neither reports nor selects the network of an instance",
         Feature.DISK: "all disks have the size of the setting `disk_gib`",
         Feature.NOTICE: "Verda's API describes no notice before an instance is reclaimed",
-        Feature.RESULTS: "an instance ends with its disk. If the server is away when work has "
-        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
-        "no bucket, the instance waits until its lease ends",
     },
     settings=(
         text(
@@ -60,6 +54,6 @@ MANIFEST = Manifest(
             whole=True,
         ),
         reach_setting(),
-        text("endpoint", "The address of the API.", "https://api.verda.com/v1"),
     ),
+    endpoint="https://api.verda.com/v1",
 )

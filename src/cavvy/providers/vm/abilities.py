@@ -1,12 +1,45 @@
-"""The abilities and a setting of `VmProvider`, for manifests, which must not import modules that
-call a cloud.
+"""The parts of a manifest that all clouds on `VmProvider` share. Manifests must not import modules
+that call a cloud.
 """
 
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
 from cavvy.providers.abilities import CHECKS_TASKS, CLOSEABLE, RELAYS_AGENTS, WHO_AM_I
-from cavvy.providers.base import ProviderSetting
-from cavvy.providers.settings import flag
+from cavvy.providers.base import Feature, Manifest, ProviderSetting
+from cavvy.providers.settings import flag, text
 
 ABILITIES = (CHECKS_TASKS, WHO_AM_I, RELAYS_AGENTS, CLOSEABLE)
+
+
+def make_manifest(
+    name: str,
+    title: str,
+    *,
+    machine: str,
+    rights: str,
+    unsupported: Mapping[Feature, str],
+    settings: Sequence[ProviderSetting],
+    endpoint: str,
+) -> Manifest:
+    """The manifest of a cloud with a REST API at `endpoint`, whose machines end with their disks.
+    `machine` is the cloud's word for a machine, with its article; the guide is `guides/NAME.md`.
+    """
+    results = (
+        f"{machine} ends with its disk. If the server is away when work has ended, the results go "
+        "to the bucket of `checkpoint.storage` or `server.results_url`; with no bucket, the "
+        f"{machine.split(maxsplit=1)[1]} waits until its lease ends"
+    )
+    return Manifest(
+        name=name,
+        title=title,
+        docs=f"docs/guides/{name}.md",
+        abilities=ABILITIES,
+        visibility_delay=timedelta(minutes=1),
+        rights=rights,
+        unsupported={**unsupported, Feature.RESULTS: results},
+        settings=(*settings, text("endpoint", "The address of the API.", endpoint)),
+    )
 
 
 def reach_setting() -> ProviderSetting:

@@ -10,8 +10,8 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
+from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
-    NAME_PREFIX,
     CloudFault,
     CloudMachine,
     CloudTraits,
@@ -19,8 +19,7 @@ from cavvy.providers.vm.cloud import (
     MachineState,
     SshTarget,
 )
-from cavvy.providers.vm.keys import list_setting
-from cavvy.providers.vm.rest import Json, RestClient
+from cavvy.providers.vm.rest import Json
 from cavvy.providers.vultr.manifest import KEYS
 
 # Vultr answers 400 to all requests that it cannot serve; only the message tells why.
@@ -43,32 +42,23 @@ class VultrCloud:
     )
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
-        self._settings, self._now = settings, now
-        self._api = RestClient(
-            str(settings["endpoint"]),
-            lambda: KEYS.read(settings),
-            lambda told: (told["status"], told["error"]),
+        self.account = RestAccount(
+            settings, now, KEYS, lambda told: (told["status"], told["error"])
         )
-        self._unknown: Sequence[str] = ()
+        self._api = self.account.api
         self._os_id: int | None = None
-        self.close = self._api.close
-
-    def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
-        return KEYS.facts(self._settings, self._unknown)
 
     async def offers(self) -> Sequence[Offer]:
         told = await self._all("/plans", "plans", "type=all&")
         plans = [each for each in told if each.get("deploy_ondemand") is not False]
         models = {_model(each) for each in plans}
-        self._unknown = sorted(each for each in models if each and identify(each) is None)
-        regions = list_setting(self._settings, "regions")
+        self.account.note_unknown(each for each in models if each and identify(each) is None)
         return [
             self._offer(plan, gpus, region)
             for plan in plans
             if (gpus := _gpus(plan)) is not None
             for region in plan["locations"]
-            if region and (not regions or region in regions)
+            if region and self.account.allows(region)
         ]
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
@@ -78,7 +68,7 @@ class VultrCloud:
             "os_id": await self._find_os(),
             "label": request.names[0],
             "user_data": base64.b64encode(request.user_data[0].encode()).decode(),
-            "sshkey_id": list_setting(self._settings, "ssh_keys"),
+            "sshkey_id": self.account.names("ssh_keys"),
             "backups": "disabled",
             "activation_email": False,
         }
@@ -90,8 +80,7 @@ class VultrCloud:
 
     async def list(self) -> Sequence[CloudMachine]:
         found = await self._all("/instances", "instances")
-        # the account's other instances may have another form
-        return [_read(each) for each in found if str(each.get("label")).startswith(NAME_PREFIX)]
+        return [_read(each) for each in keep_ours(found, "label")]
 
     async def get(self, machine: str) -> CloudMachine | None:
         return _read((await self._api.get(f"/instances/{machine}"))["instance"])
@@ -120,7 +109,7 @@ class VultrCloud:
     async def _find_os(self) -> int:
         if self._os_id is None:
             known = {str(each["name"]): int(each["id"]) for each in await self._all("/os", "os")}
-            wanted = str(self._settings["os"])
+            wanted = str(self.account.settings["os"])
             if wanted not in known:
                 raise Refused(f"[providers.vultr] os: Vultr has no operating system {wanted!r}")
             self._os_id = known[wanted]
@@ -146,7 +135,7 @@ class VultrCloud:
             minimum_charge=timedelta(hours=1),
             architecture="x86_64",
             source="Vultr API",
-            as_of=self._now().date(),
+            as_of=self.account.now().date(),
         )
 
 

@@ -1,10 +1,8 @@
 """The manifest of the Vultr provider."""
 
-from datetime import timedelta
-
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature
 from cavvy.providers.settings import text
-from cavvy.providers.vm.abilities import ABILITIES, reach_setting
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
 KEYS = ApiKeySource(
@@ -15,12 +13,11 @@ KEYS = ApiKeySource(
     made_at="https://my.vultr.com/settings/#settingsapi",
 )
 
-MANIFEST = Manifest(
-    name="vultr",
-    title="Vultr",
-    docs="docs/guides/vultr.md",
-    abilities=ABILITIES,
-    visibility_delay=timedelta(minutes=1),
+MANIFEST = make_manifest(
+    "vultr",
+    "Vultr",
+    machine="an instance",
+    rights="an API key of a user who may manage instances; a key has all rights of its user",
     unsupported={
         Feature.SPOT: "Cavvy starts Vultr's on-demand instances only",
         Feature.CAPACITY: "Vultr reports whether a region has a plan, but not how many",
@@ -31,9 +28,6 @@ MANIFEST = Manifest(
         Feature.NETWORK: "instances get no VPC, and their network cannot be selected",
         Feature.DISK: "the size of the disk depends on the plan",
         Feature.NOTICE: "Vultr's API describes no notice before an instance is reclaimed",
-        Feature.RESULTS: "an instance ends with its disk. If the server is away when work has "
-        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
-        "no bucket, the instance waits until its lease ends",
     },
     settings=(
         KEYS.setting(),
@@ -50,6 +44,6 @@ MANIFEST = Manifest(
             "Ubuntu 24.04 LTS x64",
         ),
         reach_setting(),
-        text("endpoint", "The address of the API.", "https://api.vultr.com/v2"),
     ),
+    endpoint="https://api.vultr.com/v2",
 )

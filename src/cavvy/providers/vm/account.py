@@ -1,0 +1,88 @@
+"""What clouds with a REST API share: the account's client and settings, and the provider around a
+cloud.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Manifest, ProviderContext
+from cavvy.providers.vm.cloud import NAME_PREFIX, Cloud
+from cavvy.providers.vm.keys import ApiKeySource, list_setting
+from cavvy.providers.vm.provider import VmProvider
+from cavvy.providers.vm.rest import Json, ReadError, RestClient
+
+
+class RestAccount:
+    """An account of a cloud: the settings, the clock, and the client of the API. `read_key` returns
+    the token if the API does not take the key of `keys` itself; for `key_header`, see `RestClient`.
+    `close` also closes the clients in `others`.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Scalar],
+        now: Callable[[], datetime],
+        keys: ApiKeySource,
+        read_error: ReadError,
+        *,
+        read_key: Callable[[], str] | None = None,
+        key_header: str = "",
+        others: Sequence[RestClient] = (),
+    ) -> None:
+        self.settings, self.now = settings, now
+        self._keys, self._others = keys, others
+        self._unknown: Sequence[str] = ()
+        read = read_key or (lambda: keys.read(settings))
+        self.api = RestClient(str(settings["endpoint"]), read, read_error, key_header=key_header)
+
+    def close(self) -> None:
+        for each in (self.api, *self._others):
+            each.close()
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `Cloud.offers` first, which finds the unknown
+        accelerators.
+        """
+        return self._keys.facts(self.settings, self._unknown)
+
+    def note_unknown(self, names: Iterable[str]) -> Sequence[str]:
+        """Keep the accelerators that the catalog does not know, for `identity`; returns them
+        sorted, each once.
+        """
+        self._unknown = sorted(set(names))
+        return self._unknown
+
+    def names(self, setting: str) -> Sequence[str]:
+        """The values of a setting that lists them separated by commas."""
+        return list_setting(self.settings, setting)
+
+    def allows(self, region: str) -> bool:
+        """Whether the setting `regions` contains the region, or is unset."""
+        regions = self.names("regions")
+        return not regions or region in regions
+
+
+class RestCloud(Cloud, Protocol):
+    """A cloud whose calls go through one account."""
+
+    account: RestAccount
+
+
+def make_provider(
+    manifest: Manifest,
+    context: ProviderContext,
+    cloud: Callable[[Mapping[str, Scalar], Callable[[], datetime]], RestCloud],
+) -> VmProvider:
+    """The provider of a cloud, which is made from the settings and the clock."""
+    made = cloud(context.settings, context.now)
+    account = made.account
+    return VmProvider(manifest, context, made, identity=account.identity, close=account.close)
+
+
+def keep_ours(told: Sequence[Json], name: str = "name") -> Sequence[Json]:
+    """Those machines of a list whose field `name` has Cavvy's prefix. The account's other machines
+    may have another form.
+    """
+    return [each for each in told if str(each.get(name)).startswith(NAME_PREFIX)]
