@@ -84,6 +84,8 @@ class MemoryCloud:
         self.fault: tuple[int, LaunchFault] | None = None
         self.fails_deletions = self.hides = False
         self.left = 250  # free machines
+        self.boot_time = BOOT
+        self.addresses: dict[str, str] = {}  # by machine, if it has another than all others
         self.targets: dict[str, SshTarget] = {}  # by machine, where SSH servers listen
         self._tokens: dict[str, list[str]] = {}
         self._ids = itertools.count(1)
@@ -180,7 +182,7 @@ class MemoryCloud:
             return None
         if rented.ended and self.time - rented.ended > self.traits.ended_listed:
             return None
-        booted = self.time - rented.at >= BOOT
+        booted = self.time - rented.at >= self.boot_time
         state = MachineState.RUNNING if booted else MachineState.STARTING
         if rented.off:
             state = MachineState.STOPPED
@@ -189,7 +191,7 @@ class MemoryCloud:
             name=rented.name,
             state=MachineState.ENDED if rented.ended else state,
             tags=rented.tags,
-            address="10.0.0.1" if booted else None,
+            address=self.addresses.get(rented.id, "10.0.0.1") if booted else None,
             ssh=self.targets.get(rented.id) if booted else None,
             created_at=rented.at,
             ended_at=rented.ended,

@@ -1,5 +1,5 @@
-"""A cloud in memory, on the real clock, whose machines boot their user data: each machine is a
-process that runs the boot program with the real agent, which it fetches from the server.
+"""A cloud in memory, on the real clock, whose machines boot their user data with the real agent, which
+they fetch from the server: as processes, as machines in namespaces, or as hosts with an SSH server.
 """
 
 import json
@@ -9,24 +9,39 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Protocol
 
 from tests.contract.vm_cloud import MemoryCloud
+from tests.system.booted import BootedMachine
+from tests.system.hosts import Lab
 
-from cavvy.providers.vm.cloud import CloudTraits, MachineRequest
+from cavvy.providers.vm.cloud import CloudTraits, MachineRequest, SshTarget
+
+
+class Hosts(Protocol):
+    """What boots something behind the ids of machines."""
+
+    def boot(self, machine: str, script: str, gone: Callable[[], object]) -> str | None:
+        """Boot the machine; returns its address. `gone` is called when it shuts itself down."""
+
+    def stop(self, machine: str) -> None:
+        """The machine's power is cut."""
 
 
 class BootingCloud(MemoryCloud):
     """Machines need two seconds to be listed as running."""
 
-    def __init__(self, traits: CloudTraits, folder: Path) -> None:
+    def __init__(self, traits: CloudTraits, hosts: Hosts) -> None:
         super().__init__(replace(traits, list_lag=timedelta(0), ended_listed=timedelta(hours=1)))
-        self._folder = folder
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.boot_time = timedelta(seconds=2)
+        self._hosts = hosts
+        self._lock = threading.RLock()  # machines shut themselves down while others are started
 
     @property
     def time(self) -> datetime:
@@ -36,26 +51,57 @@ class BootingCloud(MemoryCloud):
     def time(self, value: datetime) -> None:
         return  # the clock cannot be set
 
+    def add(self, name: str, tags: dict[str, str]) -> str:
+        with self._lock:
+            return super().add(name, tags)
+
+    def change(self, machine: str, **values: object) -> None:
+        with self._lock:
+            super().change(machine, **values)
+
     async def create(self, request: MachineRequest) -> Sequence[str]:
-        gpu = replace(request, offer=replace(request.offer, region="here", instance_type="small"))
-        ids = await super().create(gpu)
+        ids = await super().create(request)
         for each, script in zip(ids, request.user_data, strict=True):
-            self._processes[each] = self._boot(self._folder / each, script)
+            address = self._hosts.boot(each, script, lambda each=each: self.shut_down(each))
+            if address is not None:
+                self.addresses[each] = address
+                self.targets[each] = SshTarget(address=address)
         return ids
+
+    def shut_down(self, machine: str) -> None:
+        """The machine has shut itself down."""
+        if machine in [each.id for each in self.billed()]:
+            self.change(machine, off=True)
 
     async def delete(self, machine: str) -> None:
         await super().delete(machine)
-        self.stop(machine)
+        self._hosts.stop(machine)
+
+    def lose(self, machine: str) -> None:
+        """The cloud loses the machine: its power is cut, and it is no longer billed."""
+        self.change(machine, ended=self.time)
+        self._hosts.stop(machine)
+
+    def close(self) -> None:
+        for each in self.machines:
+            self._hosts.stop(each.id)
+
+
+class Processes:
+    """Machines are processes that run the boot program in a folder each. They need no root."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def boot(self, machine: str, script: str, gone: Callable[[], object]) -> None:
+        self._processes[machine] = self._boot(self._folder / machine, script)
 
     def stop(self, machine: str) -> None:
         process = self._processes.pop(machine, None)
         if process is not None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-    def close(self) -> None:
-        for each in list(self._processes):
-            self.stop(each)
 
     def _boot(self, folder: Path, script: str) -> "subprocess.Popen[bytes]":
         """Do what the script does, without changing this machine."""
@@ -76,6 +122,28 @@ class BootingCloud(MemoryCloud):
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+
+class Namespaces:
+    """Machines are namespaces on a lab's wire, which run the user data as root."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.machines: dict[str, BootedMachine] = {}
+
+    def boot(self, machine: str, script: str, gone: Callable[[], object]) -> str:
+        booted = BootedMachine(self.lab, self.lab.count(), machine, script.encode(), gone)
+        self.machines[machine] = booted
+        booted.boot()
+        return booted.address
+
+    def stop(self, machine: str) -> None:
+        self.machines[machine].kill()
+
+    def console(self) -> str:
+        """The ends of the machines' consoles, for a test that fails."""
+        logs = [(each.name, each.log) for each in self.machines.values() if each.log.exists()]
+        return "\n".join(f"--- {name}\n{log.read_text()[-3000:]}" for name, log in logs)
 
 
 def _part(script: str, end: str) -> str:

@@ -250,13 +250,17 @@ class Lab:
 
     def add(self, *, gpus: int = 0, bare: bool = False, sshd: str = "") -> LabHost:
         """One more host, which is up; `sshd` are further lines of its server's configuration."""
-        self._made += 1
-        host = LabHost(self, self._made, gpus=gpus, bare=bare, sshd=sshd)
+        host = LabHost(self, self.count(), gpus=gpus, bare=bare, sshd=sshd)
         self.hosts.append(host)
         host.wire()
         host.start()
         self._configure()
         return host
+
+    def count(self) -> int:
+        """The number of the next machine on the wire, which is part of its address."""
+        self._made += 1
+        return self._made
 
     def remove(self, host: LabHost) -> None:
         """One host less."""
@@ -278,10 +282,10 @@ class Lab:
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         there = os.open(f"/var/run/netns/{self.space}", os.O_RDONLY)
         try:
-            _enter(there)
+            enter(there)
             yield
         finally:
-            _enter(before)
+            enter(before)
             os.close(there)
             os.close(before)
 
@@ -318,7 +322,8 @@ def _ip(*arguments: str) -> None:
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
 
 
-def _enter(descriptor: int) -> None:
+def enter(descriptor: int) -> None:
+    """Move this thread into the network namespace of an open file."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(descriptor, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")

@@ -5,6 +5,7 @@ Cloud "About VM metadata" and "Spot VMs", Azure "Scheduled Events".
 """
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,9 @@ class Metadata:
         self.tokens: set[str] = set()
         self.action: dict[str, str] | None = None  # AWS
         self.rebalance: dict[str, str] | None = None
+        self.told: dict[str, str] = {}  # further facts, by their names
         self.preempted = "FALSE"  # Google Cloud
+        self.maintenance = "NONE"
         self.holding = 0
         self.events: list[dict[str, object]] = []  # Azure
         self.started: list[str] = []
@@ -79,16 +82,18 @@ class Metadata:
             "/latest/meta-data/spot/instance-action": self.action,
             "/latest/meta-data/events/recommendations/rebalance": self.rebalance,
         }
+        fact = self.told.get(path.removeprefix("/latest/meta-data/"))
+        if fact is not None:
+            return 200, fact, ""
         found = known.get(path)
         return (200, json.dumps(found), "") if found else (404, "<html>Not Found</html>", "")
 
     def _google(
         self, path: str, query: dict[str, str], headers: dict[str, str]
     ) -> tuple[int, str, str]:
-        if (
-            headers.get("metadata-flavor") != "Google"
-            or path != "/computeMetadata/v1/instance/preempted"
-        ):
+        name = path.removeprefix("/computeMetadata/v1/instance/")
+        known = name in ("preempted", "maintenance-event")
+        if headers.get("metadata-flavor") != "Google" or not known:
             self.faults.append(f"{path} {headers}")
             return 403, "", ""
         with self.changed:
@@ -96,13 +101,14 @@ class Metadata:
                 self.holding += 1
                 wait_s = float(query.get("timeout_sec", 60))
                 self.changed.wait_for(
-                    lambda: self.stopped or self._tag() != query.get("last_etag"), wait_s
+                    lambda: self.stopped or f"tag-of-{self._tell(name)}" != query.get("last_etag"),
+                    wait_s,
                 )
                 self.holding -= 1
-            return 200, self.preempted, self._tag()
+            return 200, self._tell(name), f"tag-of-{self._tell(name)}"
 
-    def _tag(self) -> str:
-        return f"tag-of-{self.preempted}"
+    def _tell(self, name: str) -> str:
+        return self.preempted if name == "preempted" else self.maintenance
 
     def _azure(
         self, method: str, path: str, query: dict[str, str], headers: dict[str, str], body: bytes
@@ -122,9 +128,8 @@ class Metadata:
         return 200, json.dumps({"DocumentIncarnation": len(self.events), "Events": self.events}), ""
 
 
-@contextmanager
-def serve_metadata() -> Iterator[Metadata]:
-    metadata = Metadata()
+def make_handler(metadata: Metadata) -> type[BaseHTTPRequestHandler]:
+    """The handler of an HTTP server for this node."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -147,8 +152,23 @@ def serve_metadata() -> Iterator[Metadata]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads, server.block_on_close = True, False
+    return Handler
+
+
+class MetadataServer(ThreadingHTTPServer):
+    """An HTTP server that keeps quiet about nodes that left before they were answered."""
+
+    daemon_threads, block_on_close = True, False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+@contextmanager
+def serve_metadata() -> Iterator[Metadata]:
+    metadata = Metadata()
+    server = MetadataServer(("127.0.0.1", 0), make_handler(metadata))
     metadata.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -76,7 +76,7 @@ def user_of(ec2: Ec2, root: Path) -> Iterator[User]:
 
 def console(ec2: Ec2) -> str:
     """What the machines said, for a test that fails."""
-    logs = [(each.life.id, each.log) for each in ec2.machines.values() if each.log.exists()]
+    logs = [(each.name, each.log) for each in ec2.machines.values() if each.log.exists()]
     return "\n".join(f"--- {name}\n{log.read_text()[-3000:]}" for name, log in logs)
 
 

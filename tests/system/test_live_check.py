@@ -4,14 +4,12 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract import vm_cloud
 from tests.contract.lambda_stand_in import LambdaStandIn
 from tests.contract.rest_stand_in import RestServer
-from tests.system.booting_cloud import BootingCloud
+from tests.system.booting_cloud import BootingCloud, Processes
 from tests.system.ports import free_port
 from tests.system.trust import User, user_at
 from tests.waits import wait_until
@@ -22,9 +20,8 @@ pytestmark = pytest.mark.system
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BootingCloud]:
-    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(seconds=2))
-    cloud = BootingCloud(LambdaCloud.traits, tmp_path / "machines")
+def cloud(tmp_path: Path) -> Iterator[BootingCloud]:
+    cloud = BootingCloud(LambdaCloud.traits, Processes(tmp_path / "machines"))
     yield cloud
     cloud.close()
     assert cloud.billed() == []
