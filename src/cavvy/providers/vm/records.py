@@ -36,7 +36,7 @@ class VmNode:
     up: bool = False
     address: str | None = None
     ssh: SshTarget | None = None
-    preempted: bool = False
+    preempted: bool = False  # the node may not have ended yet: a stopped machine is billed
     no_capacity: bool = False
     reason: str = ""
     failed: bool = False  # the layer has deleted the machine, for `reason`
@@ -179,18 +179,14 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
         address=machine.address or node.address,
         ssh=machine.ssh or node.ssh,
         no_capacity=node.no_capacity or machine.no_capacity,
+        preempted=node.preempted or machine.preempted,
         reason=node.reason if node.failed else machine.reason or node.reason,
     )
     if not bill.over:
         return node
     end = machine.ended_at or bill.deleted_at
     ended = max(started, end or now)
-    return replace(
-        node,
-        ended_at=ended,
-        unseen=end is None,
-        preempted=machine.preempted,
-    )
+    return replace(node, ended_at=ended, unseen=end is None)
 
 
 def start_of(node: VmNode, created: datetime | None, now: datetime) -> datetime:

@@ -232,7 +232,7 @@ def make_seen(record: VmGangRecord) -> GangSeen:
         state=GangState.ENDED if record.ended_at is not None else state,
         engine_id=min(node.id for node in nodes),
         reason="; ".join(dict.fromkeys(node.reason for node in nodes if node.reason)),
-        preempted=any(node.preempted for node in nodes),
+        preempted=any(node.preempted and node.ended_at is not None for node in nodes),
         no_capacity=any(node.no_capacity for node in nodes),
         nodes=tuple(
             NodeSeen(

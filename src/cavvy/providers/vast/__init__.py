@@ -1,0 +1,15 @@
+"""Vast.ai: each node is one container, on which the server starts the agent by SSH."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.vast.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.vast.cloud import VastCloud
+    from cavvy.providers.vm.provider import VmProvider
+
+    cloud = VastCloud(context.settings, context.now)
+    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)

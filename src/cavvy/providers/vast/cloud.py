@@ -1,0 +1,303 @@
+"""Calls Vast.ai's REST API (https://docs.vast.ai/api-reference). Lists of instances use version 1
+of the API, since accounts made after 2 June 2026 cannot list them with version 0.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
+
+from cavvy.catalog.accelerators import KnownAccelerator, identify
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.vast.manifest import KEYS
+from cavvy.providers.vm.cloud import (
+    NAME_PREFIX,
+    BillStart,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+    Reach,
+    SshTarget,
+)
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.rest import Json, RestClient
+
+# The values of `actual_status` (https://docs.vast.ai/cli/reference/show-instances). It is null
+# while the instance is being made. Vast.ai may start a paused instance again; the layer deletes it.
+_STATES = {
+    None: MachineState.STARTING,
+    "created": MachineState.STARTING,
+    "loading": MachineState.STARTING,
+    "running": MachineState.RUNNING,
+    "stopped": MachineState.STOPPED,
+    "frozen": MachineState.STOPPED,
+    "exited": MachineState.STOPPED,
+}
+_PAUSED = ("stopped", "frozen")
+_TYPES = {Purchase.ON_DEMAND: "ondemand", Purchase.SPOT: "bid"}
+_GONE = (404, 410)  # of a request for an instance: another customer has rented the computer
+_NONE_LEFT = "no-such-offer"  # our code: no computer fits the offer at its price any more
+_STALE = "invalid_price"  # the price has changed since the search
+_TYPE = re.compile(r"(\d+)x_(.+)_\d+GB")  # of an instance type
+_INSTANCES = "/v1/instances/?limit=25"
+_MOST_ASKS = 1000  # of one search; they are sorted by price
+_NO_TMUX = "touch /root/.no_auto_tmux\n"  # SSH sessions otherwise start in tmux
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One computer, or a part of it, that a host offers. `bid_usd` is None if on demand; `usd` is
+    the whole price per hour, with the disk.
+    """
+
+    id: int
+    region: str
+    kind: str
+    gpu: KnownAccelerator
+    told: Json
+    usd: float
+    bid_usd: float | None
+
+    @property
+    def micros(self) -> int:
+        return math.ceil(round(self.usd * 1_000_000, 3))
+
+    @property
+    def vcpus(self) -> float:
+        return math.floor(float(self.told["cpu_cores_effective"]))
+
+    @property
+    def memory_mib(self) -> int:
+        """The instance's share of the computer's memory, which has the size of its share of the
+        GPUs (https://docs.vast.ai/guides/instances/docker-environment).
+        """
+        return int(float(self.told["cpu_ram"]) * float(self.told.get("gpu_frac") or 1))
+
+
+class VastCloud:
+    """Implements `Cloud`. An offer stands for all computers of a country that have the same GPUs,
+    and has the price of the cheapest. An instance type is a number of GPUs, Vast.ai's name of the
+    GPU and its memory, such as "2x_RTX_4090_24GB".
+    """
+
+    # The limits of the label and of `onstart`, and the pace, are those of
+    # https://docs.vast.ai/api-reference/instances/create-instance. The listing lag is an
+    # assumption. Instances are not billed while they load
+    # (https://docs.vast.ai/guides/instances/manage-instances), apart from their disk.
+    traits = CloudTraits(
+        name_limit=255,
+        list_lag=timedelta(minutes=1),
+        launch_every=timedelta(seconds=5),
+        user_data_limit=4048 - len(_NO_TMUX),
+        bill_starts=BillStart.RUNNING,
+        reach=Reach.SSH,
+    )
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self._settings, self._now = settings, now
+        endpoint = str(settings["endpoint"])
+        self._api = RestClient(endpoint, lambda: KEYS.read(settings), _read_error)
+        # searches have a daily quota of their own, whose end must not stop other calls
+        self._market = RestClient(endpoint, lambda: KEYS.read(settings), _read_error)
+        self._unknown: Sequence[str] = ()
+
+    def close(self) -> None:
+        self._api.close()
+        self._market.close()
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
+        return KEYS.facts(self._settings, self._unknown)
+
+    async def offers(self) -> Sequence[Offer]:
+        found: dict[str, Offer] = {}
+        unknown: set[str] = set()
+        regions = list_setting(self._settings, "regions")
+        where = {"geolocation": {"in": list(regions)}} if regions else {}
+        for purchase in _TYPES:
+            for ask in await self._search(purchase, where, unknown):
+                offer = self._offer(ask, purchase)
+                if offer.key not in found or offer.rate < found[offer.key].rate:
+                    found[offer.key] = offer
+        self._unknown = sorted(unknown)
+        return list(found.values())
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        ask = await self._choose(request.offer)
+        body = {
+            "image": self._settings["image"],
+            "label": request.names[0],
+            "disk": self._settings["disk_gib"],
+            "runtype": "ssh_direct",
+            "target_state": "running",
+            "cancel_unavail": True,
+            "onstart": request.user_data[0] + _NO_TMUX,
+        }
+        if ask.bid_usd is not None:
+            body["price"] = ask.bid_usd
+        told = await self._api.send("PUT", f"/v0/asks/{ask.id}/", body)
+        return [str(told["new_contract"])]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        pages = await self._api.pages(_INSTANCES, _read_next)
+        found = [each for page in pages for each in page["instances"]]
+        # the account's other instances may have another form
+        return [_read(each) for each in found if str(each.get("label")).startswith(NAME_PREFIX)]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        told = (await self._api.get(f"/v0/instances/{machine}/"))["instances"]
+        return _read(told) if told else None
+
+    async def delete(self, machine: str) -> None:
+        await self._api.send("DELETE", f"/v0/instances/{machine}/")
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.status in _GONE or fault.code in (_NONE_LEFT, _STALE)
+
+    async def _choose(self, offer: Offer) -> _Ask:
+        """The cheapest computer that fits the offer and costs at most its price."""
+        kind = _TYPE.fullmatch(offer.instance_type)
+        if kind is None:
+            raise CloudFault(400, "unknown instance type", offer.instance_type)
+        where = {
+            "geolocation": {"in": [offer.region]},
+            "gpu_name": {"eq": kind[2].replace("_", " ")},
+            "num_gpus": {"eq": int(kind[1])},
+        }
+        fit = [
+            ask
+            for ask in await self._search(offer.purchase, where, set())
+            if (ask.region, ask.kind) == (offer.region, offer.instance_type)
+            and ask.micros <= offer.rate.micros_per_hour
+            and ask.vcpus >= offer.vcpus
+            and ask.memory_mib >= offer.memory_mib
+        ]
+        if not fit:
+            message = f"no {offer.instance_type} in {offer.region} at this price"
+            raise CloudFault(400, _NONE_LEFT, message)
+        return min(fit, key=lambda ask: (ask.micros, ask.id))
+
+    async def _search(
+        self, purchase: Purchase, where: Mapping[str, object], unknown: set[str]
+    ) -> Sequence[_Ask]:
+        """The free computers that fit the settings. Adds the names of GPUs that Cavvy does not know
+        to `unknown`.
+        """
+        query = self._query(purchase, where)
+        text = quote(json.dumps(query, separators=(",", ":")), safe="")
+        told = (await self._market.get(f"/v0/bundles/?q={text}"))["offers"]
+        asks = []
+        for each in told:
+            gpu = identify(str(each["gpu_name"]), int(each["gpu_ram"]))
+            if gpu is None or not gpu.memory_mib:
+                unknown.add(str(each["gpu_name"]))
+            elif each["rentable"] and not each.get("rented") and (place := _country(each)):
+                asks.append(self._read_ask(each, purchase, gpu, place))
+        return [ask for ask in asks if self._is_large(ask)]
+
+    def _query(self, purchase: Purchase, where: Mapping[str, object]) -> Mapping[str, object]:
+        """The conditions of a search: those of the settings, and `where`."""
+        disk = self._settings["disk_gib"]
+        query = {
+            "type": _TYPES[purchase],
+            "verified": {"eq": True},
+            "rentable": {"eq": True},
+            "gpu_arch": {"eq": "nvidia"},
+            "direct_port_count": {"gte": 1},
+            "disk_space": {"gte": disk},
+            "allocated_storage": disk,
+            "order": [["dph_total", "asc"]],
+            "limit": _MOST_ASKS,
+            **where,
+        }
+        if not self._settings["community"]:
+            query["datacenter"] = {"eq": True}
+        if self._settings.get("cuda"):
+            query["cuda_max_good"] = {"gte": float(self._settings["cuda"])}
+        return query
+
+    def _is_large(self, ask: _Ask) -> bool:
+        """Whether the computer has enough vCPUs and memory for each GPU."""
+        gpus = int(ask.told["num_gpus"])
+        return (
+            ask.vcpus >= int(self._settings["gpu_vcpus"]) * gpus
+            and ask.memory_mib >= int(self._settings["gpu_memory_gib"]) * 1000 * gpus
+        )
+
+    def _read_ask(self, told: Json, purchase: Purchase, gpu: KnownAccelerator, region: str) -> _Ask:
+        bid = None
+        if purchase is Purchase.SPOT:
+            percent = float(self._settings["bid_percent"])
+            bid = math.ceil(float(told["min_bid"]) * percent * 100) / 10_000
+        compute = float(told["dph_base"]) if bid is None else bid
+        name = str(told["gpu_name"]).replace(" ", "_")
+        return _Ask(
+            id=int(told["id"]),
+            region=region,
+            kind=f"{told['num_gpus']}x_{name}_{(gpu.memory_mib or 0) // 1024}GB",
+            gpu=gpu,
+            told=told,
+            usd=compute + float(told["storage_total_cost"]),
+            bid_usd=bid,
+        )
+
+    def _offer(self, ask: _Ask, purchase: Purchase) -> Offer:
+        return Offer(
+            provider="vast",
+            region=ask.region,
+            instance_type=ask.kind,
+            accelerator=ask.gpu.accelerator.name,
+            accelerator_count=int(ask.told["num_gpus"]),
+            accelerator_memory_mib=ask.gpu.memory_mib or 0,
+            vcpus=ask.vcpus,
+            memory_mib=ask.memory_mib,
+            disk_gib=int(self._settings["disk_gib"]),
+            purchase=purchase,
+            rate=HourlyRate(ask.micros),
+            architecture="arm64" if ask.told.get("cpu_arch") == "arm64" else "x86_64",
+            source="Vast.ai API",
+            as_of=self._now().date(),
+        )
+
+
+def _read_error(told: Json) -> tuple[str, str]:
+    return str(told.get("error") or "error"), str(told.get("msg") or told.get("message") or "")
+
+
+def _country(told: Json) -> str:
+    """The country of a computer, such as "US" of "Texas, US"; "" if it is unknown."""
+    code = str(told.get("geolocation") or "").rpartition(",")[2].strip()
+    return code if re.fullmatch(r"[A-Z]{2}", code) else ""
+
+
+def _read_next(page: Json) -> str | None:
+    token = page.get("next_token")
+    return f"{_INSTANCES}&after_token={quote(str(token), safe='')}" if token else None
+
+
+def _read(told: Json) -> CloudMachine:
+    status = told.get("actual_status")
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+    ports = (told.get("ports") or {}).get("22/tcp") or []
+    target = None
+    if told.get("public_ipaddr") and ports:
+        address = str(told["public_ipaddr"]).strip()
+        target = SshTarget(address=address, port=int(ports[0]["HostPort"]))
+    started = told.get("start_date")
+    quiet = status in (None, "created", "loading", "running")
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["label"]),
+        state=state,
+        ssh=target,
+        created_at=datetime.fromtimestamp(float(started), UTC) if started else None,
+        preempted=bool(told.get("is_bid")) and status in _PAUSED,
+        reason="" if quiet else f"Vast.ai reports: {status}",
+    )

@@ -1,0 +1,114 @@
+"""The manifest of the Vast.ai provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import flag, number, text
+from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.keys import ApiKeySource
+
+KEYS = ApiKeySource(
+    provider="vast",
+    variables=("VAST_API_KEY",),
+    files=("~/.config/vastai/vast_api_key", "~/.vast_api_key"),
+    names=("vast_api_key",),
+    made_at="https://cloud.vast.ai/manage-keys/",
+)
+_CONTAINER = (
+    "an instance is a container, and Vast.ai supports no containers inside it "
+    "(https://docs.vast.ai/guides/instances/manage-instances)"
+)
+
+MANIFEST = Manifest(
+    name="vast",
+    title="Vast.ai",
+    docs="docs/guides/vast.md",
+    abilities=ABILITIES,
+    rights="an API key with the permissions misc, instance_read and instance_write",
+    visibility_delay=timedelta(minutes=1),
+    unsupported={
+        Feature.GANG: "instances have no network in common: each has a few ports of a public "
+        "address that it shares with others "
+        "(https://docs.vast.ai/guides/instances/connect/networking)",
+        Feature.IMAGE: f"{_CONTAINER}; the setting `image` selects the image of all instances",
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: f"{_CONTAINER}; the image of the setting `image` must be public",
+        Feature.CAPACITY: "the offers of one computer overlap: with 8 GPUs, it is also offered "
+        "with 1, 2 and 4 GPUs (https://docs.vast.ai/api-reference/search/search-offers)",
+        Feature.SELF_END: "the server deletes instances that have stopped, because Vast.ai bills "
+        "their disks until its API deletes them "
+        "(https://docs.vast.ai/guides/instances/pricing)",
+        Feature.VOLUMES: "Vast.ai's volumes belong to one computer "
+        "(https://docs.vast.ai/guides/instances/storage/volumes); copy from and to a bucket",
+        Feature.MOUNTS: "an instance is a container without access to folders of its host or to "
+        "NFS (https://docs.vast.ai/guides/reference/faq/security)",
+        Feature.NETWORK: "instances have no network in common "
+        "(https://docs.vast.ai/guides/instances/connect/networking)",
+        Feature.DISK: "the setting `disk_gib` selects the size of the disk for all instances",
+        Feature.NOTICE: "Vast.ai describes no notice before an interruptible instance is paused "
+        "(https://docs.vast.ai/guides/instances/choosing/instance-types)",
+        Feature.RESULTS: "an instance ends with its disk. If the server is away when work has "
+        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
+        "no bucket, the instance waits until its lease ends",
+    },
+    settings=(
+        KEYS.setting(),
+        text(
+            "regions",
+            "The countries to use, as two-letter codes separated by commas, such as `US, SE`. The "
+            "default is all countries.",
+        ),
+        flag(
+            "community",
+            "Also use computers outside of data centers. Their owners can read and change all that "
+            "runs on them: data, code and secrets. By default, only computers that Vast.ai "
+            "lists as being in data centers are used.",
+        ),
+        text(
+            "image",
+            "The public image of instances. Vast.ai starts an SSH server in the container instead "
+            "of the image's own program.",
+            "vastai/base-image:@vastai-automatic-tag",
+        ),
+        text(
+            "cuda",
+            'The lowest CUDA version that the driver of a computer must support, such as "12.8". '
+            "If this is empty, any computer is used.",
+        ),
+        number(
+            "disk_gib",
+            "The size of an instance's disk.",
+            unit="GB",
+            default=50,
+            minimum=8,
+            whole=True,
+        ),
+        number(
+            "gpu_vcpus",
+            "Only computers with at least this number of vCPUs for each GPU are used.",
+            unit="vCPUs",
+            default=4,
+            minimum=1,
+            whole=True,
+        ),
+        number(
+            "gpu_memory_gib",
+            "Only computers with at least this memory for each GPU are used.",
+            unit="GB",
+            default=16,
+            minimum=1,
+            whole=True,
+        ),
+        number(
+            "bid_percent",
+            "The bid for an interruptible instance, in percent of the lowest bid that Vast.ai "
+            "accepts at the start. Others who bid more take the GPUs, so that a higher bid is "
+            "interrupted less often and costs more.",
+            unit="percent",
+            default=110,
+            minimum=100,
+            whole=True,
+        ),
+        text("endpoint", "The address of the API.", "https://console.vast.ai/api"),
+    ),
+)
