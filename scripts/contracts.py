@@ -15,7 +15,7 @@ from cavvy.providers.registry import list_known
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / ".importlinter"
 # packages of `providers` that other modules may import
-SEAMS = {"contract", "hosts", "prices"}
+SEAMS = {"contract", "formats", "hosts", "prices"}
 
 
 def list_modules() -> Mapping[tuple[str, str], Sequence[str]]:

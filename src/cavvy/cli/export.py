@@ -1,6 +1,8 @@
-"""`cavvy export`: writes a task in a provider's own job format, for use without Cavvy."""
+"""`cavvy export`: writes a task in the job format of a provider or of a managed service, for use
+without Cavvy.
+"""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +14,9 @@ from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     from cavvy.domain.offers import Offer
-    from cavvy.domain.tasks import Task
+    from cavvy.domain.tasks import Resources, Task
     from cavvy.providers.base import Provider
+    from cavvy.providers.formats.index import JobFormat
 
 
 @click.command("export")
@@ -37,19 +40,23 @@ def command(
 ) -> None:
     """Write a task in PROVIDER's own job format, for use without Cavvy.
 
-    PROVIDER is a provider with its own job format, such as kubernetes, slurm or pbs, or
-    `dockerfile` for an image that contains the result of the task's setup. The exported job runs
-    the task's setup and work with the variables that Cavvy would set. It does not restart, move
-    checkpoints or record costs. Comments in it list the steps to do by hand.
+    PROVIDER is a provider with its own job format, such as kubernetes, slurm or pbs; a managed
+    service, such as sagemaker; or `dockerfile` for an image that contains the result of the task's
+    setup. The exported job runs the task's setup and work with the variables that Cavvy would set.
+    It does not restart, move checkpoints or record costs. Comments in it list the steps to do by
+    hand.
     """
     import asyncio
 
+    from cavvy.providers.formats.index import find_format
+
     task = read_any_task(file, read_params(param))
-    text = (
-        _write_dockerfile(task)
-        if provider == "dockerfile"
-        else asyncio.run(_export(provider, task, ask))
-    )
+    if provider == "dockerfile":
+        text = _write_dockerfile(task)
+    elif job_format := find_format(provider):
+        text = _write_request(provider, job_format, task)
+    else:
+        text = asyncio.run(_export(provider, task, ask))
     if target is None:
         click.echo(text.rstrip("\n"))
         return
@@ -71,6 +78,21 @@ def _write_dockerfile(task: "Task") -> str:
     from cavvy.spec.dockerfile import make_dockerfile
 
     return make_dockerfile(task)
+
+
+def _write_request(name: str, job_format: "JobFormat", task: "Task") -> str:
+    from cavvy.providers.base import ProviderError
+    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    def find_offers(need: "Resources") -> Sequence["Offer"]:
+        with CatalogSnapshot.open() as snapshot:
+            return snapshot.match(need, misses=0).offers
+
+    try:
+        return job_format.write(task, find_offers)
+    except (ProviderError, SnapshotError) as error:
+        raise CommandFailure(f"{name}: {error}", exit_code=2) from error
 
 
 async def _export(name: str, task: "Task", ask: bool) -> str:
@@ -105,7 +127,9 @@ async def _export(name: str, task: "Task", ask: bool) -> str:
 def _suggest_provider(name: str, installed: Collection[str]) -> str:
     from difflib import get_close_matches
 
-    known = sorted([*installed, "dockerfile"])
+    from cavvy.providers.formats.index import list_formats
+
+    known = sorted({*installed, *list_formats(), "dockerfile"})
     close = get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 

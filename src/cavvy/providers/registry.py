@@ -52,6 +52,7 @@ _NOT_PROVIDERS = frozenset(
         "base",
         "batch",
         "contract",
+        "formats",
         "hosts",
         "ledger",
         "notices",

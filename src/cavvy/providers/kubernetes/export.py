@@ -12,6 +12,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Resources, Task, Volume, VolumeKind
 from cavvy.providers.batch.export import MASTER_PORT, list_variables, make_work
 from cavvy.providers.batch.shapes import NodeShape
+from cavvy.providers.formats.yaml_text import LiteralDumper
 from cavvy.providers.kubernetes.cluster import KubernetesNode, find_resource
 from cavvy.providers.kubernetes.docker_sidecar import overlay_task
 from cavvy.providers.kubernetes.options import PodOptions
@@ -48,19 +49,7 @@ def make_export(
     pods = [_pod(task, offer, rank, nodes, options, place) for rank in range(nodes)]
     documents += [overlay_task(overlay_pod(each, options.pod), own, task.project) for each in pods]
     notes = [f"# {note}" for note in _list_left_out(task, place)]
-    return "\n".join([*notes, yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)])
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes multi-line strings in the literal style, so that programs stay readable."""
-
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        return self.represent_scalar(
-            "tag:yaml.org,2002:str", data, style="|" if "\n" in data else None
-        )
-
-
-_Dumper.add_representer(str, _Dumper.represent_str)
+    return "\n".join([*notes, yaml.dump_all(documents, Dumper=LiteralDumper, sort_keys=False)])
 
 
 def _list_left_out(task: Task, node: KubernetesNode) -> list[str]:

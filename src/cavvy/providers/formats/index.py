@@ -1,0 +1,41 @@
+"""Finds the job formats of managed services. `cavvy export` is the caller."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Resources, Task
+
+# The catalog's offers for one node, cheapest first.
+FindOffers = Callable[[Resources], Sequence[Offer]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFormat:
+    """The format of one service.
+
+    `write` returns the text for a task. It raises Refused if the service cannot run the task.
+    """
+
+    title: str
+    write: Callable[[Task, FindOffers], str]
+
+
+def list_formats() -> Sequence[str]:
+    """The names of all formats, such as `aws-batch`."""
+    return sorted(path.parent.name.replace("_", "-") for path in _folder().glob("*/export.py"))
+
+
+def find_format(name: str) -> JobFormat | None:
+    """Import the format with this name; None if there is no such format."""
+    if name not in list_formats():
+        return None
+    module = import_module(f"cavvy.providers.formats.{name.replace('-', '_')}.export")
+    found: JobFormat = module.FORMAT
+    return found
+
+
+def _folder() -> Path:
+    return Path(__file__).parent

@@ -1,0 +1,76 @@
+"""Chooses the instance type for a task whose service rents machines of one cloud."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Resources, Task
+from cavvy.providers.base import Refused
+from cavvy.providers.formats.index import FindOffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """An instance type. `offer` is the cloud's offer with this type, or None if the catalog does
+    not have the type that the task names.
+    """
+
+    instance_type: str  # as the cloud names it
+    accelerators: int
+    offer: Offer | None
+
+
+def choose_machine(
+    task: Task,
+    find_offers: FindOffers,
+    cloud: str,
+    service: str,
+    is_supported: Callable[[str], bool],
+) -> Machine:
+    """The cheapest instance type of a cloud that fits the task and that the service supports. Cloud
+    prices rank the types, because services charge in proportion to them. An instance type that the
+    task names is used as it is. Raises Refused.
+    """
+    need = task.resources
+    found = [
+        machine
+        for each in need.choices
+        if (machine := _choose(each, find_offers, cloud, is_supported))
+    ]
+    if found and need.ordered:
+        return found[0]
+    if found:
+        return min(found, key=lambda each: each.offer.rate.micros_per_hour if each.offer else 0)
+    raise Refused(
+        f"no instance type of {service} fits the task's resources; "
+        "change them, or name a type as resources.instance"
+    )
+
+
+def count_accelerators(need: Resources) -> int:
+    """The accelerators of each node that the task requests."""
+    return need.accelerators[0].count_min if need.accelerators else 0
+
+
+def _choose(
+    need: Resources, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
+) -> Machine | None:
+    # The region and the maximum price are those of the service, which the catalog does not know.
+    wanted = replace(
+        need, providers=(cloud,), regions=(), max_rate=None, any_of=(), disk_gib=None, network=None
+    )
+    offers = [
+        each
+        for each in find_offers(wanted)
+        if each.accelerator_part == 1 and is_supported(each.instance_type)
+    ]
+    if offers:
+        best = offers[0]
+        return Machine(
+            instance_type=best.instance_type,
+            accelerators=best.accelerator_count,
+            offer=best,
+        )
+    if need.instance is None:
+        return None
+    return Machine(instance_type=need.instance, accelerators=count_accelerators(need), offer=None)

@@ -1,0 +1,65 @@
+"""Comments for the top of an exported request: steps for the user, and what the service lacks."""
+
+from collections.abc import Collection, Sequence
+
+from cavvy.domain.tasks import SpotPolicy, Task, Transfer
+
+_UNCHECKED = "nothing stops the job at this limit"
+
+
+def list_notes(task: Task, covered: Collection[str]) -> list[str]:
+    """The keys of a task that the request does not contain, with the reason or the step to do by
+    hand. `covered` are the keys that the request contains.
+    """
+    need, volumes = task.resources, ", ".join(each.path for each in task.volumes)
+    rows: Sequence[tuple[str, object, str]] = (
+        ("image", task.image is None, _explain_image(task)),
+        ("image.login", task.image_login, "the service needs its own right to read the registry"),
+        ("secrets", task.secrets, _explain_secrets(task)),
+        ("workdir", task.workdir, "copy the working folder into the image"),
+        ("volumes", task.volumes, f"the container does not mount {volumes}"),
+        ("inputs", task.inputs, f"the container must copy {_list_copies(task.inputs)}"),
+        ("outputs", task.outputs, f"the container must copy {_list_copies(task.outputs)}"),
+        ("checkpoint", task.checkpoint, "the folder is lost with the container; use storage"),
+        ("resources.spot", need.spot is not SpotPolicy.NEVER, "the service places the job"),
+        ("resources.network", need.network, "set the network in the service"),
+        ("resources.max_price", need.max_rate, "the request has no maximum price"),
+        *((f"limits.{name}", value, _UNCHECKED) for name, value in _list_limits(task).items()),
+        ("retry", True, "nothing starts the job again after its program has failed"),
+        ("schedule", task.schedule or task.window, "the job starts when you submit it"),
+        ("webhooks", task.webhooks, "nothing reports the end of the job"),
+    )
+    return [f"{key}: {note}" for key, value, note in rows if value and key not in covered]
+
+
+def _explain_image(task: Task) -> str:
+    build = task.image_build
+    if build is None:
+        return "the task names no image; replace IMAGE by the image to run"
+    return f"build {build.path}/{build.dockerfile}, push the image, and replace IMAGE by its name"
+
+
+def _explain_secrets(task: Task) -> str:
+    return f"this file contains no values; pass {', '.join(task.secrets)} to the container"
+
+
+def _list_copies(transfers: Sequence[Transfer]) -> str:
+    return ", ".join(f"{each.source} to {each.target}" for each in transfers)
+
+
+def _list_limits(task: Task) -> dict[str, object]:
+    limits = task.limits
+    return {
+        "duration": limits.duration,
+        "deadline": limits.deadline or limits.deadline_after,
+        "budget": limits.budget,
+        "idle": limits.idle,
+    }
+
+
+def write_comments(name: str, task: Task, notes: Collection[str]) -> list[str]:
+    """The comments at the top of a YAML file or a shell script."""
+    return [
+        f"# Made by `cavvy export {name} TASK.YAML` from the task {task.name}.",
+        *(f"# {each}" for note in notes for each in [" ".join(note.split())]),
+    ]

@@ -1,0 +1,70 @@
+"""Makes the shell program that a container of a managed service runs."""
+
+from collections.abc import Sequence
+
+from cavvy.domain.tasks import Task
+from cavvy.providers.batch.export import here_document, make_work
+
+# Starts a program given as the next argument, with bash if the image has it.
+SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
+
+
+def make_program(task: Task, prepare: Sequence[str] = (), finish: Sequence[str] = ()) -> str:
+    """The lines of `prepare`, then the task's setup and work, then the lines of `finish`. The
+    program ends with the exit code of the work, which `finish` can read as CAVVY_CODE.
+
+    SIGTERM is passed on to all processes of the work, because a shell that is the first process of
+    a container ignores the signal.
+    """
+    lines = [
+        *prepare,
+        f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
+        "set -m 2>/dev/null # the work gets its own process group",
+        '"${BASH:-sh}" -c "$CAVVY_WORK" &',
+        "CAVVY_CHILD=$!",
+        'trap \'kill -TERM -- "-$CAVVY_CHILD" 2>/dev/null || kill -TERM "$CAVVY_CHILD"\' TERM',
+        "while :; do",
+        '    wait "$CAVVY_CHILD"',
+        "    CAVVY_CODE=$?",
+        '    kill -0 "$CAVVY_CHILD" 2>/dev/null || break',
+        "done",
+        *finish,
+        'exit "$CAVVY_CODE"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def split_program(program: str, length: int, count: int) -> Sequence[str] | None:
+    """The program as arguments for the `%b` format of printf, which joins them: at most `count`
+    arguments of at most `length` characters, without line ends. Returns None if the program is too
+    long. Each argument is one line of the program if there are few enough lines.
+    """
+    lines = [
+        part
+        for line in program.splitlines(keepends=True)
+        for part in _cut([_escape(each) for each in line], length)
+    ]
+    if len(lines) > count:
+        lines = _cut([_escape(each) for each in program], length)
+    return lines if len(lines) <= count else None
+
+
+def _escape(character: str) -> str:
+    if character == "\\":
+        return "\\\\"
+    if character == "\n":
+        return "\\n"
+    if character in "\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029":  # other line ends, in octal
+        return "".join(f"\\0{byte:03o}" for byte in character.encode())
+    return character
+
+
+def _cut(characters: Sequence[str], length: int) -> list[str]:
+    """Join the characters to texts of at most `length`."""
+    parts, current = [], ""
+    for each in characters:
+        if len(current) + len(each) > length:
+            parts.append(current)
+            current = ""
+        current += each
+    return [*parts, current] if current else parts

@@ -1,0 +1,247 @@
+"""Exports a task as a training job of SageMaker: `cavvy export sagemaker TASK.YAML`."""
+
+import re
+import shlex
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import PurePosixPath
+
+from cavvy.domain.tasks import SpotPolicy, Task, Transfer
+from cavvy.providers.base import Refused
+from cavvy.providers.batch.export import list_variables
+from cavvy.providers.formats.index import FindOffers, JobFormat
+from cavvy.providers.formats.machines import Machine, choose_machine
+from cavvy.providers.formats.notes import list_notes, write_comments
+from cavvy.providers.formats.program import make_program, split_program
+from cavvy.providers.formats.sagemaker import request
+from cavvy.providers.formats.sagemaker.request import DataChannel, TrainingJobRequest
+from cavvy.providers.formats.yaml_text import dump_yaml
+
+_ROLE = "arn:aws:iam::000000000000:role/ROLE"
+_BUCKET = "s3://BUCKET"
+_COVERED = frozenset(
+    ["checkpoint", "inputs", "limits.duration", "outputs", "resources.spot", "retry", "workdir"]
+)
+# The shell joins the arguments to the program, see `split_program`.
+_START = 'p=$(printf %b "$@") && exec "$(command -v bash || command -v sh)" -c "$p"'
+_FOLDER = "/opt/ml"  # the folder that SageMaker shares with the container
+# Finds the hosts of the job; the list is sorted and the same on every host.
+_RANKS = (
+    f"CAVVY_CONFIG=$(tr -d ' \\n\"' < {_FOLDER}/input/config/resourceconfig.json)",
+    "CAVVY_HOST=$(printf %s \"$CAVVY_CONFIG\" | sed 's/.*current_host:\\([^,}]*\\).*/\\1/')",
+    "CAVVY_HOSTS=$(printf %s \"$CAVVY_CONFIG\" | grep -o '[{,]hosts:\\[[^]]*' | head -n 1 | "
+    "sed 's/.*\\[//')",
+    "MASTER_ADDR=${CAVVY_HOSTS%%,*}",
+    "NODE_RANK=0",
+    "for each in $(printf %s \"$CAVVY_HOSTS\" | tr , ' '); do",
+    '    [ "$each" = "$CAVVY_HOST" ] && break',
+    "    NODE_RANK=$((NODE_RANK + 1))",
+    "done",
+    "export CAVVY_HOSTS MASTER_ADDR NODE_RANK",
+)
+
+
+def make_export(task: Task, find_offers: FindOffers) -> str:
+    """The request as YAML for `aws sagemaker create-training-job --cli-input-yaml`. Raises
+    Refused.
+    """
+    named = task.resources.instance
+    if named is not None and named.startswith("ml."):
+        need = replace(task.resources, instance=named.removeprefix("ml."))
+        task = replace(task, resources=need)
+    machine = choose_machine(
+        task, find_offers, "aws", "SageMaker training", request.is_training_type
+    )
+    job = _make_request(task, machine)
+    notes = [
+        f"Run: aws sagemaker create-training-job --cli-input-yaml file://{task.name}.yaml",
+        f"Replace {_ROLE} by the role that SageMaker assumes for the job.",
+        *_list_steps(task, job),
+        *list_notes(task, _COVERED | ({"limits.deadline"} if job.longest_wait else set())),
+    ]
+    document = dump_yaml(request.make_training_job(job))
+    return "\n".join([*write_comments("sagemaker", task, notes), document])
+
+
+def _make_request(task: Task, machine: Machine) -> TrainingJobRequest:
+    outputs = [each for each in task.outputs if each.target.startswith("s3://")]
+    longest = min(task.limits.duration or timedelta(days=1), request.LONGEST_RUN)
+    program, environment = _make_container(task, machine)
+    arguments = split_program(program, request.ARGUMENT_LENGTH, request.ARGUMENTS)
+    if arguments is None:
+        size = request.ARGUMENT_LENGTH * request.ARGUMENTS
+        raise Refused(
+            f"run: SageMaker passes at most {size} characters to a container; move the program to "
+            "a file of the working folder"
+        )
+    channels = _list_channels(task)
+    if len(channels) > request.CHANNELS:
+        raise Refused(f"inputs: a training job has at most {request.CHANNELS} channels")
+    return TrainingJobRequest(
+        name=make_name(task.name),
+        image=task.image or "IMAGE",
+        role=_ROLE,
+        instance_type=f"ml.{machine.instance_type}",
+        instances=task.nodes,
+        volume_gib=task.resources.disk_gib or request.VOLUME_GIB,
+        entrypoint=("sh", "-c", _START, "sh"),
+        arguments=arguments,
+        environment=environment,
+        hyperparameters=_list_hyperparameters(task),
+        channels=channels,
+        output_uri=outputs[0].target if outputs else f"{_BUCKET}/{task.name}/output",
+        checkpoint_uri=_find_checkpoints(task),
+        longest_run=longest,
+        longest_wait=task.limits.deadline_after if _is_spot(task) else None,
+        spot=_is_spot(task),
+        warm=timedelta(0) if _is_spot(task) else min(task.keep, request.LONGEST_WARM),
+        retries=task.retry.node if task.retry.node is not None else 30,
+        tags=task.tags,
+    )
+
+
+def _find_checkpoints(task: Task) -> str | None:
+    if task.checkpoint is None:
+        return None
+    return task.checkpoint.storage or f"{_BUCKET}/{task.name}/checkpoints"
+
+
+def make_name(name: str) -> str:
+    """A name that SageMaker accepts: letters, digits and single hyphens within."""
+    return re.sub(r"[^a-zA-Z0-9]+", "-", name)[: request.NAME_LENGTH].strip("-") or "job"
+
+
+def _is_spot(task: Task) -> bool:
+    return task.resources.spot is not SpotPolicy.NEVER
+
+
+def _list_hyperparameters(task: Task) -> dict[str, str]:
+    values = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in task.params.items()
+    }
+    if len(values) > request.HYPERPARAMETERS or any(
+        len(value) > request.HYPERPARAMETER_LENGTH or "\n" in value for value in values.values()
+    ):
+        return {}  # the container still gets them as CAVVY_PARAM_...
+    return values
+
+
+def _make_container(task: Task, machine: Machine) -> tuple[str, dict[str, str]]:
+    """The program, and the variables of the container. Variables that are too long for SageMaker
+    are set by the program.
+    """
+    variables = {
+        **list_variables(task, task.nodes),
+        "NPROC_PER_NODE": str(machine.accelerators or 1),
+    }
+    fitting = {
+        name: value
+        for name, value in list(variables.items())[: request.VARIABLES]
+        if len(value) <= request.VARIABLE_LENGTH
+    }
+    prepare = [
+        *(
+            f"export {name}={shlex.quote(value)}"
+            for name, value in variables.items()
+            if name not in fitting
+        ),
+        *_RANKS,
+        f"mkdir -p {_FOLDER}/code {_FOLDER}/model && cd {_FOLDER}/code || exit 1",
+    ]
+    if task.workdir is not None:
+        prepare.append(f"cp -R {_FOLDER}/input/data/workdir/. . || exit 1")
+    for number, each in enumerate(task.inputs):
+        prepare += _link_input(each, f"{_FOLDER}/input/data/{_channel_name(each, number)}")
+    if task.checkpoint is not None:
+        prepare += _link(f"{_FOLDER}/checkpoints", task.checkpoint.path)
+    finish = [
+        f"[ $CAVVY_CODE != 0 ] || cp -R {shlex.quote(each.source)} {_FOLDER}/model/ || CAVVY_CODE=1"
+        for each in task.outputs
+    ]
+    return make_program(task, prepare, finish), fitting
+
+
+def _list_channels(task: Task) -> list[DataChannel]:
+    """The data channels: the working folder, then one for each input."""
+    channels = []
+    if task.workdir is not None:
+        channels.append(DataChannel(name="workdir", uri=f"{_BUCKET}/{task.name}/workdir/"))
+    for number, each in enumerate(task.inputs):
+        name = _channel_name(each, number)
+        uri = each.source if each.source.startswith("s3://") else f"{_BUCKET}/{task.name}/{name}/"
+        channels.append(DataChannel(name=name, uri=uri, stream=each.stream))
+    return channels
+
+
+def _channel_name(each: Transfer, number: int) -> str:
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", each.target).strip("-")[:50]
+    return f"{plain or 'input'}-{number}" if number or plain in ("", "workdir") else plain
+
+
+def _link_input(each: Transfer, folder: str) -> list[str]:
+    """A channel of one object is a folder with one file, which becomes the target."""
+    name = PurePosixPath(each.source).name
+    file = shlex.quote(f"{folder}/{name}")
+    return [
+        *_link(folder, each.target),
+        f"[ ! -f {file} ] || ln -sfn {file} {shlex.quote(each.target.rstrip('/'))}",
+    ]
+
+
+def _link(folder: str, path: str) -> list[str]:
+    """Lines that make `path` a link to the folder. A folder of the image or the working folder that
+    has this path is renamed.
+    """
+    source = shlex.quote(folder)
+    parent, target = (
+        shlex.quote(str(each)) for each in (PurePosixPath(path).parent, PurePosixPath(path))
+    )
+    return [
+        f"[ -L {target} ] || [ ! -e {target} ] || mv {target} {target}.before || exit 1",
+        f"mkdir -p {source} {parent} && ln -sfn {source} {target} || exit 1",
+    ]
+
+
+def _list_steps(task: Task, job: TrainingJobRequest) -> list[str]:
+    """What the user must do for this service, and what differs from a job of Cavvy."""
+    workdir, inputs = task.workdir, list(enumerate(task.inputs))
+    targets = [each.target for each in task.outputs]
+    others = [each for each in targets if each != job.output_uri]
+    steps = {
+        f"name: SageMaker calls the job {job.name}; the name of a job can be used once": True,
+        "image: SageMaker pulls images from Amazon ECR; push this image there, and change "
+        "TrainingImage": task.image is not None and ".dkr.ecr." not in task.image,
+        f"Replace {_BUCKET} by a bucket of yours.": any(
+            _BUCKET in each
+            for each in (job.output_uri, job.checkpoint_uri or "", *(c.uri for c in job.channels))
+        ),
+        "workdir: copy it first: "
+        + (
+            f"git clone {workdir.git} workdir && git -C workdir checkout "
+            f"{workdir.commit or 'HEAD'} && aws s3 cp --recursive workdir"
+            if workdir and workdir.git
+            else f"aws s3 cp --recursive {(workdir.path if workdir else None) or '.'}"
+        )
+        + f" {_BUCKET}/{task.name}/workdir/": workdir is not None,
+        **{
+            f"inputs: copy {each.source} to {_BUCKET}/{task.name}/{_channel_name(each, number)}/ "
+            "first": True
+            for number, each in inputs
+            if not each.source.startswith("s3://")
+        },
+        f"outputs: SageMaker stores them together as {job.output_uri.rstrip('/')}/{job.name}/"
+        "output/model.tar.gz": bool(targets),
+        f"outputs: copy their files to {', '.join(others)} yourself": bool(others),
+        "resources.spot: the job runs on spot instances only; SageMaker does not change to "
+        "on-demand": task.resources.spot is SpotPolicy.AUTO,
+        "keep: managed warm pools do not use spot instances": bool(task.keep) and job.spot,
+        f"limits.duration: reduced to {request.LONGEST_RUN.days} days": (
+            (task.limits.duration or timedelta(0)) > request.LONGEST_RUN
+        ),
+        "retry: SageMaker restarts the job after its own faults only": True,
+    }
+    return [step for step, is_so in steps.items() if is_so]
+
+
+FORMAT = JobFormat(title="Amazon SageMaker training", write=make_export)

@@ -1,0 +1,138 @@
+"""The request of SageMaker's CreateTrainingJob, from values.
+
+Limits are from the service model 2017-07-24 of botocore.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from math import ceil
+from typing import Any
+
+NAME_LENGTH = 63  # of letters, digits and hyphens
+ARGUMENT_LENGTH, ARGUMENTS = 256, 100  # characters of an argument, and arguments; no line ends
+VARIABLE_LENGTH, VARIABLES = 512, 100  # of the container's environment
+HYPERPARAMETER_LENGTH, HYPERPARAMETERS = 2500, 100
+CHANNELS = 20
+LONGEST_RUN = timedelta(days=28)  # the largest quota of MaxRuntimeInSeconds
+LONGEST_WARM = timedelta(hours=6)  # KeepAlivePeriodInSeconds
+VOLUME_GIB = 30  # the default volume size of SageMaker's Python SDK
+
+# The families of instance types that training jobs can use, and the types of these families that
+# training jobs cannot use. TrainingInstanceType in the service model lists all types.
+_FAMILIES = (
+    "c4 c5 c5n c6i c7i c7i-flex c8i c8i-flex g4dn g5 g6 g6e g7 g7e m4 m5 m6i m7i m7i-flex m8i "
+    "m8i-flex p3 p3dn p4d p4de p5 p5e p5en p6-b200 p6-b300 p6e-gb200 r5 r5d r6i r7i r8i r8i-flex "
+    "t3 trn1 trn1n trn2"
+)
+_MISSING = (
+    "c4.large c5.12xlarge c5.24xlarge c5.large c5n.large c6i.large c7i-flex.large c8i-flex.large "
+    "c8i.large m4.large m5.16xlarge m5.8xlarge t3.micro t3.nano t3.small"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataChannel:
+    """S3 objects that SageMaker puts in /opt/ml/input/data/NAME: all objects whose key begins as in
+    `uri`. With `stream`, an object is read from S3 when the program opens the file.
+    """
+
+    name: str
+    uri: str
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJobRequest:
+    """What SageMaker is asked for. `longest_wait` applies to spot instances, and includes the
+    running time. `warm` is the time that the instances are kept, and billed, for the next job.
+    """
+
+    name: str
+    image: str
+    role: str
+    instance_type: str  # such as ml.g5.xlarge
+    instances: int = 1
+    volume_gib: int = VOLUME_GIB
+    entrypoint: Sequence[str]
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    hyperparameters: Mapping[str, str] = field(default_factory=dict)
+    channels: Sequence[DataChannel] = ()
+    output_uri: str
+    checkpoint_uri: str | None = None  # kept equal to /opt/ml/checkpoints
+    longest_run: timedelta = timedelta(days=1)
+    longest_wait: timedelta | None = None
+    spot: bool = False
+    warm: timedelta = timedelta(0)
+    retries: int = 0  # after a fault of SageMaker
+    tags: Mapping[str, str] = field(default_factory=dict)
+    subnets: Sequence[str] = ()
+    security_groups: Sequence[str] = ()
+
+
+def is_training_type(instance_type: str) -> bool:
+    """Whether training jobs can use an instance type of EC2; SageMaker adds the prefix `ml.`."""
+    family, _, size = instance_type.partition(".")
+    known = family in _FAMILIES.split() and "metal" not in size
+    return known and instance_type not in _MISSING.split()
+
+
+def make_training_job(job: TrainingJobRequest) -> dict[str, Any]:
+    """The arguments of CreateTrainingJob."""
+    algorithm: dict[str, Any] = {
+        "TrainingImage": job.image,
+        "TrainingInputMode": "File",
+        "ContainerEntrypoint": list(job.entrypoint),
+    }
+    if job.arguments:
+        algorithm["ContainerArguments"] = list(job.arguments)
+    resources: dict[str, Any] = {
+        "InstanceType": job.instance_type,
+        "InstanceCount": job.instances,
+        "VolumeSizeInGB": job.volume_gib,
+    }
+    if job.warm:
+        resources["KeepAlivePeriodInSeconds"] = ceil(job.warm.total_seconds())
+    stop = {"MaxRuntimeInSeconds": ceil(job.longest_run.total_seconds())}
+    if job.spot:
+        wait = max(job.longest_wait or job.longest_run, job.longest_run)
+        stop["MaxWaitTimeInSeconds"] = ceil(wait.total_seconds())
+    request: dict[str, Any] = {
+        "TrainingJobName": job.name,
+        "AlgorithmSpecification": algorithm,
+        "RoleArn": job.role,
+        "ResourceConfig": resources,
+        "StoppingCondition": stop,
+        "OutputDataConfig": {"S3OutputPath": job.output_uri},
+        "EnableManagedSpotTraining": job.spot,
+    }
+    return request | _make_optional(job)
+
+
+def _make_optional(job: TrainingJobRequest) -> dict[str, Any]:
+    parts: dict[str, Any] = {
+        "InputDataConfig": [_make_channel(each) for each in job.channels],
+        "CheckpointConfig": {"S3Uri": job.checkpoint_uri} if job.checkpoint_uri else None,
+        "HyperParameters": dict(job.hyperparameters),
+        "Environment": dict(job.environment),
+        "RetryStrategy": {"MaximumRetryAttempts": min(job.retries, 30)} if job.retries else None,
+        "VpcConfig": {"Subnets": list(job.subnets), "SecurityGroupIds": list(job.security_groups)}
+        if job.subnets
+        else None,
+        "Tags": [{"Key": key, "Value": value} for key, value in job.tags.items()],
+    }
+    return {key: value for key, value in parts.items() if value}
+
+
+def _make_channel(channel: DataChannel) -> dict[str, Any]:
+    source = {
+        "S3DataType": "S3Prefix",
+        "S3Uri": channel.uri,
+        "S3DataDistributionType": "FullyReplicated",
+    }
+    return {
+        "ChannelName": channel.name,
+        "DataSource": {"S3DataSource": source},
+        "InputMode": "FastFile" if channel.stream else "File",
+    }
