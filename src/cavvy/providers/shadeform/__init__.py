@@ -1,0 +1,14 @@
+"""Shadeform: each node is one instance of one of its clouds, which starts the agent on boot."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.shadeform.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.shadeform.cloud import ShadeformCloud
+    from cavvy.providers.vm.account import make_provider
+
+    return make_provider(MANIFEST, context, ShadeformCloud)

@@ -1,0 +1,164 @@
+"""Calls Shadeform's API, version 1 (https://docs.shadeform.ai/api-reference).
+
+Shadeform rents machines of many clouds through one account. An instance type is a cloud and
+Shadeform's name of the machine, such as "hyperstack.A6000".
+"""
+
+import base64
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.catalog.accelerators import KnownAccelerator, identify
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.shadeform.manifest import KEYS
+from cavvy.providers.vm.account import RestAccount, keep_ours
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+    SshTarget,
+)
+from cavvy.providers.vm.rest import Json
+
+_STATES = {
+    "creating": MachineState.STARTING,
+    "pending_provider": MachineState.STARTING,
+    "pending": MachineState.STARTING,
+    "active": MachineState.RUNNING,
+    "error": MachineState.STOPPED,
+    "deleting": MachineState.ENDED,  # no longer billed
+    "deleted": MachineState.ENDED,
+}
+_QUIET = ("creating", "pending_provider", "pending", "active")
+# The documentation says that errors imply missing capacity, or say that a type has no spot
+# instances in a region, but gives no text.
+_FULL = re.compile(r"capacity|stock|sold out|not available|unavailable|\bspot\b", re.IGNORECASE)
+_MICROS_PER_CENT = 10_000
+_ARM = ("GH", "GB")  # Grace; the API does not report the architecture of the CPUs
+_RENTALS = {"on_demand": Purchase.ON_DEMAND, "spot": Purchase.SPOT}
+
+
+class ShadeformCloud:
+    """Implements `Cloud`."""
+
+    # Shadeform does not document the longest name, the longest script and the listing lag: these
+    # values are assumptions.
+    traits = CloudTraits(name_limit=60, user_data_limit=65536, list_lag=timedelta(minutes=1))
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self.account = RestAccount(settings, now, KEYS, _read_error, key_header="X-API-KEY")
+        self._api = self.account.api
+
+    async def offers(self) -> Sequence[Offer]:
+        clouds = self.account.names("clouds")
+        told = (await self._api.get("/instances/types?available=true"))["instance_types"]
+        # a container gets no script, and cannot start further containers
+        kinds = [each for each in told if each.get("deployment_type") != "container"]
+        self.account.note_unknown(
+            str(each["configuration"]["gpu_type"]) for each in kinds if _identify(each) is None
+        )
+        return [
+            offer
+            for each in kinds
+            if (known := _identify(each)) and (not clouds or each["cloud"] in clouds)
+            for offer in self._list_offers(each, known)
+        ]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        cloud, _, kind = request.offer.instance_type.partition(".")
+        script = base64.b64encode(request.user_data[0].encode()).decode()
+        body = {
+            "cloud": cloud,
+            "region": request.offer.region,
+            "shade_instance_type": kind,
+            "shade_cloud": True,  # in Shadeform's own account with that cloud
+            "name": request.names[0],
+            "launch_configuration": {
+                "type": "script",
+                "script_configuration": {"base64_script": script},
+            },
+        }
+        if request.offer.purchase is Purchase.SPOT:
+            body["rental_type"] = "spot"
+        if system := self.account.settings.get("os"):
+            body["os"] = system
+        return [str((await self._api.send("POST", "/instances/create", body))["id"])]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        return [_read(each) for each in keep_ours((await self._api.get("/instances"))["instances"])]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        return _read(await self._api.get(f"/instances/{machine}/info"))
+
+    async def delete(self, machine: str) -> None:
+        await self._api.send("POST", f"/instances/{machine}/delete")
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+
+    def _list_offers(self, kind: Json, known: KnownAccelerator) -> Iterator[Offer]:
+        """The offers of one instance type, one for each region and kind of rental."""
+        config = kind["configuration"]
+        for place in kind["availability"]:
+            rental = _RENTALS.get(place.get("rental_type", "on_demand"))
+            if not place["available"] or rental is None:
+                continue
+            if self.account.allows(str(place["region"])):
+                yield Offer(
+                    provider="shadeform",
+                    region=str(place["region"]),
+                    instance_type=f"{kind['cloud']}.{kind['shade_instance_type']}",
+                    accelerator=known.accelerator.name,
+                    accelerator_count=int(config["num_gpus"]),
+                    accelerator_memory_mib=known.memory_mib or 0,
+                    vcpus=int(config["vcpus"]),
+                    memory_mib=int(config["memory_in_gb"]) * 1024,
+                    disk_gib=int(config["storage_in_gb"]),
+                    purchase=rental,
+                    rate=_rate(kind, place),
+                    architecture="arm64" if str(config["gpu_type"]).startswith(_ARM) else "x86_64",
+                    source="Shadeform API",
+                    as_of=self.account.now().date(),
+                )
+
+
+def _read_error(told: Json) -> tuple[str, str]:
+    """The code and the message of an error, whose form Shadeform does not document."""
+    message = next((told[name] for name in ("message", "error", "detail") if told.get(name)), told)
+    return str(told.get("code") or "error"), str(message)
+
+
+def _identify(kind: Json) -> KnownAccelerator | None:
+    config = kind["configuration"]
+    return identify(str(config["gpu_type"]), int(config["vram_per_gpu_in_gb"]) * 1024)
+
+
+def _rate(kind: Json, place: Json) -> HourlyRate:
+    """The price: of a spot instance in dollars, of any other in cents."""
+    if place.get("rental_type") == "spot":
+        return parse_rate(str(place["hourly_price"]))
+    return HourlyRate(int(kind["hourly_price"]) * _MICROS_PER_CENT)
+
+
+def _read(told: Json) -> CloudMachine:
+    status, address = str(told["status"]), told.get("ip")
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+    details = str(told.get("status_details") or "")
+    ended = told.get("deleted_at") if state is MachineState.ENDED else None
+    target = SshTarget(address=str(address), port=int(told.get("ssh_port") or 22))
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["name"]),
+        state=state,
+        address=address or None,
+        ssh=target if address else None,
+        created_at=datetime.fromisoformat(told["created_at"]),
+        ended_at=datetime.fromisoformat(ended) if ended else None,
+        preempted=details == "preempted",
+        reason="" if status in _QUIET else f"Shadeform reports: {status} {details}".rstrip(),
+    )

@@ -1,0 +1,52 @@
+"""The manifest of the Shadeform provider."""
+
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
+from cavvy.providers.vm.keys import ApiKeySource
+
+KEYS = ApiKeySource(
+    provider="shadeform",
+    variables=("SHADEFORM_API_KEY",),
+    files=("~/.shadeform/api_key",),
+    made_at="https://platform.shadeform.ai/settings/api",
+)
+_REFERENCE = "https://docs.shadeform.ai/api-reference/instances"
+
+MANIFEST = make_manifest(
+    "shadeform",
+    "Shadeform",
+    machine="an instance",
+    rights="an API key of the account; Shadeform's documentation describes no narrower rights",
+    unsupported={
+        Feature.CAPACITY: "Shadeform reports whether a region has an instance type, but not how "
+        f"many ({_REFERENCE}/instances-types)",
+        Feature.SELF_END: "Shadeform bills an instance until its API deletes it "
+        f"({_REFERENCE}/instances-delete), and an API key that could do so may delete all "
+        "instances of the account, so nodes get none",
+        Feature.VOLUMES: "Shadeform's volumes cannot be attached yet; copy from and to a bucket "
+        "(https://docs.shadeform.ai/guides/attachvolume)",
+        Feature.NETWORK: "Shadeform's API does not report the speed of the network "
+        f"({_REFERENCE}/instances-types)",
+        Feature.DISK: f"the size of the disk depends on the instance type ({_REFERENCE}/"
+        "instances-create)",
+        Feature.NOTICE: "Shadeform shows the deadline of a spot instance in its API only, not on "
+        "the instance (https://docs.shadeform.ai/guides/spotinstances)",
+    },
+    settings=(
+        KEYS.setting(),
+        text(
+            "clouds",
+            "The clouds to use, by Shadeform's names, separated by commas, such as `hyperstack, "
+            "lambdalabs`. The default is all clouds.",
+        ),
+        text("regions", "The regions to use, separated by commas. The default is all regions."),
+        text(
+            "os",
+            "The operating system of instances, by Shadeform's name. The default is what "
+            "Shadeform chooses for the instance type.",
+        ),
+        reach_setting(),
+    ),
+    endpoint="https://api.shadeform.ai/v1",
+)

@@ -1,0 +1,157 @@
+"""The Shadeform provider keeps the contract, on a stand-in that checks every request against
+Shadeform's documentation.
+"""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.contract.shadeform_stand_in import ShadeformStandIn
+from tests.proofs import Proof
+
+from cavvy.domain.offers import Purchase
+from cavvy.providers import shadeform
+from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
+from cavvy.providers.registry import check_settings
+from cavvy.providers.shadeform.cloud import ShadeformCloud, _read
+from cavvy.providers.shadeform.manifest import MANIFEST
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    MachineState,
+    SshTarget,
+    read_fault,
+)
+
+PROOF = Proof("shadeform", False, "a strict stand-in for Shadeform's API")
+# The example "Active Response" of https://docs.shadeform.ai/getting-started/quickstart.
+EXAMPLE = {
+    "id": "1dc915dd-8899-4b4f-862a-f63fb2b3dc3d",
+    "cloud": "massedcompute",
+    "region": "us-central-1",
+    "shade_instance_type": "A6000_plus",
+    "cloud_instance_type": "gpu_1x_A6000_high_perf",
+    "cloud_assigned_id": "eca4defe-32f3-4f96-ab23-dc67220c8510",
+    "shade_cloud": True,
+    "name": "quickstart",
+    "configuration": {
+        "memory_in_gb": 64,
+        "storage_in_gb": 256,
+        "vcpus": 12,
+        "num_gpus": 1,
+        "gpu_type": "A6000",
+        "interconnect": "pcie",
+        "os": "ubuntu22.04_cuda12.2_shade_os",
+        "vram_per_gpu_in_gb": 48,
+    },
+    "ip": "123.12.24.32",
+    "ssh_user": "shadeform",
+    "ssh_port": 22,
+    "status": "active",
+    "status_details": "",
+    "cost_estimate": "0.0008306021",
+    "hourly_price": 57,
+    "created_at": "2024-04-02T01:58:24.118626Z",
+    "deleted_at": None,
+}
+
+
+class TestShadeform(RestContract):
+    package, traits, stand_in = shadeform, ShadeformCloud.traits, ShadeformStandIn
+
+    def test_offers_have_live_prices_and_unknown_gpus_are_reported(
+        self, account: RestPlace
+    ) -> None:
+        provider = account.provider("ours", regions="us-central-1")
+        found = {
+            (each.instance_type, each.purchase): (
+                each.accelerator,
+                each.accelerator_count,
+                each.accelerator_memory_mib // 1024,
+                each.rate.micros_per_hour,
+                each.architecture,
+            )
+            for each in asyncio.run(provider.offers())
+        }
+        assert found == {
+            ("massedcompute.A6000_plus", Purchase.ON_DEMAND): ("A6000", 1, 48, 570_000, "x86_64"),
+            ("massedcompute.A6000_plus", Purchase.SPOT): ("A6000", 1, 48, 300_000, "x86_64"),
+            ("hyperstack.A100_80Gx8", Purchase.ON_DEMAND): ("A100", 8, 80, 10_800_000, "x86_64"),
+            ("lambdalabs.GH200", Purchase.ON_DEMAND): ("GH200", 1, 96, 1_490_000, "arm64"),
+        }
+        facts = dict(asyncio.run(provider.whoami()))
+        assert facts["unknown accelerators"] == "Z9000"
+
+    def test_the_setting_selects_clouds_and_only_free_places_are_offered(
+        self, account: RestPlace
+    ) -> None:
+        provider = account.provider("ours", clouds="hyperstack, massedcompute")
+        found = {
+            (each.instance_type, each.region)
+            for each in asyncio.run(provider.offers())
+            if each.purchase is Purchase.ON_DEMAND
+        }
+        assert found == {
+            ("massedcompute.A6000_plus", "us-central-1"),
+            ("massedcompute.A6000_plus", "canada-1"),
+            ("hyperstack.A100_80Gx8", "us-central-1"),
+        }
+
+    def test_a_spot_instance_that_shadeform_reclaims_is_preempted(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("spot", purchase=Purchase.SPOT)
+            assert account.api.asked[0]["rental_type"] == "spot"
+            taken = account.cloud.billed()[0]
+            account.cloud.change(taken.id, ended=account.cloud.time)
+            account.api.preempted.add(taken.id)
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+
+        asyncio.run(scenario())
+
+    def test_the_setting_selects_the_operating_system(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("one")
+            provider = account.provider("ours", os="ubuntu20.04_cuda12.0_shade_os")
+            await provider.launch(gang)
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+        assert account.api.asked[0]["os"] == "ubuntu20.04_cuda12.0_shade_os"
+
+    @pytest.mark.parametrize(
+        ("fault", "error"),
+        [
+            (CloudFault(409, "conflict", "The instance is out of capacity."), NoCapacity),
+            (CloudFault(400, "bad_request", "This type does not offer spot here"), NoCapacity),
+            (CloudFault(400, "bad_request", "name is invalid"), Refused),
+            (CloudFault(401, "unauthorized", "The API key is not available"), Refused),
+            (CloudFault(500, "internal", "Out of capacity"), TryAgain),
+        ],
+    )
+    def test_only_missing_capacity_lets_the_job_try_other_types(
+        self, account: RestPlace, fault: CloudFault, error: type[Exception]
+    ) -> None:
+        cloud = ShadeformCloud(check_settings(MANIFEST, {}), account.cloud.now)
+        assert type(read_fault(cloud, fault, "a launch", making=True)) is error
+        cloud.account.close()
+
+
+def test_the_documented_example_is_read() -> None:
+    assert _read(EXAMPLE) == CloudMachine(
+        id="1dc915dd-8899-4b4f-862a-f63fb2b3dc3d",
+        name="quickstart",
+        state=MachineState.RUNNING,
+        address="123.12.24.32",
+        ssh=SshTarget(address="123.12.24.32"),
+        created_at=datetime(2024, 4, 2, 1, 58, 24, 118626, tzinfo=UTC),
+    )
+
+
+def test_the_documented_example_of_a_pending_instance_is_read() -> None:
+    told = EXAMPLE | {"ip": None, "ssh_port": None, "status": "pending"}
+    machine = _read(told)
+    assert (machine.state, machine.ssh) == (MachineState.STARTING, None)
