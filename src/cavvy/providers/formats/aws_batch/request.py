@@ -1,0 +1,143 @@
+"""The requests of AWS Batch's RegisterJobDefinition and SubmitJob, from values.
+
+Limits are from the service model 2016-08-10 of botocore.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from math import ceil
+from typing import Any
+
+NAME_LENGTH = 128  # of letters, digits, hyphens and underscores
+ATTEMPTS = 10  # the maximum of a retry strategy
+_CONDITIONS = 5  # of a retry strategy
+_SHORTEST_S = 60  # the minimum of a time limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFolder:
+    """A folder of the machine, and where the container sees it."""
+
+    source: str
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRetries:
+    """When AWS Batch starts a job again. `attempts` includes the first. A job whose machine was
+    reclaimed is started again; `exit_codes` are the codes after which a job is started again, and
+    None means every code.
+    """
+
+    attempts: int = 1
+    exit_codes: Sequence[int] | None = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchJobRequest:
+    """What AWS Batch is asked for. With several nodes, the job is a multi-node parallel job, and
+    each node has one container.
+    """
+
+    name: str
+    queue: str
+    image: str
+    command: Sequence[str]
+    cpus: int
+    memory_mib: int
+    gpus: int = 0
+    nodes: int = 1
+    instance_type: str | None = None  # for several nodes; None if the queue decides
+    environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)  # variable -> ARN of the secret
+    folders: Sequence[HostFolder] = ()
+    job_role: str | None = None
+    execution_role: str | None = None
+    retries: BatchRetries = BatchRetries()
+    longest: timedelta | None = None  # for each attempt
+    priority: int | None = None  # 0 to 9999; only for queues with a fair-share policy
+    array: int | None = None  # the number of equal jobs, 2 to 10,000
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_job_definition(job: BatchJobRequest) -> dict[str, Any]:
+    """The arguments of RegisterJobDefinition."""
+    container = _make_container(job)
+    request: dict[str, Any] = {"jobDefinitionName": job.name}
+    if job.nodes == 1:
+        request |= {"type": "container", "containerProperties": container}
+    else:
+        if job.instance_type:
+            container["instanceType"] = job.instance_type
+        nodes = {
+            "numNodes": job.nodes,
+            "mainNode": 0,
+            "nodeRangeProperties": [{"targetNodes": "0:", "container": container}],
+        }
+        request |= {"type": "multinode", "nodeProperties": nodes}
+    request |= {"platformCapabilities": ["EC2"], "retryStrategy": _make_retries(job.retries)}
+    if job.longest is not None:
+        seconds = max(_SHORTEST_S, ceil(job.longest.total_seconds()))
+        request["timeout"] = {"attemptDurationSeconds": seconds}
+    if job.priority is not None:
+        request["schedulingPriority"] = job.priority
+    if job.tags:
+        request |= {"tags": dict(job.tags), "propagateTags": True}
+    return request
+
+
+def make_submission(job: BatchJobRequest) -> dict[str, Any]:
+    """The arguments of SubmitJob, for the newest revision of the job definition."""
+    request: dict[str, Any] = {
+        "jobName": job.name,
+        "jobQueue": job.queue,
+        "jobDefinition": job.name,
+    }
+    if job.array is not None:
+        request["arrayProperties"] = {"size": job.array}
+    return request
+
+
+def _make_container(job: BatchJobRequest) -> dict[str, Any]:
+    sizes = {"VCPU": job.cpus, "MEMORY": job.memory_mib, "GPU": job.gpus}
+    container: dict[str, Any] = {
+        "image": job.image,
+        "command": list(job.command),
+        "resourceRequirements": [
+            {"type": kind, "value": str(value)} for kind, value in sizes.items() if value
+        ],
+    }
+    parts = {
+        "environment": [{"name": name, "value": text} for name, text in job.environment.items()],
+        "secrets": [{"name": name, "valueFrom": arn} for name, arn in job.secrets.items()],
+        "volumes": [
+            {"name": f"folder-{number}", "host": {"sourcePath": each.source}}
+            for number, each in enumerate(job.folders)
+        ],
+        "mountPoints": [
+            {
+                "sourceVolume": f"folder-{number}",
+                "containerPath": each.path,
+                "readOnly": each.read_only,
+            }
+            for number, each in enumerate(job.folders)
+        ],
+        "jobRoleArn": job.job_role,
+        "executionRoleArn": job.execution_role,
+    }
+    return container | {key: value for key, value in parts.items() if value}
+
+
+def _make_retries(retries: BatchRetries) -> dict[str, Any]:
+    strategy: dict[str, Any] = {"attempts": min(retries.attempts, ATTEMPTS)}
+    if retries.exit_codes is None or retries.attempts == 1:
+        return strategy
+    codes = list(retries.exit_codes)[: _CONDITIONS - 2]
+    strategy["evaluateOnExit"] = [
+        {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the machine was reclaimed or lost
+        *({"onExitCode": str(code), "action": "RETRY"} for code in codes),
+        {"onReason": "*", "action": "EXIT"},
+    ]
+    return strategy

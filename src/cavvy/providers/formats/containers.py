@@ -1,0 +1,52 @@
+"""The container of a task for services that take a size instead of an instance type."""
+
+from dataclasses import dataclass
+
+from cavvy.domain.tasks import Task, Volume, VolumeKind
+from cavvy.providers.batch.export import list_variables
+from cavvy.providers.formats.machines import Machine, count_accelerators
+
+# The share of a machine's memory that a container can use; the rest is for the system and for the
+# agent of the service.
+_USABLE_MEMORY = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSize:
+    """What a container reserves on its machine."""
+
+    cpus: int
+    memory_mib: int
+    accelerators: int
+
+
+def choose_size(task: Task, machine: Machine | None) -> ContainerSize:
+    """The size that the task requests. Values that the task does not request are those of the
+    machine if it has accelerators or if the task names its type; otherwise one CPU and 2 GiB for
+    each CPU.
+    """
+    need = task.resources
+    offer = machine.offer if machine else None
+    whole = offer is not None and bool(need.accelerators or need.instance)
+    cpus = round(need.cpus_min or (offer.vcpus if offer and whole else 1)) or 1
+    memory = need.least_memory_mib(cpus)
+    if not memory:
+        memory = int(offer.memory_mib * _USABLE_MEMORY) if offer and whole else 2048 * cpus
+    count = machine.accelerators if machine and whole else count_accelerators(need)
+    return ContainerSize(cpus=cpus, memory_mib=memory, accelerators=count)
+
+
+def list_container_variables(task: Task, accelerators: int) -> dict[str, str]:
+    """The variables of a container, except those for the rank and the addresses."""
+    return {**list_variables(task, task.nodes), "NPROC_PER_NODE": str(accelerators or 1)}
+
+
+def list_host_volumes(task: Task) -> list[Volume]:
+    """The volumes that are folders of the machine."""
+    return [
+        each for each in task.volumes if each.kind is VolumeKind.HOST and each.path.startswith("/")
+    ]
+
+
+# Lines of a program for a job with one node.
+ALONE = ("export MASTER_ADDR=127.0.0.1 NODE_RANK=0 CAVVY_HOSTS=127.0.0.1",)

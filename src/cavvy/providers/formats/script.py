@@ -1,0 +1,20 @@
+"""Writes a shell script that sends requests to a service with the service's own command."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cavvy.domain.tasks import Task
+from cavvy.providers.batch.export import here_document
+from cavvy.providers.formats.notes import write_comments
+from cavvy.providers.formats.yaml_text import dump_yaml
+
+
+def write_script(
+    name: str, task: Task, notes: Sequence[str], calls: Sequence[tuple[str, Any]]
+) -> str:
+    """A script with comments at the top, and one command for each request. The command reads its
+    request, as YAML, from its standard input.
+    """
+    lines = ["#!/bin/bash", *write_comments(name, task, notes), "set -euo pipefail"]
+    lines += [f"{command} {here_document(dump_yaml(request))}" for command, request in calls]
+    return "\n".join(lines) + "\n"
