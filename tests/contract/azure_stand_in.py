@@ -26,6 +26,7 @@ SIZES: dict[str, tuple[float, float | None, dict[str, str]]] = {
     "Standard_NP10s": (1.65, None, {"vCPUs": "10", "MemoryGB": "168"}),
     "Standard_NV36ads_A10_v5": (3.2, 0.64, {"vCPUs": "36", "MemoryGB": "440", "GPUs": "1"}),
     "Standard_NV6ads_A10_v5": (0.454, 0.09, {"vCPUs": "6", "MemoryGB": "55", "GPUs": "1"}),
+    "Standard_NV4as_v4": (0.233, 0.05, {"vCPUs": "4", "MemoryGB": "14", "GPUs": "1"}),
     "Standard_NC40ads_Z9000_v9": (9.0, 4.0, {"vCPUs": "40", "MemoryGB": "320", "GPUs": "1"}),
     "Standard_L8s_v3": (0.624, 0.2, {"vCPUs": "8", "MemoryGB": "64"}),  # not selected
 }

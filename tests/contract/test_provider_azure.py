@@ -156,10 +156,14 @@ class TestAzure(RestContract):
             ("Standard_NP10s", "on-demand"): ("U250", 1, 64, 1.65),
             ("Standard_NV36ads_A10_v5", "on-demand"): ("A10", 1, 24, 3.2),
             ("Standard_NV36ads_A10_v5", "spot"): ("A10", 1, 24, 0.64),
+            ("Standard_NV6ads_A10_v5", "on-demand"): ("A10", 1, 4, 0.454),
+            ("Standard_NV6ads_A10_v5", "spot"): ("A10", 1, 4, 0.09),
         }
+        parts = {o.instance_type: o.accelerators_text for o in asyncio.run(provider.offers())}
+        assert parts["Standard_NV6ads_A10_v5"] == "1/6"
         facts = dict(asyncio.run(provider.whoami()))
         assert facts["sizes not offered"] == (
-            "Standard_NC40ads_Z9000_v9, Standard_NV6ads_A10_v5 has 1/6 of an A10"
+            "Standard_NC40ads_Z9000_v9, Standard_NV4as_v4 has 1/8 of an MI25"
         )
 
     def test_prices_are_kept_while_the_list_does_not_answer(self, account: AzurePlace) -> None:

@@ -321,6 +321,7 @@ class AzureCloud:
             accelerator=size.accelerator,
             accelerator_count=size.count,
             accelerator_memory_mib=size.accelerator_memory_mib,
+            accelerator_part=size.accelerator_part,
             vcpus=size.vcpus,
             memory_mib=size.memory_mib,
             network_mbps=size.network_mbps,

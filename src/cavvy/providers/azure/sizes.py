@@ -18,12 +18,9 @@ GENERAL = (
     "Standard_F[0-9]s_v2",
     "Standard_F[0-9][0-9]s_v2",
 )
-# The parts of a GPU that sizes have. Azure's list reports a whole GPU for these sizes.
-# https://learn.microsoft.com/azure/virtual-machines/sizes/overview#gpu-accelerated
-PARTS = {
-    "Standard_NV6ads_A10_v5": "1/6 of an A10",
-    "Standard_NV12ads_A10_v5": "1/3 of an A10",
-    "Standard_NV18ads_A10_v5": "1/2 of an A10",
+# Azure's list reports a whole GPU for these sizes, which have a part of a GPU that the catalog does
+# not know. https://learn.microsoft.com/azure/virtual-machines/sizes/overview#gpu-accelerated
+_UNKNOWN_PARTS = {
     "Standard_NV4as_v4": "1/8 of an MI25",
     "Standard_NV8as_v4": "1/4 of an MI25",
     "Standard_NV16as_v4": "1/2 of an MI25",
@@ -48,6 +45,7 @@ class AzureSize:
     accelerator: str | None = None
     count: int = 0
     accelerator_memory_mib: int = 0
+    accelerator_part: float = 1.0
     network_mbps: int | None = None
     spot: bool = False
     why_not: str = ""
@@ -81,8 +79,8 @@ def _read(told: Json, find_instance: FindInstance) -> AzureSize:
     accelerated = name.startswith(_ACCELERATED) or int(can.get("GPUs", 0)) > 0
     chip, count, memory = _find_chip(name, can, known) if accelerated else (None, 0, 0)
     why_not = ""
-    if name in PARTS:
-        why_not = f"{name} has {PARTS[name]}"
+    if name in _UNKNOWN_PARTS:
+        why_not = f"{name} has {_UNKNOWN_PARTS[name]}"
     elif can.get("ConfidentialComputingType"):
         why_not = f"{name} needs a confidential machine"
     elif accelerated and chip is None:
@@ -95,6 +93,7 @@ def _read(told: Json, find_instance: FindInstance) -> AzureSize:
         accelerator=chip,
         count=count,
         accelerator_memory_mib=memory,
+        accelerator_part=known.accelerator_part if known else 1.0,
         network_mbps=known.network_mbps if known else None,
         spot=can.get("LowPriorityCapable") == "True",
         why_not=why_not,
