@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,13 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def pass_time(scene: Scene, length: timedelta) -> None:
+    """Let the time pass in small steps: one long step looks like a suspended computer."""
+    for _ in range(ceil(length / timedelta(seconds=30))):
+        await scene.place.wait(timedelta(seconds=30))
+        await asyncio.sleep(0.02)
+
+
 async def one_with_an_end(provider: VmProvider, gang: str) -> GangSeen:
     """Poll the gang until one of its nodes has ended: a poll skips a gang that the relay changes at
     the same time.
@@ -157,11 +165,9 @@ def test_a_machine_that_never_answers_is_deleted_and_its_node_has_ended(scene: S
         async with scene.server() as provider:
             await scene.launch(provider, replace(spec, nodes=2))
             await until(lambda: "vm-000001" in scene.machines.started)
-            await scene.place.wait(PATIENCE - 2 * BOOT)
-            for _ in range(20):
-                await asyncio.sleep(0.01)
+            await pass_time(scene, PATIENCE - 2 * BOOT)
             assert scene.place.billed() == 2
-            await scene.place.wait(2 * BOOT)
+            await pass_time(scene, 2 * BOOT)
             await until(lambda: scene.place.billed() == 1)
             await scene.place.wait(timedelta(minutes=2))
             seen = await one_with_an_end(provider, spec.name)
@@ -177,13 +183,30 @@ def test_a_machine_that_never_answers_is_deleted_and_its_node_has_ended(scene: S
     asyncio.run(scenario())
 
 
+def test_a_suspended_server_tries_again_before_it_deletes_a_machine(scene: Scene) -> None:
+    async def scenario() -> None:
+        async with scene.server() as provider:
+            await scene.launch(provider, spec)
+            await until(lambda: provider._reach and provider._reach._visits)
+            await scene.place.wait(2 * PATIENCE)  # the laptop slept
+            await pass_time(scene, timedelta(minutes=1))
+            assert scene.place.billed() == 1
+            scene.machines.silent.clear()  # its network is up again
+            await until(lambda: "vm-000001" in scene.machines.started)
+            assert scene.place.billed() == 1
+
+    scene.machines.silent.add("vm-000001")
+    spec = make_gang(scene.place)
+    asyncio.run(scenario())
+
+
 def test_an_unexpected_error_ends_only_the_machine_that_causes_it(scene: Scene) -> None:
     async def scenario() -> None:
         scene.machines.odd.add("vm-000001")
         async with scene.server() as provider:
             await scene.launch(provider, replace(spec, nodes=2))
             await until(lambda: "vm-000002" in scene.machines.started)
-            await scene.place.wait(PATIENCE)
+            await pass_time(scene, PATIENCE)
             await until(lambda: scene.place.billed() == 1)
             await scene.place.wait(timedelta(minutes=2))
             seen = await one_with_an_end(provider, spec.name)
@@ -220,7 +243,7 @@ def test_a_machine_without_an_address_is_deleted_too(scene: Scene) -> None:
             await provider.launch(spec)
             await scene.place.wait(BOOT)
             await until(lambda: provider._reach and provider._reach._visits)
-            await scene.place.wait(PATIENCE)
+            await pass_time(scene, PATIENCE)
             await until(lambda: scene.place.billed() == 0)
 
     spec = make_gang(scene.place)

@@ -39,8 +39,10 @@ from cavvy.providers.vm.records import VmGangRecord, VmNode
 _log = logging.getLogger(__name__)
 _FOLDER = "~/.cavvy-agent"  # on the machine
 _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,40}")
-# After a restart, the server tries for at least this long, however old the machine is.
+# After a restart or a suspension, the server tries for at least this long, however old the machine
+# is.
 _FIRST_TRIES = timedelta(minutes=2)
+_SUSPENDED = timedelta(minutes=1)
 _SOON_S, _CALM_S = 1.0, 15.0  # pause between two visits, before the agent runs and while it runs
 _LIST_S = 5.0  # interval between requests for addresses that are not known yet
 _IDLE_LIST_S = 60.0  # interval after an error, while no machine is known
@@ -219,6 +221,7 @@ class VmReach:
     async def _tend(self, gang: str, machine: str) -> None:
         """Start the agent of a machine, then keep the machine connected until the agent ends."""
         began, wake = self._now(), asyncio.Event()
+        gaps = _ClockGaps(self._now)
         entry: ReachedMachine | None = None
         link: MachineLink | None = None
         try:
@@ -229,6 +232,8 @@ class VmReach:
                     entry = _entry(node, node.ssh)
                     link = self._open(entry, self._make_door(gang, node, node.ssh), wake)
                 wake.clear()
+                if gaps.were_long():  # this computer slept, and its network may not be up yet
+                    began = self._now()
                 ended = await self._step(gang, node, link, began)
                 if ended:
                     with suppress(ProviderError):  # repeated until the node has ended
@@ -368,6 +373,22 @@ class VmReach:
     def _pack_agent(self) -> Bundle | None:
         make = self._context.agent_archive
         return None if make is None else make_bundle(make(), ".pyz")
+
+
+class _ClockGaps:
+    """Notices that the computer was suspended: the time of day went on, and the event loop's clock
+    did not.
+    """
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now, self._clock = now, asyncio.get_running_loop().time
+        self._last = (now(), self._clock())
+
+    def were_long(self) -> bool:
+        """True if the computer was suspended for over a minute since the last call."""
+        (day, ticks), self._last = self._last, (self._now(), self._clock())
+        passed = timedelta(seconds=self._last[1] - ticks)
+        return self._last[0] - day - passed > _SUSPENDED
 
 
 def _entry(node: VmNode, target: SshTarget) -> ReachedMachine:
