@@ -34,14 +34,15 @@ _OUR_TEXT = re.compile(r"cv-[\w-]+|cavvy[:-][\w:-]+")
 # The replies to these calls describe products, which are the same for all customers.
 _PRODUCTS = re.compile(
     r"GET /(?:\S*/)?(?:plans|os|sizes|instance-types|instance-availability|flavors|pricebook|gpus"
-    r"|datacenters|types|skus|machineTypes|acceleratorTypes|regions|zones)(?:\?|$)"
+    r"|datacenters|types|machine-types-2|public-images|skus|machineTypes|acceleratorTypes|regions"
+    r"|zones)(?:\?|$)"
     r"|\S+ ec2 describe_(?:instance_types|instance_type_offerings|spot_price_history|regions"
     r"|availability_zones)$|\S+ (?:pricing|service-quotas|ssm) ",
 )
 _EC2 = re.compile(r"\S+ ec2 ")
 # The objects in the replies to these calls have names that their owner chose. The provider needs
 # to see that such objects exist, so all their texts and numbers are masked.
-_CHOICES = re.compile(r"GET /(?:\S*/)?(?:ssh-keys|keypairs|environments)(?:\?|$)")
+_CHOICES = re.compile(r"GET /(?:\S*/)?(?:ssh-keys|keypairs|environments|projects)(?:\?|$)")
 # Fields whose values are kept, without "_" and "-" and in lower case.
 _KEPT_FIELDS = """
     id instanceid instanceids imageid vpcid subnetid groupid volumeid allocationid reservationid

@@ -1,0 +1,187 @@
+"""Calls CUDO Compute's API, version 1 (https://www.cudocompute.com/docs/api).
+
+A machine type is a kind of host. The caller selects the numbers of GPUs and vCPUs and the memory of
+a machine; an instance type contains them, such as "2x16x64.epyc-milan-rtx-a6000" for 2 GPUs, 16
+vCPUs and 64 GiB. The id of a machine is its name.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from cavvy.catalog.accelerators import KnownAccelerator, identify
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import parse_rate
+from cavvy.providers.base import Refused
+from cavvy.providers.cudo.manifest import KEYS
+from cavvy.providers.vm.account import RestAccount, keep_ours
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+    SshTarget,
+)
+from cavvy.providers.vm.rest import Json
+
+_STATES = {  # the API's `VmState`; all others belong to machines that run
+    "PENDING": MachineState.STARTING,
+    "CLONING": MachineState.STARTING,
+    "RECREATING": MachineState.STARTING,
+    "STARTING": MachineState.STARTING,
+    "STOPPED": MachineState.STOPPED,
+    "SUSPENDED": MachineState.STOPPED,
+    "FAILED": MachineState.STOPPED,
+    "DELETING": MachineState.ENDED,
+    "DELETED": MachineState.ENDED,
+}
+_QUIET = ("PENDING", "STARTING", "ACTIVE")
+# The API does not describe its errors for missing capacity; these words are assumptions.
+_FULL = re.compile(r"capacity|available|resources|no host", re.IGNORECASE)
+_COUNTS = (1, 2, 4, 8)  # numbers of GPUs of the machines that are offered
+_IMAGE = re.compile(r"ubuntu-\d+-nvidia-\d+.*")
+_TYPE = re.compile(r"(\d+)x(\d+)x(\d+)\.(.+)")  # of an instance type
+
+
+class CudoCloud:
+    """Implements `Cloud`."""
+
+    # CUDO does not document the longest id, the longest script and the listing lag: these values
+    # are assumptions.
+    traits = CloudTraits(name_limit=63, user_data_limit=65536, list_lag=timedelta(minutes=1))
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self.account = RestAccount(settings, now, KEYS, _read_error)
+        self._api = self.account.api
+        self._project = str(settings.get("project") or "")
+
+    async def offers(self) -> Sequence[Offer]:
+        told = (await self._api.get("/vms/machine-types-2"))["machineTypes"]
+        kinds = [each for each in told if each.get("gpuModel")]
+        self.account.note_unknown(
+            str(each["gpuModel"]) for each in kinds if identify(str(each["gpuModel"])) is None
+        )
+        return [
+            offer
+            for each in kinds
+            if (known := identify(str(each["gpuModel"])))
+            and self.account.allows(str(each["dataCenterId"]))
+            for offer in self._list_offers(each, known)
+        ]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        kind = _TYPE.fullmatch(request.offer.instance_type)
+        if kind is None:
+            raise CloudFault(400, "unknown instance type", request.offer.instance_type)
+        body = {
+            "vmId": request.names[0],
+            "dataCenterId": request.offer.region,
+            "machineType": kind[4],
+            "gpus": int(kind[1]),
+            "vcpus": int(kind[2]),
+            "memoryGib": int(kind[3]),
+            "bootDisk": {"sizeGib": int(self.account.settings["disk_gib"])},
+            "bootDiskImageId": await self._choose_image(),
+            "startScript": request.user_data[0],
+            "sshKeySource": "SSH_KEY_SOURCE_NONE",
+            "customSshKeys": [request.public_key] if request.public_key else [],
+        }
+        told = await self._api.send("POST", f"{await self._root()}/vm", body)
+        return [str(told["id"])]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        found = (await self._api.get(f"{await self._root()}/vms"))["VMs"]
+        return [_read(each) for each in keep_ours(found, "id")]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        return _read((await self._api.get(f"{await self._root()}/vms/{machine}"))["VM"])
+
+    async def delete(self, machine: str) -> None:
+        await self._api.send("POST", f"{await self._root()}/vms/{machine}/terminate")
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+
+    async def _root(self) -> str:
+        """The path of the project. Raises Refused if it is not known."""
+        if not self._project:
+            projects = [str(each["id"]) for each in (await self._api.get("/projects"))["projects"]]
+            if len(projects) != 1:
+                raise Refused(
+                    f"[providers.cudo] project: set it, since the account has {len(projects)} "
+                    "projects"
+                )
+            self._project = projects[0]
+        return f"/projects/{self._project}"
+
+    async def _choose_image(self) -> str:
+        if wanted := str(self.account.settings.get("image") or ""):
+            return wanted
+        told = (await self._api.get("/vms/public-images"))["images"]
+        fit = [str(each["id"]) for each in told if _IMAGE.fullmatch(str(each["id"]))]
+        if not fit:
+            raise Refused("[providers.cudo] image: CUDO lists no Ubuntu image with NVIDIA's driver")
+        return max(fit, key=lambda name: ([int(n) for n in re.findall(r"\d+", name)], name))
+
+    def _list_offers(self, kind: Json, known: KnownAccelerator) -> Iterator[Offer]:
+        """The offers of one machine type in one data center: one for each number of GPUs."""
+        disk_gib = int(self.account.settings["disk_gib"])
+        for gpus in _COUNTS:
+            vcpus, memory_gib = self._fit(kind, gpus)
+            needs = {"Gpu": gpus, "Vcpu": vcpus, "MemoryGib": memory_gib, "StorageGib": disk_gib}
+            if any(int(kind[f"max{name}Free"]) < need for name, need in needs.items()):
+                continue
+            parts = {"gpu": gpus, "vcpu": vcpus, "memoryGib": memory_gib}
+            parts |= {"minStorageGib": disk_gib, "ipv4": 1}
+            usd = sum(Decimal(kind[f"{name}PriceHr"]["value"]) * n for name, n in parts.items())
+            yield Offer(
+                provider="cudo",
+                region=str(kind["dataCenterId"]),
+                instance_type=f"{gpus}x{vcpus}x{memory_gib}.{kind['machineType']}",
+                accelerator=known.accelerator.name,
+                accelerator_count=gpus,
+                accelerator_memory_mib=known.accelerator.memory[-1].mib,
+                vcpus=vcpus,
+                memory_mib=memory_gib * 1024,
+                disk_gib=disk_gib,
+                rate=parse_rate(usd),
+                architecture="x86_64",
+                source="CUDO API",
+                as_of=self.account.now().date(),
+            )
+
+    def _fit(self, kind: Json, gpus: int) -> tuple[int, int]:
+        """The vCPUs and the GiB of memory of a machine with that many GPUs: those of the settings,
+        within the limits of the machine type.
+        """
+        vcpus = int(self.account.settings["gpu_vcpus"]) * gpus
+        vcpus = min(vcpus, math.floor(kind["maxVcpuPerGpu"] * gpus))
+        vcpus = max(vcpus, math.ceil(kind["minVcpuPerGpu"] * gpus), math.ceil(kind["minVcpu"]))
+        memory_gib = int(self.account.settings["gpu_memory_gib"]) * gpus
+        if least := kind["minVcpuPerMemoryGib"]:
+            memory_gib = min(memory_gib, math.floor(vcpus / least))
+        if most := kind["maxVcpuPerMemoryGib"]:
+            memory_gib = max(memory_gib, math.ceil(vcpus / most))
+        return vcpus, max(memory_gib, math.ceil(kind["minMemoryGib"]))
+
+
+def _read_error(told: Json) -> tuple[str, str]:
+    return told["code"], told["message"]
+
+
+def _read(told: Json) -> CloudMachine:
+    status = str(told["state"])
+    public, private = told.get("externalIpAddress"), told.get("internalIpAddress")
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["id"]),
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        address=private or public or None,
+        ssh=SshTarget(address=str(public)) if public else None,
+        created_at=datetime.fromisoformat(told["createTime"]),
+        reason="" if status in _QUIET else f"CUDO reports: {status}",
+    )

@@ -1,0 +1,74 @@
+"""The manifest of the CUDO Compute provider."""
+
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
+from cavvy.providers.vm.keys import ApiKeySource
+
+KEYS = ApiKeySource(
+    provider="cudo",
+    variables=("CUDO_API_KEY",),
+    made_at="https://compute.cudo.org (API keys)",
+)
+_REFERENCE = "https://www.cudocompute.com/docs/api/virtual-machines"
+_TYPES = f"{_REFERENCE}/get-a-virtual-machine-type"
+
+MANIFEST = make_manifest(
+    "cudo",
+    "CUDO Compute",
+    machine="a machine",
+    rights="an API key of a user who may read the project and manage its virtual machines",
+    unsupported={
+        Feature.SPOT: f"CUDO sells on-demand and committed machines only ({_TYPES})",
+        Feature.CAPACITY: "CUDO reports how many GPUs, vCPUs and how much memory are free, but not "
+        f"how many machines fit ({_TYPES})",
+        Feature.SELF_END: "a machine is terminated by CUDO's API only "
+        f"({_REFERENCE}/create-a-virtual-machine), and an API key that could do so may terminate "
+        "all machines of the project, so nodes get none",
+        Feature.VOLUMES: "CUDO's storage disks cannot be attached yet; copy from and to a bucket "
+        f"({_REFERENCE}/create-a-virtual-machine)",
+        Feature.NETWORK: f"CUDO's API does not report the speed of the network ({_TYPES})",
+        Feature.DISK: "the setting `disk_gib` selects the size of the disk for all machines "
+        f"({_REFERENCE}/create-a-virtual-machine)",
+        Feature.NOTICE: "CUDO's API describes no notice before a machine is reclaimed "
+        f"({_REFERENCE}/get-a-virtual-machine)",
+    },
+    settings=(
+        KEYS.setting(),
+        text("project", "The project of the machines. The default is the account's only project."),
+        text(
+            "regions", "The data centers to use, separated by commas. The default is all of them."
+        ),
+        text(
+            "image",
+            "The public image of machines, by id. The default is the newest Ubuntu image with "
+            "NVIDIA's driver.",
+        ),
+        number(
+            "gpu_vcpus",
+            "The vCPUs of a machine for each GPU, unless the machine type requires more or fewer.",
+            unit="vCPUs",
+            default=8,
+            minimum=1,
+            whole=True,
+        ),
+        number(
+            "gpu_memory_gib",
+            "The memory of a machine for each GPU, unless the machine type requires more or less.",
+            unit="GiB",
+            default=32,
+            minimum=1,
+            whole=True,
+        ),
+        number(
+            "disk_gib",
+            "The size of a machine's disk.",
+            unit="GiB",
+            default=100,
+            minimum=10,
+            whole=True,
+        ),
+        reach_setting(),
+    ),
+    endpoint="https://rest.compute.cudo.org/v1",
+)

@@ -1,0 +1,166 @@
+"""A strict stand-in for CUDO Compute's API 1 over a cloud in memory: an HTTP server that refuses
+requests which CUDO's own Python package (`cudo-compute` 0.3.6) and its reference
+(https://www.cudocompute.com/docs/api, read in November 2026) do not allow.
+
+Neither describes the errors for missing capacity and taken ids, or the limits of ids and scripts;
+these are assumptions. Errors have the form of the package's model `Status`.
+"""
+
+import re
+from typing import Any
+
+from tests.contract.rest_stand_in import (
+    RestRequest,
+    RestServer,
+    RestStandIn,
+    flag,
+    list_of,
+    one_of,
+    text,
+    wrong_field,
+)
+from tests.contract.vm_cloud import MemoryCloud
+
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+
+CENTERS = ("no-luster-1", "gb-bournemouth-1")
+# GPU, free GPUs, vCPUs per GPU and per GiB (least and most), USD an hour of GPU, vCPU, GiB of memory
+TYPES = {
+    "epyc-milan-rtx-a6000": ("RTX A6000", 4, (1, 16), (0.125, 1), ("0.45", "0.0025", "0.0036")),
+    "sapphire-rapids-h100": ("H100 SXM", 8, (12, 12), (0.1, 0.1), ("2.25", "0.0035", "0.0045")),
+    "next": ("Z9000", 8, (1, 16), (0.1, 1), ("9.99", "0.01", "0.01")),
+    "epyc-rome": ("", 0, (0, 0), (0.25, 1), ("0", "0.0025", "0.0036")),
+}
+IMAGES = (
+    "debian-12",
+    "ubuntu-2204-nvidia-535-docker-v20240214",
+    "ubuntu-2404",
+    "ubuntu-2404-nvidia-550-docker-v20250301",
+)
+_PROJECT = "my-project"
+_FIELDS = {
+    "vmId": text(63, r"[a-z0-9][a-z0-9-]*"),
+    "dataCenterId": one_of(CENTERS),
+    "machineType": one_of(TYPES),
+    "gpus": lambda value: type(value) is int and value >= 0,
+    "vcpus": lambda value: type(value) is int and value > 0,
+    "memoryGib": lambda value: type(value) is int and value > 0,
+    "bootDisk": lambda value: wrong_field(value, _DISK, ["sizeGib"]) is None,
+    "bootDiskImageId": one_of(IMAGES),
+    "startScript": text(65536),
+    "sshKeySource": one_of(tuple(f"SSH_KEY_SOURCE_{each}" for each in ("PROJECT", "USER", "NONE"))),
+    "customSshKeys": list_of(text(8192, r"ssh-\S+ \S+.*")),
+    "metadata": lambda value: isinstance(value, dict),
+    "validateOnly": flag,
+}
+_DISK = {"sizeGib": lambda value: type(value) is int and value > 0, "id": text(63)}
+# the fields that the package's model `CreateVMBody` requires
+_REQUIRED = ("vmId", "dataCenterId", "machineType", "gpus", "vcpus", "memoryGib", "bootDiskImageId")
+_FAULTS = {"insufficient-capacity": CloudFault(400, "9", "no host available for this machine")}
+_STATES = {
+    MachineState.STARTING: "STARTING",
+    MachineState.RUNNING: "ACTIVE",
+    MachineState.STOPPED: "STOPPED",
+    MachineState.ENDED: "DELETING",
+}
+
+
+class CudoStandIn(RestStandIn):
+    """The API in front of a cloud in memory."""
+
+    root = "/v1"
+    key = "CUDO-TEST-KEY"
+    denied = CloudFault(401, "16", "unauthenticated")
+    faults, states = _FAULTS, _STATES
+
+    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
+        super().__init__(cloud, server)
+        self.asked: list[dict[str, Any]] = []  # the bodies of requests for machines
+        self.projects = [_PROJECT]
+
+    def describe(self, fault: CloudFault) -> object:
+        code = int(fault.code) if fault.code.isdecimal() else 2
+        return {"code": code, "message": fault.message or fault.code, "details": []}
+
+    def answer(self, request: RestRequest) -> tuple[int, object]:
+        match request.method, request.path.split("/")[1:]:
+            case "GET", ["vms", "machine-types-2"] if not request.query:
+                kinds = [_type(each, center) for each in TYPES for center in CENTERS]
+                return 200, {"machineTypes": kinds}
+            case "GET", ["vms", "public-images"] if not request.query:
+                return 200, {"images": [{"id": each, "platform": "linux"} for each in IMAGES]}
+            case "GET", ["projects"] if not request.query:
+                return 200, {"projects": [{"id": each} for each in self.projects]}
+            case "GET", ["projects", project, "vms"] if project == _PROJECT:
+                return 200, {"VMs": [self._show(each) for each in self.machines()] + self.others}
+            case "POST", ["projects", project, "vm"] if project == _PROJECT:
+                return 200, self._create(request.body)
+            case "GET", ["projects", project, "vms", name] if project == _PROJECT:
+                return 200, {"VM": self._show(self._find(name))}
+            case "POST", ["projects", project, "vms", name, "terminate"] if project == _PROJECT:
+                assert request.body is None
+                billed = [each.id for each in self.cloud.billed() if each.name == name]
+                self.end(billed[0] if billed else "none")
+                return 200, {}
+        raise CloudFault(404, "5", request.path)
+
+    def _find(self, name: str) -> CloudMachine:
+        ids = [each.id for each in self.cloud.machines if each.name == name]
+        return self.machine(ids[-1] if ids else "none")
+
+    def _create(self, body: Any) -> dict[str, Any]:
+        """Start a machine. Raises the fault of a request that the reference forbids."""
+        if wrong := wrong_field(body, _FIELDS, _REQUIRED):
+            raise CloudFault(400, "3", f"invalid {wrong}")
+        _, free, per_gpu, per_gib, _ = TYPES[body["machineType"]]
+        gpus, vcpus, memory = body["gpus"], body["vcpus"], body["memoryGib"]
+        fits = per_gpu[0] * gpus <= vcpus <= per_gpu[1] * gpus
+        if gpus > free or not fits or not per_gib[0] * memory <= vcpus <= per_gib[1] * memory:
+            raise CloudFault(400, "3", "invalid size")
+        if body["vmId"] in [each.name for each in self.cloud.billed()]:
+            raise CloudFault(409, "6", "the id is taken")
+        self.start(body["vmId"], body["startScript"])
+        self.asked.append(body)
+        return {"id": body["vmId"], "vm": {"id": body["vmId"], "state": "PENDING"}}
+
+    def _show(self, machine: CloudMachine) -> dict[str, Any]:
+        assert machine.created_at is not None
+        return {
+            "id": machine.id if not machine.name else machine.name,
+            "datacenterId": CENTERS[0],
+            "machineType": "epyc-milan-rtx-a6000",
+            "externalIpAddress": "192.0.2.4" if machine.address else "",
+            "internalIpAddress": machine.address or "",
+            "memory": 32,
+            "vcpus": 8,
+            "gpuModel": "RTX A6000",
+            "gpuQuantity": 1,
+            "shortState": "runn",
+            "state": self.states[machine.state],
+            "createTime": machine.created_at.strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+            "metadata": {},
+        }
+
+
+def _type(name: str, center: str) -> dict[str, Any]:
+    gpu, free, per_gpu, per_gib, (gpu_usd, vcpu_usd, memory_usd) = TYPES[name]
+    prices = {"gpu": gpu_usd, "vcpu": vcpu_usd, "memoryGib": memory_usd}
+    prices |= {"minStorageGib": "0.0001", "ipv4": "0.0049"}
+    free_parts = {"Vcpu": 128, "MemoryGib": 1024, "Gpu": free, "StorageGib": 4000}
+    return {
+        "dataCenterId": center,
+        "machineType": name,
+        "cpuModel": "a CPU",
+        "gpuModel": gpu,
+        "gpuModelId": re.sub(r"\W", "-", gpu).lower(),
+        "minVcpuPerGpu": per_gpu[0],
+        "maxVcpuPerGpu": per_gpu[1],
+        "minVcpuPerMemoryGib": per_gib[0],
+        "maxVcpuPerMemoryGib": per_gib[1],
+        "renewableEnergy": True,
+        "minVcpu": 1,
+        "minMemoryGib": 1,
+        **{f"{part}PriceHr": {"value": usd} for part, usd in prices.items()},
+        **{f"max{part}Free": number for part, number in free_parts.items()},
+        **{f"total{part}Free": number for part, number in free_parts.items()},
+    }
