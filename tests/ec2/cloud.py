@@ -54,6 +54,7 @@ class Life:
     request: Mapping[str, str]  # as it was made
     reservation: str
     groups: Sequence[str]
+    public: bool  # it was given a public address
     shut_at: datetime | None = None  # shutting down since
     taken_at: datetime | None = None  # will be interrupted
 
@@ -415,6 +416,7 @@ class Cloud:
                 request=before,
                 reservation=reservation.id,
                 groups=list_groups(before),
+                public=bool(instance.public_ip),
             )
             instance.lifecycle = "spot" if market == "spot" else None
             instance.reserved = params.get(

@@ -39,6 +39,7 @@ class Disk:
     tags: dict[str, str]
     made_at: datetime
     host: Host | None = None
+    users: list[str] = field(default_factory=list)  # instances that it was attached to
     device: str = ""
     goes: bool = False  # with its instance
 
@@ -112,6 +113,7 @@ class Disks:
         if not device.startswith("/dev/sd") or any(each.device == device for each in self.of(host)):
             raise Answer("InvalidParameterValue", f"Invalid value '{device}' for unixDevice.")
         disk.host, disk.device, disk.goes = host, device, False
+        disk.users.append(host.id)
         self.plug(host, disk)
         return disk
 
@@ -130,6 +132,10 @@ class Disks:
 
     def of(self, host: Host) -> Iterator[Disk]:
         return (each for each in list(self.known.values()) if each.host is host)
+
+    def used_by(self, instance: str) -> list[Disk]:
+        """The volumes that were ever attached to an instance."""
+        return [each for each in self.ever if instance in each.users]
 
     def let_go(self, host: Host) -> None:
         """The instance is terminated."""

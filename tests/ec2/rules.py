@@ -2,6 +2,7 @@
 goes wrong.
 """
 
+import json
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -77,6 +78,15 @@ class Rules:
     # hourly price of a reservation without upfront payment, by region and type, then by its length
     commitments: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
     reserved: list[Reserved] = field(default_factory=list)
+    # USD per GiB and month, by volume type, and per address and hour
+    disk_prices: dict[str, str] = field(
+        default_factory=lambda: {
+            "gp2": "0.1000000000",
+            "gp3": "0.0800000000",
+            "sc1": "0.0150000000",
+        }
+    )
+    address_price: str = "0.0050000000"
     grants: Sequence[Grant] | None = None  # by IAM; None: everything is allowed
     fault: Fault | None = None
     page: int = 1000  # entries of a list that one answer has
@@ -139,6 +149,28 @@ def real_prices(rules: Rules, zone_ids: Mapping[str, str], at: datetime) -> None
             rules.on_demand[region, kind] = usd
         elif purchase == 2 and zone in zone_ids:
             rules.spot.append(SpotPrice(type=kind, zone=zone_ids[zone], at=at, usd=usd))
+
+
+def list_extras(rules: Rules, service: str) -> list[str]:
+    """The price list's products for disks (AmazonEC2), and for addresses among others
+    (AmazonVPC).
+    """
+    if service == "AmazonEC2":
+        return [
+            _product({"volumeApiName": kind, "usagetype": f"EBS:VolumeUsage.{kind}"}, "GB-Mo", usd)
+            for kind, usd in rules.disk_prices.items()
+        ]
+    return [
+        _product({"usagetype": "USE1-NatGateway-Hours"}, "Hrs", "0.0450000000"),
+        _product({"usagetype": "USE1-PublicIPv4:IdleAddress"}, "Hrs", "0.0070000000"),
+        _product({"usagetype": "USE1-PublicIPv4:InUseAddress"}, "Hrs", rules.address_price),
+    ]
+
+
+def _product(attributes: Mapping[str, str], unit: str, usd: str) -> str:
+    price = {"unit": unit, "pricePerUnit": {"USD": usd}}
+    terms = {"OnDemand": {"X.JRTCKXETXF": {"priceDimensions": {"X.JRTCKXETXF.6YS6EN2CT7": price}}}}
+    return json.dumps({"product": {"attributes": attributes}, "terms": terms})
 
 
 def allow_only(rules: Rules, policy: str) -> None:

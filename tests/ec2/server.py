@@ -19,7 +19,7 @@ from tests.ec2.cloud import Cloud, Life
 from tests.ec2.grants import TAG, Target, permits, permits_role, permits_tags
 from tests.ec2.launches import list_tagged
 from tests.ec2.pages import cut_json, cut_xml
-from tests.ec2.rules import TYPES, Answer
+from tests.ec2.rules import TYPES, Answer, list_extras
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 _NS = "http://ec2.amazonaws.com/doc/2016-11-15/"
@@ -470,6 +470,9 @@ class Front:
 
     def _tell_GetProducts(self, region: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         wanted = {each["Field"]: each["Value"] for each in asked["Filters"]}
+        if asked["ServiceCode"] == "AmazonVPC" or wanted.get("productFamily") == "Storage":
+            listed = list_extras(self.cloud.rules, asked["ServiceCode"])
+            return {"FormatVersion": "aws_v1", "PriceList": listed}
         assert wanted["operatingSystem"] == "Linux"
         found = []
         for (where, kind), usd in self.cloud.rules.on_demand.items():
@@ -593,6 +596,7 @@ def _show_instance(life: Life) -> str:
         "amiLaunchIndex": life.index,
         "launchTime": _time(life.launched_at),
         "privateIpAddress": told.private_ip,
+        "ipAddress": told.public_ip if life.public and life.lives else "",
         "rootDeviceName": "/dev/xvda",
         "reason": getattr(told, "_reason", ""),
         "instanceLifecycle": "spot" if life.market == "spot" else "",

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.contract.test_provider_aws import make_node_endpoint
+from tests.ec2.bills import price_extras
 from tests.ec2.cloud import Cloud, Life
 from tests.ec2.direct import Direct
 from tests.ec2.rules import Hours, allow_only
@@ -236,10 +237,11 @@ async def check_jobs(cloud: Cloud, store: MemoryStore, ids: list[str]) -> Mappin
             for life in cloud.of(attempt.gang):
                 assert life.shut_at is not None
                 rate = spot[life.type, life.zone] if life.market == "spot" else attempt.offer.rate
-                length = life.shut_at.replace(microsecond=0) - life.launched_at.replace(
-                    microsecond=0
+                began, ended = (
+                    at.replace(microsecond=0) for at in (life.launched_at, life.shut_at)
                 )
-                exact += rate.over(max(MINUTE, length)).micros
+                exact += rate.over(max(MINUTE, ended - began)).micros
+                exact += round(price_extras(cloud, life, began, ended))
         billed = sum(charge.amount.micros for charge in charges)
         assert abs(billed - exact) <= len(charges), (job.name, billed, exact)
     return gangs

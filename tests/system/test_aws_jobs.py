@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.test_provider_aws import PROOF
+from tests.ec2.bills import price_extras
 from tests.ec2.machines import Ec2, ec2_at
 from tests.ec2.rules import allow_only
 from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
@@ -191,6 +192,10 @@ def check_bill(ec2: Ec2, user: User, job: str) -> None:
     charged = [(moment(c["since"]), moment(c["until"])) for c in own]
     assert sorted(charged) == sorted((began, ended) for began, ended, _ in lives)
     exact = sum(rate.over(max(MINUTE, ended - began)).micros for began, ended, rate in lives)
+    spans = zip(ec2.cloud.history, lives, strict=True)
+    extras = [price_extras(ec2.cloud, life, began, ended) for life, (began, ended, _) in spans]
+    exact += round(sum(extras))
+    assert "disk" in {charge["kind"] for charge in charges}
     assert abs(sum(charge["amount_micros"] for charge in charges) - exact) <= len(charges)
 
 

@@ -1,5 +1,7 @@
 """The bill of a gang: until its end, until its last sighting, and what may be missing from it."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -13,15 +15,16 @@ from cavvy.control.decide.bills import (
     accrue,
     audit_bill,
     close_bill,
+    closing_charges,
     paid_time,
     spending,
 )
 from cavvy.control.decide.looks import GangLook, after_look, look_interval
 from cavvy.control.decide.rows import JobRows
 from cavvy.domain.events import Charge, ChargeKind, replace_charges
-from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
+from cavvy.domain.gangs import GangSeen, GangState, NodeExtra, NodeSeen
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
-from cavvy.domain.offers import Offer
+from cavvy.domain.offers import ExtraPrice, Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, Money
 
@@ -222,3 +225,79 @@ def test_an_audit_of_a_gang_that_was_handed_on_ends_where_the_next_attempt_began
     taken = replace(ATTEMPT, adopted_at=at(50), phase=AttemptPhase.ENDED, ended_at=at(90))
     found = audit_bill(taken, gang(node(0, 5, 90), state=GangState.ENDED), (charge(0, 50, 90),))
     assert found.verdict is BillVerdict.AGREES
+
+
+EXTRAS = (
+    ExtraPrice(kind=ChargeKind.DISK, name="ssd", price=Money(744_000)),  # January: 1000 an hour
+    ExtraPrice(kind=ChargeKind.ADDRESS, price=Money(3_600_000)),  # 1000 a second
+)
+WITH_EXTRAS = replace(ATTEMPT, nodes=1, offer=replace(OFFER, extras=EXTRAS))
+HAS = (
+    NodeExtra(kind=ChargeKind.DISK, name="ssd", units=3600),  # 1000 a second
+    NodeExtra(kind=ChargeKind.ADDRESS),
+)
+
+
+def kinds(charges: Iterable[Charge]) -> dict[ChargeKind, float]:
+    """What is charged by kind, in seconds at 1000 micro-dollars a second."""
+    found: Counter[ChargeKind] = Counter()
+    for each in charges:
+        found[each.kind] += each.amount.micros
+    return {kind: micros / 1000 for kind, micros in found.items()}
+
+
+def test_disks_and_addresses_are_billed_with_their_node() -> None:
+    told = gang(replace(node(0, 5, 45), extras=HAS), state=GangState.ENDED)
+    bill = close(after_look(NEW, told, at(99)), attempt=WITH_EXTRAS)
+    assert kinds(bill.charges) == {
+        ChargeKind.NODE: 40,
+        ChargeKind.DISK: 40,
+        ChargeKind.ADDRESS: 40,
+    }
+    verdict = audit_bill(WITH_EXTRAS, told, bill.charges)
+    assert verdict.verdict is BillVerdict.AGREES
+    missing = audit_bill(WITH_EXTRAS, told, bill.charges[:1])
+    assert missing.verdict is BillVerdict.DIFFERS
+
+
+def test_disks_and_addresses_count_for_the_budget() -> None:
+    look = after_look(NEW, gang(replace(node(0, 5), extras=HAS)), at(30))
+    running = replace(WITH_EXTRAS, phase=AttemptPhase.RUNNING)
+    job = Job(
+        id="j", project="p", name="j", task=Task(name="j", run="true"), submitted_at=T0, since=T0
+    )
+    rows = JobRows(job=job, attempts={1: running}, nodes={})
+    spent, rate = spending(rows, (), {running.gang: look}, at(35))
+    assert (spent, rate) == (Money(3 * 30_000), HourlyRate(3 * 3_600_000))
+
+
+def test_disks_and_addresses_of_a_forgotten_gang_are_billed_at_their_earlier_rates() -> None:
+    look = after_look(NEW, gang(replace(node(0, 5), extras=HAS)), at(30))
+    stored, _ = accrue(WITH_EXTRAS, look)
+    bill = close(NEW, attempt=WITH_EXTRAS, stored=stored)
+    assert kinds(bill.charges) == {
+        ChargeKind.NODE: 25,
+        ChargeKind.DISK: 25,
+        ChargeKind.ADDRESS: 25,
+    }
+    assert bill.unseen_end is not None
+    assert bill.unseen_end.more == Money(3 * 75_000)  # until now, and from the launch on
+
+
+def test_a_takeover_ends_the_charges_of_disks_and_addresses() -> None:
+    kept = replace(WITH_EXTRAS, phase=AttemptPhase.KEPT, kept_since=at(20))
+    look = after_look(NEW, gang(replace(node(0, 5), extras=HAS)), at(30))
+    stored, _ = accrue(kept, look)
+    closed = closing_charges(kept, stored, at(40))
+    assert closed is not None
+    assert kinds(closed) == {
+        ChargeKind.NODE: 15,
+        ChargeKind.KEPT: 20,
+        ChargeKind.DISK: 35,
+        ChargeKind.ADDRESS: 35,
+    }
+    taken = replace(WITH_EXTRAS, id="k-1", adopted_at=at(40))
+    told = gang(replace(node(0, 5, 60), extras=HAS), state=GangState.ENDED)
+    bill = close(after_look(NEW, told, at(70)), attempt=taken)
+    assert kinds(bill.charges)[ChargeKind.DISK] == 20
+    assert closing_charges(kept, [each for each in stored if each.kind.is_extra], at(40)) is None

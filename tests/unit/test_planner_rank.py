@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
@@ -269,6 +270,23 @@ def test_too_few_retries_for_the_expected_preemptions_are_said() -> None:
     task = replace(task, retry=Retry(preemption=2))
     (placement,) = rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)
     assert any("the 2 that retry.preemption allows" in note for note in placement.notes)
+
+
+def test_disks_and_addresses_are_part_of_the_cost() -> None:
+    """A cheap machine with a dear disk comes after a dearer machine without one."""
+    disk = ExtraPrice(kind=ChargeKind.DISK, name="ssd", price=Money(7_300_000), usual=100)
+    cheap = replace(make_offer("cheap", 1), extras=(disk,))  # a dollar an hour for the disk
+    plain = make_offer("plain", 1.5)
+    for work in (None, SLOW_DEAR):
+        best, second = rank(make_task(work, nodes=2), [cheap, plain], now=NOW)
+        assert names([best, second]) == ["plain", "cheap"]
+        assert any("addresses cost $2.00/h more" in note for note in second.notes)
+        assert not any("addresses" in note for note in best.notes)
+    assert best.cost is not None
+    assert second.cost is not None
+    assert abs(second.cost.micros - best.cost.micros * 4 / 3) <= 1
+    small = replace(make_task(), resources=Resources(disk_gib=10))
+    assert names(rank(small, [cheap, plain], now=NOW)) == ["cheap", "plain"]
 
 
 def test_egress_is_priced_where_size_and_price_are_known() -> None:

@@ -27,6 +27,15 @@ class ChargeKind(StrEnum):
     NODE = "node"  # a period of a node at one rate
     KEPT = "kept"  # a period when the node waited for the project's next job
     MINIMUM = "minimum"  # the difference to the provider's minimum charge
+    DISK = "disk"  # the node's disks, if the provider bills them separately
+    ADDRESS = "address"  # the node's public addresses, if the provider bills them separately
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether such a charge comes in addition to the charge of the machine for the same
+        time.
+        """
+        return self in (ChargeKind.DISK, ChargeKind.ADDRESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

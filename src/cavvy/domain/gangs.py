@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from cavvy.domain.events import ChargeKind
 from cavvy.domain.units import HourlyRate
 
 
@@ -15,6 +16,15 @@ class GangState(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeExtra:
+    """What a node has in addition to its machine, in the units of `ExtraPrice`."""
+
+    kind: ChargeKind
+    name: str = ""
+    units: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +41,7 @@ class NodeSeen:
     ended_at: datetime | None = None
     unseen: bool = False
     address: str | None = None
+    extras: Sequence[NodeExtra] = ()  # billed at the prices in `Offer.extras`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

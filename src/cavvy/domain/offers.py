@@ -5,7 +5,8 @@ from datetime import date, timedelta
 from enum import StrEnum
 from fractions import Fraction
 
-from cavvy.domain.units import HourlyRate
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.units import HourlyRate, Money
 
 
 class Purchase(StrEnum):
@@ -22,6 +23,25 @@ class Readiness(StrEnum):
     READY = "ready"  # the offer's provider is configured and answered
     CONFIGURABLE = "configurable"  # Cavvy has a driver for the provider, but it is not set up
     PRICE_ONLY = "price-only"  # Cavvy has no driver for the provider
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraPrice:
+    """The price of something that a provider bills in addition to a node's machine.
+
+    `price` is for one unit: a unit of DISK is one GiB for one month, or one whole disk for one
+    month if the provider sells fixed sizes; a unit of ADDRESS is one public address for one hour.
+    `name` is the provider's name of the disk's type or size. A node has the `usual` number of
+    units, unless its task requests another disk; at least `minimum` is billed for each unit.
+    """
+
+    kind: ChargeKind
+    name: str = ""
+    price: Money
+    usual: int = 0
+    minimum: timedelta = timedelta(0)
+    source: str = ""
+    as_of: date | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +79,7 @@ class Offer:
     shared: bool = False
     architecture: str = ""  # CPU architecture, such as x86_64 or arm64; "" if the provider omits it
     limited_by: str = ""  # the quota that limits the capacity, with its usage; "" if none
+    extras: tuple[ExtraPrice, ...] = ()  # what is billed in addition to `rate`
     source: str = ""
     as_of: date | None = None
 

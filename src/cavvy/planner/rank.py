@@ -12,9 +12,10 @@ from datetime import datetime, timedelta
 from heapq import nsmallest
 from operator import itemgetter
 
+from cavvy.costs.extras import expect_extras
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Task
-from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
+from cavvy.domain.units import HourlyRate, Money, format_duration, format_rate, format_usd
 from cavvy.planner.checkpoint_interval import fit_stated, say_fit
 from cavvy.planner.limits import TaskLimiter
 from cavvy.planner.placements import (
@@ -266,9 +267,14 @@ def _spot_notes(task: Task, per_hour: float, every: timedelta | None) -> tuple[s
 class _Scored:
     offer: Offer
     course: _Course
-    rate: HourlyRate  # the rate of the whole gang
+    rate: HourlyRate  # the rate of the machines of the whole gang
+    extras: HourlyRate  # the expected rate of the disks and public addresses of the whole gang
     cost: Money | None
     egress: Money | None
+
+    @property
+    def whole(self) -> HourlyRate:
+        return HourlyRate(self.rate.micros_per_hour + self.extras.micros_per_hour)
 
 
 _Nearness = tuple[bool, int, float, HourlyRate, str]
@@ -290,13 +296,20 @@ def _explain(limiter: TaskLimiter, scored: _Scored) -> LimitMiss:
 
 def _score(task: Task, offer: Offer, course: _Course, known: PlanningContext) -> _Scored:
     rate = offer.rate.times(task.nodes)
-    egress = _egress(offer, known)
+    extras = _extras(task, offer)
+    scored = _Scored(offer, course, rate, extras, None, _egress(offer, known))
     if course.wall_time is None:
-        return _Scored(offer, course, rate, None, egress)
+        return scored
     # The minimum is charged for the lifetime of each node. It is counted once, because replacement
     # nodes are few and usually run longer than the minimum.
-    cost = rate.over(max(course.wall_time, offer.minimum_charge))
-    return _Scored(offer, course, rate, cost + egress if egress else cost, egress)
+    cost = scored.whole.over(max(course.wall_time, offer.minimum_charge))
+    return replace(scored, cost=cost + scored.egress if scored.egress else cost)
+
+
+def _extras(task: Task, offer: Offer) -> HourlyRate:
+    """The expected rate of the disks and public addresses of all nodes."""
+    need = task.resources
+    return expect_extras(offer, need.disk_gib, need.disk_type).times(task.nodes)
 
 
 def egress_price(offer: Offer, known: PlanningContext) -> Money | None:
@@ -336,7 +349,7 @@ def _order(
         cost = scored.cost.micros if scored.cost is not None else -1
         measure = (cost, wall) if by is Objective.COST else (wall, cost)
         late = (bool(avoid) and key in avoid, not _is_available(task, scored.offer))
-        return (*late, scored.cost is None, *measure, scored.rate.micros_per_hour, key)
+        return (*late, scored.cost is None, *measure, scored.whole.micros_per_hour, key)
 
     return order
 
@@ -375,6 +388,9 @@ def _list_notes(task: Task, scored: _Scored, known: PlanningContext) -> list[str
     notes += scored.course.notes
     if offer.purchase is Purchase.SPOT:
         notes += say_fit(task, known.notices.get(offer.provider))
+    if scored.extras.micros_per_hour:
+        total = "" if scored.cost is None else ", which the total includes"
+        notes.append(f"disks and public addresses cost {format_rate(scored.extras)} more{total}")
     price = egress_price(offer, known)
     if known.output_mib is not None and scored.egress is None:
         notes.append("the egress price is unknown and not included in the total")
@@ -382,6 +398,6 @@ def _list_notes(task: Task, scored: _Scored, known: PlanningContext) -> list[str
         notes.append(f"egress costs ${price.usd:.2f}/GB, which the total does not include")
     if scored.cost is None and task.limits.budget is not None and scored.rate.micros_per_hour:
         left = task.limits.budget - known.spent
-        hours = timedelta(hours=max(0, left.micros) / scored.rate.micros_per_hour)
+        hours = timedelta(hours=max(0, left.micros) / scored.whole.micros_per_hour)
         notes.append(f"the budget lasts {format_duration(hours)}")
     return notes

@@ -62,13 +62,17 @@ def bill_text(
     job: "JobDetail", cost: "CostView", show: Callable[[int], str] = formatting.show_money
 ) -> str:
     """The bill in one line. `show` formats its amounts of micro-dollars."""
-    rates = sorted({charge.rate_micros_per_hour for charge in cost.charges})
-    nodes = sum(
-        (charge.until - charge.since for charge in cost.charges), timedelta(0)
-    ).total_seconds()
+    from cavvy.domain.events import ChargeKind
+
+    extra = {kind.value for kind in ChargeKind if kind.is_extra}
+    machines = [charge for charge in cost.charges if charge.kind not in extra]
+    extras = sum(charge.amount_micros for charge in cost.charges if charge.kind in extra)
+    rates = sorted({charge.rate_micros_per_hour for charge in machines})
+    nodes = sum((charge.until - charge.since for charge in machines), timedelta(0)).total_seconds()
     at = " and ".join(f"${rate / 1_000_000:.2f}/h" for rate in rates)
     attempts = f"{len(job.attempts)} attempt{'s' if len(job.attempts) != 1 else ''}"
-    times = f", {formatting.show_seconds(nodes)} of node time at {at}" if cost.charges else ""
+    times = f", {formatting.show_seconds(nodes)} of node time at {at}" if machines else ""
+    times += f", {show(extras)} for disks and addresses" if extras else ""
     far = "" if all(attempt.phase == "ended" for attempt in job.attempts) else " so far"
     bill = f"{show(cost.total_micros)}{far} ({attempts}{times})"
     if not cost.unsure_micros:

@@ -8,10 +8,12 @@ from enum import StrEnum
 from cavvy.control.decide.job import cap_of
 from cavvy.control.decide.looks import GangLook
 from cavvy.control.decide.rows import JobRows
+from cavvy.costs.extras import bill_extras, rate_extras
 from cavvy.costs.metering import bill, total
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
+from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate, Money
 
 _LONGEST_H = 100_000  # longest time that is calculated, in hours
@@ -40,11 +42,17 @@ def spending(
             spent += charged if unseen is None else charged + unseen.more
             continue
         told = look.told
-        spent += total(bill_gang(attempt, told, now, final=True))
-        alive = sum(1 for node in told.nodes if node.started_at and not node.ended_at)
-        price = max(told.rates, key=lambda entry: entry[0])[1] if told.rates else attempt.offer.rate
-        rate += price.times(alive).micros_per_hour
+        spent += total(bill_gang(attempt, told, now, final=True, earlier=stored))
+        rate += _rate_running(attempt.offer, told, now).micros_per_hour
     return spent, HourlyRate(rate)
+
+
+def _rate_running(offer: Offer, told: GangSeen, now: datetime) -> HourlyRate:
+    """The rate of the gang's running nodes with their disks and addresses."""
+    alive = [node for node in told.nodes if node.started_at and not node.ended_at]
+    price = max(told.rates, key=lambda entry: entry[0])[1] if told.rates else offer.rate
+    extras = [rate_extras(offer, node.extras, now).micros_per_hour for node in alive]
+    return HourlyRate(price.times(len(alive)).micros_per_hour + sum(extras))
 
 
 def budget_left(job: Job, spent: Money) -> Money | None:
@@ -113,10 +121,11 @@ def close_bill(
     billed = [charge for charge in stored if charge.attempt_id == attempt.id]
     billed = [charge for charge in billed if charge.kind is not ChargeKind.MINIMUM]
     least, most = _bound_gang(attempt, look, nodes, billed, now)
-    charges = bill_gang(attempt, least, now, final=True)
+    charges = bill_gang(attempt, least, now, final=True, earlier=billed)
     ranks = {charge.rank for charge in charges}
     charges += [_until(each, each.since) for each in billed if each.rank not in ranks]
-    more = total(bill_gang(attempt, most, now, final=True)).micros - total(charges).micros
+    longest = bill_gang(attempt, most, now, final=True, earlier=billed)
+    more = total(longest).micros - total(charges).micros
     latest = max([node.ended_at or now for node in most.nodes], default=now)
     ends = [attempt.finished_at or attempt.since, *(node.ended_at or now for node in least.nodes)]
     return ClosedBill(
@@ -137,7 +146,9 @@ def _bound_gang(
     the longest.
     """
     told = look.told or GangSeen(name=attempt.gang, state=GangState.ENDED)
-    rates = told.rates or [(charge.since, charge.rate) for charge in billed]
+    rates = told.rates or [
+        (charge.since, charge.rate) for charge in billed if not charge.kind.is_extra
+    ]
     lives = [
         _bound_life(attempt, rank, look, _sightings(rank, look, nodes, billed), now)
         for rank in range(attempt.nodes)
@@ -200,12 +211,21 @@ def _bound_unreported(
     return _Life(least=None, most=node)
 
 
-def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool) -> list[Charge]:
+def bill_gang(
+    attempt: Attempt,
+    told: GangSeen,
+    until: datetime,
+    *,
+    final: bool,
+    earlier: Sequence[Charge] = (),
+) -> list[Charge]:
     """The charges of this attempt for the gang's nodes, each until the node's end or, if it runs,
     until `until`.
 
     If the attempt took the gang over, its charges begin with the takeover. The time for which the
-    gang was kept is charged separately. The minimum charge covers the node's whole lifetime.
+    gang was kept is charged separately. The minimum charge covers the node's whole lifetime. If the
+    provider no longer reports the disks and addresses of a node, the rates of its `earlier` charges
+    are used.
     """
     charges: list[Charge] = []
     for node in told.nodes:
@@ -226,6 +246,7 @@ def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool)
             attempt=attempt, rank=node.rank, started=kept, until=end, rates=told.rates, final=False
         )
         charges += [replace(charge, kind=ChargeKind.KEPT) for charge in waited]
+        charges += bill_extras(attempt, node, since=began, until=end, earlier=earlier, final=final)
         if final:
             whole = bill(
                 attempt=attempt,
@@ -243,16 +264,18 @@ def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> 
     """The charges of a kept gang that another job takes over now, or None if a rank has no charge
     yet."""
     mine = [charge for charge in charges if charge.attempt_id == kept.id]
-    last: dict[int, Charge] = {}
+    # the last charge of each rank for its machine (None), and for each kind of extra
+    last: dict[tuple[int, ChargeKind | None], Charge] = {}
     for charge in mine:
         if charge.kind is not ChargeKind.MINIMUM:
-            before = last.get(charge.rank)
+            key = (charge.rank, charge.kind if charge.kind.is_extra else None)
+            before = last.get(key)
             if before is None or charge.since >= before.since:
-                last[charge.rank] = charge
-    if len(last) < kept.nodes:
+                last[key] = charge
+    if sum(1 for _, extra in last if extra is None) < kept.nodes:
         return None
     since = kept.kept_since or now
-    closed = [charge for charge in mine if charge is not last[charge.rank]]
+    closed = [charge for charge in mine if charge not in last.values()]
     for charge in last.values():
         if charge.kind is ChargeKind.NODE:
             closed.append(_until(charge, since))
@@ -298,7 +321,8 @@ def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge
     """Compare the charges of an ended attempt with the cost by its provider's record, `seen`, which
     is None if the provider has no record.
     """
-    billed = total(charge for charge in charges if charge.attempt_id == attempt.id)
+    mine = [charge for charge in charges if charge.attempt_id == attempt.id]
+    billed = total(mine)
     if seen is None:
         return AuditedBill(attempt=attempt, billed=billed, reported=None)
     until = attempt.ended_at or attempt.since
@@ -307,5 +331,6 @@ def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge
         replace(node, ended_at=until) if handed_on or node.ended_at is None else node
         for node in seen.nodes
     ]
-    priced = bill_gang(attempt, replace(seen, nodes=nodes), until, final=not handed_on)
+    told = replace(seen, nodes=nodes)
+    priced = bill_gang(attempt, told, until, final=not handed_on, earlier=mine)
     return AuditedBill(attempt=attempt, billed=billed, reported=total(priced))

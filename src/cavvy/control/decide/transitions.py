@@ -251,7 +251,8 @@ def is_told_by_job(job: Job, outcome: AttemptOutcome | None) -> bool:
 def _close(rows: JobRows, ended: Attempt, bill: ClosedBill, now: datetime) -> RowChanges:
     """Close the bill of an ended attempt and release the gang's allocations."""
     cost = total(bill.charges)
-    life = sum((each.until - each.since for each in bill.charges), timedelta(0))
+    machines = [each for each in bill.charges if not each.kind.is_extra]
+    life = sum((each.until - each.since for each in machines), timedelta(0))
     text = f"the gang has ended; it cost {format_usd(cost)} for {format_duration(life)} of use"
     events = [make_event(rows.job, now, "billed", text, ended.number)] if cost.micros else []
     if (unseen := bill.unseen_end) is not None:

@@ -186,7 +186,6 @@ class AwsLauncher:
         first, others = _order_names(subnets, free=free, zone=zone)
         reserved = await self._reserve(offer, gang.nodes)
         image = await self._images.choose(offer.region, shape, str(gang.options.get("image") or ""))
-        together = gang.nodes > 1 and shape.efa > 0 and shape.cluster
         return AwsGangRecord(
             name=gang.name,
             region=offer.region,
@@ -198,11 +197,13 @@ class AwsLauncher:
             image=image.id,
             root=image.root,
             disk_gib=max(launch_options.disk_gib, image.size_gib),
+            disk_type=launch_options.disk_type,
             subnet=first,
             others=others,
+            public=_expects_address(gang, shape, launch_options, subnets),
             **_describe(reserved),
             makes_group=not launch_options.groups,
-            makes_placement=together and launch_options.placement_group and reserved is None,
+            makes_placement=reserved is None and _belongs_together(gang, shape, launch_options),
             disks=disks,
         )
 
@@ -240,8 +241,7 @@ class AwsLauncher:
         """
         asked, region = launch_options, gang.offer.region
         zones = self._zones(gang.offer, zone)
-        many = asked.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
-        many = many and asked.public_ip is not True
+        many = _has_many_cards(gang, shape, asked)
         named = bool(asked.subnet or asked.vpc)
         found = await self._networks.list_subnets(region, asked.subnet, asked.vpc, zones)
         default = all(each.get("DefaultForAz") for each in found)
@@ -347,7 +347,7 @@ class AwsLauncher:
         )
         disk = {
             "VolumeSize": record.disk_gib,
-            "VolumeType": launch_options.disk_type,
+            "VolumeType": record.disk_type or launch_options.disk_type,
             "DeleteOnTermination": True,
         }
         request: dict[str, Any] = {
@@ -406,6 +406,29 @@ def _order_names(
     if free:
         return None, names if zone is None else ()
     return names[0], names[1:]
+
+
+def _belongs_together(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) -> bool:
+    """Whether the gang gets a cluster placement group, unless it uses a reservation."""
+    return gang.nodes > 1 and shape.efa > 0 and shape.cluster and asked.placement_group
+
+
+def _has_many_cards(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) -> bool:
+    """Whether the nodes get several network cards, unless a public address is requested."""
+    many = asked.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
+    return many and asked.public_ip is not True
+
+
+def _expects_address(
+    gang: GangSpec, shape: InstanceShape, asked: LaunchOptions, subnets: Sequence[Json]
+) -> bool:
+    """Whether EC2 will give the nodes public addresses: it gives none to nodes with several network
+    cards.
+    """
+    if asked.public_ip is not None:
+        return asked.public_ip
+    given = all(each.get("MapPublicIpOnLaunch") for each in subnets)
+    return given and not _has_many_cards(gang, shape, asked)
 
 
 def _first_of_each_zone(subnets: Sequence[Json]) -> list[Json]:

@@ -21,6 +21,7 @@ class AwsInstance:
     reason: str = ""
     preempted: bool = False
     ran: bool = False  # EC2 has listed it in another state than `pending`
+    public: bool = False  # EC2 has listed it with a public address, which is billed separately
     failure: str = ""  # EC2's code if the instance never ran; such instances cost nothing
 
     @property
@@ -43,7 +44,7 @@ class AwsDisk:
     ours: bool = False
     keep: bool = True
     read_only: bool = False
-    size_gib: int = 0  # size of the volume if it is created for this gang
+    size_gib: int = 0
     type: str = ""
     attached: bool = False
 
@@ -64,9 +65,11 @@ class AwsGangRecord:
     image: str
     root: str
     disk_gib: int
+    disk_type: str = ""  # of the root disk
     subnet: str | None = None
     # subnets in other zones, tried next if the zone of `subnet` has no capacity
     others: Sequence[str] = ()
+    public: bool = False  # EC2 gives the nodes public addresses
     moved: bool = False  # `subnet` comes from `others`
     reservation: str | None = None
     block: bool = False

@@ -4,17 +4,18 @@ minutes.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.aws.account import HOME, AwsAccount, Json
 from cavvy.providers.aws.errors import NOT_ENABLED, AwsFault
-from cavvy.providers.aws.prices import fetch_on_demand, fetch_spot
+from cavvy.providers.aws.prices import MINUTE, fetch_extras, fetch_on_demand, fetch_spot
 from cavvy.providers.aws.quotas import Quotas, allows, fetch_quotas, read_quotas
 from cavvy.providers.aws.shapes import (
     InstanceShape,
@@ -40,7 +41,6 @@ _LAST_START = timedelta(
     minutes=20
 )  # no launch this close to the end of a block: too little time would remain for useful work
 _PATIENCE_S = 15.0  # time limit for one region; shorter than the control plane's limit for `offers`
-MINUTE = timedelta(minutes=1)  # EC2's minimum charge for a Linux instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,7 @@ class RegionFacts:
     rates: Mapping[str, int]
     # names of accelerators that the catalog does not know, so that their types are not offered
     unknown: Sequence[str] = ()
+    extras: Sequence[ExtraPrice] = ()  # prices of disks and addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +254,7 @@ class AwsMarket:
             zones=zones,
             rates=micros,
             unknown=unknown,
+            extras=await fetch_extras(self._account, region),
         )
 
     async def _explain(self, region: str, error: Refused) -> Refused:
@@ -344,7 +346,7 @@ class AwsMarket:
         known = self._regions.get(region)
         if known is None or known.facts is None:
             return []
-        day = known.facts.as_of.date()
+        day, extras = known.facts.as_of.date(), self._extras(known.facts)
         offers = [
             _make(
                 known.facts.shapes[name],
@@ -352,6 +354,7 @@ class AwsMarket:
                 HourlyRate(micros),
                 day=day,
                 source="AWS Price List API",
+                extras=extras,
             )
             for name, micros in sorted(known.facts.rates.items())
             if known.facts.shapes[name].on_demand and _may(known, name, spot=False)
@@ -368,6 +371,7 @@ class AwsMarket:
                     purchase=Purchase.SPOT,
                     day=(known.spot_at or known.facts.as_of).date(),
                     source="EC2 spot price history",
+                    extras=extras,
                 )
             )
         return [*offers, *self._list_reserved(known, region)]
@@ -386,11 +390,27 @@ class AwsMarket:
                 zone=each.zone,
                 capacity=each.free,
                 source=_title(each),
+                extras=self._extras(facts),
             )
             best = offers.get(offer.key)
             if best is None or (best.capacity or 0) < each.free:
                 offers[offer.key] = offer
         return list(offers.values())
+
+    def _extras(self, facts: RegionFacts) -> tuple[ExtraPrice, ...]:
+        """The prices of disks and addresses, with the numbers that nodes have by default."""
+        kind = str(self._settings.get("disk_type") or "gp3")
+        size = int(self._settings.get("disk_gib", 100))
+        usual = {(ChargeKind.DISK, kind): size, (ChargeKind.ADDRESS, ""): 1}
+        return tuple(
+            replace(
+                each,
+                usual=usual.get((each.kind, each.name), 0),
+                source="AWS Price List API",
+                as_of=facts.as_of.date(),
+            )
+            for each in facts.extras
+        )
 
     def _reserved_rate(self, reservation: CapacityReservation, facts: RegionFacts) -> HourlyRate:
         given = self._settings.get("reserved_price_usd_hr")
@@ -415,6 +435,7 @@ def _make(
     capacity: int | None = None,
     day: date | None = None,
     source: str = "",
+    extras: tuple[ExtraPrice, ...] = (),
 ) -> Offer:
     return Offer(
         provider="aws",
@@ -434,6 +455,7 @@ def _make(
         architecture=shape.architecture,
         source=source,
         as_of=day,
+        extras=extras,
     )
 
 

@@ -4,16 +4,20 @@ EC2.
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.offers import ExtraPrice
+from cavvy.domain.units import HourlyRate, Money, parse_rate, parse_usd
 from cavvy.providers.aws.account import AwsAccount, Json
 
 _PRICE_LISTS = "us-east-1"  # one of the regions that serve the Price List API
 _CHUNK = 100  # maximum number of instance types in one request
 LINUX = "Linux/UNIX"
+# EC2's minimum charge for a Linux instance, a disk and an address
+MINUTE = timedelta(minutes=1)
 # These filters leave one price per type: Linux, shared hardware, no licence.
 _FILTERS = {
     "operatingSystem": "Linux",
@@ -79,6 +83,49 @@ async def _products(account: AwsAccount, region: str, types: Sequence[str]) -> A
             yield json.loads(str(item))
 
 
+async def fetch_extras(account: AwsAccount, region: str) -> Sequence[ExtraPrice]:
+    """The prices of EBS volumes by type, and of a public IPv4 address that is in use. AWS bills
+    both for at least a minute: https://aws.amazon.com/ebs/pricing/ and
+    https://aws.amazon.com/vpc/pricing/.
+    """
+    found: dict[tuple[ChargeKind, str], Money] = {}
+    for service, filters in (
+        ("AmazonEC2", {"productFamily": "Storage", "regionCode": region}),
+        ("AmazonVPC", {"regionCode": region}),
+    ):
+        items = await account.pages(
+            _PRICE_LISTS,
+            "get_products",
+            "PriceList",
+            service="pricing",
+            ServiceCode=service,
+            Filters=[_filter(field, value) for field, value in filters.items()],
+        )
+        for item in items:
+            extra = read_extra(json.loads(str(item)))
+            if extra is not None:
+                found.setdefault(extra[0], extra[1])
+    return [
+        ExtraPrice(kind=kind, name=name, price=price, minimum=MINUTE)
+        for (kind, name), price in sorted(found.items())
+    ]
+
+
+def read_extra(item: Json) -> tuple[tuple[ChargeKind, str], Money] | None:
+    """The kind, the name and the price of a disk or a public address; None for other products."""
+    attributes = item.get("product", {}).get("attributes", {})
+    disk = str(attributes.get("volumeApiName", ""))
+    if disk:
+        key, unit = (ChargeKind.DISK, disk), "GB-Mo"
+    elif str(attributes.get("usagetype", "")).endswith("PublicIPv4:InUseAddress"):
+        key, unit = (ChargeKind.ADDRESS, ""), "Hrs"
+    else:
+        return None
+    terms = item.get("terms", {}).get("OnDemand", {}).values()
+    prices = [usd for term in terms if (usd := _price(term, unit)) is not None]
+    return (key, parse_usd(prices[0])) if prices else None
+
+
 def read_product(item: Json) -> tuple[str, HourlyRate | None]:
     """The instance type and hourly price of an entry. The price is None if the entry has no hourly
     price in dollars.
@@ -105,10 +152,16 @@ def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
 
 
 def _hourly(term: Json) -> HourlyRate | None:
+    usd = _price(term, "Hrs")
+    return None if usd is None else parse_rate(usd)
+
+
+def _price(term: Json, unit: str) -> Decimal | None:
+    """The first price in dollars for this unit that is not 0."""
     for price in term.get("priceDimensions", {}).values():
         usd = Decimal(str(price.get("pricePerUnit", {}).get("USD", "0")))
-        if price.get("unit") == "Hrs" and usd > 0:
-            return parse_rate(usd)
+        if price.get("unit") == unit and usd > 0:
+            return usd
     return None
 
 

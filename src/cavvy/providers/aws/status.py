@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.gangs import NodeExtra
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance
@@ -182,11 +184,23 @@ def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
                 ended_at=each.ended_at,
                 unseen=each.unseen,
                 address=each.address,
+                extras=_list_extras(record, each),
             )
             for each in record.instances
         ),
         rates=tuple((at, HourlyRate(micros)) for at, micros in record.rates),
     )
+
+
+def _list_extras(record: AwsGangRecord, instance: AwsInstance) -> Sequence[NodeExtra]:
+    """The node's disks and address. Named volumes belong to gangs of one node; they are included
+    although some exist for longer than the node.
+    """
+    disks = [(record.disk_type, record.disk_gib)]
+    disks += [(disk.type, disk.size_gib) for disk in record.disks if disk.id]
+    found = [NodeExtra(kind=ChargeKind.DISK, name=kind, units=size) for kind, size in disks]
+    public = record.public or instance.public
+    return [*found, *([NodeExtra(kind=ChargeKind.ADDRESS)] if public else [])]
 
 
 def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInstance:
@@ -207,14 +221,24 @@ def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInst
         started_at=started,
         ended_at=ended,
         unseen=unseen,
-        address=told.get("PublicIpAddress")
-        or told.get("PrivateIpAddress")
-        or (was.address if was else None),
+        address=_read_address(told, was),
         reason=str(reason.get("Message", "")) if state in _ENDED else (was.reason if was else ""),
         preempted=(was.preempted if was else False) or (state in _ENDED and taken),
+        public=_has_public_address(told, was),
         ran=state != "pending" or (was is not None and was.ran),
         failure=_read_failure(state, code, was),
     )
+
+
+def _read_address(told: Json, was: AwsInstance | None) -> str | None:
+    """The address that EC2 reports, or the last one that it reported."""
+    address = told.get("PublicIpAddress") or told.get("PrivateIpAddress")
+    return address or (was.address if was else None)
+
+
+def _has_public_address(told: Json, was: AwsInstance | None) -> bool:
+    """Whether the instance has or had a public address; EC2 lists none for an ended instance."""
+    return "PublicIpAddress" in told or (was is not None and was.public)
 
 
 def _read_failure(state: str, code: str, was: AwsInstance | None) -> str:

@@ -92,7 +92,7 @@ class GangVolumes:
                 each for each in make_tags(self._mark, record.name, labels) if each["Key"] != "Name"
             ]
             tags.append({"Key": "Name", "Value": disk.name})
-            kind = disk.type or "gp3"
+            kind = disk.type or "gp3"  # records of older versions may have no type
             try:
                 told = await self._account.call(
                     record.region,
@@ -234,8 +234,8 @@ class GangVolumes:
             ours=told is None or read_tag(told, TAG) == self._mark,
             keep=volume.keep,
             read_only=volume.read_only,
-            size_gib=volume.size_gib or 0,
-            type=volume.type,
+            size_gib=int(told["Size"]) if told else volume.size_gib or 0,
+            type=str(told["VolumeType"]) if told else volume.type or "gp3",
         )
 
     def _check_free(self, name: str, told: Json, gang: str) -> None:

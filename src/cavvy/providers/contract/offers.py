@@ -73,6 +73,13 @@ class OfferTests(ScenarioSuite):
             assert offer.minimum_charge >= timedelta(0)
             assert offer.capacity is None or offer.capacity >= 0
             assert (offer.accelerator is None) == (offer.accelerator_count == 0)
+            extras = [(extra.kind, extra.name) for extra in offer.extras]
+            assert len(extras) == len(set(extras))
+            for extra in offer.extras:
+                assert extra.kind.is_extra
+                assert extra.price.micros >= 0
+                assert extra.source
+                assert extra.as_of
 
     @in_scenario
     async def test_shared_offers_have_hosts(self, harness: ContractHarness) -> None:

@@ -1,0 +1,124 @@
+"""The cost of what providers bill in addition to machines: disks and public addresses.
+
+A price per month is divided by the hours of that month, as AWS does
+(https://aws.amazon.com/ebs/pricing/). So the charges of a disk are split where a month begins.
+"""
+
+from calendar import monthrange
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cavvy.costs.metering import Rates, bill
+from cavvy.domain.events import Charge, ChargeKind
+from cavvy.domain.gangs import NodeExtra, NodeSeen
+from cavvy.domain.jobs import Attempt
+from cavvy.domain.offers import ExtraPrice, Offer
+from cavvy.domain.units import HourlyRate
+
+_USUAL_MONTH_H = 730  # hours of an average month
+
+
+def bill_extras(
+    attempt: Attempt,
+    node: NodeSeen,
+    *,
+    since: datetime,
+    until: datetime,
+    earlier: Iterable[Charge] = (),
+    final: bool,
+) -> list[Charge]:
+    """The charges for the node's extras in [`since`, `until`), at the prices of the attempt's
+    offer; an extra without a price is not charged.
+
+    If the provider no longer reports the node's extras, the rates of the `earlier` charges of the
+    same rank are used. With `final`, the node ended at `until`, and each extra is charged for at
+    least its minimum time.
+    """
+    charges: list[Charge] = []
+    for kind in ChargeKind:
+        if not kind.is_extra:
+            continue
+        priced = _find_prices(attempt.offer, node.extras, kind)
+        rates = _list_rates(kind, priced, since, until) or [
+            (charge.since, charge.rate)
+            for charge in earlier
+            if (charge.attempt_id, charge.rank, charge.kind) == (attempt.id, node.rank, kind)
+        ]
+        if not rates:
+            continue
+        end = until
+        if final and node.started_at is not None:
+            least = max((price.minimum for price, _ in priced), default=timedelta(0))
+            end = max(until, node.started_at + least)
+        charges += [
+            replace(charge, kind=kind)
+            for charge in bill(
+                attempt=attempt, rank=node.rank, started=since, until=end, rates=rates, final=False
+            )
+        ]
+    return charges
+
+
+def rate_extras(offer: Offer, extras: Sequence[NodeExtra], now: datetime) -> HourlyRate:
+    """The hourly rate of a node's extras at a time."""
+    rates = [
+        _list_rates(kind, _find_prices(offer, extras, kind), now, now)
+        for kind in ChargeKind
+        if kind.is_extra
+    ]
+    return HourlyRate(sum(each[0][1].micros_per_hour for each in rates if each))
+
+
+def expect_extras(
+    offer: Offer, disk_gib: int | None = None, disk_type: str | None = None
+) -> HourlyRate:
+    """The hourly rate of the extras that a node of the offer is expected to have, in an average
+    month. `disk_gib` and `disk_type` describe the disk that the task requests, if any.
+    """
+    if not offer.extras:
+        return HourlyRate()
+    micros = 0.0
+    usual = next(
+        (each for each in offer.extras if each.kind is ChargeKind.DISK and each.usual), None
+    )
+    for each in offer.extras:
+        units = each.usual
+        if each.kind is ChargeKind.DISK:
+            wanted = disk_type or (usual.name if usual else "")
+            size = disk_gib or (usual.usual if usual else 0)
+            units = size if each.name == wanted else 0
+        hours = _USUAL_MONTH_H if each.kind is ChargeKind.DISK else 1
+        micros += each.price.micros * units / hours
+    return HourlyRate(round(micros))
+
+
+def _find_prices(
+    offer: Offer, extras: Sequence[NodeExtra], kind: ChargeKind
+) -> list[tuple[ExtraPrice, int]]:
+    """The prices of the extras of one kind, each with the number of units."""
+    prices = {each.name: each for each in offer.extras if each.kind is kind}
+    return [
+        (prices[each.name], each.units)
+        for each in extras
+        if each.kind is kind and each.name in prices and each.units
+    ]
+
+
+def _list_rates(
+    kind: ChargeKind, priced: Sequence[tuple[ExtraPrice, int]], since: datetime, until: datetime
+) -> Rates:
+    """The hourly rates from `since` to `until`, each with the time when it takes effect."""
+    micros = sum(price.price.micros * units for price, units in priced)
+    if not priced:
+        return ()
+    if kind is not ChargeKind.DISK:
+        return [(since, HourlyRate(micros))]
+    rates, at = [], since
+    while True:
+        hours = 24 * monthrange(at.year, at.month)[1]
+        rates.append((at, HourlyRate((2 * micros + hours) // (2 * hours))))
+        first = at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        at = (first + timedelta(days=32)).replace(day=1)
+        if at >= until:
+            return rates
