@@ -52,25 +52,43 @@ def count_accelerators(need: Resources) -> int:
     return need.accelerators[0].count_min if need.accelerators else 0
 
 
+def list_types(
+    task: Task, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
+) -> list[str]:
+    """All instance types that fit the task and that the service supports, or the type that the task
+    names.
+    """
+    found = {
+        each.instance_type
+        for need in task.resources.choices
+        for each in _list_offers(need, find_offers, cloud, is_supported)
+    }
+    named = {need.instance for need in task.resources.choices if need.instance}
+    return sorted(found | named)
+
+
 def _choose(
     need: Resources, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
 ) -> Machine | None:
-    # The region and the maximum price are those of the service, which the catalog does not know.
-    wanted = replace(
-        need, providers=(cloud,), regions=(), max_rate=None, any_of=(), disk_gib=None, network=None
-    )
-    offers = [
-        each
-        for each in find_offers(wanted)
-        if each.accelerator_part == 1 and is_supported(each.instance_type)
-    ]
-    if offers:
+    if offers := _list_offers(need, find_offers, cloud, is_supported):
         best = offers[0]
         return Machine(
-            instance_type=best.instance_type,
-            accelerators=best.accelerator_count,
-            offer=best,
+            instance_type=best.instance_type, accelerators=best.accelerator_count, offer=best
         )
     if need.instance is None:
         return None
     return Machine(instance_type=need.instance, accelerators=count_accelerators(need), offer=None)
+
+
+def _list_offers(
+    need: Resources, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
+) -> list[Offer]:
+    # The region and the maximum price are those of the service, which the catalog does not know.
+    wanted = replace(
+        need, providers=(cloud,), regions=(), max_rate=None, any_of=(), disk_gib=None, network=None
+    )
+    return [
+        each
+        for each in find_offers(wanted)
+        if each.accelerator_part == 1 and is_supported(each.instance_type)
+    ]

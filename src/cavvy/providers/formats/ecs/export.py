@@ -1,0 +1,136 @@
+"""Exports a task as a task of Amazon ECS: `cavvy export ecs TASK.YAML`."""
+
+from cavvy.domain.tasks import SpotPolicy, Task
+from cavvy.providers.base import Refused
+from cavvy.providers.formats.containers import (
+    ALONE,
+    ContainerSize,
+    choose_size,
+    list_container_variables,
+    list_host_volumes,
+)
+from cavvy.providers.formats.ecs import request
+from cavvy.providers.formats.ecs.request import EcsFolder, EcsTaskRequest, LaunchType
+from cavvy.providers.formats.index import FindOffers, JobFormat
+from cavvy.providers.formats.machines import choose_machine, list_types
+from cavvy.providers.formats.notes import list_notes
+from cavvy.providers.formats.program import SHELL, make_program
+from cavvy.providers.formats.script import write_script
+from cavvy.spec.support import read_options
+
+_COVERED = frozenset(["resources.spot", "secrets", "volumes"])
+_ROLE = "arn:aws:iam::000000000000:role/ROLE"
+_SECRET = "arn:aws:secretsmanager:REGION:000000000000:secret:"
+_NO_GPU = (
+    "resources.gpu: Fargate has no GPUs (https://docs.aws.amazon.com/AmazonECS/latest/"
+    "developerguide/fargate-tasks-services.html); remove resources.options.ecs.launch_type, so "
+    "that the machines of the cluster run the task"
+)
+_NO_GANG = (
+    "nodes: ECS starts each task on its own, without ranks and without starting all or none; "
+    "use `cavvy export aws-batch`"
+)
+_DEFINE = "aws ecs register-task-definition --cli-input-yaml file:///dev/stdin"
+_RUN = "aws ecs run-task --cli-input-yaml file:///dev/stdin"
+
+
+def make_export(task: Task, find_offers: FindOffers) -> str:
+    """A script with both requests. A task without accelerators runs on Fargate, unless it names an
+    instance type or `resources.options.ecs.launch_type` is EC2. Raises Refused.
+    """
+    if task.nodes > 1:
+        raise Refused(_NO_GANG)
+    job = _make_request(task, _choose_launch_type(task), find_offers)
+    calls = [(_DEFINE, request.make_task_definition(job)), (_RUN, request.make_run(job))]
+    return write_script("ecs", task, _list_steps(task, job), calls)
+
+
+def _choose_launch_type(task: Task) -> LaunchType:
+    need = task.resources
+    value = read_options(need, "ecs").get("launch_type")
+    if value is not None and value not in list(LaunchType):
+        raise Refused(f"resources.options.ecs.launch_type: expected EC2 or FARGATE, not {value!r}")
+    if value == LaunchType.FARGATE and need.accelerators:
+        raise Refused(_NO_GPU)
+    if value is not None:
+        return LaunchType(value)
+    return LaunchType.EC2 if need.accelerators or need.instance else LaunchType.FARGATE
+
+
+def _choose_size(
+    task: Task, launch_type: LaunchType, find_offers: FindOffers
+) -> tuple[ContainerSize, list[str]]:
+    """The size of the container, and the instance types that it may run on."""
+    if launch_type is LaunchType.FARGATE:
+        size = choose_size(task, None)
+        rounded = request.round_size(size.cpus, size.memory_mib)
+        if rounded is None:
+            raise Refused(
+                "resources: Fargate has at most 16 vCPUs and 120 GiB; set "
+                "resources.options.ecs.launch_type to EC2"
+            )
+        return ContainerSize(cpus=rounded[0], memory_mib=rounded[1], accelerators=0), []
+    if not (task.resources.accelerators or task.resources.instance):
+        return choose_size(task, None), []
+    machine = choose_machine(task, find_offers, "aws", "Amazon ECS", _is_gpu_type)
+    return choose_size(task, machine), list_types(task, find_offers, "aws", _is_gpu_type)
+
+
+def _is_gpu_type(instance_type: str) -> bool:
+    """Whether a container on an instance type of EC2 can reserve a GPU or needs none. ECS does not
+    reserve Trainium, Inferentia and other accelerators with the setting GPU.
+    """
+    return not instance_type.startswith(("trn", "inf", "dl", "f1", "f2", "vt", "mac"))
+
+
+def _make_request(task: Task, launch_type: LaunchType, find_offers: FindOffers) -> EcsTaskRequest:
+    size, types = _choose_size(task, launch_type, find_offers)
+    on_machines = launch_type is LaunchType.EC2
+    return EcsTaskRequest(
+        name=task.name,
+        cluster="CLUSTER",
+        image=task.image or "IMAGE",
+        command=("sh", "-c", SHELL, make_program(task, ALONE)),
+        launch_type=launch_type,
+        cpus=size.cpus,
+        memory_mib=size.memory_mib,
+        gpus=size.accelerators,
+        instance_types=types,
+        environment=list_container_variables(task, size.accelerators),
+        secrets={name: f"{_SECRET}{name}" for name in task.secrets},
+        folders=[
+            EcsFolder(source=each.source, path=each.path, read_only=each.read_only)
+            for each in list_host_volumes(task)
+            if on_machines
+        ],
+        execution_role=_ROLE,
+        log_region="REGION",
+        subnets=() if on_machines else ("SUBNET",),
+        spot=task.resources.spot is not SpotPolicy.NEVER,
+        disk_gib=task.resources.disk_gib,
+        grace=task.grace,
+        tags=task.tags,
+    )
+
+
+def _list_steps(task: Task, job: EcsTaskRequest) -> list[str]:
+    mounted = {each.path for each in job.folders}
+    left = [each.path for each in task.volumes if each.path not in mounted]
+    on_fargate = job.launch_type is LaunchType.FARGATE
+    steps = {
+        "Run this script with the AWS CLI, version 2. Replace CLUSTER by your cluster, REGION by "
+        f"its region, and {_ROLE} by an execution role that may pull the image and write "
+        "logs": True,
+        "Replace SUBNET by a subnet with a way to the internet": on_fargate,
+        "resources.spot: the cluster needs the capacity provider FARGATE_SPOT; ECS does not "
+        "change to on-demand": on_fargate and job.spot,
+        "resources.spot: the machines of the cluster decide": job.spot and not on_fargate,
+        f"secrets: replace the ARNs by those of {', '.join(task.secrets)} in Secrets Manager": bool(
+            task.secrets
+        ),
+        f"volumes: the container does not mount {', '.join(left)}": bool(left),
+    }
+    return [step for step, is_so in steps.items() if is_so] + list_notes(task, _COVERED)
+
+
+FORMAT = JobFormat(title="Amazon ECS", write=make_export)

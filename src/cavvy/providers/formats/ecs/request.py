@@ -1,0 +1,168 @@
+"""The requests of Amazon ECS's RegisterTaskDefinition and RunTask, from values.
+
+Limits are from the service model 2014-11-13 of botocore.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from math import ceil
+from typing import Any
+
+CPU_UNITS = 1024  # of one vCPU
+_SHORTEST_STOP_S, _LONGEST_STOP_S = 2, 120  # of a container on Fargate
+_SMALLEST_DISK_GIB, _LARGEST_DISK_GIB = 21, 200  # on Fargate
+# Fargate's sizes from one vCPU: CPU units -> memory in GiB, as (smallest, largest, step).
+_FARGATE_GIB = {
+    1024: (2, 8, 1),
+    2048: (4, 16, 1),
+    4096: (8, 30, 1),
+    8192: (16, 60, 4),
+    16384: (32, 120, 8),
+}
+
+
+class LaunchType(StrEnum):
+    """Where ECS runs a container."""
+
+    EC2 = "EC2"  # the machines of the cluster
+    FARGATE = "FARGATE"  # machines that AWS chooses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EcsFolder:
+    """A folder of the machine, and where the container sees it."""
+
+    source: str
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EcsTaskRequest:
+    """What ECS is asked for: one task with one container. `instance_types` are the types of
+    machines that the task may run on; () if every type of the cluster will do.
+    """
+
+    name: str
+    cluster: str
+    image: str
+    command: Sequence[str]
+    launch_type: LaunchType
+    cpus: int
+    memory_mib: int  # on Fargate, one of its sizes: see `round_size`
+    gpus: int = 0
+    instance_types: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)  # variable -> ARN of the secret
+    folders: Sequence[EcsFolder] = ()
+    execution_role: str
+    task_role: str | None = None
+    log_region: str
+    subnets: Sequence[str] = ()
+    security_groups: Sequence[str] = ()
+    spot: bool = False  # for Fargate only
+    disk_gib: int | None = None  # for Fargate only
+    grace: timedelta = timedelta(seconds=30)
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def round_size(cpus: int, memory_mib: int) -> tuple[int, int] | None:
+    """The smallest size of Fargate with at least these CPUs and this memory, as CPUs and MiB; None
+    if there is no such size.
+    """
+    for units, (low, high, step) in _FARGATE_GIB.items():
+        if units < cpus * CPU_UNITS or memory_mib > high * 1024:
+            continue
+        steps = max(0, ceil((memory_mib / 1024 - low) / step))
+        return units // CPU_UNITS, (low + steps * step) * 1024
+    return None
+
+
+def make_task_definition(task: EcsTaskRequest) -> dict[str, Any]:
+    """The arguments of RegisterTaskDefinition."""
+    on_fargate = task.launch_type is LaunchType.FARGATE
+    request: dict[str, Any] = {
+        "family": task.name,
+        "requiresCompatibilities": [str(task.launch_type)],
+        "executionRoleArn": task.execution_role,
+        "containerDefinitions": [_make_container(task)],
+    }
+    if on_fargate:
+        request |= {
+            "networkMode": "awsvpc",
+            "cpu": str(task.cpus * CPU_UNITS),
+            "memory": str(task.memory_mib),
+        }
+        if task.disk_gib is not None:
+            size = min(max(task.disk_gib, _SMALLEST_DISK_GIB), _LARGEST_DISK_GIB)
+            request["ephemeralStorage"] = {"sizeInGiB": size}
+    elif task.instance_types:
+        types = ", ".join(task.instance_types)
+        expression = f"attribute:ecs.instance-type in [{types}]"
+        request["placementConstraints"] = [{"type": "memberOf", "expression": expression}]
+    parts = {
+        "taskRoleArn": task.task_role,
+        "volumes": [
+            {"name": f"folder-{number}", "host": {"sourcePath": each.source}}
+            for number, each in enumerate(task.folders)
+        ],
+        "tags": [{"key": key, "value": value} for key, value in task.tags.items()],
+    }
+    return request | {key: value for key, value in parts.items() if value}
+
+
+def make_run(task: EcsTaskRequest) -> dict[str, Any]:
+    """The arguments of RunTask, for the newest revision of the task definition."""
+    request: dict[str, Any] = {"cluster": task.cluster, "taskDefinition": task.name, "count": 1}
+    if task.launch_type is LaunchType.FARGATE and task.spot:
+        request["capacityProviderStrategy"] = [{"capacityProvider": "FARGATE_SPOT", "weight": 1}]
+    else:
+        request["launchType"] = str(task.launch_type)
+    if task.launch_type is LaunchType.FARGATE:
+        network: dict[str, Any] = {"subnets": list(task.subnets), "assignPublicIp": "ENABLED"}
+        if task.security_groups:
+            network["securityGroups"] = list(task.security_groups)
+        request["networkConfiguration"] = {"awsvpcConfiguration": network}
+    if task.tags:
+        request["propagateTags"] = "TASK_DEFINITION"
+    return request
+
+
+def _make_container(task: EcsTaskRequest) -> dict[str, Any]:
+    stop = max(_SHORTEST_STOP_S, ceil(task.grace.total_seconds()))
+    if task.launch_type is LaunchType.FARGATE:
+        stop = min(stop, _LONGEST_STOP_S)
+    container: dict[str, Any] = {
+        "name": task.name,
+        "image": task.image,
+        "essential": True,
+        "command": list(task.command),
+        "cpu": task.cpus * CPU_UNITS,
+        "memory": task.memory_mib,
+        "stopTimeout": stop,
+        "logConfiguration": {
+            "logDriver": "awslogs",
+            "options": {
+                "awslogs-group": f"/ecs/{task.name}",
+                "awslogs-region": task.log_region,
+                "awslogs-stream-prefix": task.name,
+                "awslogs-create-group": "true",
+            },
+        },
+    }
+    parts = {
+        "environment": [{"name": name, "value": text} for name, text in task.environment.items()],
+        "secrets": [{"name": name, "valueFrom": arn} for name, arn in task.secrets.items()],
+        "resourceRequirements": [{"type": "GPU", "value": str(task.gpus)}] if task.gpus else [],
+        "mountPoints": [
+            {
+                "sourceVolume": f"folder-{number}",
+                "containerPath": each.path,
+                "readOnly": each.read_only,
+            }
+            for number, each in enumerate(task.folders)
+        ],
+    }
+    return container | {key: value for key, value in parts.items() if value}
