@@ -149,7 +149,13 @@ class RestStandIn:
                 self.bugs.append(bug)
                 return None
 
-    def start(self, name: str, user_data: str, tags: Mapping[str, str] | None = None) -> str:
+    def start(
+        self,
+        name: str,
+        user_data: str,
+        tags: Mapping[str, str] | None = None,
+        public_key: str = "",
+    ) -> str:
         """Start a machine; returns its id in the cloud in memory. Raises CloudFault."""
         if len(self.cloud.billed()) >= self.quota:
             raise CloudFault(400, "quota-exceeded", "Quota exceeded.")
@@ -160,6 +166,7 @@ class RestStandIn:
             user_data=[user_data],
             tags=tags or {},
             token=name,
+            public_key=public_key,
         )
         return finish(self.cloud.create(request))[0]
 

@@ -42,7 +42,9 @@ _PRODUCTS = re.compile(
 _EC2 = re.compile(r"\S+ ec2 ")
 # The objects in the replies to these calls have names that their owner chose. The provider needs
 # to see that such objects exist, so all their texts and numbers are masked.
-_CHOICES = re.compile(r"GET /(?:\S*/)?(?:ssh-keys|keypairs|environments|projects)(?:\?|$)")
+_CHOICES = re.compile(
+    r"GET /(?:\S*/)?(?:ssh-keys|ssh_keys/|keypairs|environments|projects)(?:\?|$)"
+)
 # Fields whose values are kept, without "_" and "-" and in lower case.
 _KEPT_FIELDS = """
     id instanceid instanceids imageid vpcid subnetid groupid volumeid allocationid reservationid

@@ -1,0 +1,228 @@
+"""Calls Prime Intellect's API, version 1 (https://docs.primeintellect.ai/api-reference).
+
+Prime Intellect rents machines of many clouds through one account. An instance type is a cloud and
+the cloud's name of the machine, such as "hyperstack.n3-H100x1". Pods run no script at boot, so the
+server reaches them by SSH with a key that the API stores in the account.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from cavvy.catalog.accelerators import KnownAccelerator, identify
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.primeintellect.manifest import KEYS
+from cavvy.providers.vm.account import RestAccount, keep_ours
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+    Reach,
+    SshTarget,
+)
+from cavvy.providers.vm.rest import Json
+
+_STATES = {
+    "PROVISIONING": MachineState.STARTING,
+    "PENDING": MachineState.STARTING,
+    "ACTIVE": MachineState.RUNNING,
+    "STOPPED": MachineState.STOPPED,
+    "ERROR": MachineState.STOPPED,
+    "TERMINATED": MachineState.ENDED,
+}
+_QUIET = ("PROVISIONING", "PENDING", "ACTIVE")
+_IN_STOCK = ("Available", "Low", "Medium", "High")
+# The documentation does not describe the errors for missing capacity; these words are assumptions.
+_FULL = re.compile(r"capacity|stock|available|doesn't have", re.IGNORECASE)
+_GONE = "not-offered"  # our code: the API no longer offers the machine
+_NO_GPU = "CPU_NODE"
+_CONNECTION = re.compile(r"([\w.-]+)@(\S+?)(?: -p (\d+))?")
+
+
+class PrimeIntellectCloud:
+    """Implements `Cloud`."""
+
+    # Prime Intellect does not document the longest name and the listing lag: these values are
+    # assumptions.
+    traits = CloudTraits(name_limit=63, list_lag=timedelta(minutes=1), reach=Reach.SSH)
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self.account = RestAccount(settings, now, KEYS, _read_error)
+        self._api = self.account.api
+        self._found: Mapping[tuple[str, str, int], Json] = {}  # by region, instance type and GPUs
+        self._keys: dict[str, str] = {}  # ids of SSH keys in the account, by public key
+
+    async def offers(self) -> Sequence[Offer]:
+        told = [each for each in await self._list_available() if self._is_wanted(each)]
+        self.account.note_unknown(str(each["gpuType"]) for each in told if _identify(each) is None)
+        # of several configurations with one name, the cheapest
+        told.sort(key=_rate, reverse=True)
+        self._found = {_key(each): each for each in told}
+        return [
+            self._offer(each, known, *key[:2])
+            for key, each in self._found.items()
+            if (known := _identify(each)) and self.account.allows(key[0])
+        ]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        offer = request.offer
+        key = offer.region, offer.instance_type, offer.accelerator_count
+        if key not in self._found:
+            await self.offers()
+        if (told := self._found.get(key)) is None:
+            raise CloudFault(400, _GONE, offer.instance_type)
+        pod = {
+            "name": request.names[0],
+            "cloudId": told["cloudId"],
+            "gpuType": told["gpuType"],
+            "socket": told["socket"],
+            "gpuCount": told["gpuCount"],
+            "image": self.account.settings["image"],
+            "security": told["security"],
+            "sshKeyId": await self._find_key(request.public_key),
+            "autoRestart": False,
+        }
+        pod |= {
+            name: told[part]["defaultCount"]
+            for name, part in (("diskSize", "disk"), ("vcpus", "vcpu"), ("memory", "memory"))
+            if told[part]["defaultCount"] is not None
+        }
+        pod |= {
+            name: told[part]
+            for name, part in (("dataCenterId", "dataCenter"), ("country", "country"))
+            if told[part] is not None
+        }
+        body = {"pod": pod, "provider": {"type": told["provider"]}}
+        if team := self.account.settings.get("team"):
+            body["team"] = {"teamId": team}
+        return [str((await self._api.send("POST", "/pods/", body))["id"])]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        return [_read(each) for each in keep_ours(await self._all("/pods/"))]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        return _read(await self._api.get(f"/pods/{machine}"))
+
+    async def delete(self, machine: str) -> None:
+        await self._api.send("DELETE", f"/pods/{machine}")
+
+    def is_full(self, fault: CloudFault) -> bool:
+        # after a 5xx, the pod may exist
+        wrong = 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+        return fault.code == _GONE or wrong
+
+    async def _all(self, path: str) -> Sequence[Json]:
+        def read_next(page: Json) -> str | None:
+            shown = int(page["offset"]) + len(page["data"])
+            more = page["data"] and shown < int(page["total_count"])
+            return f"{path}?offset={shown}&limit=100" if more else None
+
+        pages = await self._api.pages(f"{path}?offset=0&limit=100", read_next)
+        return [each for page in pages for each in page["data"]]
+
+    async def _list_available(self) -> Sequence[Json]:
+        path, found = "/availability/gpus?page_size=100&page=", []
+        for page in range(1, 100):
+            told = await self._api.get(f"{path}{page}")
+            found += told["items"]
+            if not told["items"] or len(found) >= int(told["totalCount"]):
+                break
+        return found
+
+    def _is_wanted(self, told: Json) -> bool:
+        """Whether the configuration is on demand, in stock, and fits the settings."""
+        clouds, image = self.account.names("clouds"), self.account.settings["image"]
+        price = told["prices"]
+        return (
+            told["gpuType"] != _NO_GPU
+            and told["stockStatus"] in _IN_STOCK
+            and not told.get("isSpot")
+            and not told.get("prepaidTime")
+            and price["onDemand"] is not None
+            and price["currency"] == "USD"
+            and image in (told["images"] or ())
+            and (told["security"] == "secure_cloud" or bool(self.account.settings["community"]))
+            and (not clouds or told["provider"] in clouds)
+        )
+
+    async def _find_key(self, public_key: str) -> str:
+        """The id of the SSH key in the account, which is added if it is missing."""
+        if public_key not in self._keys:
+            for each in await self._all("/ssh_keys/"):
+                self._keys[str(each["publicKey"]).strip()] = str(each["id"])
+        if public_key not in self._keys:
+            body = {"name": "cavvy", "publicKey": public_key}
+            told = await self._api.send("POST", "/ssh_keys/", body)
+            self._keys[public_key] = str(told["id"])
+        return self._keys[public_key]
+
+    def _offer(self, told: Json, known: KnownAccelerator, region: str, kind: str) -> Offer:
+        return Offer(
+            provider="primeintellect",
+            region=region,
+            instance_type=kind,
+            accelerator=known.accelerator.name,
+            accelerator_count=int(told["gpuCount"]),
+            accelerator_memory_mib=known.memory_mib or 0,
+            vcpus=int(told["vcpu"]["defaultCount"] or 0),
+            memory_mib=int(told["memory"]["defaultCount"] or 0) * 1024,
+            disk_gib=int(told["disk"]["defaultCount"] or 0) or None,
+            rate=_rate(told),
+            architecture="arm64" if told["gpuType"].startswith(("GH", "GB")) else "x86_64",
+            source="Prime Intellect API",
+            as_of=self.account.now().date(),
+        )
+
+
+def _read_error(told: Json) -> tuple[str, str]:
+    return "error", str(told["detail"])
+
+
+def _key(told: Json) -> tuple[str, str, int]:
+    """The region, the instance type and the number of GPUs of a configuration."""
+    region = str(told["dataCenter"] or told["country"] or "any")
+    kind = f"{told['provider']}.{told['cloudId']}"
+    return region.replace(" ", "_"), kind.replace(" ", "_"), int(told["gpuCount"])
+
+
+def _identify(told: Json) -> KnownAccelerator | None:
+    return identify(str(told["gpuType"]), int(told["gpuMemory"]) * 1024)
+
+
+def _rate(told: Json) -> HourlyRate:
+    """The price of the configuration with its default resources, some of which may cost extra."""
+    usd = Decimal(str(told["prices"]["onDemand"]))
+    for part in (told["disk"], told["vcpu"], told["memory"]):
+        if part.get("pricePerUnit") and not part.get("defaultIncludedInPrice"):
+            usd += Decimal(str(part["pricePerUnit"])) * int(part["defaultCount"] or 0)
+    return parse_rate(usd)
+
+
+def _first(value: Json) -> str:
+    """The first of several values, of which the API makes a list; "" if there is none."""
+    found = value[0] if isinstance(value, list) and value else value
+    return str(found) if found and not isinstance(found, list) else ""
+
+
+def _read(told: Json) -> CloudMachine:
+    status = str(told["status"])
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+    way = _CONNECTION.fullmatch(_first(told.get("sshConnection")))
+    target = way and SshTarget(user=way[1], address=way[2], port=int(way[3] or 22))
+    ended = told.get("terminatedAt") if state is MachineState.ENDED else None
+    why = str(told.get("installationFailure") or "")
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["name"]),
+        state=state,
+        address=_first(told.get("ip")) or None,
+        ssh=target or None,
+        created_at=datetime.fromisoformat(told["createdAt"]),
+        ended_at=datetime.fromisoformat(ended) if ended else None,
+        reason="" if status in _QUIET else f"Prime Intellect reports: {status} {why}".rstrip(),
+    )

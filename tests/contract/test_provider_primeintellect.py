@@ -1,0 +1,125 @@
+"""The Prime Intellect provider keeps the contract, on a stand-in that checks every request against
+the published description of its API.
+"""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from tests.contract.primeintellect_stand_in import OFFERS, PrimeIntellectStandIn
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.proofs import Proof
+
+from cavvy.providers import primeintellect
+from cavvy.providers.base import NoCapacity, Refused, TryAgain
+from cavvy.providers.primeintellect.cloud import PrimeIntellectCloud, _read
+from cavvy.providers.primeintellect.manifest import MANIFEST
+from cavvy.providers.registry import check_settings
+from cavvy.providers.vm.cloud import CloudFault, MachineState, SshTarget, read_fault
+
+PROOF = Proof("primeintellect", False, "a strict stand-in for Prime Intellect's API")
+
+
+class TestPrimeIntellect(RestContract):
+    package, traits, stand_in = (
+        primeintellect,
+        PrimeIntellectCloud.traits,
+        PrimeIntellectStandIn,
+    )
+
+    def test_offers_have_live_prices_and_unknown_gpus_are_reported(
+        self, account: RestPlace
+    ) -> None:
+        provider = account.provider("ours")
+        found = {
+            (each.region, each.instance_type): (
+                each.accelerator,
+                each.accelerator_count,
+                each.accelerator_memory_mib // 1024,
+                each.rate.micros_per_hour,
+            )
+            for each in asyncio.run(provider.offers())
+        }
+        assert found == {
+            ("CANADA-1", "hyperstack.n3-H100x1"): ("H100", 1, 80, 1_900_000),
+            # 2.69 + 80 * 0.00014 USD
+            ("US-KS-2", "runpod.NVIDIA_H100_PCIe"): ("H100", 1, 80, 2_701_200),
+            ("CANADA-1", "hyperstack.n3-H100x8"): ("H100", 8, 80, 15_200_000),
+        }
+        assert dict(asyncio.run(provider.whoami()))["unknown accelerators"] == "Z9000_999GB"
+
+    def test_the_settings_select_clouds_images_and_the_community_cloud(
+        self, account: RestPlace
+    ) -> None:
+        def list_types(**table: str | bool) -> set[str]:
+            offers = asyncio.run(account.provider("ours", **table).offers())
+            return {each.instance_type for each in offers}
+
+        assert list_types(clouds="runpod, akash") == {"runpod.NVIDIA_H100_PCIe"}
+        assert list_types(clouds="akash", community=True) == {"akash.a100"}
+        assert list_types(image="another") == set()
+
+    def test_pods_accept_the_servers_key_which_is_stored_once(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness, provider = account.harness(), account.provider("ours", team="crew")
+            for name in ("one", "two"):
+                gang = await harness.spec(name)
+                await provider.launch(gang)
+                await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+        assert [each["name"] for each in account.api.keys] == ["laptop", "cavvy"]
+        assert {each["pod"]["sshKeyId"] for each in account.api.asked} == {"key-1"}
+        assert {each["team"]["teamId"] for each in account.api.asked} == {"crew"}
+
+    def test_a_configuration_that_is_gone_is_missing_capacity(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("one")
+            account.api.available = OFFERS[1:2]
+            with pytest.raises(NoCapacity):
+                await account.provider("ours").launch(gang)
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize(
+        ("fault", "error"),
+        [
+            (CloudFault(400, "error", "Hyperstack doesn't have n3-H100x1"), NoCapacity),
+            (CloudFault(422, "error", "cloudId is invalid"), Refused),
+            (CloudFault(403, "error", "not available to this key"), Refused),
+            (CloudFault(503, "error", "Hyperstack doesn't have n3-H100x1"), TryAgain),
+        ],
+    )
+    def test_only_missing_capacity_lets_the_job_try_other_types(
+        self, account: RestPlace, fault: CloudFault, error: type[Exception]
+    ) -> None:
+        cloud = PrimeIntellectCloud(check_settings(MANIFEST, {}), account.cloud.now)
+        assert type(read_fault(cloud, fault, "a launch", making=True)) is error
+        cloud.account.close()
+
+
+@pytest.mark.parametrize(
+    ("connection", "target"),
+    [
+        # the documented example of https://docs.primeintellect.ai/api-reference/managing-pods
+        ("root@135.23.125.123 -p 22", SshTarget(address="135.23.125.123")),
+        ("ubuntu@gpu.example", SshTarget(user="ubuntu", address="gpu.example")),
+        (["root@135.23.125.123 -p 2201"], SshTarget(address="135.23.125.123", port=2201)),
+        ([None], None),
+        (None, None),
+    ],
+)
+def test_the_ways_to_a_pod_are_read(connection: object, target: SshTarget | None) -> None:
+    told = {
+        "id": "my_first_pod_id",
+        "name": "cv-one",
+        "status": "ACTIVE",
+        "createdAt": "2023-11-07T05:31:56Z",
+        "sshConnection": connection,
+        "ip": "135.23.125.123",
+    }
+    machine = _read(told)
+    assert (machine.state, machine.ssh) == (MachineState.RUNNING, target)
+    assert (machine.address, machine.reason) == ("135.23.125.123", "")
+    assert machine.created_at == datetime(2023, 11, 7, 5, 31, 56, tzinfo=UTC)
