@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 
 from ..config import AgentConfig, WorkConfig
 from ..work.cache import touch
@@ -16,6 +17,7 @@ from ..work.folder import CannotBuild
 from .devices import find_vendor
 from .driver import find_objection, read_driver
 from .engine import ask, wait
+from .own_login import NoIdentity, find_own_login
 
 PROGRAMS = ("apptainer", "singularity")
 
@@ -38,8 +40,12 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
         os.makedirs(folder, mode=0o700, exist_ok=True)
         fresh = f"{path}.{os.getpid()}"
         inner = dict(env)
-        if work.image_login:
-            user, colon, password = work.image_login.partition(":")
+        login = work.image_login
+        if not login:
+            with suppress(NoIdentity):
+                login = find_own_login(image)
+        if login:
+            user, colon, password = login.partition(":")
             if not colon:
                 raise CannotBuild(
                     "the secret for the image's registry must have the form USER:PASSWORD"

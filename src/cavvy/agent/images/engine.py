@@ -16,6 +16,13 @@ from ..work.folder import CannotBuild, build_folder, inside
 from ..work.reaper import exit_code
 from ..work.trees import remove_tree
 from .driver import find_objection, read_driver
+from .own_login import NoIdentity, find_own_login
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    FindLogin = Callable[[str], str | None]
 
 HUB = "https://index.docker.io/v1/"  # the name that engines use to store Docker Hub's login
 
@@ -43,25 +50,50 @@ def bring_image(
             raise CannotBuild(reason)
 
 
-def pull(engine: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> None:
-    """Pull the work's image, with the user's login if there is one. Raises CannotBuild."""
-    image, login = work.image or "", config.home + "/login"
+def pull(
+    engine: str,
+    config: AgentConfig,
+    work: WorkConfig,
+    env: dict[str, str],
+    find_login: FindLogin = find_own_login,
+) -> None:
+    """Pull the work's image: with the user's login if the task names one, else with the node's own
+    identity if the image is in a cloud's registry, else without a login. Raises CannotBuild.
+    """
+    image, known = work.image or "", ""
+    if work.image_login:
+        known = " with the login that the task names"
+        code = pull_as(work.image_login, engine, config, image, env)
+    else:
+        own, why_not = None, ""
+        try:
+            own = find_login(image)
+        except NoIdentity as error:
+            why_not = f" without a login (the node has no identity for this registry: {error})"
+        # an identity without rights would hide a public image
+        code = pull_as(own, engine, config, image, env) if own else 1
+        if code:
+            code = wait([engine, "pull", image], env)
+            known = why_not or (" with the node's own identity, or without a login" if own else "")
+    if code:
+        raise CannotBuild(
+            f"the image {image} could not be pulled{known}; the engine's reason is in the log"
+        )
+
+
+def pull_as(login: str, engine: str, config: AgentConfig, image: str, env: dict[str, str]) -> int:
+    """Pull an image with the login USER:PASSWORD; returns the engine's exit code."""
+    folder = config.home + "/login"
     try:
-        argv = [engine, "pull", image]
-        if work.image_login:
-            write_login(login, image, work.image_login)
-            argv = (
-                [engine, "pull", "--authfile", login + "/config.json", image]
-                if engine.endswith("podman")
-                else [engine, "--config", login, "pull", image]
-            )
-        if wait(argv, env):
-            known = " with the login that the task names" if work.image_login else ""
-            raise CannotBuild(
-                f"the image {image} could not be pulled{known}; the engine's reason is in the log"
-            )
+        write_login(folder, image, login)
+        argv = (
+            [engine, "pull", "--authfile", folder + "/config.json", image]
+            if engine.endswith("podman")
+            else [engine, "--config", folder, "pull", image]
+        )
+        return wait(argv, env)
     finally:
-        remove_tree(login)
+        remove_tree(folder)
 
 
 def write_login(folder: str, image: str, login: str) -> None:
