@@ -183,6 +183,7 @@ def load_providers(
         server_address=address,
         node_endpoint=node_endpoint,
         find_instance=find_instance,
+        list_instance=list_instance,
         list_prices=list_prices,
         now=now,
     )
@@ -209,7 +210,16 @@ def find_instance(provider: str, instance: str) -> Offer | None:
 
 def list_prices(provider: str) -> Sequence[Offer]:
     """The catalog's on-demand and spot offers of a provider; none without a catalog."""
-    need = Resources(providers=(provider,), spot=SpotPolicy.AUTO)
+    return _list_prices(provider, None)
+
+
+def list_instance(provider: str, instance: str) -> Sequence[Offer]:
+    """The catalog's on-demand and spot offers of an instance type; none without a catalog."""
+    return _list_prices(provider, instance)
+
+
+def _list_prices(provider: str, instance: str | None) -> Sequence[Offer]:
+    need = Resources(providers=(provider,), instance=instance, spot=SpotPolicy.AUTO)
     try:
         with CatalogSnapshot.open() as snapshot:
             return snapshot.match(need, misses=0).offers

@@ -261,6 +261,8 @@ class ProviderContext:
     )
     # the catalog's offer for an instance type of a provider; None if it is unknown
     find_instance: Callable[[str, str], Offer | None] = lambda provider, instance: None
+    # the catalog's on-demand and spot offers of an instance type of a provider
+    list_instance: Callable[[str, str], Sequence[Offer]] = lambda provider, instance: ()
     # the catalog's on-demand and spot offers of a provider, for clouds that report no prices
     list_prices: Callable[[str], Sequence[Offer]] = lambda provider: ()
     now: Callable[[], datetime] = wall_clock

@@ -65,6 +65,10 @@ SPOT = (
     ("karpenter.sh/capacity-type", "spot"),
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 )
+# The clouds by the scheme of the provider IDs that their controllers give to nodes.
+_CLOUDS = {"aws": "aws", "gce": "gcp", "azure": "azure"}
+_COREWEAVE = "coreweave.cloud"  # the end of the prefix of CoreWeave's labels
+_INSTANCE, _REGION = "node.kubernetes.io/instance-type", "topology.kubernetes.io/region"
 _MIB = 1024 * 1024
 _STEP_MIB = 256  # memory is rounded down to this step, since nodes of one kind differ slightly
 
@@ -96,6 +100,19 @@ class ResourceAmount(NamedTuple):
 _NOTHING = ResourceAmount()
 
 
+class NodeMachine(NamedTuple):
+    """The machine of a node: its cloud, as the catalog names it, its instance type and region. All
+    are "" if the cloud is unknown or the node has several kinds of accelerators.
+    """
+
+    cloud: str = ""
+    instance: str = ""
+    region: str = ""
+
+
+_UNKNOWN, _FREE = NodeMachine(), HourlyRate(0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesNode:
     """One node with one kind of its accelerators: the resources that jobs may use, and the free
@@ -114,6 +131,8 @@ class KubernetesNode:
     pool: str = ""  # if set, the node does not exist yet: an autoscaler can add it to this pool
     why_not: str = ""
     broken: int = 0  # accelerators that the node has but cannot allocate
+    machine: NodeMachine = _UNKNOWN
+    rate: HourlyRate = _FREE  # of the whole machine; 0 if unknown
 
     @property
     def spot(self) -> bool:
@@ -206,7 +225,20 @@ def _read_node(
         if _ACCELERATORS.fullmatch(name) and read_quantity(count) > 0
     ] or [""]
     why_not = _why_not(node, borne, bool(resources[0]))
-    return [_read_part(node, pods, resource, why_not) for resource in resources]
+    machine = _read_machine(node) if len(resources) == 1 else _UNKNOWN
+    parts = [_read_part(node, pods, resource, why_not) for resource in resources]
+    return [replace(part, machine=machine) for part in parts]
+
+
+def _read_machine(node: Object) -> NodeMachine:
+    labels = node["metadata"].get("labels") or {}
+    scheme, _, _ = str((node.get("spec") or {}).get("providerID") or "").partition("://")
+    cloud = _CLOUDS.get(scheme, "")
+    if any(name.partition("/")[0].endswith(_COREWEAVE) for name in labels):
+        cloud = "coreweave"
+    if not (cloud and labels.get(_INSTANCE)):
+        return _UNKNOWN
+    return NodeMachine(cloud, labels[_INSTANCE], labels.get(_REGION, ""))
 
 
 def _read_part(node: Object, pods: Sequence[Object], resource: str, why_not: str) -> KubernetesNode:
@@ -345,7 +377,8 @@ def list_offers(
     waits: bool,
 ) -> Sequence[Offer]:
     """One offer for each kind of node and number of accelerators; for nodes without accelerators,
-    one for each size.
+    one for each size. Where `gpu_rate` and `node_rate` are 0, parts cost their share of the
+    machine's own price; of nodes that are alike, the highest price counts.
     """
     usable = [node for node in nodes if not node.why_not]
     kinds: dict[str, list[KubernetesNode]] = {}
@@ -363,11 +396,25 @@ def list_offers(
             widest=max(node.shape.cpus for node in usable),
             pool=name_pool((node.name for node in alike), groups),
         )
-        prices = PartPrices(gpu=gpu_rate(alike[0].product), node=node_rate)
+        prices = _price(alike, gpu_rate(alike[0].product), node_rate)
         for offer in _list_parts(alike, location, prices, waits=waits):
             known = offers.get(offer.key, offer)
             offers[offer.key] = max(known, offer, key=lambda each: each.capacity or 0)
     return list(offers.values())
+
+
+def _price(
+    alike: Sequence[KubernetesNode], gpu_rate: HourlyRate, node_rate: HourlyRate
+) -> PartPrices:
+    """The prices of parts of nodes that are alike. A stated price of 0 gives way to the share of
+    the machine's own price.
+    """
+    whole = max(node.rate for node in alike)
+    part = HourlyRate(whole.micros_per_hour // max(1, alike[0].shape.gpus))
+    return PartPrices(
+        gpu=part if gpu_rate == _FREE else gpu_rate,
+        node=whole if node_rate == _FREE else node_rate,
+    )
 
 
 def _list_parts(

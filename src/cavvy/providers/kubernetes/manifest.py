@@ -72,6 +72,14 @@ MANIFEST = Manifest(
         text("image", "The image for tasks that do not name one.", "python:3.12"),
         gpu_rates(),
         node_price(),
+        flag(
+            "catalog_prices",
+            "If the two prices above are 0 and the cluster's nodes are machines of EKS, GKE, AKS "
+            "or CoreWeave, pods cost their share of the price that the catalog has for the "
+            "machine, and jobs need consent to costs. Set this to `false` if you have paid for "
+            "the machines already.",
+            default=True,
+        ),
         text(
             "queue",
             "The Kueue local queue for gangs. All pods of a gang start at the same time.",

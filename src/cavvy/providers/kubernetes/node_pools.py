@@ -16,7 +16,12 @@ import yaml
 
 from cavvy.domain.offers import Offer
 from cavvy.providers.base import Refused
-from cavvy.providers.kubernetes.cluster import KubernetesNode, find_resource, read_nodes
+from cavvy.providers.kubernetes.cluster import (
+    KubernetesNode,
+    NodeMachine,
+    find_resource,
+    read_nodes,
+)
 from cavvy.providers.kubernetes.options import Toleration
 
 Object = Mapping[str, Any]
@@ -52,6 +57,7 @@ class PoolTemplate:
     taints: Sequence[Object] = field(default_factory=tuple)
     rule: tuple[str, str] | None = None
     product: str = ""
+    machine: NodeMachine = field(default_factory=NodeMachine)  # without its region
 
 
 def make_nodes(
@@ -68,7 +74,7 @@ def make_nodes(
             "status": {**ready, **resources},
         }
         for made in read_nodes([node], (), selector, borne):
-            made = replace(made, pool=each.pool)
+            made = replace(made, pool=each.pool, machine=each.machine)
             if each.rule is not None and made.resource:
                 label, value = each.rule
                 shape = replace(made.shape, gpu=each.product)
@@ -194,6 +200,7 @@ def _make_template(
         taints=taints,
         rule=rule,
         product=machine.accelerator or "",
+        machine=NodeMachine(machine.provider, machine.instance_type),
     )
 
 

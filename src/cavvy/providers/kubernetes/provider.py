@@ -28,6 +28,7 @@ from cavvy.providers.kubernetes.exec_tunnels import ExecTunnels
 from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.policy import make_policy
+from cavvy.providers.kubernetes.prices import MachinePrices
 from cavvy.providers.kubernetes.quota import limit
 from cavvy.providers.kubernetes.watch import PodWatch
 from cavvy.providers.kubernetes.whoami import whoami
@@ -47,6 +48,7 @@ class KubernetesProvider:
             self._gpu_rate = AcceleratorRates(self._text("price_usd_gpu_hr") or "0")
         except (UnitError, ValueError) as error:
             raise Refused(f"[providers.kubernetes] price_usd_gpu_hr: {error}") from error
+        self._prices = MachinePrices(context.list_instance, context.list_prices)
         self._clusters: dict[str, ClusterContext] = {}
         self._parts = FanOut[Sequence[Offer]]()
         self._watches: dict[str, PodWatch] = {}
@@ -158,8 +160,11 @@ class KubernetesProvider:
 
     async def _offers_of(self, cluster: ClusterContext) -> Sequence[Offer]:
         nodes, quotas = await asyncio.gather(cluster.nodes(), cluster.quotas())
+        priced = nodes
+        if self._settings.get("catalog_prices", True):
+            priced = await asyncio.to_thread(self._prices.put, nodes)
         offers = list_offers(
-            nodes,
+            priced,
             region=cluster.api.context.name,
             zone=cluster.api.context.namespace,
             gpu_rate=self._gpu_rate,

@@ -23,6 +23,13 @@ from cavvy.providers.hosts.records import write_bytes
 from cavvy.providers.kubernetes.calls.wire import basic
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# How to install the plugins of managed clusters, whose kubeconfigs do not always say so.
+_INSTALL = {
+    "aws": "install the AWS CLI: "
+    "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
+    "gke-gcloud-auth-plugin": "install it with `gcloud components install gke-gcloud-auth-plugin`",
+    "kubelogin": "install it with `az aks install-cli`",
+}
 _PLUGIN_S = 60.0  # time limit for an exec credential plugin; a cloud's plugin may load a slow SDK
 _EARLY = timedelta(minutes=1)  # credentials are renewed this long before they expire
 _TOKEN_FILE_AGE = timedelta(minutes=1)  # kubelets renew service account tokens in the same file
@@ -386,11 +393,7 @@ async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _Status:
             env={**os.environ, **env, "KUBERNETES_EXEC_INFO": _plugin_input(plugin, context)},
         )
     except OSError as error:
-        hint = f"; {plugin.install_hint.strip()}" if plugin.install_hint else ""
-        raise Refused(
-            f"{plugin.command}, which context {context.name} needs, cannot be started: "
-            f"{error}{hint}"
-        ) from error
+        raise Refused(_explain(plugin, context, error)) from error
     try:
         async with asyncio.timeout(_PLUGIN_S):
             out, err = await process.communicate()
@@ -408,6 +411,15 @@ async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _Status:
         return msgspec.json.decode(out, type=_Printed).status
     except msgspec.MsgspecError as error:
         raise Refused(f"{plugin.command} printed no valid credential: {error}") from error
+
+
+def _explain(plugin: ExecPlugin, context: KubeContext, error: OSError) -> str:
+    """Why a plugin cannot be started, and how to install it."""
+    missing = isinstance(error, FileNotFoundError)
+    problem = "is not installed on the server's machine" if missing else f"fails: {error}"
+    hint = (plugin.install_hint or _INSTALL.get(Path(plugin.command).name, "")).strip()
+    told = f"{plugin.command}, which context {context.name} needs to log in, {problem}"
+    return f"{told}; {hint}" if hint else told
 
 
 def _plugin_input(plugin: ExecPlugin, context: KubeContext) -> str:

@@ -1,0 +1,74 @@
+"""Prices of a cluster's machines, from the catalog of the cloud that rents them out. No I/O of its
+own: the functions that it gets read the catalog.
+
+A node's machine is known by the provider ID that the cloud's controller sets
+(https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/node-v1) and the label
+`node.kubernetes.io/instance-type`. CoreWeave's nodes are known by its labels, and its price list
+has its own names, so that its machines are found by their accelerators.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.batch.shapes import identify_gpu
+from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine
+
+# the catalog's on-demand and spot offers of a provider, and of one of its instance types
+ListPrices = Callable[[str], Sequence[Offer]]
+ListInstance = Callable[[str, str], Sequence[Offer]]
+
+_COREWEAVE = "coreweave"
+
+
+class MachinePrices:
+    """Finds the price of a node's whole machine per hour."""
+
+    def __init__(self, list_instance: ListInstance, list_prices: ListPrices) -> None:
+        self._list_instance, self._list_prices = list_instance, list_prices
+        self._known: dict[tuple[NodeMachine, str, int, bool], HourlyRate | None] = {}
+
+    def put(self, nodes: Sequence[KubernetesNode]) -> Sequence[KubernetesNode]:
+        """The nodes with the prices of their machines, as far as these are known. Nodes that a pool
+        can add will be in the region of the others. May block.
+        """
+        home = next((node.machine.region for node in nodes if node.machine.region), "")
+        return [replace(node, rate=self._rate(node, home)) for node in nodes]
+
+    def _rate(self, node: KubernetesNode, home: str) -> HourlyRate:
+        if not node.machine.cloud:
+            return node.rate
+        machine = node.machine._replace(region=node.machine.region or home)
+        key = machine, node.product, node.shape.gpus, node.spot
+        if key not in self._known:
+            self._known[key] = self._find(machine, node)
+        return self._known[key] or node.rate
+
+    def _find(self, machine: NodeMachine, node: KubernetesNode) -> HourlyRate | None:
+        """The price in the machine's region. If zones differ, the highest; if the region is
+        unknown, that of the cheapest region.
+        """
+        purchase = Purchase.SPOT if node.spot else Purchase.ON_DEMAND
+        offers = [each for each in self._list(machine, node) if each.purchase is purchase]
+        if machine.cloud != _COREWEAVE and machine.region:
+            offers = [each for each in offers if each.region == machine.region]
+            return max((each.rate for each in offers), default=None)
+        return min((each.rate for each in offers), default=None)
+
+    def _list(self, machine: NodeMachine, node: KubernetesNode) -> Sequence[Offer]:
+        """The catalog's offers of this machine."""
+        name, _ = identify_gpu(node.product)
+        gpus = node.shape.gpus
+        if machine.cloud == _COREWEAVE:
+            return [
+                each
+                for each in self._list_prices(_COREWEAVE)
+                if gpus and (each.accelerator, each.accelerator_count) == (name, gpus)
+            ]
+        offers = self._list_instance(machine.cloud, machine.instance)
+        if gpus and not any(each.accelerator_count for each in offers):
+            # Google attaches GPUs to N1 machines; the catalog has one name for both
+            attached = f"{machine.instance}-{name.lower()}x{gpus}"
+            offers = self._list_instance(machine.cloud, attached)
+        return [each for each in offers if bool(each.accelerator_count) == bool(gpus)]

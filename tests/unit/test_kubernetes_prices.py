@@ -1,0 +1,210 @@
+"""Pods of managed clusters cost their share of the machine's price in the catalog."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_kubernetes_calls import make_provider, make_server
+from tests.unit.test_kubernetes_reading import NOW, make_node, write_config
+
+from cavvy.api.open_state import list_instance, list_prices
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import Refused
+from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
+from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine, read_nodes
+from cavvy.providers.kubernetes.node_pools import KARPENTER
+from cavvy.providers.kubernetes.prices import MachinePrices
+
+INSTANCE, REGION = "node.kubernetes.io/instance-type", "topology.kubernetes.io/region"
+GPU = "nvidia.com/gpu"
+
+
+def make_row(
+    provider: str,
+    instance: str,
+    usd: float,
+    *,
+    region: str = "r1",
+    gpus: int = 0,
+    gpu: str = "H100",
+    spot: bool = False,
+) -> Offer:
+    return Offer(
+        provider=provider,
+        region=region,
+        instance_type=instance,
+        accelerator=gpu if gpus else None,
+        accelerator_count=gpus,
+        purchase=Purchase.SPOT if spot else Purchase.ON_DEMAND,
+        vcpus=64,
+        memory_mib=524288,
+        rate=HourlyRate(round(usd * 1_000_000)),
+    )
+
+
+CATALOG = (
+    make_row("aws", "p5.48xlarge", 80, gpus=8),
+    make_row("aws", "p5.48xlarge", 60, region="r2", gpus=8),
+    make_row("aws", "p5.48xlarge", 20, gpus=8, spot=True),
+    make_row("aws", "p5.48xlarge", 24, gpus=8, spot=True),  # in another zone
+    make_row("aws", "m7i.16xlarge", 3.2),
+    make_row("gcp", "n1-standard-8", 0.4),
+    make_row("gcp", "n1-standard-8-t4x1", 0.8, gpus=1, gpu="T4"),
+    make_row("coreweave", "hgx-h100-8-gpu", 49.24, region="north-america", gpus=8),
+    make_row("coreweave", "l40-8-gpu", 10, region="north-america", gpus=8, gpu="L40"),
+)
+
+
+def list_fake_instance(provider: str, instance: str) -> Sequence[Offer]:
+    return [e for e in CATALOG if (e.provider, e.instance_type) == (provider, instance)]
+
+
+def list_fake_prices(provider: str) -> Sequence[Offer]:
+    return [each for each in CATALOG if each.provider == provider]
+
+
+def make_machine(
+    id_: str, instance: str, gpus: int = 0, gpu: str = "H100", **labels: str
+) -> dict[str, Any]:
+    """A node as the cloud's controller describes it."""
+    own = {INSTANCE: instance, REGION: "r1", **({"gpu.type": gpu} if gpus else {}), **labels}
+    node = make_node("n", {GPU: str(gpus)} if gpus else {}, own)
+    node["spec"]["providerID"] = id_
+    return node
+
+
+def read(*nodes: dict[str, Any]) -> Sequence[KubernetesNode]:
+    return read_nodes(nodes, (), {}, ())
+
+
+def price(*nodes: dict[str, Any]) -> list[float]:
+    prices = MachinePrices(list_fake_instance, list_fake_prices)
+    return [float(node.rate.usd) for node in prices.put(read(*nodes))]
+
+
+SPOT = {"eks.amazonaws.com/capacityType": "SPOT"}
+COREWEAVE = {"node.coreweave.cloud/cpu": "intel-xeon", REGION: "US-EAST-04"}
+
+
+@pytest.mark.parametrize(
+    ("node", "usd"),
+    [
+        (make_machine("aws:///r1a/i-0abc", "p5.48xlarge", 8), 80),
+        (make_machine("aws:///r1a/i-0abc", "p5.48xlarge", 8, **{REGION: "r2"}), 60),
+        (make_machine("aws:///r1a/i-0abc", "p5.48xlarge", 8, **{REGION: "elsewhere"}), 0),
+        (make_machine("aws:///r1a/i-0abc", "p5.48xlarge", 8, **SPOT), 24),
+        (make_machine("aws:///r1a/i-0abc", "m7i.16xlarge"), 3.2),
+        (make_machine("aws:///r1a/i-0abc", "unknown.large"), 0),
+        (make_machine("gce://project/zone/name", "n1-standard-8"), 0.4),
+        (make_machine("gce://project/zone/name", "n1-standard-8", 1, "nvidia-tesla-t4"), 0.8),
+        (make_machine("gce://project/zone/name", "n1-standard-8", 2, "nvidia-tesla-t4"), 0),
+        (make_machine("", "gd-8xh100ib-i128", 8, "H100_NVLINK_80GB", **COREWEAVE), 49.24),
+        (make_machine("", "gd-8xh100ib-i128", 4, "H100_NVLINK_80GB", **COREWEAVE), 0),
+        (make_machine("", "cd-gp-a192-genoa", **COREWEAVE), 0),
+        (make_machine("kind://docker/kind/node", "m7i.16xlarge"), 0),
+        (make_machine("", "m7i.16xlarge"), 0),
+    ],
+)
+def test_a_machine_has_the_price_of_its_cloud(node: dict[str, Any], usd: float) -> None:
+    assert price(node) == [usd]
+
+
+def test_a_node_with_several_kinds_of_accelerators_has_no_price() -> None:
+    node = make_machine("aws:///r1a/i-0abc", "p5.48xlarge", 4)
+    for table in ("capacity", "allocatable"):
+        node["status"][table] |= {"nvidia.com/mig-1g.10gb": "7"}
+    assert price(node) == [0, 0]
+    assert {each.machine for each in read(node)} == {NodeMachine()}
+
+
+@pytest.mark.parametrize(
+    ("id_", "instance", "gpus", "gpu", "region"),
+    [
+        ("aws:///us-east-1a/i-1", "p4d.24xlarge", 8, "NVIDIA-A100-SXM4-40GB", "us-east-1"),
+        ("gce://p/z/n", "a2-highgpu-1g", 1, "nvidia-tesla-a100", "us-central1"),
+        ("gce://p/z/n", "n1-standard-4", 1, "nvidia-tesla-t4", "us-central1"),
+        ("azure:///subscriptions/s", "Standard_NC24ads_A100_v4", 1, "A100-80GB-PCIe", "eastus"),
+    ],
+)
+def test_the_shipped_catalog_has_machines_by_their_labels(
+    id_: str, instance: str, gpus: int, gpu: str, region: str
+) -> None:
+    node = make_machine(id_, instance, gpus, gpu, **{REGION: region})
+    (found,) = MachinePrices(list_instance, list_prices).put(read(node))
+    assert found.rate > HourlyRate(100_000)
+
+
+def offer(tmp_path: Path, items: Sequence[dict[str, Any]], **settings: Any) -> Sequence[Offer]:
+    """The offers of a cluster with these nodes and a pool of Karpenter."""
+    server = make_server()
+    server.answers["GET", "/api/v1/nodes"] = 200, {"items": list(items)}
+    wanted = {"key": INSTANCE, "operator": "In", "values": ["p5.48xlarge"]}
+    spec = {"requirements": [wanted], "nodeClassRef": {"group": "karpenter.k8s.aws"}}
+    pool = {"metadata": {"name": "gold"}, "spec": {"template": {"spec": spec}}}
+    server.answers["GET", f"/apis/{KARPENTER}"] = 200, {"items": [pool]}
+
+    async def scenario() -> Sequence[Offer]:
+        async with server.serving():
+            provider = make_provider(tmp_path, server.port, **settings)
+            provider._prices = MachinePrices(list_fake_instance, list_fake_prices)
+            find = lambda _, name: next(e for e in CATALOG if e.instance_type == name)  # noqa: E731
+            provider._context = replace(provider._context, find_instance=find)
+            try:
+                return await provider.offers()
+            finally:
+                await provider.close()
+
+    return asyncio.run(scenario())
+
+
+def rates(offers: Sequence[Offer]) -> dict[tuple[int, float], float]:
+    """The prices by accelerators and CPUs."""
+    return {(each.accelerator_count, each.vcpus): float(each.rate.usd) for each in offers}
+
+
+def test_a_pod_costs_its_share_of_its_machine(tmp_path: Path) -> None:
+    found = rates(offer(tmp_path, [make_machine("aws:///r2a/i-1", "m7i.16xlarge")]))
+    assert (found[0, 64], found[0, 32], found[0, 1]) == (3.2, 1.6, 0.05)
+    # the pool's machines will be in the region of the node
+    gpus = {count: usd for (count, _), usd in found.items() if count}
+    assert gpus == {count: 10.0 * count for count in range(1, 9)}
+
+
+def test_a_pool_of_a_cluster_without_nodes_has_the_cheapest_regions_price(tmp_path: Path) -> None:
+    gpus = {c: usd for (c, _), usd in rates(offer(tmp_path, [])).items() if c}
+    assert gpus == {count: 7.5 * count for count in range(1, 9)}
+
+
+def test_prices_of_the_settings_win_and_the_catalog_can_be_left_out(tmp_path: Path) -> None:
+    nodes = [make_machine("aws:///r1a/i-1", "m7i.16xlarge")]
+    stated = rates(offer(tmp_path, nodes, price_usd_gpu_hr="H100=2", price_usd_node_hr=6.4))
+    assert stated[0, 64] == 6.4
+    assert {usd / count for (count, _), usd in stated.items() if count} == {2}
+    free = offer(tmp_path, nodes, catalog_prices=False)
+    assert {each.rate for each in free} == {HourlyRate(0)}
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("gke-gcloud-auth-plugin", "gcloud components install gke-gcloud-auth-plugin"),
+        ("/opt/none/aws", "install the AWS CLI"),
+        ("kubelogin", "az aks install-cli"),
+        ("some-login", "machine"),
+    ],
+)
+def test_a_missing_plugin_is_named_with_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, hint: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = write_config(tmp_path / "config", {"exec": {"command": command}})
+    (context,) = read_contexts(config, [])
+    login = KubeLogin(context, tmp_path, lambda: NOW)
+    with pytest.raises(Refused, match=hint) as caught:
+        asyncio.run(login.proof())
+    missing = "which context x needs to log in, is not installed on the server's machine"
+    assert f"{command}, {missing}" in str(caught.value)
