@@ -1,6 +1,9 @@
 """Makes the shell program that a container of a managed service runs."""
 
+import re
+import shlex
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
 from cavvy.domain.tasks import Task
 from cavvy.providers.batch.export import here_document, make_work
@@ -32,6 +35,26 @@ def make_program(task: Task, prepare: Sequence[str] = (), finish: Sequence[str] 
         'exit "$CAVVY_CODE"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def escape_references(text: str) -> str:
+    """Text that a container gets unchanged where `$(NAME)` is replaced by the value of a variable,
+    and `$$` by `$`, as in Kubernetes and Vertex AI.
+    """
+    return re.sub(r"\$(?=[$(])", "$$", text)
+
+
+def link_folder(folder: str, path: str, *, make: bool = True) -> list[str]:
+    """Lines that make `path` a link to the folder. A file or folder of the working folder that has
+    this path is renamed. With `make`, the folder is created if it does not exist.
+    """
+    parts = PurePosixPath(path)
+    source, parent, target = (shlex.quote(each) for each in (folder, str(parts.parent), str(parts)))
+    made = f"{source} {parent}" if make else parent
+    return [
+        f"[ -L {target} ] || [ ! -e {target} ] || mv {target} {target}.before || exit 1",
+        f"mkdir -p {made} && ln -sfn {source} {target} || exit 1",
+    ]
 
 
 def split_program(program: str, length: int, count: int) -> Sequence[str] | None:

@@ -3,7 +3,6 @@ if there are several nodes.
 """
 
 import math
-import re
 from typing import Any
 
 import yaml
@@ -12,6 +11,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Resources, Task, Volume, VolumeKind
 from cavvy.providers.batch.export import MASTER_PORT, list_variables, make_work
 from cavvy.providers.batch.shapes import NodeShape
+from cavvy.providers.formats.program import escape_references
 from cavvy.providers.formats.yaml_text import LiteralDumper
 from cavvy.providers.kubernetes.cluster import KubernetesNode, find_resource
 from cavvy.providers.kubernetes.docker_sidecar import overlay_task
@@ -105,7 +105,7 @@ def _pod(
     container: Object = {
         "name": CONTAINER,
         "image": task.image or options.image,
-        "command": ["sh", "-c", _literal(_SHELL), _literal(make_work(task))],
+        "command": ["sh", "-c", escape_references(_SHELL), escape_references(make_work(task))],
         "env": _environment(task, rank, nodes, count),
         "resources": make_resources(cpus, memory_mib, node.resource, count),
     }
@@ -146,14 +146,10 @@ def _environment(task: Task, rank: int, nodes: int, count: int) -> list[Object]:
         {"name": name, "valueFrom": {"secretKeyRef": {"name": f"{task.name}-secrets", "key": name}}}
         for name in task.secrets
     ]
-    return [*({"name": name, "value": _literal(value)} for name, value in values.items()), *secrets]
-
-
-def _literal(text: str) -> str:
-    """Escape text for the kubelet, which replaces `$(NAME)` with the value of the variable, and
-    `$$` with `$`.
-    """
-    return re.sub(r"\$(?=[$(])", "$$", text)
+    return [
+        *({"name": name, "value": escape_references(value)} for name, value in values.items()),
+        *secrets,
+    ]
 
 
 def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:

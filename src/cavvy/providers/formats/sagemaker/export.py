@@ -12,7 +12,7 @@ from cavvy.providers.batch.export import list_variables
 from cavvy.providers.formats.index import FindOffers, JobFormat
 from cavvy.providers.formats.machines import Machine, choose_machine
 from cavvy.providers.formats.notes import list_notes, write_comments
-from cavvy.providers.formats.program import make_program, split_program
+from cavvy.providers.formats.program import link_folder, make_program, split_program
 from cavvy.providers.formats.sagemaker import request
 from cavvy.providers.formats.sagemaker.request import DataChannel, TrainingJobRequest
 from cavvy.providers.formats.yaml_text import dump_yaml
@@ -154,7 +154,7 @@ def _make_container(task: Task, machine: Machine) -> tuple[str, dict[str, str]]:
     for number, each in enumerate(task.inputs):
         prepare += _link_input(each, f"{_FOLDER}/input/data/{_channel_name(each, number)}")
     if task.checkpoint is not None:
-        prepare += _link(f"{_FOLDER}/checkpoints", task.checkpoint.path)
+        prepare += link_folder(f"{_FOLDER}/checkpoints", task.checkpoint.path)
     finish = [
         f"[ $CAVVY_CODE != 0 ] || cp -R {shlex.quote(each.source)} {_FOLDER}/model/ || CAVVY_CODE=1"
         for each in task.outputs
@@ -184,22 +184,8 @@ def _link_input(each: Transfer, folder: str) -> list[str]:
     name = PurePosixPath(each.source).name
     file = shlex.quote(f"{folder}/{name}")
     return [
-        *_link(folder, each.target),
+        *link_folder(folder, each.target),
         f"[ ! -f {file} ] || ln -sfn {file} {shlex.quote(each.target.rstrip('/'))}",
-    ]
-
-
-def _link(folder: str, path: str) -> list[str]:
-    """Lines that make `path` a link to the folder. A folder of the image or the working folder that
-    has this path is renamed.
-    """
-    source = shlex.quote(folder)
-    parent, target = (
-        shlex.quote(str(each)) for each in (PurePosixPath(path).parent, PurePosixPath(path))
-    )
-    return [
-        f"[ -L {target} ] || [ ! -e {target} ] || mv {target} {target}.before || exit 1",
-        f"mkdir -p {source} {parent} && ln -sfn {source} {target} || exit 1",
     ]
 
 

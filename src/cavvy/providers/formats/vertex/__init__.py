@@ -1,0 +1,1 @@
+"""The job format of Google's Vertex AI custom training."""

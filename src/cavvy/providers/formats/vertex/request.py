@@ -1,0 +1,143 @@
+"""The specification of a custom job of Vertex AI, from values.
+
+Fields and limits are from the discovery document of aiplatform v1.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from math import ceil
+from typing import Any
+
+from cavvy.providers.formats.program import escape_references
+
+VARIABLES = 100  # of a container
+
+# The accelerator types of MachineSpec, by the catalog's name and the memory of each in GiB; 0 if
+# there is only one size.
+_ACCELERATORS = {
+    ("P4", 0): "NVIDIA_TESLA_P4",
+    ("P100", 0): "NVIDIA_TESLA_P100",
+    ("V100", 0): "NVIDIA_TESLA_V100",
+    ("T4", 0): "NVIDIA_TESLA_T4",
+    ("L4", 0): "NVIDIA_L4",
+    ("A100", 40): "NVIDIA_TESLA_A100",
+    ("A100", 80): "NVIDIA_A100_80GB",
+    ("H100", 0): "NVIDIA_H100_80GB",
+    ("H200", 0): "NVIDIA_H200_141GB",
+    ("B200", 0): "NVIDIA_B200",
+    ("GB200", 0): "NVIDIA_GB200",
+    ("RTX-PRO-6000", 0): "NVIDIA_RTX_PRO_6000",
+}
+_MEGA = "NVIDIA_H100_MEGA_80GB"  # of the machines a3-megagpu-8g
+# Machine types without accelerators, as family, kind and the smallest number of CPUs:
+# https://cloud.google.com/vertex-ai/docs/training/configure-compute
+_LEAST_CPUS = {"standard": 4, "highmem": 2, "highcpu": 16}
+_CPU_TYPE = re.compile(r"(e2|n1|n2|c2)-(standard|highmem|highcpu)-(\d+)")
+_GPU_FAMILIES = ("a2-", "a3-", "a4-", "g2-", "g4-")
+# The catalog's name of an N1 machine with GPUs, such as n1-standard-8-t4x1.
+_WITH_GPUS = re.compile(r"(n1-\w+-\d+)-\w+x\d+")
+
+
+class Strategy(StrEnum):
+    """How Vertex AI finds machines for a job."""
+
+    STANDARD = "STANDARD"
+    SPOT = "SPOT"
+    FLEX_START = "FLEX_START"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomJobRequest:
+    """What Vertex AI is asked for: equal machines, the first in a worker pool of its own. `waits`
+    is for FLEX_START.
+    """
+
+    image: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)  # values are not expanded
+    machine_type: str
+    accelerator_type: str | None = None
+    accelerators: int = 0
+    nodes: int = 1
+    disk_gib: int | None = None
+    strategy: Strategy = Strategy.STANDARD
+    longest_run: timedelta | None = None  # None for the service's 7 days
+    longest_wait: timedelta | None = None
+    retries: bool = True  # whether the service starts the job again after its own faults
+    restarts: bool = False  # whether all machines start again after one has
+    service_account: str | None = None
+    network: str | None = None
+    output_uri: str | None = None
+
+
+def find_accelerator(machine_type: str, name: str, memory_mib: int) -> str | None:
+    """The accelerator type of a machine with the catalog's accelerator; None if Vertex AI has no
+    such type.
+    """
+    if machine_type.startswith("a3-megagpu"):
+        return _MEGA
+    return _ACCELERATORS.get((name, 0)) or _ACCELERATORS.get((name, round(memory_mib / 1024)))
+
+
+def is_custom_job_type(machine_type: str) -> bool:
+    """Whether custom jobs can use a machine type of the catalog."""
+    if machine_type.startswith(_GPU_FAMILIES) or _WITH_GPUS.fullmatch(machine_type):
+        return True
+    found = _CPU_TYPE.fullmatch(machine_type)
+    return found is not None and int(found[3]) >= _LEAST_CPUS[found[2]]
+
+
+def strip_gpus(machine_type: str) -> str:
+    """Google's name of a machine type, without the GPUs in the catalog's name."""
+    found = _WITH_GPUS.fullmatch(machine_type)
+    return found[1] if found else machine_type
+
+
+def make_custom_job(job: CustomJobRequest) -> dict[str, Any]:
+    """A CustomJobSpec."""
+    pools = [_make_pool(job, 1)]
+    if job.nodes > 1:
+        pools.append(_make_pool(job, job.nodes - 1))
+    spec: dict[str, Any] = {"workerPoolSpecs": pools, "scheduling": _make_scheduling(job)}
+    if job.output_uri is not None:
+        spec["baseOutputDirectory"] = {"outputUriPrefix": job.output_uri}
+    if job.service_account is not None:
+        spec["serviceAccount"] = job.service_account
+    if job.network is not None:
+        spec["network"] = job.network
+    return spec
+
+
+def _make_pool(job: CustomJobRequest, count: int) -> dict[str, Any]:
+    machine: dict[str, Any] = {"machineType": job.machine_type}
+    if job.accelerator_type is not None:
+        machine["acceleratorType"] = job.accelerator_type
+        machine["acceleratorCount"] = job.accelerators
+    pool: dict[str, Any] = {"machineSpec": machine, "replicaCount": count}
+    if job.disk_gib is not None:
+        pool["diskSpec"] = {"bootDiskSizeGb": max(job.disk_gib, 100)}
+    pool["containerSpec"] = {
+        "imageUri": job.image,
+        "command": list(job.command),
+        "env": [
+            {"name": name, "value": escape_references(text)}
+            for name, text in job.environment.items()
+        ],
+    }
+    return pool
+
+
+def _make_scheduling(job: CustomJobRequest) -> dict[str, Any]:
+    scheduling: dict[str, Any] = {"strategy": str(job.strategy)}
+    if job.longest_run is not None:
+        scheduling["timeout"] = f"{ceil(job.longest_run.total_seconds())}s"
+    if job.longest_wait is not None and job.strategy is Strategy.FLEX_START:
+        scheduling["maxWaitDuration"] = f"{ceil(job.longest_wait.total_seconds())}s"
+    if not job.retries:
+        scheduling["disableRetries"] = True
+    elif job.restarts:
+        scheduling["restartJobOnWorkerRestart"] = True
+    return scheduling
