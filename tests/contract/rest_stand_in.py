@@ -37,6 +37,13 @@ class RestRequest(NamedTuple):
     body: Any  # None without a body
 
 
+class WithHeaders(NamedTuple):
+    """A reply's body, and headers that the reply has besides the usual ones."""
+
+    body: object
+    headers: Mapping[str, str]
+
+
 class RestServer:
     """The HTTP server of a test run."""
 
@@ -55,6 +62,9 @@ class RestServer:
                     self.close_connection = True
                     return
                 status, body = told
+                extra: Mapping[str, str] = {}
+                if isinstance(body, WithHeaders):
+                    body, extra = body
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()
                 data = b"" if body is None else data
                 self.send_response(status)
@@ -62,6 +72,8 @@ class RestServer:
                 self.send_header("Content-Length", str(len(data)))
                 if status in (429, 503):
                     self.send_header("Retry-After", "0")
+                for name, value in extra.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
 
@@ -109,7 +121,7 @@ class RestStandIn:
 
     def answer(self, request: RestRequest) -> tuple[int, object]:
         """The status and the body of a reply: bytes as they are, None for no body, anything else as
-        JSON. Raises CloudFault.
+        JSON. A body may be a `WithHeaders`. Raises CloudFault.
         """
         raise NotImplementedError
 

@@ -70,11 +70,12 @@ _SECRET = re.compile(
 )
 _SCRIPTS = ("#!", "IyEv")  # starts of user data, plain and in Base64
 _PAGES = frozenset({"nexttoken", "nextpagetoken"})  # tokens that only name the next page of a list
-# ids of AWS accounts, Azure subscriptions and Google projects, names of resource groups, addresses
-# of persons, and AWS's names of identities, also within other texts
+# ids of AWS accounts, Azure subscriptions, Google projects and OCI's tenancies, names of resource
+# groups, addresses of persons, and AWS's names of identities, also within other texts
 _ACCOUNT = re.compile(
     r"(?<!\d)\d{12}(?!\d)|(?<=subscriptions/)[\w-]+|(?<=resourcegroups/)[^/\s?]+"
-    r"|(?<=projects/)[\w:.-]+|[\w.+-]+@[\w-]+\.[\w.-]+|(?<=arn:)\S+",
+    r"|(?<=projects/)[\w:.-]+|[\w.+-]+@[\w-]+\.[\w.-]+|(?<=arn:)\S+"
+    r"|ocid1\.(?:tenancy|compartment|user)\.[\w.-]+",
     re.IGNORECASE,
 )
 _NO_ACCOUNT = "0" * 12

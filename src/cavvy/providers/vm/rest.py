@@ -1,4 +1,5 @@
-"""A small client of REST APIs: JSON over HTTPS with a bearer token. Errors become `CloudFault`s.
+"""A small client of REST APIs: JSON over HTTPS with a bearer token or a signature. Errors become
+`CloudFault`s.
 
 Each call runs in a thread and has a time limit, even if the reply arrives byte by byte. Calls that
 only read are repeated after a lost reply, the status 429 or a server error, but not before the time
@@ -19,6 +20,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -27,6 +29,10 @@ from cavvy.providers.vm.cloud import CloudFault
 
 Json = Any  # a parsed reply; only the package of the cloud reads its fields
 ReadError = Callable[[Json], tuple[str, str]]  # an error's code and message
+# the headers that sign a request, from its method, its URL and its body
+Sign = Callable[[str, str, bytes | None], Mapping[str, str]]
+# what a call returns, from the parsed body and the headers of the reply
+ReadReply = Callable[[Json, email.message.Message], Json]
 
 _CALL_S = 30.0  # maximum time without any byte of the reply
 _REPLY_S = 60.0  # maximum time until the reply is complete
@@ -34,6 +40,11 @@ _ATTEMPTS = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _LONGEST_LIMIT_S = 3600.0  # no API's rate limit lasts longer than an hour
 _MOST_PAGES = 500
+_HEADERS = {
+    "Content-Type": "application/json",
+    "Accept": "application/json",
+    "User-Agent": "cavvy",
+}
 
 # records the calls that are made in the current context
 RECORDER: ContextVar[CallRecorder | None] = ContextVar("RECORDER", default=None)
@@ -42,7 +53,8 @@ RECORDER: ContextVar[CallRecorder | None] = ContextVar("RECORDER", default=None)
 class RestClient:
     """Calls one API. `read_key` returns the token, or "" if the API needs none. `read_error` parses
     the body of an error reply. `key_header` is the header that contains the key alone; by default,
-    the key is a bearer token.
+    the key is a bearer token. An API with signed requests has `sign` instead of a key. `read_reply`
+    is for APIs that answer with headers too; by default, a call returns the body.
     """
 
     def __init__(
@@ -52,7 +64,10 @@ class RestClient:
         read_error: ReadError,
         *,
         key_header: str = "",
+        sign: Sign | None = None,
+        read_reply: ReadReply = lambda told, _: told,
     ) -> None:
+        self._sign, self._read_reply = sign, read_reply
         self._endpoint = endpoint.rstrip("/")
         self._key_header = key_header
         self._read_key, self._read_error = read_key, read_error
@@ -69,9 +84,16 @@ class RestClient:
         """Send a GET request, repeatedly if necessary. Raises CloudFault."""
         return await self._run(f"GET {path}", None, lambda: self._read(path))
 
-    async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Json:
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Json:
         """Send a request that changes something, only once. Raises CloudFault."""
-        return await self._run(f"{method} {path}", body, lambda: self._call(method, path, body))
+        what = f"{method} {path}"
+        return await self._run(what, body, lambda: self._call(method, path, body, headers=headers))
 
     async def send_for_text(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
@@ -153,24 +175,15 @@ class RestClient:
         path: str,
         body: Mapping[str, Any] | None,
         read: Callable[[bytes], Json] = json.loads,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Json:
-        headers = {
-            "Content-Type": "application/json",
-            "Accept": "application/json",
-            "User-Agent": "cavvy",
-        }
-        if key := self._read_key():
-            headers |= {self._key_header: key} if self._key_header else _bearer(key)
-        request = urllib.request.Request(
-            self._endpoint + path,
-            data=None if body is None else json.dumps(body).encode(),
-            headers=headers,
-            method=method,
-        )
+        url, data = self._endpoint + path, None if body is None else json.dumps(body).encode()
+        headers = {**_HEADERS, **headers, **self._prove(method, url, data)}
+        request = urllib.request.Request(url, data=data, headers=headers, method=method)
         try:
             with self._opener.open(request, timeout=_CALL_S) as reply:
                 content = reply.read()
-                return read(content) if content else None
+                return self._read_reply(read(content) if content else None, reply.headers)
         except urllib.error.HTTPError as error:
             if error.code == 429 and (wish := _wish(error.headers)) is not None:
                 self._limited_until = time.monotonic() + min(wish, _LONGEST_LIMIT_S)
@@ -179,6 +192,15 @@ class RestClient:
             raise CloudFault(0, "no reply", str(error) or type(error).__name__) from error
         except ValueError as error:  # its text may contain the token
             raise CloudFault(0, "no reply", type(error).__name__) from error
+
+    def _prove(self, method: str, url: str, data: bytes | None) -> Mapping[str, str]:
+        """The headers that tell who sends the request."""
+        if self._sign is not None:
+            return self._sign(method, url, data)
+        key = self._read_key()
+        if not key:
+            return {}
+        return {self._key_header: key} if self._key_header else _bearer(key)
 
     def _fault(self, error: urllib.error.HTTPError) -> CloudFault:
         try:

@@ -1,0 +1,15 @@
+"""Oracle Cloud Infrastructure: each node is one compute instance that starts the agent on boot."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.oci.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.oci.cloud import OciCloud
+    from cavvy.providers.vm.provider import VmProvider
+
+    cloud = OciCloud(context.settings, context.list_prices, context.now)
+    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)

@@ -1,0 +1,80 @@
+"""Calls OCI's Core Services and Identity APIs, version 20160918
+(https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/), in several regions.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Refused
+from cavvy.providers.oci.credentials import OciCredentials
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.rest import Json, RestClient
+
+_NEXT = "opc-next-page"  # a header: https://docs.oracle.com/en-us/iaas/Content/API/Concepts/usingapi.htm
+IDENTITY, COMPUTE = "identity", "iaas"  # the names of the services in their addresses
+
+
+class OciApi:
+    """Calls the APIs of each region. Calls raise CloudFault and Refused."""
+
+    def __init__(self, settings: Mapping[str, Scalar], credentials: OciCredentials) -> None:
+        self._endpoint, self._sign = str(settings["endpoint"]), credentials.sign
+        self._clients: dict[tuple[str, str], RestClient] = {}
+
+    def close(self) -> None:
+        for each in self._clients.values():
+            each.close()
+
+    async def get(self, region: str, path: str) -> Json:
+        return await self._client(COMPUTE, region).get(path)
+
+    async def send(
+        self,
+        region: str,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        token: str = "",
+    ) -> Json:
+        """Send a request that changes something. Repeated requests with the same token have one
+        effect.
+        """
+        headers = {"opc-retry-token": token} if token else {}
+        return await self._client(COMPUTE, region).send(method, path, body, headers)
+
+    async def list(
+        self, region: str, path: str, service: str = COMPUTE, **query: str
+    ) -> Sequence[Json]:
+        """All items of a list."""
+        first = f"{path}?{urlencode(query)}"
+
+        def read_next(page: Json) -> str | None:
+            return f"{first}&{urlencode({'page': page['next']})}" if page["next"] else None
+
+        try:
+            pages = await self._client(service, region).pages(first, read_next)
+        except CloudFault as fault:
+            if fault.status != 404:
+                raise
+            raise Refused(
+                f"[providers.oci]: {region} does not list {path[1:]}: {fault}; check the setting "
+                "`compartment`, and the policy of the user's group (docs/guides/oci.md)"
+            ) from fault
+        return [each for page in pages for each in page["items"]]
+
+    def _client(self, service: str, region: str) -> RestClient:
+        if (service, region) not in self._clients:
+            self._clients[service, region] = RestClient(
+                self._endpoint.replace("{service}", service).replace("{region}", region),
+                lambda: "",
+                lambda told: (told["code"], told["message"]),
+                sign=self._sign,
+                # lists are arrays; the next page is named in a header
+                read_reply=lambda told, headers: (
+                    {"items": told, "next": headers.get(_NEXT)} if isinstance(told, list) else told
+                ),
+            )
+        return self._clients[service, region]

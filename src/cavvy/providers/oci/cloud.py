@@ -1,0 +1,197 @@
+"""Implements `Cloud` for Oracle Cloud Infrastructure. One machine is one LaunchInstance request."""
+
+import asyncio
+import base64
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Refused
+from cavvy.providers.oci.api import OciApi
+from cavvy.providers.oci.credentials import OciCredentials
+from cavvy.providers.oci.market import ListPrices, OciMarket
+from cavvy.providers.oci.places import OciPlaces, shape_of
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+)
+from cavvy.providers.vm.records import INSTALLATION
+from cavvy.providers.vm.rest import Json
+
+# LaunchInstance tells missing capacity with the status 500 and mostly with the code InternalError,
+# so that only the words tell it from other faults:
+# https://docs.oracle.com/en-us/iaas/Content/Compute/Tasks/troubleshooting-out-of-host-capacity.htm
+_NO_HOST = re.compile(r"out of (host )?capacity", re.IGNORECASE)
+_FULL = "OutOfHostCapacity"
+# The retry token belongs to an instance that was terminated:
+# https://docs.oracle.com/en-us/iaas/Content/API/References/apierrors.htm
+_OLD_TOKEN = "InvalidatedRetryToken"
+# https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/datatypes/Instance
+_STATES = {
+    "PROVISIONING": MachineState.STARTING,
+    "STARTING": MachineState.STARTING,
+    "STOPPING": MachineState.STOPPED,
+    "STOPPED": MachineState.STOPPED,
+    "TERMINATING": MachineState.ENDED,
+    "TERMINATED": MachineState.ENDED,
+}
+# Platform images refuse all connections except SSH, but the nodes of a gang must reach each other:
+# https://docs.oracle.com/en-us/iaas/Content/Network/Concepts/waystosecure.htm. Oracle Linux uses
+# its whole boot volume only after `oci-growfs` of the package oci-utils.
+_PREPARE = """\
+{{ firewall-cmd --zone=trusted --add-source={network} || iptables -I INPUT -s {network} -j ACCEPT
+  if [ -x /usr/libexec/oci-growfs ]; then /usr/libexec/oci-growfs -y; fi; }} >/dev/null 2>&1
+"""
+
+
+class OciCloud:
+    """Implements `Cloud`."""
+
+    # A display name and a value of a free-form tag have at most 255 characters; all metadata of an
+    # instance has at most 32,000 bytes, and its user data is in base 64. Source: the description of
+    # LaunchInstance in OCI's API reference. The listing lag is an assumption, since OCI documents
+    # none. A retry token is valid for 24 hours, longer than a launch is repeated.
+    traits = CloudTraits(
+        name_limit=255,
+        tags=True,
+        tokens=True,
+        list_lag=timedelta(minutes=1),
+        user_data_limit=23_000,
+        quota_codes=frozenset({"LimitExceeded", "QuotaExceeded"}),
+    )
+
+    def __init__(
+        self,
+        settings: Mapping[str, Scalar],
+        list_prices: ListPrices,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._settings = settings
+        self._credentials = OciCredentials(settings)
+        self._api = OciApi(settings, self._credentials)
+        self._market = OciMarket(self._api, settings, self._credentials, list_prices, now)
+        self._places = OciPlaces(self._api, settings, self._market)
+        self._deleted: set[str] = set()  # by this process
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `offers` first, which finds shapes that are not offered."""
+        profile, unpriced = self._credentials.profile(), ", ".join(self._market.unpriced)
+        facts = [("API key", profile.file), ("user", profile.user), ("tenancy", profile.tenancy)]
+        return [*facts, *([("GPU shapes without a known price", unpriced)] if unpriced else [])]
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._market.offers()
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        region = request.offer.region
+        body = await self._make_body(request)
+        try:
+            told = await self._api.send(region, "POST", "/instances", body, token=request.token)
+        except CloudFault as fault:
+            if fault.code == _FULL or (fault.status == 500 and _NO_HOST.search(fault.message)):
+                raise CloudFault(400, _FULL, fault.message) from fault
+            if fault.code == _OLD_TOKEN:
+                raise CloudFault(400, fault.code, fault.message) from fault
+            raise
+        return [f"{region}/{told['id']}"]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        """All instances of the compartment with Cavvy's tag."""
+        compartment, regions = await self._market.compartment(), await self._market.regions()
+
+        async def read(region: str) -> Sequence[CloudMachine]:
+            told = await self._api.list(
+                region, "/instances", compartmentId=compartment, limit="500"
+            )
+            ours = [each for each in told if INSTALLATION in (each.get("freeformTags") or {})]
+            return [self._read(region, each) for each in ours]
+
+        found = await asyncio.gather(*(read(each) for each in regions))
+        return [each for some in found for each in some]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        region, _, ocid = machine.partition("/")
+        return self._read(region, await self._api.get(region, f"/instances/{ocid}"))
+
+    async def delete(self, machine: str) -> None:
+        """Terminate the instance; its boot volume is deleted too."""
+        region, _, ocid = machine.partition("/")
+        await self._api.send(region, "DELETE", f"/instances/{ocid}?preserveBootVolume=false")
+        self._deleted.add(machine)
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code == _FULL
+
+    async def _make_body(self, request: MachineRequest) -> Mapping[str, Any]:
+        offer, gang = request.offer, request.gang
+        subnet = await self._places.subnet(offer)
+        shown = bool(self._settings["public_address"]) and not subnet["prohibitPublicIpOnVnic"]
+        body: dict[str, Any] = {
+            "availabilityDomain": offer.zone,
+            "compartmentId": await self._market.compartment(),
+            "displayName": request.names[0],
+            "freeformTags": dict(request.tags),
+            "shape": shape_of(offer),
+            "sourceDetails": {
+                "sourceType": "image",
+                "imageId": await self._places.image(gang),
+                "bootVolumeSizeInGBs": max(50, int(gang.disk_gib or self._settings["disk_gib"])),
+            },
+            "createVnicDetails": {"subnetId": subnet["id"], "assignPublicIp": shown},
+            "metadata": {"user_data": _encode(request.user_data[0], str(subnet["cidrBlock"]))},
+        }
+        if gang.disk_type:
+            body["sourceDetails"]["bootVolumeVpusPerGB"] = _read_performance(gang.disk_type)
+        if shape_of(offer) != offer.instance_type:
+            size = {"vcpus": int(offer.vcpus), "memoryInGBs": offer.memory_mib / 1024}
+            body["shapeConfig"] = size
+        if offer.purchase is Purchase.SPOT:
+            action = {"type": "TERMINATE", "preserveBootVolume": False}
+            body["preemptibleInstanceConfig"] = {"preemptionAction": action}
+        else:  # the server restarts the job, not OCI
+            body["availabilityConfig"] = {"recoveryAction": "STOP_INSTANCE"}
+        return body
+
+    def _read(self, region: str, told: Json) -> CloudMachine:
+        machine, status = f"{region}/{told['id']}", str(told["lifecycleState"])
+        state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+        # other users of the compartment should not terminate these instances
+        taken = (
+            state is MachineState.ENDED
+            and bool(told.get("preemptibleInstanceConfig"))
+            and machine not in self._deleted
+        )
+        quiet = state in (MachineState.STARTING, MachineState.RUNNING)
+        return CloudMachine(
+            id=machine,
+            name=str(told["displayName"]),
+            state=state,
+            tags=dict(told.get("freeformTags") or {}),
+            created_at=datetime.fromisoformat(told["timeCreated"]),
+            preempted=taken,
+            reason="" if quiet else f"OCI reports: {status}{', preempted' * taken}",
+        )
+
+
+def _encode(user_data: str, network: str) -> str:
+    """The user data in base 64, with the commands that platform images need first."""
+    shebang, _, script = user_data.partition("\n")
+    text = f"{shebang}\n{_PREPARE.format(network=network)}{script}"
+    return base64.b64encode(text.encode()).decode()
+
+
+def _read_performance(disk_type: str) -> int:
+    """The volume performance units for each GB, which OCI has instead of types of disks."""
+    if not re.fullmatch(r"(10|20|[3-9]0|1[0-2]0)", disk_type):
+        raise Refused(
+            f"disk type {disk_type}: OCI's boot volumes have performance units instead of types: "
+            "10, 20, or 30 to 120 in steps of ten"
+        )
+    return int(disk_type)

@@ -1,0 +1,133 @@
+"""Reads the configuration file of OCI's own tools, and signs requests with its API key.
+
+The file: https://docs.oracle.com/en-us/iaas/Content/API/Concepts/sdkconfig.htm. The signature:
+https://docs.oracle.com/en-us/iaas/Content/API/Concepts/signingrequests.htm.
+"""
+
+import base64
+import configparser
+import email.utils
+import hashlib
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Refused
+
+_FILE = "~/.oci/config"
+_NEEDED = ("user", "fingerprint", "tenancy", "region", "key_file")
+_PAGE = "https://docs.oracle.com/en-us/iaas/Content/API/Concepts/sdkconfig.htm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OciProfile:
+    """One profile of the configuration file, with its private key."""
+
+    file: str
+    user: str
+    tenancy: str
+    region: str
+    fingerprint: str
+    key: rsa.RSAPrivateKey
+
+    @property
+    def key_id(self) -> str:
+        return f"{self.tenancy}/{self.user}/{self.fingerprint}"
+
+
+class OciCredentials:
+    """The credentials of one server. The methods block; threads may share them."""
+
+    def __init__(self, settings: Mapping[str, Scalar]) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._found: OciProfile | None = None
+
+    def profile(self) -> OciProfile:
+        """The profile of the settings. Raises Refused."""
+        with self._lock:
+            if self._found is None:
+                self._found = self._read()
+            return self._found
+
+    def sign(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
+        """The headers that sign a request. Raises Refused."""
+        profile, parts = self.profile(), urlsplit(url)
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        signed = {
+            "date": email.utils.formatdate(usegmt=True),
+            "(request-target)": f"{method.lower()} {target}",
+            "host": parts.netloc,
+        }
+        if body is not None:
+            signed |= {
+                "content-length": str(len(body)),
+                "content-type": "application/json",
+                "x-content-sha256": base64.b64encode(hashlib.sha256(body).digest()).decode(),
+            }
+        text = "\n".join(f"{name}: {value}" for name, value in signed.items())
+        signature = profile.key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256())
+        fields = {
+            "version": "1",
+            "keyId": profile.key_id,
+            "algorithm": "rsa-sha256",
+            "headers": " ".join(signed),
+            "signature": base64.b64encode(signature).decode(),
+        }
+        told = ",".join(f'{name}="{value}"' for name, value in fields.items())
+        sent = {name: value for name, value in signed.items() if not name.startswith("(")}
+        return {**sent, "Authorization": f"Signature {told}"}
+
+    def _read(self) -> OciProfile:
+        file = str(self._settings.get("key_file") or os.environ.get("OCI_CONFIG_FILE") or _FILE)
+        name = str(self._settings["profile"])
+        parser = configparser.ConfigParser(interpolation=None)
+        try:
+            parser.read_string(Path(file).expanduser().read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, configparser.Error) as error:
+            raise _refuse(f"{file} cannot be read: {_why(error)}; make it as in {_PAGE}") from error
+        if name != parser.default_section and not parser.has_section(name):
+            raise _refuse(f"{file} has no profile [{name}]")
+        told = parser[name]
+        missing = [each for each in _NEEDED if not told.get(each)]
+        if missing:
+            raise _refuse(f"{file} [{name}] lacks {', '.join(missing)}; see {_PAGE}")
+        return OciProfile(
+            file=file,
+            user=told["user"],
+            tenancy=told["tenancy"],
+            region=told["region"],
+            fingerprint=told["fingerprint"],
+            key=_read_key(told["key_file"], told.get("pass_phrase", "")),
+        )
+
+
+def _read_key(file: str, phrase: str) -> rsa.RSAPrivateKey:
+    try:
+        content = Path(file).expanduser().read_bytes()
+        # a key without a pass phrase may be in a profile that inherits one from [DEFAULT]
+        given = phrase.encode() if b"ENCRYPTED" in content else None
+        key = serialization.load_pem_private_key(content, given)
+    except OSError as error:
+        raise _refuse(f"the API key {file} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError) as error:  # their texts may quote the key
+        raise _refuse(f"{file} is no PEM private key that `pass_phrase` decrypts") from error
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise _refuse(f"{file} is no RSA key")
+    return key
+
+
+def _why(error: Exception) -> str:
+    """The cause, without lines of the file."""
+    return str(error.strerror) if isinstance(error, OSError) else type(error).__name__
+
+
+def _refuse(text: str) -> Refused:
+    return Refused(f"[providers.oci]: {text}")

@@ -1,0 +1,80 @@
+"""The manifest of the Oracle Cloud Infrastructure provider."""
+
+from dataclasses import replace
+
+from cavvy.providers.base import Feature, ProviderSetting, SettingKind
+from cavvy.providers.settings import flag, number, text
+from cavvy.providers.vm.abilities import make_manifest
+
+_DOCS = "https://docs.oracle.com/en-us/iaas/Content/Compute"
+
+_MANIFEST = make_manifest(
+    "oci",
+    "Oracle Cloud Infrastructure",
+    machine="an instance",
+    rights="a policy with the statements in docs/guides/oci.md, for one compartment",
+    endpoint="https://{service}.{region}.oraclecloud.com/20160918",
+    unsupported={
+        Feature.CAPACITY: "OCI lists the shapes of an availability domain, but not how many "
+        "machines are free; if a domain has none, Cavvy tries the next best offer "
+        f"({_DOCS}/References/computeshapes.htm)",
+        Feature.SELF_END: "OCI bills an instance that has shut itself down "
+        f"({_DOCS}/Tasks/restartinginstance.htm); the server terminates such instances",
+        Feature.VOLUMES: "block volumes cannot be attached yet; copy from and to a bucket "
+        f"({_DOCS}/Tasks/instances-volumes.htm)",
+        Feature.NETWORK: "instances have one network interface; Cavvy makes no cluster network "
+        f"({_DOCS}/Tasks/compute-clusters.htm)",
+        Feature.NOTICE: "OCI announces a preemption through its Events service only, and not on "
+        f"the instance ({_DOCS}/Concepts/preemptible.htm)",
+    },
+    settings=(
+        ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence="The configuration file of OCI's own tools, which names the user, the "
+            "tenancy, the region and the file of the private key. The default is the file in "
+            "`$OCI_CONFIG_FILE`, then `~/.oci/config`.",
+        ),
+        text("profile", "The profile in that file.", "DEFAULT"),
+        text(
+            "compartment",
+            "The OCID of the compartment of instances. The default is the tenancy, which is the "
+            "root compartment.",
+        ),
+        text(
+            "regions",
+            "The regions to use, separated by commas. The tenancy must be subscribed to them. The "
+            "default is the region of the profile.",
+        ),
+        text(
+            "subnet",
+            "The subnet of instances: its OCID, or its name in each region. The default is the "
+            "only subnet of the compartment.",
+        ),
+        text(
+            "network_compartment",
+            "The OCID of the compartment of the subnet. The default is the compartment of "
+            "instances.",
+        ),
+        flag(
+            "public_address",
+            "If `true`, instances in a public subnet get a public address. If `false`, they need a "
+            "NAT gateway or another route to the server.",
+            default=True,
+        ),
+        text(
+            "image",
+            "The image of instances: its OCID, or its name in each region. The default is Oracle "
+            "Linux with NVIDIA's driver for NVIDIA GPUs, and Ubuntu 24.04 without GPUs.",
+        ),
+        number(
+            "disk_gib",
+            "The size of an instance's boot volume, unless the task requests another size.",
+            default=100,
+            minimum=50,
+            unit="GiB",
+            whole=True,
+        ),
+    ),
+)
+MANIFEST = replace(_MANIFEST, options={"image": "the OCID or the name of an image"})

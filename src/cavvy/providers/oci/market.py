@@ -1,0 +1,104 @@
+"""Joins the shapes that OCI lists for each availability domain with the catalog's prices.
+
+OCI's prices are the same in all its commercial regions (https://www.oracle.com/cloud/price-list/).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.oci.api import IDENTITY, OciApi
+from cavvy.providers.oci.credentials import OciCredentials
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.rest import Json
+
+ListPrices = Callable[[str], Sequence[Offer]]
+
+_SHAPES_AGE = timedelta(hours=1)
+# "Announcing per-second billing for Compute and Autonomous Database", Oracle's blog
+_MINIMUM = timedelta(minutes=1)
+_MINIMUM_BARE_METAL = timedelta(hours=1)
+_SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
+
+
+class OciMarket:
+    """Reads and caches offers. `list_prices` returns the catalog's offers of a provider."""
+
+    def __init__(
+        self,
+        api: OciApi,
+        settings: Mapping[str, Scalar],
+        credentials: OciCredentials,
+        list_prices: ListPrices,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._api, self._settings, self._now = api, settings, now
+        self._credentials, self._list_prices = credentials, list_prices
+        self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        # shapes with GPUs that the catalog has no price of, or another number of GPUs
+        self.unpriced: Sequence[str] = ()
+
+    async def regions(self) -> Sequence[str]:
+        """The regions of the settings, or the region of the profile. Raises Refused."""
+        named = list_setting(self._settings, "regions")
+        return named or [(await asyncio.to_thread(self._credentials.profile)).region]
+
+    async def compartment(self) -> str:
+        """The compartment of instances. Raises Refused."""
+        named = str(self._settings.get("compartment") or "")
+        return named or (await asyncio.to_thread(self._credentials.profile)).tenancy
+
+    async def offers(self) -> Sequence[Offer]:
+        """The offers of all regions. Raises CloudFault, Refused."""
+        if self._offers is None or self._now() - self._offers[0] >= _SHAPES_AGE:
+            self._offers = self._now(), await self._join()
+        return self._offers[1]
+
+    async def _join(self) -> Sequence[Offer]:
+        prices: dict[str, dict[tuple[str, Purchase], Offer]] = {}
+        for each in await asyncio.to_thread(self._list_prices, "oci"):
+            if each.purchase in _SOLD:
+                # a flexible shape has several sizes, such as VM.Standard.E5.Flex$_8_32
+                shape = each.instance_type.partition("$")[0]
+                prices.setdefault(shape, {})[each.instance_type, each.purchase] = each
+        found, unpriced = [], set()
+        for region, domain, shape in await self._shapes():
+            name, gpus = str(shape["shape"]), int(shape.get("gpus") or 0)
+            rows = [row for row in prices.get(name, {}).values() if row.accelerator_count == gpus]
+            found += [_make_offer(region, domain, row) for row in rows]
+            if gpus and not rows:
+                unpriced.add(name)
+        self.unpriced = sorted(unpriced)
+        return found
+
+    async def _shapes(self) -> Sequence[tuple[str, str, Json]]:
+        """All shapes, each with its region and availability domain."""
+        compartment = await self.compartment()
+
+        async def read(region: str) -> Sequence[tuple[str, str, Json]]:
+            told = await self._api.list(
+                region, "/availabilityDomains", IDENTITY, compartmentId=compartment
+            )
+            found = []
+            for domain in (str(each["name"]) for each in told):
+                query = {"compartmentId": compartment, "availabilityDomain": domain}
+                shapes = await self._api.list(region, "/shapes", limit="500", **query)
+                names = {str(each["shape"]): each for each in shapes}  # lists may repeat a shape
+                found += [(region, domain, each) for each in names.values()]
+            return found
+
+        read_all = await asyncio.gather(*(read(each) for each in await self.regions()))
+        return [each for some in read_all for each in some]
+
+
+def _make_offer(region: str, domain: str, price: Offer) -> Offer:
+    bare = price.instance_type.startswith("BM.")
+    return replace(
+        price,
+        region=region,
+        zone=domain,
+        minimum_charge=_MINIMUM_BARE_METAL if bare else _MINIMUM,
+    )

@@ -1,0 +1,107 @@
+"""Finds the subnet and the image of an instance: the ones of the settings, or else defaults."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from cavvy.catalog.accelerators import Vendor, find_accelerator
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import GangSpec, Refused
+from cavvy.providers.oci.api import OciApi
+from cavvy.providers.oci.market import OciMarket
+from cavvy.providers.vm.rest import Json
+
+# Names of platform images: https://docs.oracle.com/en-us/iaas/images/. The GPU builds of Oracle
+# Linux contain NVIDIA's driver.
+_UBUNTU = re.compile(r"Canonical-Ubuntu-24\.04-(aarch64-)?\d.*")
+_GPU = re.compile(r"Oracle-Linux-\d.*-GPU-.*")
+
+
+class OciPlaces:
+    """Finds and remembers subnets and images. Methods raise CloudFault and Refused."""
+
+    def __init__(self, api: OciApi, settings: Mapping[str, Scalar], market: OciMarket) -> None:
+        self._api, self._settings, self._market = api, settings, market
+        self._subnets: dict[tuple[str, str | None], Json] = {}
+        self._images: dict[tuple[str, str, str], str] = {}
+
+    async def subnet(self, offer: Offer) -> Json:
+        """The subnet of an instance in the offer's availability domain."""
+        place = offer.region, offer.zone
+        if place not in self._subnets:
+            self._subnets[place] = await self._find_subnet(offer)
+        return self._subnets[place]
+
+    async def image(self, gang: GangSpec) -> str:
+        """The OCID of the image of the gang's instances."""
+        named = str(gang.options.get("image") or self._settings.get("image") or "")
+        if named.startswith("ocid1.image."):
+            return named
+        place = gang.offer.region, shape_of(gang.offer), named
+        if place not in self._images:
+            self._images[place] = await self._find_image(gang.offer, named)
+        return self._images[place]
+
+    async def _find_subnet(self, offer: Offer) -> Json:
+        wanted = str(self._settings.get("subnet") or "")
+        compartment = str(self._settings.get("network_compartment") or "")
+        told = await self._api.list(
+            offer.region,
+            "/subnets",
+            compartmentId=compartment or await self._market.compartment(),
+            lifecycleState="AVAILABLE",
+        )
+        # a regional subnet serves all availability domains
+        usable = [each for each in told if each.get("availabilityDomain") in (None, offer.zone)]
+        if wanted:
+            usable = [each for each in usable if wanted in (each["id"], each["displayName"])]
+        if len(usable) == 1:
+            return usable[0]
+        names = ", ".join(sorted(str(each["displayName"]) for each in usable))
+        problem = f"has several: {names}; choose one" if usable else "has none"
+        raise Refused(
+            f"[providers.oci] subnet: {offer.region} needs one subnet{f' {wanted}' * bool(wanted)} "
+            f"in the compartment, and {problem}; the console's wizard `VCN with Internet "
+            "Connectivity` makes a network"
+        )
+
+    async def _find_image(self, offer: Offer, named: str) -> str:
+        query = {"compartmentId": await self._market.compartment(), "lifecycleState": "AVAILABLE"}
+        if named:
+            told = await self._api.list(offer.region, "/images", displayName=named, **query)
+            return _first(told, offer, f"called {named}")
+        pattern, system = _default_image(offer)
+        newest = {"sortBy": "TIMECREATED", "sortOrder": "DESC", "shape": shape_of(offer)}
+        told = await self._api.list(offer.region, "/images", **query, **newest, **system)
+        fitting = [each for each in told if pattern.fullmatch(str(each["displayName"]))]
+        return _first(fitting, offer, f"of {system['operatingSystem']}")
+
+
+def shape_of(offer: Offer) -> str:
+    """OCI's name of the shape. The catalog adds the size of a flexible shape to it."""
+    return offer.instance_type.partition("$")[0]
+
+
+def _default_image(offer: Offer) -> tuple[re.Pattern[str], Mapping[str, str]]:
+    known = find_accelerator(offer.accelerator or "")
+    if known is None:
+        return _UBUNTU, {
+            "operatingSystem": "Canonical Ubuntu",
+            "operatingSystemVersion": "24.04",
+        }
+    if known.accelerator.vendor is Vendor.NVIDIA:
+        return _GPU, {"operatingSystem": "Oracle Linux"}
+    raise Refused(
+        f"image: OCI has no platform image with a driver for {known.accelerator.name} "
+        f"({offer.instance_type}); name an image in the setting `image`, or in "
+        "`resources.options` as `{oci: {image: OCID}}`"
+    )
+
+
+def _first(images: Sequence[Json], offer: Offer, what: str) -> str:
+    if not images:
+        raise Refused(
+            f"[providers.oci] image: {offer.region} has no image {what} for {shape_of(offer)}; "
+            "name one in the setting `image`"
+        )
+    return str(images[0]["id"])

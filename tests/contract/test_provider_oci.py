@@ -1,0 +1,384 @@
+"""The provider of Oracle Cloud Infrastructure keeps the contract, on a stand-in that verifies the
+signature of every request and checks the request against OCI's published descriptions.
+"""
+
+import asyncio
+import base64
+import email.utils
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from tests.contract.oci_stand_in import (
+    DOMAINS,
+    FINGERPRINT,
+    HOME,
+    TENANCY,
+    USER,
+    OciStandIn,
+    encode_key,
+    make_key,
+    make_subnet,
+)
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.contract.rest_stand_in import RestServer
+from tests.proofs import Proof
+
+from cavvy.api.open_state import list_prices
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers import oci
+from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.oci.cloud import OciCloud
+from cavvy.providers.oci.credentials import OciCredentials
+from cavvy.providers.recording import FOLDER
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+
+PROOF = Proof("oci", False, "a strict stand-in for the APIs of Oracle Cloud Infrastructure")
+A10, H100, V100 = "VM.GPU.A10.1", "BM.GPU.H100.8", "VM.GPU3.1"
+# An example of a reply to LaunchInstance (https://apis.io/examples/oracle-cloud/, November 2026).
+EXAMPLE = {
+    "id": "ocid1.instance.oc1.iad.abcdefg123456",
+    "compartmentId": "ocid1.compartment.oc1..abcdefg123456",
+    "availabilityDomain": "Uocm:US-ASHBURN-AD-1",
+    "displayName": "my-instance-01",
+    "shape": "VM.Standard.E4.Flex",
+    "lifecycleState": "RUNNING",
+    "region": "us-ashburn-1",
+    "imageId": "ocid1.image.oc1.iad.abcdefg123456",
+    "timeCreated": "2026-01-15T10:30:00Z",
+    "freeformTags": {"key1": "value1"},
+    "definedTags": {"key1": "value1"},
+}
+
+
+@cache
+def read_prices(provider: str) -> Sequence[Offer]:
+    """The catalog's prices, read once."""
+    return list_prices(provider)
+
+
+class OciPlace(RestPlace):
+    """One tenancy, with the configuration file and the API key of a user."""
+
+    api: OciStandIn
+    list_prices = staticmethod(read_prices)
+
+    def __init__(self, server: RestServer, home: Path) -> None:
+        super().__init__(oci, OciCloud.traits, OciStandIn, server, home)
+        self.write_key(make_key())
+
+    def write_key(self, key: rsa.RSAPrivateKey, region: str = HOME) -> None:
+        file = self.home / "api_key.pem"
+        file.write_bytes(encode_key(key, self.api.key))
+        told = {
+            "user": USER,
+            "fingerprint": FINGERPRINT,
+            "tenancy": TENANCY,
+            "region": region,
+            "key_file": file,
+            "pass_phrase": self.api.key,
+        }
+        lines = [f"{name}={value}" for name, value in told.items()]
+        self.file.write_text("\n".join(["[DEFAULT]", *lines, "[LAB]", "region=eu-frankfurt-1", ""]))
+
+
+class TestOci(RestContract):
+    package, traits, stand_in = oci, OciCloud.traits, OciStandIn
+
+    @pytest.fixture
+    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
+        account = OciPlace(rest_server, tmp_path)
+        yield account
+        account.close()
+
+    def test_a_wrong_key_is_refused(self, account: OciPlace) -> None:
+        account.write_key(make_other_key())
+        with pytest.raises(Refused, match="check the API key"):
+            asyncio.run(account.provider("ours").offers())
+
+    def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
+        self, account: RestPlace, rest_server: RestServer
+    ) -> None:
+        """The paths of lists contain the compartment."""
+        super().test_a_recorded_launch_has_no_secrets_and_can_be_replayed(account, rest_server)
+        (file,) = (account.home / FOLDER).iterdir()
+        assert "compartmentId=" in file.read_text()
+        assert TENANCY not in file.read_text()
+
+    @pytest.mark.parametrize(
+        ("old", "new", "problem"),
+        [
+            ("pass_phrase=", "pass_phrase=wrong-", "that `pass_phrase` decrypts"),
+            ("fingerprint=", "finger=", r"\[DEFAULT\] lacks fingerprint"),
+            ("key_file=", "key_file=/nowhere", "cannot be read: No such file"),
+            ("[DEFAULT]", "no profile", "cannot be read: MissingSectionHeaderError"),
+        ],
+    )
+    def test_an_incomplete_configuration_file_is_refused(
+        self, account: OciPlace, old: str, new: str, problem: str
+    ) -> None:
+        account.file.write_text(account.file.read_text().replace(old, new, 1))
+        with pytest.raises(Refused, match=problem) as caught:
+            asyncio.run(account.provider("ours").offers())
+        assert account.api.key not in str(caught.value)
+
+    def test_offers_are_the_shapes_of_a_domain_with_the_catalogs_price(
+        self, account: OciPlace
+    ) -> None:
+        provider = account.provider("ours")
+        offers = asyncio.run(provider.offers())
+        assert {(each.region, each.zone) for each in offers} == {
+            (HOME, each) for each in DOMAINS[HOME]
+        }
+        found = {(each.instance_type, each.purchase): each for each in offers}
+        assert len({each.key for each in offers}) == len(offers) == 2 * len(found)
+        assert {name for name, _ in found if name.startswith(("BM.", "VM.GPU"))} == {
+            A10,
+            V100,
+            H100,
+            "BM.GPU.MI300X.8",
+        }
+        on_demand = Purchase.ON_DEMAND
+        assert found[H100, on_demand].minimum_charge == timedelta(hours=1)
+        assert found[A10, on_demand].minimum_charge == timedelta(minutes=1)
+        assert found[A10, on_demand].accelerator == "A10"
+        assert (V100, Purchase.SPOT) in found
+        assert (H100, Purchase.SPOT) not in found
+        facts = dict(asyncio.run(provider.whoami()))
+        assert facts["GPU shapes without a known price"] == "BM.GPU4.8, VM.GPU.Z9.1"
+
+    def test_prices_are_the_same_in_regions_that_the_catalog_does_not_list(
+        self, account: OciPlace
+    ) -> None:
+        offers = asyncio.run(account.provider("ours", regions="eu-frankfurt-1").offers())
+        (found,) = [each for each in offers if each.instance_type == A10]
+        assert found.region == "eu-frankfurt-1"
+        assert {each.rate for each in read_prices("oci") if each.instance_type == A10} == {
+            found.rate
+        }
+
+    def test_the_region_is_the_one_of_the_profile(self, account: OciPlace) -> None:
+        offers = asyncio.run(account.provider("ours", profile="LAB").offers())
+        assert {each.region for each in offers} == {"eu-frankfurt-1"}
+        with pytest.raises(Refused, match=r"has no profile \[HOME\]"):
+            asyncio.run(account.provider("ours", profile="HOME").offers())
+
+    def test_machines_of_several_regions_are_one_list(self, account: OciPlace) -> None:
+        table: dict[str, Scalar] = {"regions": f"{HOME}, eu-frankfurt-1"}
+
+        async def scenario() -> None:
+            harness, provider = account.harness(), account.provider("ours", **table)
+            for region in (HOME, "eu-frankfurt-1"):
+                offer = await pick(provider, A10, Purchase.ON_DEMAND, region)
+                gang = replace(await harness.spec(region), offer=offer)
+                await provider.launch(gang)
+                await account.settle()
+            assert len(await provider.gangs()) == 2
+            for each in await provider.gangs():
+                await provider.remove(each.name)
+
+        asyncio.run(scenario())
+        assert set(account.api.regions.values()) == {HOME, "eu-frankfurt-1"}
+
+    @pytest.mark.parametrize(
+        ("kind", "image"),
+        [
+            ("VM.Standard.E5.Flex$_8_32", "canonical-ubuntu-24.04-2026.10.31-0"),
+            (A10, "oracle-linux-8.10-gen2-gpu-2026.10.31-0"),
+        ],
+    )
+    def test_instances_boot_an_image_with_the_driver_of_their_gpu(
+        self, account: OciPlace, kind: str, image: str
+    ) -> None:
+        body = launch(account, kind)
+        assert body["sourceDetails"]["imageId"].endswith(f".{image}")
+        assert body["availabilityConfig"] == {"recoveryAction": "STOP_INSTANCE"}
+        assert "preemptibleInstanceConfig" not in body
+        if "$" in kind:
+            assert body["shapeConfig"] == {"vcpus": 8, "memoryInGBs": 32.0}
+
+    def test_nodes_of_a_subnet_may_reach_each_other(self, account: OciPlace) -> None:
+        data = launch(account, A10)["metadata"]["user_data"]
+        script = base64.b64decode(data).decode()
+        assert script.startswith("#!/bin/sh\n")
+        assert "iptables -I INPUT -s 10.0.0.0/24 -j ACCEPT" in script.splitlines()[1]
+
+    def test_an_accelerator_without_a_driver_needs_an_image(self, account: OciPlace) -> None:
+        with pytest.raises(Refused, match="no platform image with a driver for MI300X"):
+            launch(account, "BM.GPU.MI300X.8")
+        body = launch(account, "BM.GPU.MI300X.8", {"image": "our-image"})
+        assert body["sourceDetails"]["imageId"].endswith(".our-image")
+        with pytest.raises(Refused, match="has no image called none-such"):
+            launch(account, A10, {"image": "none-such"})
+
+    def test_the_settings_choose_subnet_disk_and_address(self, account: OciPlace) -> None:
+        account.api.subnets.append(make_subnet("inner", private=True))
+        with pytest.raises(Refused, match="has several: inner, net; choose one"):
+            launch(account, A10)
+        body = launch(account, A10, {"subnet": "inner", "disk_gib": 200})
+        assert body["createVnicDetails"] == {
+            "subnetId": "ocid1.subnet.oc1.phx.inner",
+            "assignPublicIp": False,
+        }
+        assert body["sourceDetails"]["bootVolumeSizeInGBs"] == 200
+        body = launch(account, A10, {"subnet": "net"})
+        assert body["createVnicDetails"]["assignPublicIp"] is True
+        account.api.subnets = [make_subnet("far", "Uocm:PHX-AD-9")]
+        with pytest.raises(Refused, match="and has none"):
+            launch(account, A10)
+
+    def test_a_missing_right_is_refused_with_what_to_check(self, account: OciPlace) -> None:
+        account.api.authorized = False
+        with pytest.raises(Refused, match=r"does not list .* check the setting `compartment`"):
+            asyncio.run(account.provider("ours").gangs())
+
+    @pytest.mark.proves(PROOF, "disk")
+    def test_a_disk_type_is_a_number_of_performance_units(self, account: OciPlace) -> None:
+        body = launch(account, A10, disk_type="30", disk_gib=20)
+        assert body["sourceDetails"]["bootVolumeVpusPerGB"] == 30
+        assert body["sourceDetails"]["bootVolumeSizeInGBs"] == 50
+        with pytest.raises(Refused, match="performance units instead of types"):
+            launch(account, A10, disk_type="ssd")
+
+    @pytest.mark.proves(PROOF, "spot")
+    def test_a_preempted_instance_is_told_and_a_removed_one_is_not(self, account: OciPlace) -> None:
+        async def scenario() -> None:
+            harness, provider = account.harness(), account.provider("ours")
+            offer = await pick(provider, V100, Purchase.SPOT)
+            for name in ("taken", "removed"):
+                gang = replace(await harness.spec(name), offer=offer)
+                await provider.launch(gang)
+                await account.settle()
+                await provider.gangs()
+                if name == "taken":
+                    taken = account.cloud.billed()[0]
+                    account.cloud.change(taken.id, ended=account.cloud.time)
+                else:
+                    await provider.remove(gang.name)
+                await account.wait(timedelta(minutes=1))
+                (seen,) = await provider.gangs(gang.name)
+                assert seen.preempted == (name == "taken")
+                await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+        for body in account.api.bodies.values():
+            action = body["preemptibleInstanceConfig"]["preemptionAction"]
+            assert action == {"type": "TERMINATE", "preserveBootVolume": False}
+
+    @pytest.mark.parametrize(
+        ("fault", "error"),
+        [
+            (CloudFault(500, "InternalError", "Out of host capacity."), NoCapacity),
+            (
+                CloudFault(500, "InternalError", "Out of capacity for shape VM.GPU.A10.1"),
+                NoCapacity,
+            ),
+            (CloudFault(500, "OutOfHostCapacity", "Please try later"), NoCapacity),
+            (CloudFault(500, "InternalError", "Internal error"), TryAgain),
+            (CloudFault(400, "LimitExceeded", "gpu-a10-count"), QuotaTooSmall),
+            (CloudFault(400, "QuotaExceeded", "the compartment's quota"), QuotaTooSmall),
+            (CloudFault(409, "IncorrectState", "The subnet is being changed"), TryAgain),
+            (CloudFault(409, "InvalidatedRetryToken", "It was terminated"), Refused),
+            (CloudFault(400, "InvalidParameter", "imageId"), Refused),
+        ],
+    )
+    def test_faults_of_a_launch_are_sorted(
+        self, account: OciPlace, fault: CloudFault, error: type[Exception]
+    ) -> None:
+        account.api.faults = {**account.api.faults, "insufficient-capacity": fault}
+        account.cloud.left = 0
+        with pytest.raises(error) as caught:
+            account.launch()
+        assert type(caught.value) is error
+
+
+def test_the_documented_example_is_read() -> None:
+    cloud = OciCloud({"endpoint": "", "profile": ""}, read_prices, lambda: datetime.now(UTC))
+    assert cloud._read("us-ashburn-1", EXAMPLE) == CloudMachine(
+        id="us-ashburn-1/ocid1.instance.oc1.iad.abcdefg123456",
+        name="my-instance-01",
+        state=MachineState.RUNNING,
+        tags={"key1": "value1"},
+        created_at=datetime(2026, 1, 15, 10, 30, tzinfo=UTC),
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("PROVISIONING", MachineState.STARTING),
+        ("STARTING", MachineState.STARTING),
+        ("STOPPING", MachineState.STOPPED),
+        ("TERMINATING", MachineState.ENDED),
+        ("MOVING", MachineState.RUNNING),
+        ("CREATING_IMAGE", MachineState.RUNNING),
+    ],
+)
+def test_states_that_may_be_billed_count_as_running(status: str, state: MachineState) -> None:
+    cloud = OciCloud({"endpoint": "", "profile": ""}, read_prices, lambda: datetime.now(UTC))
+    assert cloud._read(HOME, {**EXAMPLE, "lifecycleState": status}).state is state
+
+
+def test_a_request_is_signed_as_documented(tmp_path: Path) -> None:
+    """The order of the headers and the fields of the signature, for a request with a body."""
+    (tmp_path / "key.pem").write_bytes(encode_key(make_key(), ""))
+    lines = [f"user={USER}", f"tenancy={TENANCY}", f"fingerprint={FINGERPRINT}", f"region={HOME}"]
+    config = tmp_path / "config"
+    config.write_text("\n".join(["[DEFAULT]", *lines, f"key_file={tmp_path}/key.pem"]))
+    credentials = OciCredentials({"key_file": str(config), "profile": "DEFAULT"})
+    headers = credentials.sign("POST", "https://iaas.us-phoenix-1.oraclecloud.com/a?b=c", b"{}")
+    assert headers["x-content-sha256"] == "RBNvo1WzZ4oRRq0W9+hknpT7T8If536DEMBg9hyq/4o="
+    assert headers["content-length"] == "2"
+    assert email.utils.parsedate_to_datetime(headers["date"]).tzinfo is UTC
+    assert headers["Authorization"].startswith(
+        f'Signature version="1",keyId="{TENANCY}/{USER}/{FINGERPRINT}",algorithm="rsa-sha256",'
+        'headers="date (request-target) host content-length content-type x-content-sha256",'
+    )
+
+
+def test_a_key_that_is_not_rsa_is_refused(tmp_path: Path) -> None:
+    key: Any = ec.generate_private_key(ec.SECP256R1())
+    (tmp_path / "key.pem").write_bytes(encode_key(key, ""))
+    lines = ["user=u", "tenancy=t", "fingerprint=f", "region=r", f"key_file={tmp_path}/key.pem"]
+    (tmp_path / "config").write_text("\n".join(["[DEFAULT]", *lines]))
+    with pytest.raises(Refused, match="is no RSA key"):
+        OciCredentials({"key_file": str(tmp_path / "config"), "profile": "DEFAULT"}).profile()
+
+
+async def pick(provider: Any, kind: str, purchase: Purchase, region: str = HOME) -> Offer:
+    """The first offer of a shape in a region."""
+    return next(
+        each
+        for each in await provider.offers()
+        if (each.instance_type, each.purchase, each.region) == (kind, purchase, region)
+    )
+
+
+def launch(
+    account: OciPlace, kind: str, table: dict[str, Scalar] | None = None, **values: Any
+) -> dict[str, Any]:
+    """Launch and remove one instance; returns the body of its launch."""
+
+    async def scenario() -> None:
+        harness, provider = account.harness(), account.provider("ours", **(table or {}))
+        offer = await pick(provider, kind, Purchase.ON_DEMAND)
+        gang = replace(await harness.spec("shaped"), offer=offer, **values)
+        gang = replace(gang, name=f"{gang.name}-{len(account.cloud.machines)}")
+        await provider.launch(gang)
+        await account.settle()
+        await provider.remove(gang.name)
+
+    asyncio.run(scenario())
+    return list(account.api.bodies.values())[-1]
+
+
+@cache
+def make_other_key() -> rsa.RSAPrivateKey:
+    """The key of another user."""
+    return make_key.__wrapped__()
