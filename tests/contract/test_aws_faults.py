@@ -190,13 +190,16 @@ def test_quotas_that_cannot_be_read_again_stay_as_they_were(
     play(scenario)
 
 
+@pytest.mark.parametrize("code", ["AuthFailure", "OptInRequired"])
 @pytest.mark.usefixtures("account")  # its credentials
-def test_a_region_that_the_account_has_not_enabled_is_reported_as_such(tmp_path: Path) -> None:
+def test_a_region_that_the_account_has_not_enabled_is_reported_as_such(
+    tmp_path: Path, code: str
+) -> None:
     other = "eu-west-2"
     cloud, table = Cloud(regions=(REGION, other)), {"regions": f"{other}, {REGION}"}
     direct = Direct(check_settings(MANIFEST, {**BASE, **table}), Front(cloud))
     here = ProviderRig(cloud, direct, tmp_path, table)
-    cloud.rules.disabled = frozenset({other})
+    cloud.rules.disabled, cloud.rules.disabled_code = frozenset({other}), code
 
     async def scenario() -> None:
         assert {offer.region for offer in await here.provider.offers()} == {REGION}

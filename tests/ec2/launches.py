@@ -27,6 +27,11 @@ def check_request(cloud: "Cloud", region: str, params: Params) -> None:
     image = params.get("ImageId", "")
     if image not in cloud.images(region):
         raise Answer("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
+    if image in cloud.rules.unsubscribed:
+        text = (
+            "In order to use this AWS Marketplace product you need to accept terms and subscribe."
+        )
+        raise Answer("OptInRequired", text, 401)
     key = params.get("KeyName")
     if key and key not in cloud.backend(region).key_pairs:
         raise Answer("InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")

@@ -97,6 +97,10 @@ class Rules:
         default_factory=dict
     )  # zone: the StateReason with which launches there fail while they are pending
     disabled: frozenset[str] = frozenset()  # regions that the account has not enabled
+    # what EC2 itself answers in such a region; other services always say
+    # UnrecognizedClientException
+    disabled_code: str = "AuthFailure"
+    unsubscribed: frozenset[str] = frozenset()  # images whose terms the account has not accepted
     profiles: frozenset[str] = frozenset()  # names and ARNs of the account's instance profiles
     picks: str | None = None  # the zone that EC2 chooses if the request names none, rich or poor
     parameters: dict[str, str] = field(default_factory=dict)  # the account's own of Systems Manager

@@ -71,7 +71,10 @@ class Front:
                 if region in cloud.rules.disabled:
                     text = "AWS was not able to validate the provided access credentials"
                     raise Answer(
-                        "AuthFailure" if service == "ec2" else "UnrecognizedClientException", text
+                        cloud.rules.disabled_code
+                        if service == "ec2"
+                        else "UnrecognizedClientException",
+                        text,
                     )
                 self._authorize(service, action, region, params)
                 if params.pop("DryRun", "") == "true":
