@@ -23,6 +23,13 @@ def check_request(service: str, operation: str, request: Any) -> None:
     _check(service_model(service).operation_model(operation).input_shape, request, operation)
 
 
+def check_reply(service: str, operation: str, reply: Any) -> None:
+    """Like `check_request`, for a reply."""
+    shape = service_model(service).operation_model(operation).output_shape
+    if shape is not None:
+        _check(shape, reply, operation)
+
+
 def _check(shape: Shape, value: Any, path: str) -> None:
     match shape.type_name:
         case "structure":
@@ -53,6 +60,8 @@ def _check(shape: Shape, value: Any, path: str) -> None:
             assert not shape.enum or value in shape.enum, f"{path}: {value}"
         case "boolean":
             assert isinstance(value, bool), path
+        case "timestamp" | "double" | "float":
+            assert isinstance(value, (int, float)), path
         case "integer" | "long":
             assert isinstance(value, int), path
             assert not isinstance(value, bool), path

@@ -22,6 +22,7 @@ ALLOWED = {
     "providers/hyperstack/": "the API tells missing stock from a wrong value in its text alone",
     "providers/verda/": "the API tells a missing type from a wrong value in its text alone",
     "providers/runpod/": "the API tells missing capacity from a wrong value in its text alone",
+    "providers/sagemaker/": "the API tells missing capacity in its text alone",
     "providers/vultr/": "the API tells a missing plan from a wrong value in its text alone",
     "providers/shadeform/": "the form of errors is not documented; only their text tells missing capacity",
     "providers/cudo/": "the API tells missing capacity from a wrong value in its text alone",

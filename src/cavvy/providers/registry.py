@@ -55,6 +55,7 @@ _NOT_PROVIDERS = frozenset(
         "formats",
         "hosts",
         "ledger",
+        "managed",
         "notices",
         "objections",
         "prices",

@@ -132,7 +132,7 @@ def read_product(item: Json) -> tuple[str, HourlyRate | None]:
     """
     name = str(item.get("product", {}).get("attributes", {}).get("instanceType", ""))
     terms = item.get("terms", {}).get("OnDemand", {}).values()
-    return name, next((rate for term in terms if (rate := _hourly(term)) is not None), None)
+    return name, next((rate for term in terms if (rate := read_hourly(term)) is not None), None)
 
 
 def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
@@ -145,13 +145,14 @@ def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
         how = term.get("termAttributes", {})
         months = _MONTHS.get(str(how.get("LeaseContractLength")))
         kind = (how.get("OfferingClass"), how.get("PurchaseOption"))
-        rate = _hourly(term)
+        rate = read_hourly(term)
         if months is not None and kind == ("standard", "No Upfront") and rate is not None:
             found[months] = rate
     return found
 
 
-def _hourly(term: Json) -> HourlyRate | None:
+def read_hourly(term: Json) -> HourlyRate | None:
+    """The hourly price in dollars of a term of the price list; None if it has none."""
     usd = _price(term, "Hrs")
     return None if usd is None else parse_rate(usd)
 

@@ -112,6 +112,22 @@ def learn_by(metadata: dict[str, Any], server: str, until: float) -> tuple[int, 
         time.sleep(2)  # noqa: TID251 - a process of its own
 
 
+def write_config(config: dict[str, Any], rank: int, address: str) -> str:
+    """Write the agent's configuration, and return the file's path."""
+    config = dict(config, rank=rank, node_address=address)
+    config.update(home=os.path.join(HOME, "work"), cache=os.path.join(HOME, "cache"))
+    path = os.path.join(HOME, "config.json")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as out:
+        json.dump(config, out)
+    return path
+
+
+def make_command(python: str) -> list[str]:
+    """The command that runs the agent."""
+    return [*python.split(), "-I", "-S", os.path.join(HOME, "agent.pyz")]
+
+
 def work(command: list[str], path: str, lease_s: float) -> None:
     """Run the agent. Retry undelivered reports until the lease ends; then the machine shuts down
     anyway.
@@ -136,14 +152,8 @@ def main(python: str) -> None:
         await_end(boot["end"])
     tokens = boot["tokens"] if boot["tokens"] is not None else read("tokens.json")
     token = tokens[0] if len(tokens) == 1 else tokens[rank]  # one: for this node only
-    config = dict(boot["config"], rank=rank, token=token, node_address=address)
-    config.update(home=os.path.join(HOME, "work"), cache=os.path.join(HOME, "cache"))
-    path = os.path.join(HOME, "config.json")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as out:
-        json.dump(config, out)
-    command = [*python.split(), "-I", "-S", os.path.join(HOME, "agent.pyz")]
-    work(command, path, config["lease_s"])
+    path = write_config(dict(boot["config"], token=token), rank, address)
+    work(make_command(python), path, boot["config"]["lease_s"])
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from cavvy.providers.hosts.userdata import MetadataService, make_key_script, mak
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.recording import CallRecorder
 from cavvy.providers.vm.cloud import Cloud, Reach
-from cavvy.providers.vm.launch import VmLauncher
+from cavvy.providers.vm.launch import MakeUserData, VmLauncher
 from cavvy.providers.vm.machines import VmMachines
 from cavvy.providers.vm.reach import MakeLink, VmReach
 from cavvy.providers.vm.records import MachineNames, VmGangRecord
@@ -44,14 +44,22 @@ class VmProvider:
         identity: Callable[[], Sequence[tuple[str, str]]] = lambda: (),
         close: Callable[[], None] = lambda: None,
         make_link: MakeLink = SshLink,
+        make_script: MakeUserData | None = None,
+        object_to: Callable[[Task], Sequence[Objection]] = lambda task: (),
     ) -> None:
+        """`make_script` makes a node's script in place of the user data of virtual machines.
+        `object_to` returns the cloud's own objections to a task.
+        """
         self.manifest = manifest
         self._context, self._identity, self._close = context, identity, close
+        self._object_to = object_to
         self._recorder = CallRecorder(context.home, manifest.name, context.installation)
-        names = MachineNames(context.installation, cloud.traits.name_limit)
-        self._machines = VmMachines(cloud, names, context.now)
+        self._machines = VmMachines(
+            cloud, MachineNames(context.installation, cloud.traits.name_limit), context.now
+        )
         self._ledger = LaunchLedger(context.state, VmGangRecord)
-        self._launcher = VmLauncher(self._machines, self._ledger, self._user_data, context.now)
+        make_data = make_script or self._user_data
+        self._launcher = VmLauncher(self._machines, self._ledger, make_data, context.now)
         self._status = VmStatus(self._machines, self._ledger, self._launcher, context.now)
         by_ssh = cloud.traits.reach is Reach.SSH or bool(context.settings.get("reach_by_ssh"))
         self._reach: VmReach | None = None
@@ -108,7 +116,7 @@ class VmProvider:
         await (self._reach.relay() if self._reach is not None else asyncio.Event().wait())
 
     def check(self, task: Task) -> Sequence[Objection]:
-        found = []
+        found = list(self._object_to(task))
         if self._reach is None and self._context.node_endpoint is None:
             found.append(Objection("providers", self._no_way()))
         most = self._launcher.most_nodes

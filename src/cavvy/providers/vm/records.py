@@ -191,9 +191,10 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
 
 def start_of(node: VmNode, created: datetime | None, now: datetime) -> datetime:
     """The earliest possible start of the node's bill: the last poll that showed the machine as not
-    billed yet, or else the creation time that the cloud reports, or else the request.
+    billed yet, or a later start that the cloud reports; if neither is known, the request.
     """
-    return min(node.booting_at or created or node.asked_at or now, now)
+    known = [each for each in (node.booting_at, created) if each is not None]
+    return min(max(known) if known else node.asked_at or now, now)
 
 
 def with_nodes(record: VmGangRecord, changed: Sequence[VmNode]) -> VmGangRecord:

@@ -1,0 +1,78 @@
+"""Calls AWS's managed services, with the account and the regions of the settings. The errors of the
+calls are raised as `CloudFault`s.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.aws.account import AwsAccount, Json, camel
+from cavvy.providers.aws.errors import LATER, AwsFault, translate
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.rest import RECORDER
+
+_NO_REPLY = "Unreachable"
+_DENIED = frozenset({"AccessDeniedException", "AccessDenied", "UnrecognizedClientException"})
+_MOST_PAGES = 500
+
+
+class AwsService:
+    """One of AWS's services. `gone` are the codes of faults that mean "no such object"."""
+
+    def __init__(
+        self,
+        service: str,
+        settings: Mapping[str, Scalar],
+        account: AwsAccount | None,
+        *,
+        gone: frozenset[str],
+    ) -> None:
+        """Without an account, the settings select one."""
+        self._service, self._settings, self._gone = service, settings, gone
+        self._account = account or AwsAccount(settings)
+
+    async def regions(self) -> Sequence[str]:
+        """The regions of the settings, or the region of the AWS configuration. Raises Refused."""
+        return list_setting(self._settings, "regions") or await self._account.regions()
+
+    async def call(
+        self, region: str, operation: str, *, service: str = "", **arguments: Any
+    ) -> Json:
+        """Call an operation, such as "create_training_job". Raises CloudFault, or Refused if there
+        are no credentials.
+        """
+        name = service or self._service
+        self._account.recorder = RECORDER.get()
+        try:
+            return await self._account.call(region, operation, service=name, **arguments)
+        except AwsFault as fault:
+            if fault.status == 0 and fault.code != _NO_REPLY:
+                raise translate(fault, f"{camel(operation)} in {region}") from fault
+            raise CloudFault(self._status(fault), fault.code, fault.message) from fault
+
+    async def pages(
+        self, region: str, operation: str, field: str, token: str = "NextToken", **arguments: Any
+    ) -> Sequence[Any]:
+        """The items of all pages of a list; `token` is the name of the page token in replies."""
+        found: list[Any] = []
+        asked = token if token[0].isupper() else "nextToken"
+        for _ in range(_MOST_PAGES):
+            told = await self.call(region, operation, **arguments)
+            found += told.get(field, [])
+            if not told.get(token):
+                return found
+            arguments[asked] = told[token]
+        raise CloudFault(400, "too many pages", f"{camel(operation)} in {region}")
+
+    def _status(self, fault: AwsFault) -> int:
+        """The status that the layer expects: most of AWS's errors have the status 400."""
+        if fault.code == _NO_REPLY:
+            return 0
+        if fault.status >= 500:
+            return fault.status
+        if fault.code in LATER:
+            return 429
+        if fault.code in self._gone:
+            return 404
+        return 403 if fault.code in _DENIED else fault.status

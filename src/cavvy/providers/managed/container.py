@@ -1,0 +1,83 @@
+"""Makes the command and the environment with which a container starts the agent.
+
+Services limit commands and environment variables to a few hundred characters. So the variables
+contain a short script in parts, which fetches the container's whole script from the server. The
+server serves the whole script to anyone who knows its hash. It contains no lasting secrets: each
+claim token is valid for one claim.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from cavvy.providers.base import GangSpec, NodeEndpoint, Refused
+from cavvy.providers.hosts import boot
+from cavvy.providers.hosts.bootstrap import make_config, make_preamble
+from cavvy.providers.hosts.userdata import PATIENCE
+from cavvy.providers.managed.service import ContainerEntry, ServiceTraits
+from cavvy.providers.notices import NoticeSource, make_notice_fields
+
+# Many images have no other folder that every user may write to. SageMaker stores /tmp on the
+# instance's data volume. A test sets CAVVY_FOLDER to keep containers on one machine apart.
+_FOLDER = "${CAVVY_FOLDER:-/tmp/cavvy}"
+_PROGRAMS = (Path(boot.__file__), Path(__file__).parent / "remote/container.py")
+_SAVING_S = 10.0  # of the time between SIGTERM and SIGKILL, kept for the agent's last report
+_MOST_PARTS = 60  # SageMaker allows 100 environment variables
+
+
+def make_container_script(
+    gang: GangSpec,
+    endpoint: NodeEndpoint,
+    traits: ServiceTraits,
+    title: str,
+    notices: Sequence[NoticeSource] = (),
+) -> str:
+    """The script that a container's shell runs: it fetches and runs the script for the containers
+    of all ranks. `title` names the service to users. The first call packs the agent, which blocks.
+    """
+    config = {
+        **make_config(gang, endpoint),
+        "boxed": True,  # the container was started from the image of the work
+        "notices": make_notice_fields(notices),
+        "taken": {"seconds": max(1.0, traits.stop_s - _SAVING_S), "source": title},
+    }
+    told = {
+        "tokens": [endpoint.claim_token(gang.name, rank) for rank in range(gang.nodes)],
+        "patience_s": PATIENCE.total_seconds(),
+        "hosts": asdict(traits.hosts),
+        "config": config,
+    }
+    files = {"boot.json": json.dumps(told, sort_keys=True)}
+    files |= {each.name: each.read_text("utf-8").strip() for each in _PROGRAMS}
+    lines = [
+        f"cat > \"$CAVVY_FOLDER/{name}\" <<'END_OF_FILE'\n{text}\nEND_OF_FILE"
+        for name, text in files.items()
+    ]
+    program = '"$CAVVY_FOLDER/container.py" "$CAVVY_PYTHON"'
+    lines += [
+        f"cavvy_start && cavvy_fetch {endpoint.agent()} agent.pyz && "
+        f"exec $CAVVY_PYTHON -I -S {program}"
+    ]
+    whole = endpoint.publish("\n".join([*lines, ""]).encode())
+    return (
+        f"#!/bin/sh\n{make_preamble(endpoint, _FOLDER)}\n"
+        f'mkdir -p "$CAVVY_FOLDER" && cavvy_fetch {whole} entry.sh && . "$CAVVY_FOLDER/entry.sh"\n'
+    )
+
+
+def make_entry(script: str, limit: int) -> ContainerEntry:
+    """A command whose shell runs the script, from environment variables of at most `limit`
+    characters. Raises Refused if there would be too many.
+    """
+    parts = [script[at : at + limit] for at in range(0, len(script), limit)]
+    if len(parts) > _MOST_PARTS:
+        raise Refused(
+            f"the container's script needs {len(parts)} environment variables of {limit} "
+            f"characters, and at most {_MOST_PARTS} are used"
+        )
+    names = [f"CAVVY_{number}" for number in range(len(parts))]
+    joined = "".join(f"${name}" for name in names)
+    # one argument has at most 256 characters in SageMaker
+    words = ["/bin/sh", "-c", f'eval "{joined}"']
+    return ContainerEntry(command=words, environment=dict(zip(names, parts, strict=True)))

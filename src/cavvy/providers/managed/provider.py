@@ -1,0 +1,44 @@
+"""The provider that all managed services share."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from cavvy.providers.base import GangSpec, Manifest, ProviderContext
+from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.container import make_container_script
+from cavvy.providers.managed.service import ManagedService
+from cavvy.providers.vm.provider import VmProvider
+
+_NOTHING = "#!/bin/sh\n"
+
+
+def make_provider(
+    manifest: Manifest,
+    context: ProviderContext,
+    service: ManagedService,
+    *,
+    identity: Callable[[], Sequence[tuple[str, str]]] = lambda: (),
+) -> VmProvider:
+    """A provider of the layer `vm`, whose machines are the instances of the service's jobs."""
+
+    async def make_script(gang: GangSpec, rank: int) -> str:
+        if rank or context.node_endpoint is None:  # one script for all ranks
+            return _NOTHING
+        return await asyncio.to_thread(
+            make_container_script,
+            gang,
+            context.node_endpoint,
+            service.traits,
+            manifest.title,
+            manifest.notices,
+        )
+
+    cloud = ManagedCloud(service)
+    return VmProvider(
+        manifest,
+        context,
+        cloud,
+        identity=identity,
+        make_script=make_script,
+        object_to=service.check,
+    )

@@ -1,0 +1,64 @@
+"""The first process of a container: learns its rank and its address, runs the agent, and passes
+SIGTERM on to the agent.
+
+Needs only the standard library of Python 3.8, and boot.py in the same folder. Usage: container.py
+"COMMAND THAT STARTS PYTHON".
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+HOME = os.path.dirname(os.path.abspath(__file__))
+
+
+def read_place(hosts: dict[str, str]) -> tuple[int, str]:
+    """The container's rank, and its host name, or "" if the service states none."""
+    if hosts["index"]:
+        return int(os.environ.get(hosts["index"]) or 0), ""
+    current, listed = os.environ.get(hosts["current"]), os.environ.get(hosts["hosts"])
+    names = json.loads(listed) if listed else None
+    if not (current and names):
+        with open(hosts["file"], encoding="utf-8") as file:
+            told = json.load(file)
+        current, names = told["current_host"], told["hosts"]
+    # algo-10 comes after algo-2
+    return sorted(names, key=lambda each: (len(each), each)).index(current), str(current)
+
+
+def find_address(host: str) -> str:
+    """The address of a host name; "" if it has none."""
+    try:
+        return socket.gethostbyname(host) if host else ""
+    except OSError:
+        return ""
+
+
+def pass_on(number: int, frame: object) -> None:
+    """Pass a signal on to the child processes. The kernel gives the first process of a container
+    no signals that the process does not handle.
+    """
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        for child in file.read().split():
+            os.kill(int(child), number)
+
+
+def main(python: str) -> None:
+    sys.path.insert(0, HOME)
+    boot: Any = importlib.import_module("boot")
+    told = boot.read("boot.json")
+    rank, host = read_place(told["hosts"])
+    address = find_address(host) or boot.find_address(told["config"]["address"])
+    path = boot.write_config(dict(told["config"], token=told["tokens"][rank]), rank, address)
+    signal.signal(signal.SIGTERM, pass_on)
+    boot.work(boot.make_command(python), path, told["config"]["lease_s"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,116 @@
+"""The interface that each managed service implements: six calls, and the service's traits.
+
+The calls raise `CloudFault`, or Refused if a person must set something up.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Protocol
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Objection, Task
+from cavvy.providers.base import GangSpec
+from cavvy.providers.vm.cloud import CloudFault
+
+
+class JobState(StrEnum):
+    """The state of a service's job."""
+
+    WAITING = "waiting"  # accepted, but no instance is billed yet
+    RUNNING = "running"  # billed
+    RECLAIMED = "reclaimed"  # its instances are gone, and the service would start it again
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostList:
+    """How a container learns its rank. If `index` is set, this environment variable contains the
+    rank, and no variable means rank 0. Otherwise the rank is the host's place in a list of hosts.
+    The list comes from environment variables with JSON, or else from a JSON file.
+    """
+
+    index: str = ""
+    hosts: str = ""  # the environment variable with the list
+    current: str = ""  # the environment variable with the host's own name
+    file: str = ""  # has the keys `hosts` and `current_host`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceTraits:
+    """How a service behaves."""
+
+    hosts: HostList
+    name_limit: int = 63  # maximum characters of a job's name; at least 48 of [a-z0-9-]
+    # a second request with the name of an existing job makes no job
+    unique_names: bool = False
+    variable_limit: int = 512  # maximum characters of an environment variable
+    # seconds between SIGTERM and SIGKILL, if the service ends a container
+    stop_s: float = 120
+    list_lag: timedelta = timedelta(minutes=1)  # `list` may miss jobs that are younger
+    ended_listed: timedelta = timedelta(0)  # how long `list` and `get` show ended jobs
+    quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerEntry:
+    """What starts the agent in a container: a command, and the environment that it needs."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """One job of `nodes` containers, one on each instance."""
+
+    gang: GangSpec
+    offer: Offer
+    name: str
+    nodes: int
+    entry: ContainerEntry
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceJob:
+    """One job, as the service reports it. `id` contains the region."""
+
+    id: str
+    name: str
+    state: JobState
+    started_at: datetime | None = None  # start of the bill
+    ended_at: datetime | None = None  # end of the bill
+    preempted: bool = False
+    no_capacity: bool = False  # the service accepted the job, but had no capacity for it
+    reason: str = ""  # why the job ended; shown to users
+
+
+class ManagedService(Protocol):
+    """The calls of a service. Each has a time limit."""
+
+    traits: ServiceTraits
+
+    async def offers(self) -> Sequence[Offer]:
+        """The instance types with a known price."""
+
+    async def submit(self, request: JobRequest) -> str:
+        """Request a job with all its instances or none; returns the job's id."""
+
+    async def list(self) -> Sequence[ServiceJob]:
+        """The jobs of the account that have not ended, and those that ended within
+        `ServiceTraits.ended_listed`.
+        """
+
+    async def get(self, job: str) -> ServiceJob | None:
+        """One job by id; None if the service does not know it."""
+
+    async def stop(self, job: str) -> None:
+        """Start ending a job. A job that has ended raises a fault with the status 404."""
+
+    def is_full(self, fault: CloudFault) -> bool:
+        """Whether the fault of a `submit` means that this offer is not available now."""
+
+    def check(self, task: Task) -> Sequence[Objection]:
+        """Objections to a task; () if the service can run it."""

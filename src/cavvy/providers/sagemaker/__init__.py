@@ -1,0 +1,15 @@
+"""Amazon SageMaker: each gang is one training job, whose containers start the agent."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.sagemaker.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.managed.provider import make_provider
+    from cavvy.providers.sagemaker.service import SageMakerService
+
+    service = SageMakerService(context.settings, context.now, context.find_instance)
+    return make_provider(MANIFEST, context, service, identity=service.identity)

@@ -1,0 +1,123 @@
+"""The manifest of the SageMaker provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+_CONTAINER = "a training job is a container, and SageMaker lets no job start further containers"
+
+MANIFEST = Manifest(
+    name="sagemaker",
+    title="Amazon SageMaker",
+    docs="docs/guides/sagemaker.md",
+    abilities=ABILITIES,
+    visibility_delay=timedelta(seconds=30),
+    # SIGTERM precedes SIGKILL by 120 seconds; the agent keeps 10 of them for its last report
+    notice=timedelta(seconds=110),
+    rights="sagemaker:CreateTrainingJob, DescribeTrainingJob, ListTrainingJobs, StopTrainingJob "
+    "and AddTags, pricing:GetProducts, and iam:PassRole for the role of the setting `role`",
+    unsupported={
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: "SageMaker pulls images from Amazon ECR with the rights of the setting "
+        "`role` (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html)",
+        Feature.CAPACITY: "SageMaker does not report free capacity; a job without capacity fails, "
+        "and Cavvy tries the next best offer",
+        Feature.VOLUMES: "a training job mounts no EBS volumes; copy from and to a bucket",
+        Feature.MOUNTS: "a training job is a container without access to folders of its host or "
+        "to NFS",
+        Feature.NETWORK: "SageMaker neither reports nor selects the speed of the network",
+        Feature.DISK: "SageMaker selects the type of the disk; `resources.disk` selects its size",
+        Feature.RESULTS: "a training job ends with its disk. If the server is away when work has "
+        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; "
+        "with no bucket, the job waits until its lease ends",
+    },
+    options={
+        "image": "the image, as for the setting `image`",
+        "hyperparameters": "names and values that SageMaker shows, and writes to "
+        "/opt/ml/input/config/hyperparameters.json",
+        "channels": "S3 URIs by channel; SageMaker copies them to /opt/ml/input/data/CHANNEL "
+        "before the work starts",
+        "output": "the S3 URI to which SageMaker copies the folder /opt/ml/model after the work",
+        "checkpoints": "the S3 URI that SageMaker keeps equal to the folder /opt/ml/checkpoints",
+        "warm_s": "as the setting `warm_s`",
+    },
+    settings=(
+        text(
+            "regions",
+            "The regions to use, separated by commas. The default is the region of the AWS "
+            "configuration.",
+        ),
+        text(
+            "profile",
+            "The profile of `~/.aws` to use. By default, boto3 searches for credentials in its "
+            "usual order.",
+        ),
+        text(
+            "endpoint",
+            "The address for all AWS calls, such as a private endpoint. The default is AWS's own "
+            "address.",
+        ),
+        text(
+            "role",
+            "The ARN of the execution role of jobs. SageMaker uses it to pull the image and to "
+            "read and write `bucket`. Work in the job has its rights, too. Required.",
+        ),
+        text(
+            "bucket",
+            "An S3 URI below which SageMaker stores the copies of /opt/ml/model and "
+            "/opt/ml/checkpoints, such as `s3://my-bucket/cavvy`. Required.",
+        ),
+        text(
+            "image",
+            "The image of jobs whose task names none, in Amazon ECR. `{region}` stands for the "
+            "job's region. Without this setting, each task must name an image.",
+        ),
+        text(
+            "instances",
+            "Patterns of the instance types to offer, separated by commas, such as `ml.g5.*, "
+            "ml.p4d.24xlarge`. The default is every type that the catalog knows, without "
+            "Trainium and Inferentia.",
+        ),
+        text(
+            "subnets",
+            "The subnets of jobs, separated by commas. They need a route to the server. By "
+            "default, jobs run in SageMaker's own network, which reaches the internet.",
+        ),
+        text("security_groups", "The security groups of jobs, if `subnets` is set."),
+        number(
+            "disk_gib",
+            "The size of an instance's disk, unless the task requests another size.",
+            default=50,
+            minimum=1,
+            unit="GiB",
+            whole=True,
+        ),
+        number(
+            "max_run_s",
+            "SageMaker stops a job after this time if its task has no limit. A value above 5 days "
+            "needs a higher quota.",
+            default=432_000,
+            minimum=60,
+            unit="seconds",
+            whole=True,
+        ),
+        number(
+            "spot_wait_s",
+            "How long SageMaker may wait for spot instances, added to the job's time limit.",
+            default=1800,
+            unit="seconds",
+            whole=True,
+        ),
+        number(
+            "warm_s",
+            "SageMaker keeps the instances of an ended job for this long, so that a similar job "
+            "starts sooner. SageMaker bills this time, and Cavvy's bills do not contain it. The "
+            "maximum is 21,600. Spot jobs are not kept.",
+            default=0,
+            unit="seconds",
+            whole=True,
+        ),
+    ),
+)

@@ -1,0 +1,302 @@
+"""Runs gangs as training jobs of SageMaker."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Objection, Scalar, Task
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.base import GangSpec, Refused
+from cavvy.providers.formats.sagemaker.request import (
+    LONGEST_RUN,
+    DataChannel,
+    TrainingJobRequest,
+    make_training_job,
+)
+from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.service import (
+    HostList,
+    JobRequest,
+    JobState,
+    ServiceJob,
+    ServiceTraits,
+)
+from cavvy.providers.sagemaker.prices import TrainingPrices
+from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
+from cavvy.providers.vm.keys import list_setting
+
+FindInstance = Callable[[str, str], Offer | None]
+_SHOWN = timedelta(hours=6)  # ended jobs are listed for this long after their last change
+_QUOTA = "ResourceLimitExceeded"
+_GONE = frozenset({"ResourceNotFound"})
+# https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
+_HOSTS = HostList(
+    hosts="SM_HOSTS",
+    current="SM_CURRENT_HOST",
+    file="/opt/ml/input/config/resourceconfig.json",
+)
+_IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/\S+")
+# the training image of the settings has no driver for these
+_OTHER_CHIPS = ("ml.trn*", "ml.inf*")
+_FULL = "CapacityError"  # the start of a failed job's reason
+_ENDED = frozenset({"Completed", "Failed", "Stopped", "Deleting"})
+
+
+class SageMakerService:
+    """Implements `ManagedService`. A job's id is its region, "/" and its name."""
+
+    # The limits are those of the API. A name is unique in an account and region. The listing lag is
+    # an assumption.
+    traits = ServiceTraits(
+        hosts=_HOSTS,
+        name_limit=63,
+        unique_names=True,
+        variable_limit=512,
+        # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StopTrainingJob.html
+        stop_s=120,
+        list_lag=timedelta(seconds=30),
+        ended_listed=_SHOWN,
+        quota_codes=frozenset({_QUOTA}),
+    )
+
+    def __init__(
+        self,
+        settings: Mapping[str, Scalar],
+        now: Callable[[], datetime],
+        find_instance: FindInstance,
+        account: AwsAccount | None = None,
+    ) -> None:
+        self._settings, self._now, self._find_instance = settings, now, find_instance
+        self._aws = AwsService("sagemaker", settings, account, gone=_GONE)
+        self._prices = TrainingPrices(self._aws)
+        self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
+        self._unknown: Sequence[str] = ()
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `offers` first, which finds the unknown types."""
+        facts = [("role", self._need("role")), ("bucket", self._need("bucket"))]
+        if self._unknown:
+            facts.append(("types that the catalog does not know", ", ".join(self._unknown)))
+        return facts
+
+    async def offers(self) -> Sequence[Offer]:
+        for name in ("role", "bucket"):
+            self._need(name)
+        found, unknown = [], set()
+        patterns = list_setting(self._settings, "instances")
+        for region in await self._aws.regions():
+            rates = await self._prices.rates(region, self._now())
+            for name in sorted(rates):
+                if not _chosen(name, patterns):
+                    continue
+                machine = self._find_instance("aws", name.removeprefix("ml."))
+                if machine is None:
+                    unknown.add(name)
+                    continue
+                found += [
+                    replace(
+                        machine,
+                        provider="sagemaker",
+                        region=region,
+                        zone=None,
+                        instance_type=name,
+                        disk_gib=int(self._settings["disk_gib"]),
+                        purchase=purchase,
+                        rate=rates[name],
+                        term_months=0,
+                        capacity=None,
+                        source="AWS Price List API, SageMaker training",
+                        as_of=self._now().date(),
+                    )
+                    for purchase in (Purchase.ON_DEMAND, Purchase.SPOT)
+                ]
+        self._unknown = sorted(unknown)
+        return found
+
+    async def submit(self, request: JobRequest) -> str:
+        job = self._make_job(request)
+        region = request.offer.region
+        if region not in await self._aws.regions():  # its jobs would never be listed
+            raise Refused(f"the region {region} is not among the `regions` of the settings")
+        try:
+            await self._aws.call(region, "create_training_job", **make_training_job(job))
+        except CloudFault as fault:
+            if fault.code != "ResourceInUse":  # an earlier request made the job
+                raise
+        return f"{region}/{request.name}"
+
+    async def list(self) -> Sequence[ServiceJob]:
+        since = self._now() - _SHOWN
+        self._ended = {
+            each: job for each, job in self._ended.items() if job.ended_at and job.ended_at > since
+        }
+        found: dict[str, ServiceJob] = {}
+        for region in await self._aws.regions():
+            for wanted in ({"StatusEquals": "InProgress"}, {"LastModifiedTimeAfter": since}):
+                told = await self._aws.pages(
+                    region,
+                    "list_training_jobs",
+                    "TrainingJobSummaries",
+                    NameContains=NAME_PREFIX,
+                    MaxResults=100,
+                    **wanted,
+                )
+                for each in told:
+                    name = str(each["TrainingJobName"])
+                    if name.startswith(NAME_PREFIX) and f"{region}/{name}" not in found:
+                        job = await self.get(f"{region}/{name}")
+                        found |= {job.id: job} if job else {}
+        return list(found.values())
+
+    async def get(self, job: str) -> ServiceJob | None:
+        if job in self._ended:
+            return self._ended[job]
+        region, _, name = job.partition("/")
+        try:
+            told = await self._aws.call(region, "describe_training_job", TrainingJobName=name)
+        except CloudFault as fault:
+            if fault.status == 404 or "not found" in fault.message:
+                return None
+            raise
+        found = read_job(job, told)
+        if found.state is JobState.ENDED:
+            self._ended[job] = found
+        return found
+
+    async def stop(self, job: str) -> None:
+        region, _, name = job.partition("/")
+        try:
+            await self._aws.call(region, "stop_training_job", TrainingJobName=name)
+        except CloudFault as fault:
+            if fault.code == "ValidationException":  # the job has ended, or is stopping
+                raise CloudFault(404, fault.code, fault.message) from fault
+            raise
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return _FULL in (fault.code, fault.message.partition(":")[0])
+
+    def check(self, task: Task) -> Sequence[Objection]:
+        if task.image is None or _IMAGE.fullmatch(task.image):
+            return ()
+        reason = (
+            "SageMaker starts containers only from images in Amazon ECR, such as "
+            "123456789012.dkr.ecr.us-east-1.amazonaws.com/name:tag"
+        )
+        return [Objection("image", reason)]
+
+    def _make_job(self, request: JobRequest) -> TrainingJobRequest:
+        gang, offer = request.gang, request.offer
+        spot = offer.purchase is Purchase.SPOT
+        options, bucket = gang.options, self._need("bucket").rstrip("/")
+        run, wait = self._longest_run(gang), timedelta(seconds=int(self._settings["spot_wait_s"]))
+        warm_s = int(options.get("warm_s", self._settings["warm_s"]))
+        return TrainingJobRequest(
+            name=request.name,
+            role=self._need("role"),
+            image=self._image(gang).replace("{region}", offer.region),
+            instance_type=offer.instance_type,
+            instances=request.nodes,
+            volume_gib=gang.disk_gib or int(self._settings["disk_gib"]),
+            entrypoint=request.entry.command,
+            environment=request.entry.environment,
+            hyperparameters=_texts(options, "hyperparameters"),
+            channels=[
+                DataChannel(name=name, uri=uri) for name, uri in _texts(options, "channels").items()
+            ],
+            output_uri=str(options.get("output") or f"{bucket}/output"),
+            checkpoint_uri=str(
+                options.get("checkpoints") or f"{bucket}/checkpoints/{request.name}"
+            ),
+            longest_run=run,
+            longest_wait=run + wait,
+            spot=spot,
+            warm=timedelta(seconds=0 if spot else warm_s),  # warm pools have no spot instances
+            tags=request.tags,
+            subnets=list_setting(self._settings, "subnets"),
+            security_groups=list_setting(self._settings, "security_groups"),
+        )
+
+    def _image(self, gang: GangSpec) -> str:
+        image = gang.image or gang.options.get("image") or self._settings.get("image")
+        if not image:
+            raise Refused(
+                "[providers.sagemaker] image: no image is set; name one in Amazon ECR, or set "
+                "`image` in the task"
+            )
+        return str(image)
+
+    def _longest_run(self, gang: GangSpec) -> timedelta:
+        """The job's time limit: the task's limit and the time for the last checkpoint; without a
+        limit of the task, the setting.
+        """
+        if gang.longest is None:
+            return min(timedelta(seconds=int(self._settings["max_run_s"])), LONGEST_RUN)
+        return min(gang.longest + gang.grace + gang.lease, LONGEST_RUN)
+
+    def _need(self, name: str) -> str:
+        value = str(self._settings.get(name) or "")
+        if not value:
+            raise Refused(f"[providers.sagemaker] {name}: not set; SageMaker needs it for each job")
+        return value
+
+
+def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
+    """The job of a reply of DescribeTrainingJob. A job that waits for instances after an
+    interruption is reclaimed: SageMaker would start it again.
+    """
+    status, secondary = str(told["TrainingJobStatus"]), str(told.get("SecondaryStatus"))
+    started, ended = told.get("TrainingStartTime"), told.get("TrainingEndTime")
+    interrupted = next(
+        (
+            each["StartTime"]
+            for each in told.get("SecondaryStatusTransitions", ())
+            if each["Status"] == "Interrupted"
+        ),
+        None,
+    )
+    reason = str(told.get("FailureReason") or "")
+    if status in _ENDED:
+        state = JobState.ENDED
+        billed = told.get("BillableTimeInSeconds")
+        if started and billed is not None:
+            ended = started + timedelta(seconds=int(billed))
+        started = started or told["CreationTime"]
+        ended = ended or started
+        reason = reason or ("" if status == "Completed" else f"SageMaker reports: {secondary}")
+    elif interrupted is not None:
+        state, ended = JobState.RECLAIMED, interrupted
+        reason = "SageMaker took back the spot instances"
+    else:
+        state = JobState.RUNNING if started else JobState.WAITING
+    return ServiceJob(
+        id=job,
+        name=str(told["TrainingJobName"]),
+        state=state,
+        started_at=started,
+        ended_at=ended,
+        preempted=interrupted is not None,
+        no_capacity=reason.startswith(_FULL) or secondary == "MaxWaitTimeExceeded",
+        reason=reason,
+    )
+
+
+def _chosen(name: str, patterns: Sequence[str]) -> bool:
+    """Whether the settings choose this instance type."""
+    if patterns:
+        return any(fnmatchcase(name, each) for each in patterns)
+    return not any(fnmatchcase(name, each) for each in _OTHER_CHIPS)
+
+
+def _texts(options: Mapping[str, Any], name: str) -> Mapping[str, str]:
+    """An option that is a table, with its values as texts. Raises Refused."""
+    found = options.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise Refused(f"resources.options.sagemaker.{name} must be a table of names and values")
+    return {
+        str(key): str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in found.items()
+    }

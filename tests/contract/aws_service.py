@@ -1,0 +1,224 @@
+"""Stand-ins for AWS's managed services over a cloud in memory, behind one HTTP server: real boto3
+calls them, and each request and reply is checked against botocore's models.
+"""
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.rest_stand_in import RestServer, finish
+from tests.contract.test_provider_aws import make_node_endpoint
+from tests.contract.vm_cloud import MemoryCloud, MemoryPlace, Rented
+from tests.exports.aws_model import check_reply, check_request
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.base import Manifest, ProviderContext
+from cavvy.providers.managed.provider import make_provider
+from cavvy.providers.managed.service import ManagedService
+from cavvy.providers.registry import check_settings
+from cavvy.providers.state import MemoryProviderState, ProviderState
+from cavvy.providers.vm.cloud import CloudFault, CloudTraits, MachineRequest
+from cavvy.providers.vm.provider import VmProvider
+
+KEY = "AKIDEXAMPLE"
+SECRET = "for the stand-in only"
+REGIONS = ("us-east-1", "us-west-2")
+# how AWS reports faults of the cloud in memory: status and code
+_FAULTS = {
+    "too-many-requests": (400, "ThrottlingException"),
+    "internal-error": (500, "InternalFailure"),
+    "unavailable": (503, "ServiceUnavailable"),
+    "forbidden": (400, "AccessDeniedException"),
+}
+_BLANK = Offer(provider="aws", region="any", instance_type="", rate=HourlyRate(0))
+MACHINES = {  # what the catalog knows of EC2's types
+    "m5.large": replace(_BLANK, vcpus=2, memory_mib=8192),
+    "g4dn.xlarge": replace(
+        _BLANK,
+        vcpus=4,
+        memory_mib=16384,
+        accelerator="T4",
+        accelerator_count=1,
+        accelerator_memory_mib=16384,
+    ),
+}
+
+
+class Answer(Exception):
+    """An error reply of an AWS API."""
+
+    def __init__(self, code: str, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.code, self.message, self.status = code, message, status
+
+
+class AwsStandIn:
+    """One service. Subclasses have a method for each operation, named as in the API."""
+
+    services: Mapping[str, str]  # the service by the start of the header X-Amz-Target
+
+    def __init__(self, cloud: MemoryCloud) -> None:
+        self.cloud = cloud
+        self.quota = 1000
+        self.calls: list[str] = []
+        self.bodies: dict[tuple[str, str], dict[str, Any]] = {}  # requests by region and job
+        self.bugs: list[Exception] = []
+        self.started: Callable[[Rented], None] = lambda machine: None
+
+    def reply(
+        self, method: str, target: str, headers: Mapping[str, str], content: bytes
+    ) -> tuple[int, object] | None:
+        """The status and the body of a reply; None if the connection is to be closed."""
+        try:
+            prefix, _, operation = headers["x-amz-target"].rpartition(".")
+            return self.answer(self.services[prefix], operation, headers, json.loads(content))
+        except Answer as answer:
+            return answer.status, {"__type": answer.code, "message": answer.message}
+        except CloudFault as fault:
+            status, code = _FAULTS.get(fault.code, (fault.status, fault.code))
+            return (status, {"__type": code, "message": fault.message}) if status else None
+        except Exception as bug:  # noqa: BLE001 - the test's teardown reports it
+            self.bugs.append(bug)
+            return None
+
+    def answer(
+        self, service: str, operation: str, headers: Mapping[str, str], body: dict[str, Any]
+    ) -> tuple[int, object]:
+        name, _, region = headers["authorization"].partition("Credential=")[2].split("/")[:3]
+        self.calls.append(f"{service}:{operation}")
+        if name != KEY:
+            raise Answer("UnrecognizedClientException", "The security token is invalid.")
+        try:
+            check_request(service, operation, body)
+        except AssertionError as wrong:
+            raise Answer("ValidationException", str(wrong)) from wrong
+        told = getattr(self, operation)(region, body)
+        check_reply(service, operation, told)
+        return 200, told
+
+    def start(self, region: str, job: str, nodes: int) -> list[Rented]:
+        """Start the machines of a job. Raises CloudFault."""
+        if len(self.cloud.billed()) + nodes > self.quota:
+            raise CloudFault(400, "quota-exceeded", "the limit is reached")
+        stem, count = job.rsplit("-", 2)[0], job.rpartition("-")[2]
+        request = MachineRequest(
+            gang=None,  # type: ignore[arg-type]  # the cloud in memory does not read it
+            offer=replace(_BLANK, region="here", instance_type="small"),
+            names=[f"{stem}-{rank}-{count}" for rank in range(nodes)],
+            user_data=["#!/bin/sh\n"] * nodes,
+            tags={"job": job, "region": region},
+            token=f"{region}/{job}",
+        )
+        finish(self.cloud.create(request))
+        return self.machines(region, job)
+
+    def machines(self, region: str, job: str) -> list[Rented]:
+        """The machines of a job, whether they are listed or not."""
+        return [
+            each
+            for each in self.cloud.machines
+            if (each.tags["region"], each.tags["job"]) == (region, job)
+        ]
+
+    def jobs(self, region: str) -> list[str]:
+        """The jobs that the service lists now."""
+        found = finish(self.cloud.list())
+        return list(dict.fromkeys(m.tags["job"] for m in found if m.tags["region"] == region))
+
+    def GetProducts(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The price list, one product a page."""
+        wanted = {each["Field"]: each["Value"] for each in body["Filters"]}
+        found = [
+            each
+            for each in self.products(wanted["regionCode"])
+            if wanted.items() <= {**each["product"], **each["product"]["attributes"]}.items()
+        ]
+        at = int(body.get("NextToken", 0))
+        more = {"NextToken": str(at + 1)} if at + 1 < len(found) else {}
+        return {"FormatVersion": "aws_v1", "PriceList": [json.dumps(found[at])], **more}
+
+    def products(self, region: str) -> list[dict[str, Any]]:
+        """The products of the price list."""
+        return []
+
+
+class AwsFront:
+    """The endpoint of all stand-ins of a test module, which come one after the other."""
+
+    current: AwsStandIn
+
+    def reply(self, *request: Any) -> tuple[int, object] | None:
+        with _LOCK:
+            return self.current.reply(*request)
+
+
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def aws_front(
+    server: RestServer, manifest: Manifest, table: Mapping[str, Scalar]
+) -> Iterator[tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]]:
+    """A front, an account and its settings; making clients is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        patch.setenv("AWS_CONFIG_FILE", "/dev/null")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        front = AwsFront()
+        places = {"regions": ", ".join(REGIONS), "endpoint": server.add(front)}  # type: ignore[arg-type]  # has `reply`
+        settings = check_settings(manifest, {**places, **table})
+        yield front, AwsAccount(settings), settings
+
+
+class ManagedPlace(MemoryPlace):
+    """One account of a managed service."""
+
+    def __init__(
+        self,
+        traits: CloudTraits,
+        home: Path,
+        stand_in: type[AwsStandIn],
+        make: Callable[[ProviderContext], ManagedService],
+        manifest: Manifest,
+        settings: Mapping[str, Scalar],
+    ) -> None:
+        lag = timedelta(seconds=20)
+        super().__init__(replace(traits, tags=True, list_lag=lag), home)
+        self.api = stand_in(self.cloud)
+        self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
+        self._make, self._manifest, self._settings = make, manifest, settings
+
+    def provider(self, installation: str, **table: Scalar) -> VmProvider:
+        context = ProviderContext(
+            installation=installation,
+            home=self.home,
+            settings={**self._settings, **table},
+            state=self.states[installation],
+            node_endpoint=make_node_endpoint(),
+            find_instance=lambda provider, name: MACHINES.get(name),
+            now=self.cloud.now,
+        )
+        return make_provider(self._manifest, context, self._make(context))
+
+    async def end(self, gang: str) -> None:
+        for each in self.cloud.billed():
+            self.cloud.change(each.id, ended=self.cloud.time)
+
+    def double(self) -> None:
+        """Names are unique in a region: the second job is in another one."""
+        newest = self.cloud.billed()[-1]
+        job = newest.tags["job"]
+        other = next(each for each in REGIONS if each != newest.tags["region"])
+        self.api.bodies[other, job] = self.api.bodies[newest.tags["region"], job]
+        self.cloud.add(newest.name, {**newest.tags, "region": other})

@@ -1,0 +1,271 @@
+"""The SageMaker provider keeps the contract, by real boto3 over a stand-in that checks requests and
+replies against botocore's model.
+"""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.aws_service import AwsFront, ManagedPlace, aws_front
+from tests.contract.rest_stand_in import RestServer
+from tests.contract.sagemaker_stand_in import IMAGE, ROLE, SageMakerStandIn, interrupted
+from tests.contract.test_provider_vm import VmContract
+from tests.proofs import Proof
+
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.base import GangState, QuotaTooSmall, Refused
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.service import JobState, ServiceJob
+from cavvy.providers.sagemaker import MANIFEST
+from cavvy.providers.sagemaker.service import SageMakerService, read_job
+
+PROOF = Proof("sagemaker", False, "a strict stand-in for SageMaker, by real boto3")
+START = datetime(2026, 11, 1, 12, tzinfo=UTC)
+TRAITS = ManagedCloud(SageMakerService({}, lambda: START, lambda *_: None)).traits
+Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
+
+
+@pytest.fixture(scope="module")
+def front(rest_server: RestServer) -> Iterator[Front]:
+    table: dict[str, Scalar] = {"role": ROLE, "bucket": "s3://bucket/cavvy", "image": IMAGE}
+    with aws_front(rest_server, MANIFEST, table) as front:
+        yield front
+
+
+class SageMakerPlace(ManagedPlace):
+    api: SageMakerStandIn
+
+
+class TestSageMaker(VmContract):
+    traits = TRAITS
+
+    @pytest.fixture
+    def account(self, front: Front, tmp_path: Path) -> Iterator[SageMakerPlace]:
+        server, account, settings = front
+        place = SageMakerPlace(
+            self.traits,
+            tmp_path,
+            SageMakerStandIn,
+            lambda context: SageMakerService(
+                context.settings, context.now, context.find_instance, account
+            ),
+            MANIFEST,
+            settings,
+        )
+        server.current = place.api
+        yield place
+        assert place.api.bugs == []
+        assert place.cloud.billed() == []
+
+    @pytest.fixture
+    def place(self, account: SageMakerPlace) -> SageMakerPlace:
+        return account
+
+    def launch(self, account: SageMakerPlace, **changes: Any) -> dict[str, Any]:
+        """Launch a gang with these fields, and remove it; the request of its job."""
+
+        async def scenario() -> dict[str, Any]:
+            harness = ContractHarness(account, self.lose_reply)
+            purchase = changes.pop("purchase", None)
+            table = changes.pop("table", {})
+            gang = replace(await harness.spec("shaped", purchase=purchase), **changes)
+            provider = account.provider(gang.installation, **table)
+            await provider.launch(gang)
+            await provider.remove(gang.name)
+            (body,) = account.api.bodies.values()
+            return body
+
+        return asyncio.run(scenario())
+
+    def test_offers_have_sagemakers_own_prices(self, account: SageMakerPlace) -> None:
+        provider = account.provider("ours", regions="us-east-1")
+        offers = asyncio.run(provider.offers())
+        assert {(o.instance_type, o.accelerator, o.rate.micros_per_hour) for o in offers} == {
+            ("ml.m5.large", None, 115_000),
+            ("ml.g4dn.xlarge", "T4", 736_400),
+        }
+        assert {each.purchase for each in offers} == {Purchase.ON_DEMAND, Purchase.SPOT}
+        assert all(each.source and each.as_of for each in offers)
+
+    def test_a_job_starts_the_agent_and_has_the_settings(self, account: SageMakerPlace) -> None:
+        body = self.launch(account, nodes=3, longest=timedelta(hours=2))
+        assert body["RoleArn"] == ROLE
+        assert body["AlgorithmSpecification"]["TrainingImage"].startswith(
+            "123456789012.dkr.ecr.us-east-1."
+        )
+        resources = body["ResourceConfig"]
+        assert (resources["InstanceType"], resources["InstanceCount"]) == ("ml.m5.large", 3)
+        assert body["StoppingCondition"] == {"MaxRuntimeInSeconds": 3 * 3600 + 1}
+        assert "RetryStrategy" not in body  # restarts are the control plane's alone
+        assert {each["Key"] for each in body["Tags"]} == {"cavvy-installation", "cavvy-gang"}
+        text = json.dumps(body)
+        assert "claim-" not in text  # tokens are fetched, and not shown in the console
+
+    def test_spot_jobs_have_both_limits_and_no_warm_pool(self, account: SageMakerPlace) -> None:
+        body = self.launch(account, purchase=Purchase.SPOT, table={"warm_s": 600})
+        assert body["EnableManagedSpotTraining"] is True
+        assert body["StoppingCondition"] == {
+            "MaxRuntimeInSeconds": 432_000,
+            "MaxWaitTimeInSeconds": 432_000 + 1800,
+        }
+        assert "KeepAlivePeriodInSeconds" not in body["ResourceConfig"]
+
+    def test_the_options_of_a_task(self, account: SageMakerPlace) -> None:
+        options = {
+            "hyperparameters": {"learning-rate": 0.1, "nesterov": True, "name": "a b"},
+            "channels": {"train": "s3://data/train"},
+            "output": "s3://bucket/models",
+            "checkpoints": "s3://bucket/ckpt",
+            "warm_s": 900,
+            "image": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/own:2",
+        }
+        body = self.launch(account, options=options, disk_gib=200)
+        assert body["HyperParameters"] == {
+            "learning-rate": "0.1",
+            "nesterov": "true",
+            "name": "a b",
+        }
+        (channel,) = body["InputDataConfig"]
+        assert channel["ChannelName"] == "train"
+        assert channel["DataSource"]["S3DataSource"]["S3Uri"] == "s3://data/train"
+        assert body["OutputDataConfig"] == {"S3OutputPath": "s3://bucket/models"}
+        assert body["CheckpointConfig"]["S3Uri"] == "s3://bucket/ckpt"
+        resources = body["ResourceConfig"]
+        assert (resources["KeepAlivePeriodInSeconds"], resources["VolumeSizeInGB"]) == (900, 200)
+        assert body["AlgorithmSpecification"]["TrainingImage"].endswith("/own:2")
+
+    def test_subnets_need_security_groups_in_the_request(self, account: SageMakerPlace) -> None:
+        table = {"subnets": "subnet-1, subnet-2", "security_groups": "sg-1"}
+        body = self.launch(account, table=table)
+        assert body["VpcConfig"] == {
+            "Subnets": ["subnet-1", "subnet-2"],
+            "SecurityGroupIds": ["sg-1"],
+        }
+
+    def test_a_quota_is_reported_as_one(self, account: SageMakerPlace) -> None:
+        account.api.quota = 0
+        with pytest.raises(QuotaTooSmall, match="training job usage"):
+            self.launch(account)
+
+    @pytest.mark.parametrize("name", ["role", "bucket"])
+    def test_a_missing_setting_is_named(self, account: SageMakerPlace, name: str) -> None:
+        with pytest.raises(Refused, match=rf"\[providers.sagemaker\] {name}: not set"):
+            asyncio.run(account.provider("ours", **{name: ""}).offers())
+
+    def test_a_job_without_an_image_is_refused(self, account: SageMakerPlace) -> None:
+        with pytest.raises(Refused, match="image: no image is set"):
+            self.launch(account, table={"image": ""})
+
+    def test_a_gang_on_several_pages_is_found_by_the_list_alone(
+        self, account: SageMakerPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gangs = [await harness.running(word) for word in ("one", "two", "three")]
+            account.lose_records()
+            harness.restart()
+            seen = await harness.ours.gangs()
+            assert [each.name for each in seen] == sorted(gang.name for gang in gangs)
+            for gang in gangs:
+                await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_an_interrupted_job_is_stopped_and_counts_as_preempted(
+        self, account: SageMakerPlace
+    ) -> None:
+        """SageMaker would start it again by itself."""
+
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.running("taken", purchase=Purchase.SPOT)
+            (job,) = [name for _, name in account.api.bodies]
+            at = account.cloud.time
+            account.api.changes[job] = interrupted(at)
+            await account.wait(timedelta(minutes=1))
+            (seen,) = await harness.ours.gangs(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+            assert seen.nodes[0].ended_at == at
+            assert "sagemaker:StopTrainingJob" in account.api.calls
+            assert account.billed() == 0
+
+        asyncio.run(scenario())
+
+    def test_a_job_without_capacity_fails_later_and_costs_nothing(
+        self, account: SageMakerPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.spec("full")
+            await harness.launch(gang)
+            (job,) = [name for _, name in account.api.bodies]
+            text = "CapacityError: Unable to provision requested ML compute capacity."
+            account.api.changes[job] = {
+                "TrainingJobStatus": "Failed",
+                "SecondaryStatus": "Failed",
+                "FailureReason": text,
+            }
+            await account.wait(timedelta(seconds=30))
+            (seen,) = await harness.ours.gangs(gang.name)
+            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+            assert seen.nodes[0].started_at == seen.nodes[0].ended_at
+            assert text in seen.reason
+            await account.end(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_only_the_calls_of_the_guides_policy_are_made(self, account: SageMakerPlace) -> None:
+        self.launch(account)
+        guide = (Path(__file__).parents[2] / "docs/guides/sagemaker.md").read_text()
+        policy = json.loads(guide.split("```json\n")[1].split("```")[0])
+        granted = {
+            action
+            for each in policy["Statement"]
+            for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
+        }
+        assert set(account.api.calls) <= granted
+
+
+def test_a_spot_job_is_billed_for_its_billable_time() -> None:
+    """https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html: the
+    documented example has 500 seconds of training, of which 100 are billable.
+    """
+    told = {
+        "TrainingJobName": "cv-a-b-0-1",
+        "TrainingJobStatus": "Completed",
+        "SecondaryStatus": "Completed",
+        "CreationTime": START,
+        "TrainingStartTime": START + timedelta(seconds=60),
+        "TrainingEndTime": START + timedelta(seconds=560),
+        "TrainingTimeInSeconds": 500,
+        "BillableTimeInSeconds": 100,
+    }
+    assert read_job("us-east-1/cv-a-b-0-1", told) == ServiceJob(
+        id="us-east-1/cv-a-b-0-1",
+        name="cv-a-b-0-1",
+        state=JobState.ENDED,
+        started_at=START + timedelta(seconds=60),
+        ended_at=START + timedelta(seconds=160),
+    )
+
+
+def test_the_entry_is_a_script_that_a_shell_understands(tmp_path: Path) -> None:
+    """Its parts are joined again by the shell."""
+    from cavvy.providers.managed.container import make_entry
+
+    script = "#!/bin/sh\n" + "".join(f"echo 'line {n}; $HOME \"x\"'\n" for n in range(200))
+    entry = make_entry(script, 512)
+    assert all(len(each) <= 256 for each in entry.command)
+    done = subprocess.run(
+        entry.command, env=dict(entry.environment), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [f'line {n}; $HOME "x"' for n in range(200)]

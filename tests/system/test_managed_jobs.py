@@ -1,0 +1,147 @@
+"""Jobs on managed services, by the real command, server and agent: containers are processes that
+run the command of the service's request.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.contract import vm_cloud
+from tests.contract.aws_service import KEY, SECRET, AwsStandIn
+from tests.contract.rest_stand_in import RestServer
+from tests.contract.sagemaker_stand_in import ROLE, SageMakerStandIn, interrupted
+from tests.contract.test_provider_sagemaker import PROOF, TRAITS
+from tests.contract.vm_cloud import Rented
+from tests.system.containers import ContainerCloud
+from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
+from tests.system.ports import free_port
+from tests.system.trust import User, user_at, wait_until
+
+pytestmark = pytest.mark.system
+LONG_S = 150.0  # of a wait for a training, on a machine that is busy with others
+IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1"
+
+
+class SageMakerContainers(SageMakerStandIn):
+    """Training jobs whose containers run."""
+
+    cloud: ContainerCloud
+
+    def start(self, region: str, job: str, nodes: int) -> list[Rented]:
+        made = super().start(region, job, nodes)
+        body, hosts = self.bodies[region, job], [f"algo-{rank + 1}" for rank in range(nodes)]
+        for host, machine in zip(hosts, made, strict=True):
+            self.cloud.run(
+                machine.id,
+                body["AlgorithmSpecification"]["ContainerEntrypoint"],
+                {
+                    **body["Environment"],
+                    "SM_HOSTS": json.dumps(hosts),
+                    "SM_CURRENT_HOST": host,
+                },
+            )
+        return made
+
+    def interrupt(self) -> None:
+        """Take back the instances of the newest job: SIGTERM, then the job waits for others."""
+        (_, job), machine = list(self.bodies)[-1], self.cloud.billed()[-1]
+        self.cloud.stop(machine.id)
+        self.changes[job] = interrupted(self.cloud.time)
+
+
+@contextmanager
+def service_user(api: AwsStandIn, provider: str, table: str, root: Path) -> Iterator[User]:
+    """A user of a service; nothing of theirs is left."""
+    server = RestServer()
+    with user_at(root) as user:
+        user.settings(
+            f"[server]\ntls_listen = '127.0.0.1:{free_port()}'\n[providers.local]\n"
+            f"enabled = false\n[providers.{provider}]\nregions = 'us-east-1'\n"
+            f"endpoint = '{server.add(api)}'\n{table}"  # type: ignore[arg-type]  # has `reply`
+        )
+        user.variables = {
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        yield user
+        user.cli("down", "--all", "--yes")
+        wait_until(
+            lambda: not api.cloud.billed() or user.cli("gc", code=None) is None,
+            lambda: str(api.cloud.billed()),
+        )
+        assert api.bugs == []
+    server.close()
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainerCloud]:
+    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(seconds=1))
+    cloud = ContainerCloud(TRAITS, tmp_path / "containers")
+    yield cloud
+    cloud.close()
+
+
+@pytest.fixture
+def sagemaker(cloud: ContainerCloud) -> SageMakerContainers:
+    return SageMakerContainers(cloud)
+
+
+@pytest.fixture
+def sagemaker_user(sagemaker: SageMakerContainers, tmp_path: Path) -> Iterator[User]:
+    table = f"role = '{ROLE}'\nbucket = 's3://bucket/cavvy'\nimage = '{IMAGE}'\n"
+    with service_user(sagemaker, "sagemaker", table, tmp_path / "user") as user:
+        yield user
+
+
+@pytest.mark.proves(PROOF, "notice")
+@pytest.mark.proves(PROOF, "spot")
+def test_a_spot_training_on_sagemaker_survives_an_interruption(
+    sagemaker: SageMakerContainers, sagemaker_user: User, tmp_path: Path
+) -> None:
+    user, cloud = sagemaker_user, sagemaker.cloud
+    write_digits(user.work)
+    task = user.task(
+        "name: digits\nresources: {gpu: T4, spot: only}\nworkdir: .\n"
+        "checkpoint: {path: checkpoints, every: 2s}\n"
+        f"run: exec {sys.executable} slow.py {' '.join(ARGUMENTS)}\n"
+    )
+    user.cli("run", "-d", "--yes", task)
+    user.wait("digits", "running")
+    wait_until(lambda: "epoch   1/" in user.said("digits"), cloud.logs)
+    sagemaker.interrupt()
+    try:
+        user.wait("digits", "done", LONG_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{cloud.logs()}") from error
+    job = user.ended("digits")
+    assert [each.outcome for each in job.attempts] == ["preempted", "succeeded"]
+    log = user.log("digits")
+    assert log.count("resumed at") == 1
+    assert log.split("weights ")[1].split()[0] == train_undisturbed(user.work, tmp_path / "alone")
+    assert len(sagemaker.bodies) == 2
+    assert all(body["EnableManagedSpotTraining"] for body in sagemaker.bodies.values())
+
+
+def test_a_gang_on_sagemaker_is_one_training_job(
+    sagemaker: SageMakerContainers, sagemaker_user: User
+) -> None:
+    user = sagemaker_user
+    name = user.submit(
+        'name: pair\nnodes: 2\nresources: {gpu: T4}\nrun: echo "rank $CAVVY_RANK of $NNODES"\n',
+        "--yes",
+    )
+    try:
+        job = user.ended(name)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{sagemaker.cloud.logs()}") from error
+    assert job.phase == "done", sagemaker.cloud.logs()
+    for rank in (0, 1):
+        assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
+    (body,) = sagemaker.bodies.values()
+    assert body["ResourceConfig"]["InstanceCount"] == 2
