@@ -340,6 +340,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("inputs: [{from: /data, target: x}]", "2:11", "write `source`"),
         ("inputs: [{source: 'https://[::1', target: x}]", "2:19", "is not a URL"),
         ("commands: [a]  # run:", "1:1", "write `run: |`"),
+        ("run: x\nlimits: {time: 2h}", "2:10", "write `duration`"),
         ("run: x\nkubernetes: {pod: {}}", "2:1", "`resources: {options: {kubernetes: {pod: …}}}`"),
         ("run: x\nresources: {kubernetes: {}}", "2:13", "`options: {kubernetes: {pod: …}}`"),
         ("inputs: /data", "2:9", "where a list was expected"),
