@@ -29,6 +29,8 @@ TYPES = {  # name: vCPUs, MiB of memory, GPU, GPUs
     "a2-highgpu-1g": (12, 87040, "nvidia-tesla-a100", 1),
     "a3-highgpu-8g": (208, 1916928, "nvidia-h100-80gb", 8),
     "g4-standard-6": (6, 23040, "nvidia-rtx-pro-6000", 1),  # the catalog knows no GPU
+    "n1-standard-8": (8, 30720, None, 0),
+    "ct6e-standard-8t": (180, 1474560, "ct6e", 8),
     "a4-highgpu-8g": (224, 4063232, "nvidia-b200", 8),  # without a price
 }
 IMAGES = (
@@ -36,7 +38,10 @@ IMAGES = (
     "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580",
     "projects/ubuntu-os-accelerator-images/global/images/family/"
     "ubuntu-accelerator-2404-amd64-with-nvidia-580",
+    "projects/ubuntu-os-accelerator-images/global/images/family/"
+    "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e",
 )
+GPUS = {"nvidia-tesla-t4": ZONES[:1]}  # the types of GPUs that N1 machines accept, with their zones
 # faults of the cloud in memory that Google reports by the operation, after it accepted the request
 _BY_OPERATION = {
     "insufficient-capacity": CloudFault(
@@ -133,6 +138,16 @@ class GcpStandIn(RestStandIn):
             case "machineTypes.aggregatedList":
                 shown = [_type(zone, each) for zone in ZONES for each in TYPES]
                 return "MachineTypeAggregatedList", self._page("machineTypes", shown, query)
+            case "acceleratorTypes.aggregatedList":
+                link = "https://www.googleapis.com/compute/v1/projects/x/zones/"
+                listed = [
+                    {"name": gpu, "zone": f"{link}{zone}", "maximumCardsPerInstance": 4}
+                    for gpu, zones in GPUS.items()
+                    for zone in zones
+                ]
+                return "AcceleratorTypeAggregatedList", self._page(
+                    "acceleratorTypes", listed, query
+                )
             case "instances.aggregatedList":
                 shown = [*map(self._show, self.machines()), *self.others]
                 return "InstanceAggregatedList", self._page("instances", shown, query)
@@ -217,13 +232,18 @@ class GcpStandIn(RestStandIn):
         if network not in self.networks:
             link = f"projects/{PROJECT}/global/networks/{network}"
             raise CloudFault(404, "notFound", f"The resource '{link}' was not found")
+        gpus = body.get("guestAccelerators", [])
+        tpu = kind.startswith("ct6e-")
         good = (
             body["machineType"] == f"zones/{zone}/machineTypes/{kind}"
             and kind in TYPES
             and disk["initializeParams"]["sourceImage"] in IMAGES
             and disk["initializeParams"]["diskType"].startswith(f"zones/{zone}/diskTypes/")
             and len(item["value"].encode()) <= 256 * 1024
-            and (TYPES[kind][2] is None or scheduling["onHostMaintenance"] == "TERMINATE")
+            and (not tpu or disk["initializeParams"]["diskType"].endswith("/hyperdisk-balanced"))
+            and all(zone in GPUS[each["acceleratorType"].rpartition("/")[2]] for each in gpus)
+            and (not gpus or kind.startswith("n1-"))
+            and (not (TYPES[kind][2] or gpus) or scheduling["onHostMaintenance"] == "TERMINATE")
             and (scheduling["provisioningModel"] == "SPOT")
             == (scheduling.get("instanceTerminationAction") == "DELETE")
             and all(re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", each) for each in body["labels"])

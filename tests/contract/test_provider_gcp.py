@@ -33,7 +33,8 @@ PROOF = Proof("gcp", False, "a strict stand-in for the Compute Engine API")
 @cache
 def read_prices(provider: str) -> Sequence[Offer]:
     """The catalog's prices of the stand-in's types, read once."""
-    return [each for each in list_prices(provider) if each.instance_type in TYPES]
+    known = {*TYPES, "n1-standard-8-t4x1", "tpu-v6e-8"}
+    return [each for each in list_prices(provider) if each.instance_type in known]
 
 
 class GcpPlace(RestPlace):
@@ -100,13 +101,16 @@ class TestGcp(RestContract):
             "g2-standard-4": ("L4", 1, 24),
             "a2-highgpu-1g": ("A100", 1, 40),
             "a3-highgpu-8g": ("H100", 8, 80),
+            "n1-standard-8-t4x1": ("T4", 1, 16),
+            "tpu-v6e-8": ("TPU-v6e", 8, 32),
         }
         listed = {
             (each.instance_type, each.purchase): each.rate
             for each in read_prices("gcp")
             if each.region == "us-central1"
         }
-        assert len({offer.key for offer in offers}) == len(offers) == 2 * 2 * len(found)
+        # GPUs for N1 machines are in one zone
+        assert len({offer.key for offer in offers}) == len(offers) == 2 * 2 * len(found) - 2
         assert all(each.rate == listed[each.instance_type, each.purchase] for each in offers)
         facts = dict(asyncio.run(provider.whoami()))
         assert facts["machine types without a known price"] == "a4-highgpu-8g"
@@ -144,6 +148,23 @@ class TestGcp(RestContract):
         }
         with pytest.raises(Refused, match="is not a pattern of machine types"):
             asyncio.run(account.provider("ours", machines='g2" OR').offers())
+
+    def test_a_gpu_is_attached_to_an_n1_machine(self, account: RestPlace) -> None:
+        (body, *_) = launch(account, "n1-standard-8-t4x1", Purchase.SPOT)
+        assert body["machineType"] == "zones/us-central1-a/machineTypes/n1-standard-8"
+        (gpu,) = body["guestAccelerators"]
+        kind = "zones/us-central1-a/acceleratorTypes/nvidia-tesla-t4"
+        assert gpu == {"acceleratorType": kind, "acceleratorCount": 1}
+        image = body["disks"][0]["initializeParams"]["sourceImage"]
+        assert image.endswith("/common-cu129-ubuntu-2204-nvidia-580")
+
+    def test_a_tpu_slice_of_one_host_is_a_machine_type(self, account: RestPlace) -> None:
+        (body, *_) = launch(account, "tpu-v6e-8", Purchase.SPOT, zone="europe-west4-a")
+        assert body["machineType"] == "zones/europe-west4-a/machineTypes/ct6e-standard-8t"
+        disk = body["disks"][0]["initializeParams"]
+        assert disk["sourceImage"].endswith("/ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e")
+        assert disk["diskType"].endswith("/hyperdisk-balanced")
+        assert body["scheduling"]["onHostMaintenance"] == "TERMINATE"
 
     @pytest.mark.parametrize(
         ("kind", "purchase", "image", "model"),
@@ -315,13 +336,18 @@ class TestGcp(RestContract):
 
 
 def launch(
-    account: RestPlace, kind: str, purchase: Purchase, table: dict[str, Scalar] | None = None
+    account: RestPlace,
+    kind: str,
+    purchase: Purchase,
+    table: dict[str, Scalar] | None = None,
+    *,
+    zone: str = "us-central1-a",
 ) -> Sequence[dict[str, Any]]:
-    """Launch one machine of a type in us-central1-a; returns the bodies of the insertions."""
+    """Launch one machine of a type; returns the bodies of the insertions."""
 
     async def scenario() -> None:
         harness = account.harness()
-        provider = account.provider("ours", zones="us-central1-a", **(table or {}))
+        provider = account.provider("ours", zones=zone, **(table or {}))
         (offer,) = [
             each
             for each in await provider.offers()

@@ -6,6 +6,7 @@ from cavvy.catalog.accelerators import Vendor, find_accelerator
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Refused
+from cavvy.providers.gcp.shapes import MachineShape, find_shape
 from cavvy.providers.vm.cloud import MachineRequest
 from cavvy.providers.vm.rest import Json
 
@@ -21,16 +22,23 @@ _DEEP_LEARNING = _IMAGES.format(
 _ACCELERATOR = _IMAGES.format(
     "ubuntu-os-accelerator-images", "ubuntu-accelerator-2404-{}-with-nvidia-580"
 )
+# Ubuntu with the runtime of TPUs, without Docker:
+# https://cloud.google.com/tpu/docs/create-instance-compute
+_TPU = _IMAGES.format("ubuntu-os-accelerator-images", "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e")
 _NEWEST = ("a4-", "a4x-", "g4-", "a3-ultragpu-", "a3-megagpu-", "a3-edgegpu-", "a3-highgpu-8g")
 # The images have NVIDIA's open kernel modules, which need a GPU of the Turing generation (2018) or
 # newer: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/
 _OLDEST_GPU = 2018
 # These machine series accept Hyperdisk only, and no Persistent Disk:
-# https://cloud.google.com/compute/docs/disks/hyperdisks
-_HYPERDISK = ("a4-", "a4x-", "g4-", "a3-ultragpu-", "c4-", "c4a-", "c4d-", "n4-", "n4a-", "n4d-")
+# https://cloud.google.com/compute/docs/disks/hyperdisks and, for TPUs,
+# https://cloud.google.com/tpu/docs/setup-persistent-disk
+_HYPERDISK = (
+    *("a4-", "a4x-", "g4-", "a3-ultragpu-", "c4-", "c4a-", "c4d-", "n4-", "n4a-", "n4d-"),
+    "ct6e-",
+)
 # These series need Google's virtual network interface:
 # https://cloud.google.com/compute/docs/networking/using-gvnic
-_GVNIC = (*_HYPERDISK, "a3-", "c3-", "c3d-", "h3-", "z3-")
+_GVNIC = (*_HYPERDISK, "a3-", "c3-", "c3d-", "ct5p-", "h3-", "z3-")
 
 
 def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> Sequence[Json]:
@@ -39,14 +47,15 @@ def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> S
     """
     offer, gang = request.offer, request.gang
     prefix = f"zones/{offer.zone}"
+    shape = find_shape(offer.instance_type) or MachineShape(offer.instance_type)
     image = gang.options.get("image") or settings.get("image") or _default_image(offer)
-    disk_type = gang.disk_type or settings.get("disk_type") or _default_disk(offer.instance_type)
+    disk_type = gang.disk_type or settings.get("disk_type") or _default_disk(shape.machine_type)
     accounts = []
     if settings.get("service_account"):
         scopes = ["https://www.googleapis.com/auth/cloud-platform"]
         accounts = [{"email": settings["service_account"], "scopes": scopes}]
     shared = {
-        "machineType": f"{prefix}/machineTypes/{offer.instance_type}",
+        "machineType": f"{prefix}/machineTypes/{shape.machine_type}",
         "labels": dict(request.tags),
         "disks": [
             {
@@ -59,10 +68,13 @@ def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> S
                 },
             }
         ],
-        "networkInterfaces": [_make_interface(offer, settings)],
+        "networkInterfaces": [_make_interface(offer.region, shape, settings)],
         "scheduling": _make_scheduling(offer),
         "serviceAccounts": accounts,
     }
+    if shape.gpu:
+        gpu = f"{prefix}/acceleratorTypes/{shape.gpu}"
+        shared["guestAccelerators"] = [{"acceleratorType": gpu, "acceleratorCount": shape.gpus}]
     return [
         {
             **shared,
@@ -73,20 +85,20 @@ def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> S
     ]
 
 
-def _make_interface(offer: Offer, settings: Mapping[str, Scalar]) -> Json:
+def _make_interface(region: str, shape: MachineShape, settings: Mapping[str, Scalar]) -> Json:
     interface: dict[str, object] = {"network": f"global/networks/{settings['network']}"}
     if settings.get("subnetwork"):
-        interface["subnetwork"] = f"regions/{offer.region}/subnetworks/{settings['subnetwork']}"
+        interface["subnetwork"] = f"regions/{region}/subnetworks/{settings['subnetwork']}"
     if settings["external_address"]:
         interface["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
-    if offer.instance_type.startswith(_GVNIC):
+    if shape.machine_type.startswith(_GVNIC):
         interface["nicType"] = "GVNIC"
     return interface
 
 
 def _make_scheduling(offer: Offer) -> Json:
-    """The scheduling options. Machines with GPUs cannot migrate. Google restarts no machine,
-    because the server restarts the job.
+    """The scheduling options. Machines with accelerators cannot migrate. Automatic restarts are
+    off, because the server restarts the job.
     """
     spot = offer.purchase is Purchase.SPOT
     fixed = spot or offer.accelerator is not None
@@ -108,6 +120,8 @@ def _default_image(offer: Offer) -> str:
     if known is None:
         return _PLAIN.format(arch)
     chip = known.accelerator
+    if chip.vendor is Vendor.GOOGLE:
+        return _TPU
     if chip.vendor is Vendor.NVIDIA and (chip.year or _OLDEST_GPU) >= _OLDEST_GPU:
         newest = offer.instance_type.startswith(_NEWEST) or arch == "arm64"
         return _ACCELERATOR.format(arch) if newest else _DEEP_LEARNING

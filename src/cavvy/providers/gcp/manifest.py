@@ -84,8 +84,10 @@ MANIFEST = Manifest(
         text(
             "machines",
             "Patterns of the machine types to offer, separated by commas. The default is the types "
-            "with GPUs (A2, A3, A4, G2, G4), E2 standard and N2 standard.",
-            "a2-*, a3-*, a4-*, a4x-*, g2-*, g4-*, e2-standard-*, n2-standard-*",
+            "with GPUs (A2, A3, A4, G2, G4), N1 with attached GPUs, TPU v5p and v6e, E2 standard "
+            "and N2 standard. The catalog's names also count, such as n1-standard-8-t4x1.",
+            "a2-*, a3-*, a4-*, a4x-*, g2-*, g4-*, n1-*-t4x*, n1-*-v100x*, tpu-*, e2-standard-*, "
+            "n2-standard-*",
         ),
         text(
             "image",

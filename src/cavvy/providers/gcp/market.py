@@ -5,8 +5,9 @@ zones of a region.
 """
 
 import asyncio
+import fnmatch
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -14,9 +15,12 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Refused
 from cavvy.providers.gcp.api import GcpApi, last_part
+from cavvy.providers.gcp.shapes import MachineShape, find_shape
 from cavvy.providers.vm.rest import Json
 
 ListPrices = Callable[[str], Sequence[Offer]]
+# By region and machine type: the zones, and the machine type as each zone lists it
+_Machines = dict[tuple[str, str], list[tuple[str, Json]]]
 
 _TYPES_AGE = timedelta(days=1)
 _PATTERN = re.compile(r"[a-z0-9*-]+")
@@ -59,30 +63,62 @@ class GcpMarket:
         self._offers = at, await self._join()
 
     async def _join(self) -> Sequence[Offer]:
-        names = "|".join(each.replace("*", ".*") for each in self._patterns())
-        types = await self._api.aggregated("machineTypes", filter=f'name eq "{names}"')
-        prices = await self._read_prices({str(each["name"]) for each in types})
-        found, unpriced, differing = [], set(), set()
-        for machine in types:
+        patterns, prices = self._patterns(), await self._read_prices()
+        rows = [row for each in prices.values() for row in each]
+        rows = [row for row in rows if _matches(row.instance_type, patterns)]
+        built = {row: shape for row in rows if (shape := find_shape(row.instance_type))}
+        names = {each.replace("*", ".*") for each in patterns}
+        names |= {shape.machine_type for shape in built.values()}
+        text = "|".join(sorted(names))
+        listed = await self._api.aggregated("machineTypes", filter=f'name eq "{text}"')
+        machines: _Machines = {}
+        for machine in listed:
             zone, name = last_part(str(machine["zone"])), str(machine["name"])
             region = zone.rpartition("-")[0]
-            if not self._is_wanted(region, zone) or machine.get("deprecated"):
-                continue
+            if self._is_wanted(region, zone) and not machine.get("deprecated"):
+                machines.setdefault((region, name), []).append((zone, machine))
+        whole = {each: machines[each] for each in machines if _matches(each[1], patterns)}
+        return [*self._price(whole, prices), *await self._build(built, machines)]
+
+    def _price(
+        self, machines: _Machines, prices: Mapping[tuple[str, str], Sequence[Offer]]
+    ) -> Sequence[Offer]:
+        """The offers of machine types that the catalog has prices of. Notes the other types."""
+        found, unpriced, differing = list[Offer](), set[str](), set[str]()
+        for (region, name), zones in machines.items():
             rows = prices.get((region, name), ())
-            if any(row.accelerator_count != _count_gpus(machine) for row in rows):
-                differing.add(name)
-                continue
-            found += [_make_offer(machine, zone, row) for row in rows]
-            unpriced |= set() if rows else {name}
+            for zone, machine in zones:
+                if any(row.accelerator_count != _count_gpus(machine) for row in rows):
+                    differing.add(name)
+                    continue
+                found += [_make_offer(machine, zone, row) for row in rows]
+                unpriced |= set() if rows else {name}
         self.unpriced = sorted(unpriced - {each.instance_type for each in found} - differing)
         self.differing = sorted(differing)
         return found
 
-    async def _read_prices(self, types: Set[str]) -> Mapping[tuple[str, str], Sequence[Offer]]:
-        """The catalog's offers of these machine types, by region and type."""
+    async def _build(
+        self, shapes: Mapping[Offer, MachineShape], machines: _Machines
+    ) -> Sequence[Offer]:
+        """The offers of machines with a shape, in the zones that have their machine type and their
+        type of GPU.
+        """
+        gpus: set[tuple[str, str]] = set()
+        if any(shape.gpu for shape in shapes.values()):
+            told = await self._api.aggregated("acceleratorTypes")
+            gpus = {(last_part(str(each["zone"])), str(each["name"])) for each in told}
+        return [
+            _make_offer(machine, zone, row)
+            for row, shape in shapes.items()
+            for zone, machine in machines.get((row.region, shape.machine_type), ())
+            if not shape.gpu or (zone, shape.gpu) in gpus
+        ]
+
+    async def _read_prices(self) -> Mapping[tuple[str, str], Sequence[Offer]]:
+        """The catalog's offers, by region and type."""
         prices: dict[tuple[str, str], list[Offer]] = {}
         for each in await asyncio.to_thread(self._list_prices, "gcp"):
-            if each.instance_type in types and each.purchase in _SOLD:
+            if each.purchase in _SOLD:
                 prices.setdefault((each.region, each.instance_type), []).append(each)
         return prices
 
@@ -103,6 +139,10 @@ class GcpMarket:
     def _listed(self, setting: str) -> Sequence[str]:
         words = str(self._settings.get(setting) or "").split(",")
         return [each.strip() for each in words if each.strip()]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, each) for each in patterns)
 
 
 def _take_error(task: asyncio.Task[None]) -> None:
