@@ -23,7 +23,7 @@ def make_program(task: Task, prepare: Sequence[str] = (), finish: Sequence[str] 
         *prepare,
         f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
         "set -m 2>/dev/null # the work gets its own process group",
-        '"${BASH:-sh}" -c "$CAVVY_WORK" &',
+        '"$(command -v bash || command -v sh)" -c "$CAVVY_WORK" &',
         "CAVVY_CHILD=$!",
         'trap \'kill -TERM -- "-$CAVVY_CHILD" 2>/dev/null || kill -TERM "$CAVVY_CHILD"\' TERM',
         "while :; do",
@@ -45,15 +45,22 @@ def escape_references(text: str) -> str:
 
 
 def link_folder(folder: str, path: str, *, make: bool = True) -> list[str]:
-    """Lines that make `path` a link to the folder. A file or folder of the working folder that has
-    this path is renamed. With `make`, the folder is created if it does not exist.
+    """Lines that make `path` a link to the folder. With `make`, the folder is created if it does
+    not exist.
+    """
+    source = shlex.quote(folder)
+    return [*([f"mkdir -p {source} || exit 1"] if make else []), *link_path(source, path)]
+
+
+def link_path(source: str, path: str) -> list[str]:
+    """Lines that make `path` a link to `source`, which is one word of the shell. A file or folder
+    of the working folder that has this path is renamed.
     """
     parts = PurePosixPath(path)
-    source, parent, target = (shlex.quote(each) for each in (folder, str(parts.parent), str(parts)))
-    made = f"{source} {parent}" if make else parent
+    parent, target = shlex.quote(str(parts.parent)), shlex.quote(str(parts))
     return [
         f"[ -L {target} ] || [ ! -e {target} ] || mv {target} {target}.before || exit 1",
-        f"mkdir -p {made} && ln -sfn {source} {target} || exit 1",
+        f"mkdir -p {parent} && ln -sfn {source} {target} || exit 1",
     ]
 
 

@@ -1,0 +1,141 @@
+"""Exports a task as a command job of Azure Machine Learning: `cavvy export azureml TASK.YAML`."""
+
+import re
+import shlex
+from pathlib import PurePosixPath
+
+from cavvy.domain.tasks import SpotPolicy, Task
+from cavvy.providers.base import Refused
+from cavvy.providers.batch.export import make_work
+from cavvy.providers.formats.azureml import request
+from cavvy.providers.formats.azureml.request import CommandJobRequest, DataMount
+from cavvy.providers.formats.containers import ALONE, list_container_variables
+from cavvy.providers.formats.index import FindOffers, JobFormat
+from cavvy.providers.formats.machines import Machine, choose_machine
+from cavvy.providers.formats.notes import list_notes, write_comments
+from cavvy.providers.formats.program import link_path, make_program
+from cavvy.providers.formats.yaml_text import dump_yaml
+
+_COVERED = frozenset(
+    ["checkpoint", "inputs", "limits.duration", "outputs", "resources.spot", "workdir"]
+)
+_STORE = "azureml://datastores/workspaceblobstore/paths"
+_ACCOUNT = "ACCOUNT"
+# Series that clusters support:
+# https://learn.microsoft.com/azure/machine-learning/concept-compute-target
+_CLUSTER_TYPE = re.compile(
+    r"Standard_(DS?\d+_v2|D\d+s?_v3|D\d+ds_v4|E\d+s?_v3|F\d+s_v2|N[CD]\d+\w*)"
+)
+_IDLE_S = 20 * 60  # before a cluster removes a node
+
+
+def make_export(task: Task, find_offers: FindOffers) -> str:
+    """The job as YAML for `az ml job create`. Raises Refused."""
+    machine = choose_machine(task, find_offers, "azure", "Azure Machine Learning", _is_cluster_type)
+    if "${{" in make_work(task):
+        raise Refused("run: Azure Machine Learning replaces ${{...}}; remove it from the task")
+    job = _make_request(task, machine)
+    document = dump_yaml(request.make_command_job(job))
+    notes = [*_list_steps(task, machine), *list_notes(task, _COVERED)]
+    return "\n".join([*write_comments("azureml", task, notes), document])
+
+
+def _is_cluster_type(instance_type: str) -> bool:
+    return _CLUSTER_TYPE.fullmatch(instance_type) is not None
+
+
+def _make_request(task: Task, machine: Machine) -> CommandJobRequest:
+    variables = list_container_variables(task, machine.accelerators)
+    if task.nodes > 1:
+        del variables["MASTER_PORT"]  # the service sets it
+    inputs, outputs = _list_inputs(task), _list_outputs(task)
+    given = [
+        *(f'export CAVVY_{each.name}="${{{{inputs.{each.name}}}}}"' for each in inputs),
+        *(f'export CAVVY_{each.name}="${{{{outputs.{each.name}}}}}"' for each in outputs),
+    ]
+    workdir = task.workdir
+    return CommandJobRequest(
+        name=task.name,
+        experiment=task.project,
+        command="\n".join([*given, _make_program(task)]),
+        image=task.image or "IMAGE",
+        compute="CLUSTER",
+        nodes=task.nodes,
+        code=("workdir" if workdir.git else workdir.path or ".") if workdir else None,
+        environment=variables,
+        inputs=inputs,
+        outputs=outputs,
+        longest=task.limits.duration,
+        tags=task.tags,
+    )
+
+
+def _list_inputs(task: Task) -> list[DataMount]:
+    return [
+        DataMount(
+            name=f"input_{number}",
+            path=_make_path(each.source, task, f"input_{number}"),
+            is_file=bool(PurePosixPath(each.source).suffix),
+        )
+        for number, each in enumerate(task.inputs)
+    ]
+
+
+def _list_outputs(task: Task) -> list[DataMount]:
+    """The outputs, and the folder of the checkpoints."""
+    found = [
+        DataMount(name=f"output_{number}", path=_make_path(each.target, task, f"output_{number}"))
+        for number, each in enumerate(task.outputs)
+    ]
+    if task.checkpoint is not None:
+        storage = task.checkpoint.storage or ""
+        found.append(DataMount(name="checkpoints", path=_make_path(storage, task, "checkpoints")))
+    return found
+
+
+def _make_path(uri: str, task: Task, name: str) -> str:
+    """The path of a folder: of the container that the task names, or of the workspace's store."""
+    if not uri.startswith("az://"):
+        return f"{_STORE}/{task.name}/{name}/"
+    container, _, key = uri.removeprefix("az://").partition("/")
+    return f"wasbs://{container}@{_ACCOUNT}.blob.core.windows.net/{key}"
+
+
+def _make_program(task: Task) -> str:
+    prepare = [] if task.nodes > 1 else list(ALONE)
+    for number, each in enumerate(task.inputs):
+        prepare += link_path(f'"$CAVVY_input_{number}"', each.target)
+    if task.checkpoint is not None:
+        prepare += link_path('"$CAVVY_checkpoints"', task.checkpoint.path)
+    finish = [
+        f'[ $CAVVY_CODE != 0 ] || cp -R {shlex.quote(each.source)}/. "$CAVVY_output_{number}" || '
+        "CAVVY_CODE=1"
+        for number, each in enumerate(task.outputs)
+    ]
+    return make_program(task, prepare, finish)
+
+
+def _list_steps(task: Task, machine: Machine) -> list[str]:
+    tier = "low_priority" if task.resources.spot is not SpotPolicy.NEVER else "dedicated"
+    uris = [each.source for each in task.inputs] + [each.target for each in task.outputs]
+    git = task.workdir.git if task.workdir else None
+    others = [each for each in uris if not each.startswith("az://")]
+    steps = {
+        f"Run: az ml job create --file {task.name}.yaml, with the defaults group and workspace "
+        "set": True,
+        "Replace CLUSTER by your cluster, or make it: az ml compute create --name CLUSTER --type "
+        f"AmlCompute --size {machine.instance_type} --min-instances 0 --max-instances "
+        f"{task.nodes} --tier {tier} --idle-time-before-scale-down {_IDLE_S}": True,
+        f"Replace {_ACCOUNT} by your storage account": len(others) < len(uris),
+        f"inputs, outputs: {', '.join(others)} are not on Azure Blob; copy them from or to the "
+        f"folders in {_STORE}/{task.name}/": bool(others),
+        "resources.spot: the tier of the cluster decides": (
+            task.resources.spot is not SpotPolicy.NEVER
+        ),
+        f"workdir: clone {git} into the folder workdir first": bool(git),
+        "nodes: CAVVY_HOSTS is not set; the nodes know only MASTER_ADDR": task.nodes > 1,
+    }
+    return [step for step, is_so in steps.items() if is_so]
+
+
+FORMAT = JobFormat(title="Azure Machine Learning", write=make_export)

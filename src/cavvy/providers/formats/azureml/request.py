@@ -1,0 +1,85 @@
+"""The specification of a command job of Azure Machine Learning, from values.
+
+The fields are those of CommandJobSchema of azure-ai-ml 1.35.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from math import ceil
+from typing import Any
+
+_SCHEMA = "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataMount:
+    """A folder or file of a storage account, or a data asset, that the job reads or writes. The
+    command contains its path as `${{inputs.NAME}}` or `${{outputs.NAME}}`.
+    """
+
+    name: str  # letters, digits and _
+    path: str  # such as azureml://datastores/NAME/paths/PATH, wasbs://... or azureml:ASSET:1
+    is_file: bool = False
+    download: bool = False  # copy an input to the node before the job starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandJobRequest:
+    """What Azure Machine Learning is asked for. `instance_type` is for serverless compute, which
+    a job uses if `compute` is None.
+    """
+
+    name: str  # shown to users; the service makes the unique name
+    experiment: str
+    command: str
+    image: str
+    compute: str | None
+    instance_type: str | None = None
+    nodes: int = 1
+    code: str | None = None  # a folder of this machine, or a git URL
+    environment: Mapping[str, str] = field(default_factory=dict)
+    inputs: Sequence[DataMount] = ()
+    outputs: Sequence[DataMount] = ()
+    longest: timedelta | None = None
+    spot: bool = False  # for serverless compute
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_command_job(job: CommandJobRequest) -> dict[str, Any]:
+    """A command job, for `az ml job create`."""
+    resources: dict[str, Any] = {"instance_count": job.nodes}
+    if job.compute is None and job.instance_type:
+        resources["instance_type"] = job.instance_type
+    request: dict[str, Any] = {
+        "$schema": _SCHEMA,
+        "type": "command",
+        "display_name": job.name,
+        "experiment_name": job.experiment,
+        "code": job.code,
+        "command": job.command,
+        "environment": {"image": job.image},
+        "environment_variables": dict(job.environment),
+        "compute": f"azureml:{job.compute}" if job.compute else None,
+        "resources": resources,
+        # One process on each node, which learns its rank.
+        "distribution": {"type": "pytorch", "process_count_per_instance": 1}
+        if job.nodes > 1
+        else None,
+        "inputs": {
+            each.name: {
+                "type": "uri_file" if each.is_file else "uri_folder",
+                "path": each.path,
+                "mode": "download" if each.download else "ro_mount",
+            }
+            for each in job.inputs
+        },
+        "outputs": {
+            each.name: {"type": "uri_folder", "path": each.path, "mode": "rw_mount"}
+            for each in job.outputs
+        },
+        "limits": {"timeout": ceil(job.longest.total_seconds())} if job.longest else None,
+        "queue_settings": {"job_tier": "spot"} if job.spot and job.compute is None else None,
+        "tags": dict(job.tags),
+    }
+    return {key: value for key, value in request.items() if value}
