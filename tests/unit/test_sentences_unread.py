@@ -20,6 +20,7 @@ ALLOWED = {
     "providers/azure/": "only the message tells a quota from other refusals",
     "providers/digitalocean/": "the API tells a missing size from a wrong value in its text alone",
     "providers/hyperstack/": "the API tells missing stock from a wrong value in its text alone",
+    "providers/jarvislabs/": "the API tells missing GPUs from a wrong value in its text alone",
     "providers/verda/": "the API tells a missing type from a wrong value in its text alone",
     "providers/runpod/": "the API tells missing capacity from a wrong value in its text alone",
     "providers/sagemaker/": "the API tells missing capacity in its text alone",

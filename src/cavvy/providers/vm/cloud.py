@@ -74,7 +74,7 @@ class SshTarget:
 class CloudTraits:
     """How a cloud behaves. If a cloud lacks one of these abilities, the layer works without it."""
 
-    name_limit: int = 63  # maximum characters of a machine's name; at least 48 of [a-z0-9-]
+    name_limit: int = 63  # maximum characters of a machine's name; at least 40 of [a-z0-9-]
     tags: bool = False  # machines get `MachineRequest.tags`, and `list` returns them
     # a repeated request with the same token returns the machines of the first request
     tokens: bool = False

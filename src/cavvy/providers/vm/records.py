@@ -17,6 +17,7 @@ from cavvy.providers.vm.cloud import NAME_PREFIX, CloudMachine, MachineState, Ss
 KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
 INSTALLATION, GANG = "cavvy-installation", "cavvy-gang"  # tags of a machine
 _MARK, _HASH, _LAUNCH = 10, 20, 4  # hexadecimal digits
+_REST = 28  # characters of a name without the hash: the prefix, the other parts and the dashes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +87,14 @@ class MachineNames:
     def __init__(self, installation: str, limit: int) -> None:
         self.mark = _digest(installation, _MARK)
         self._limit = limit
+        self._hash = min(_HASH, limit - _REST)  # digits of the hash of a gang's name
 
     def make(self, record: VmGangRecord, rank: int) -> str:
         parts = MachineName(record.name, record.launch, rank, len(record.nodes))
         name = self._join(parts)
         if len(name) <= self._limit:
             return name
-        return self._join(parts._replace(gang=_digest(record.name, _HASH)))
+        return self._join(parts._replace(gang=_digest(record.name, self._hash)))
 
     def read(self, machine: CloudMachine) -> MachineName | None:
         """The parts of a machine's name; None if the machine is not this installation's."""
@@ -111,7 +113,7 @@ class MachineNames:
         """Whether the gang in a machine's name (`written`) is this gang, given by its name or its
         hash.
         """
-        return written in (gang, _digest(gang, _HASH))
+        return written in (gang, _digest(gang, self._hash))
 
     def _join(self, parts: MachineName) -> str:
         fields = [parts.gang, parts.launch, str(parts.rank), str(parts.nodes)]

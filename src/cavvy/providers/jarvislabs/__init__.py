@@ -1,0 +1,14 @@
+"""JarvisLabs: each node is one container, on which the server starts the agent by SSH."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.jarvislabs.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.jarvislabs.cloud import JarvislabsCloud
+    from cavvy.providers.vm.account import make_provider
+
+    return make_provider(MANIFEST, context, JarvislabsCloud)

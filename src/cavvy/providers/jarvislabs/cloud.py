@@ -1,0 +1,274 @@
+"""Calls JarvisLabs's API. JarvisLabs documents a Python package and no REST API: the calls are
+those of the package `jarvislabs` 0.2.19 (https://pypi.org/project/jarvislabs/).
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.catalog.accelerators import KnownAccelerator, identify
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import Refused
+from cavvy.providers.jarvislabs.manifest import KEYS
+from cavvy.providers.vm.account import RestAccount
+from cavvy.providers.vm.cloud import (
+    NAME_PREFIX,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+    Reach,
+    SshTarget,
+)
+from cavvy.providers.vm.rest import Json, RestClient
+
+# Each region has an address of its own. The first one answers the calls that have no region.
+_REGIONS = {"india-noida-01": "n", "india-chennai-01": "c", "europe-01": "eu"}
+_ONE_GPU = "europe-01"  # instances there have one GPU
+_COUNTS = (1, 2, 4, 8)  # numbers of GPUs that are offered
+_STATES = {
+    "Creating": MachineState.STARTING,
+    "Resuming": MachineState.STARTING,
+    "Running": MachineState.RUNNING,
+    "Pausing": MachineState.STOPPED,
+    "Paused": MachineState.STOPPED,
+    "Failed": MachineState.STOPPED,
+    "Destroying": MachineState.ENDED,
+}
+_PAUSED = ("Pausing", "Paused")
+# The words for missing GPUs are an assumption: the package uses them before it sends a request.
+_FULL = re.compile(r"no free|not available|capacity|unavailable", re.IGNORECASE)
+_BALANCE = re.compile(r"balance", re.IGNORECASE)
+_NO_FUNDS = "insufficient-balance"  # our code
+_KEY_NAME = "cavvy"  # of the server's SSH key in the account
+
+
+class JarvislabsCloud:
+    """Implements `Cloud`. An instance type is a number of GPUs and JarvisLabs's name of the GPU,
+    such as "2x_A100-80GB".
+    """
+
+    # The limit of names is that of the package. The listing lag is an assumption.
+    traits = CloudTraits(name_limit=40, list_lag=timedelta(minutes=1), reach=Reach.SSH)
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        pattern = str(settings["endpoint"])
+        first, *others = (pattern.replace("{region}", letters) for letters in _REGIONS.values())
+        clients = [RestClient(each, lambda: KEYS.read(settings), _read_error) for each in others]
+        self.account = RestAccount(
+            {**settings, "endpoint": first}, now, KEYS, _read_error, others=clients
+        )
+        self._api = self.account.api
+        self._apis = dict(zip(_REGIONS, (self._api, *clients), strict=True))
+        self._keys: set[str] = set()  # public keys that the account has
+        self._made: dict[str, str] = {}  # regions of instances that this process made, by id
+
+    async def offers(self) -> Sequence[Offer]:
+        if _succeeded(await self._api.get("/misc/")):  # the account pays in rupees
+            raise Refused(
+                "[providers.jarvislabs]: the account is billed in Indian rupees, and Cavvy reads "
+                "prices in US dollars only"
+            )
+        found: list[Offer] = []
+        unknown: set[str] = set()
+        for row in (await self._api.get("/misc/server_meta"))["server_meta"]:
+            if row.get("workload_type") == "vm" or row["region"] not in _REGIONS:
+                continue
+            known = _identify(row)
+            if known is None or not known.memory_mib:
+                unknown.add(str(row["gpu_type"]))
+            elif self.account.allows(row["region"]):
+                found += self._read_row(row, known)
+        self.account.note_unknown(unknown)
+        return found
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        await self._add_key(request.public_key)
+        offer = request.offer
+        count, _, gpu = offer.instance_type.partition("x_")
+        api = self._apis.get(offer.region)
+        if api is None or not count.isdecimal():
+            raise CloudFault(400, "unknown instance type", f"{offer.instance_type} {offer.region}")
+        body = {
+            "gpu_type": gpu,
+            "num_gpus": int(count),
+            "hdd": self.account.settings["disk_gib"],
+            "region": offer.region,
+            "name": request.names[0],
+            "is_spot": offer.purchase is Purchase.SPOT,
+            "duration": "hour",
+            "disk_type": "ssd",
+            "http_ports": "",
+            "script_id": None,
+            "script_args": "",
+            "fs_id": None,
+            "arguments": "",
+        }
+        try:
+            told = await api.send(
+                "POST", f"/templates/{self.account.settings['template']}/create", body
+            )
+        except CloudFault as fault:
+            raise name_balance(fault) from fault
+        if not told.get("machine_id"):
+            raise name_balance(CloudFault(400, *_read_error(told)))
+        made = str(told["machine_id"])
+        self._made[made] = offer.region
+        return [made]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        told = await self._api.get("/users/fetch")
+        if not _succeeded(told):
+            raise CloudFault(502, *_read_error(told))
+        found = told.get("instances") or []
+        # the account's other instances may have another form
+        return [_read(each) for each in found if _name(each).startswith(NAME_PREFIX)]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        told = await self._fetch(machine)
+        return _read(told) if told else None
+
+    async def delete(self, machine: str) -> None:
+        """If the instance is not listed yet and another process made it, its region is unknown, and
+        each region is asked.
+        """
+        told = await self._fetch(machine) or {}
+        region = str(told.get("region") or self._made.get(machine) or "")
+        apis = [self._apis[region]] if region in self._apis else [*self._apis.values()]
+        fault = CloudFault(404, "not found", f"no instance {machine}")
+        for api in apis:
+            try:
+                done = await api.send("POST", f"/misc/destroy?machine_id={machine}")
+            except CloudFault as error:
+                fault = fault if fault.uncertain else error
+                continue
+            if _succeeded(done):
+                self._made.pop(machine, None)
+                return
+            if told:  # such as an instance that cannot be destroyed while it is being made
+                fault = CloudFault(409, *_read_error(done))
+        raise fault
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+
+    async def _fetch(self, machine: str) -> Json | None:
+        """The instance as the API shows it; None if there is none."""
+        told = await self._api.get(f"/users/fetch/{machine}")
+        return (told.get("instance") or None) if _succeeded(told) else None
+
+    async def _add_key(self, key: str) -> None:
+        """Add the server's public key to the account, unless it has the key: new instances accept
+        all keys of the account.
+        """
+        if key in self._keys:
+            return
+        self._keys = {str(each["ssh_key"]).strip() for each in await self._api.get("/ssh/")}
+        if key not in self._keys:
+            told = await self._api.send("POST", "/ssh/", {"ssh_key": key, "key_name": _KEY_NAME})
+            if not _succeeded(told):
+                raise CloudFault(400, *_read_error(told))
+            self._keys.add(key)
+
+    def _read_row(self, row: Json, known: KnownAccelerator) -> Sequence[Offer]:
+        """The offers of one kind of GPU in one region."""
+        free = int(row.get("num_free_devices") or 0)
+        kinds = (
+            (Purchase.ON_DEMAND, "price_per_hour", "effective_num_free_devices"),
+            (Purchase.SPOT, "spot_price", "spot_num_free_devices"),
+        )
+        found = []
+        for purchase, price, devices in kinds:
+            left = free if row.get(devices) is None else int(row[devices])
+            counts = (1,) if row["region"] == _ONE_GPU else _COUNTS
+            if row.get(price) is not None:
+                rate = HourlyRate(round(float(row[price]) * 1_000_000))
+                found += [
+                    self._offer(row, known, count, purchase, rate, left)
+                    for count in counts
+                    if left >= count
+                ]
+        return found
+
+    def _offer(
+        self,
+        row: Json,
+        known: KnownAccelerator,
+        count: int,
+        purchase: Purchase,
+        rate: HourlyRate,
+        left: int,
+    ) -> Offer:
+        return Offer(
+            provider="jarvislabs",
+            region=str(row["region"]),
+            instance_type=f"{count}x_{row['gpu_type']}",
+            accelerator=known.accelerator.name,
+            accelerator_count=count,
+            accelerator_memory_mib=known.memory_mib or 0,
+            vcpus=int(row.get("cpus_per_gpu") or 0) * count,
+            memory_mib=int(row.get("ram_per_gpu") or 0) * count * 1024,
+            disk_gib=int(self.account.settings["disk_gib"]),
+            purchase=purchase,
+            rate=rate.times(count),
+            capacity=left // count,
+            pool=str(row["gpu_type"]),
+            architecture="x86_64",
+            source="JarvisLabs API",
+            as_of=self.account.now().date(),
+        )
+
+
+def name_balance(fault: CloudFault) -> CloudFault:
+    """The fault, with the code `_NO_FUNDS` if the account's balance is too small."""
+    if fault.status in (400, 402, 403) and _BALANCE.search(fault.message):
+        return CloudFault(402, _NO_FUNDS, fault.message)
+    return fault
+
+
+def _succeeded(told: Json) -> bool:
+    """Whether a reply says so; the API writes booleans also as texts, and the field also as
+    `sucess`.
+    """
+    value = told.get("success") or told.get("sucess")
+    return value.lower() == "true" if isinstance(value, str) else bool(value)
+
+
+def _read_error(told: Json) -> tuple[str, str]:
+    found = next((told[name] for name in ("message", "error", "detail") if told.get(name)), "")
+    return "error", str(found)
+
+
+def _identify(row: Json) -> KnownAccelerator | None:
+    gigabytes = re.sub(r"\D", "", str(row.get("vram") or ""))
+    return identify(str(row["gpu_type"]), int(gigabytes) * 1024 if gigabytes else None)
+
+
+def _name(told: Json) -> str:
+    return str(told.get("instance_name") or told.get("name") or "")
+
+
+def _read(told: Json) -> CloudMachine:
+    status = str(told["status"])
+    command = str(told.get("ssh_str") or told.get("ssh_command") or "")
+    running = status == "Running"
+    return CloudMachine(
+        id=str(told["machine_id"]),
+        name=_name(told),
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        ssh=_read_target(command) if running and command else None,
+        preempted=bool(told.get("is_spot")) and status in _PAUSED,
+        reason="" if status in ("Creating", "Running") else f"JarvisLabs reports: {status}",
+    )
+
+
+def _read_target(command: str) -> SshTarget:
+    """The target of a command such as "ssh -o Name=value -p 11014 root@host"."""
+    words = shlex.split(command)
+    user, _, address = words[-1].rpartition("@")
+    port = int(words[words.index("-p") + 1]) if "-p" in words else 22
+    return SshTarget(address=address, port=port, user=user or "root")

@@ -1,0 +1,75 @@
+"""The manifest of the JarvisLabs provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.keys import ApiKeySource
+
+KEYS = ApiKeySource(
+    provider="jarvislabs",
+    variables=("JL_API_KEY",),
+    files=("~/.config/jl/config.toml",),
+    names=("token",),
+    made_at="https://jarvislabs.ai/settings/api-keys",
+)
+_DOCS = "https://docs.jarvislabs.ai/cli"
+_CONTAINER = f"an instance is a container of one of JarvisLabs's templates ({_DOCS})"
+
+MANIFEST = Manifest(
+    name="jarvislabs",
+    title="JarvisLabs",
+    docs="docs/guides/jarvislabs.md",
+    abilities=ABILITIES,
+    rights="an API key of the account; JarvisLabs describes no narrower rights",
+    visibility_delay=timedelta(minutes=1),
+    unsupported={
+        Feature.GANG: "JarvisLabs's containers cannot join a private network; only its virtual "
+        "machines can (https://pypi.org/project/jarvislabs/)",
+        Feature.IMAGE: f"{_CONTAINER}; the setting `template` selects it for all instances",
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: _CONTAINER,
+        Feature.SELF_END: "JarvisLabs bills the disk of an instance until its API destroys it "
+        f"({_DOCS}), and instances get no API key; the server destroys paused instances",
+        Feature.VOLUMES: "JarvisLabs's filesystems cannot be attached yet; copy from and to a "
+        "bucket",
+        Feature.MOUNTS: "an instance is a container without access to folders of its host or to "
+        f"NFS ({_DOCS})",
+        Feature.NETWORK: "JarvisLabs's API neither reports nor selects the speed of the network "
+        f"({_DOCS})",
+        Feature.DISK: "the setting `disk_gib` selects the size of the disk for all instances",
+        Feature.NOTICE: "JarvisLabs describes no notice before it pauses a spot instance "
+        f"({_DOCS})",
+        Feature.RESULTS: "an instance ends with its disk. If the server is away when work has "
+        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
+        "no bucket, the instance waits until its lease ends",
+    },
+    settings=(
+        KEYS.setting(),
+        text(
+            "regions",
+            "The regions to use, separated by commas: `india-chennai-01`, `india-noida-01`, "
+            "`europe-01`. The default is all regions.",
+        ),
+        text(
+            "template",
+            "The template of instances, by its id in the list that `jl templates` prints.",
+            "pytorch",
+        ),
+        number(
+            "disk_gib",
+            "The size of an instance's disk.",
+            unit="GB",
+            default=100,
+            minimum=1,
+            whole=True,
+        ),
+        text(
+            "endpoint",
+            "The addresses of the API. `{region}` stands for the letters of the region: `c`, `n` "
+            "or `eu`.",
+            "https://backend{region}.jarvislabs.net",
+        ),
+    ),
+)
