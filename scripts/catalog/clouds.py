@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from azure_sizes import find_size
-from facts import DISK_GIB, PARTS, find_network_gbits, gcp_memory_gib
+from facts import DISK_GIB, OCI_REGIONS, PARTS, find_network_gbits, gcp_memory_gib
 from gcp_devices import GCP_SOURCE, GPU_PRICES, N1_MACHINES, TPU_PRICES
 
 from cavvy.catalog.accelerators import find_accelerator, nominal_memory
@@ -207,7 +207,8 @@ class Reader:
                 ] += 1
                 spot = ""
             source, as_of = _source(row["source"])
-            yield from self._sell(machine, row["on_demand_usd_hr"], spot, source, as_of)
+            for each in _everywhere(machine):
+                yield from self._sell(each, row["on_demand_usd_hr"], spot, source, as_of)
 
     def _is_withdrawn(self, machine: "Machine") -> bool:
         """Whether AWS's own list of all types in us-east-1 no longer has what another table
@@ -365,6 +366,12 @@ def _small_machine(row: dict[str, str]) -> Machine:
         vcpus=float(row["vcpus"] or 0),
         memory_mib=_mib(row["memory_gib"]),
     )
+
+
+def _everywhere(machine: Machine) -> list[Machine]:
+    """The machine in each region that has its price: a row of OCI is about all of its regions."""
+    regions = OCI_REGIONS if machine.provider == "oci" else [machine.region]
+    return [replace(machine, region=each) for each in regions]
 
 
 def _doubt(row: dict[str, str]) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -386,3 +387,19 @@ def encode_key(key: rsa.RSAPrivateKey, phrase: str) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
     )
+
+
+def write_profile(file: Path, key: rsa.RSAPrivateKey, phrase: str = "") -> None:
+    """Write a configuration file with two profiles, and the key beside it."""
+    pem = file.with_name("api_key.pem")
+    pem.write_bytes(encode_key(key, phrase))
+    told = {
+        "user": USER,
+        "fingerprint": FINGERPRINT,
+        "tenancy": TENANCY,
+        "region": HOME,
+        "key_file": str(pem),
+        **({"pass_phrase": phrase} if phrase else {}),
+    }
+    lines = [f"{name}={value}" for name, value in told.items()]
+    file.write_text("\n".join(["[DEFAULT]", *lines, "[LAB]", "region=eu-frankfurt-1", ""]))

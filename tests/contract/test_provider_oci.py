@@ -24,6 +24,7 @@ from tests.contract.oci_stand_in import (
     encode_key,
     make_key,
     make_subnet,
+    write_profile,
 )
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.rest_stand_in import RestServer
@@ -73,19 +74,8 @@ class OciPlace(RestPlace):
         super().__init__(oci, OciCloud.traits, OciStandIn, server, home)
         self.write_key(make_key())
 
-    def write_key(self, key: rsa.RSAPrivateKey, region: str = HOME) -> None:
-        file = self.home / "api_key.pem"
-        file.write_bytes(encode_key(key, self.api.key))
-        told = {
-            "user": USER,
-            "fingerprint": FINGERPRINT,
-            "tenancy": TENANCY,
-            "region": region,
-            "key_file": file,
-            "pass_phrase": self.api.key,
-        }
-        lines = [f"{name}={value}" for name, value in told.items()]
-        self.file.write_text("\n".join(["[DEFAULT]", *lines, "[LAB]", "region=eu-frankfurt-1", ""]))
+    def write_key(self, key: rsa.RSAPrivateKey) -> None:
+        write_profile(self.file, key, self.api.key)
 
 
 class TestOci(RestContract):

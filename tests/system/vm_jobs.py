@@ -106,13 +106,13 @@ def run_gang(place: BootedPlace, user: User, resources: str) -> None:
     assert "answered by rank 0 of 2" in user.said("gang", 1)
 
 
-def start_digits(user: User, resources: str) -> None:
-    """Start the digits training, and wait until it is at work."""
+def start_digits(user: User, resources: str, pause_s: float = 0.7) -> None:
+    """Start the digits training, which pauses after each epoch, and wait until it is at work."""
     write_digits(user.work)
     task = user.task(
         f"name: digits\nresources: {resources}\nworkdir: .\n"
         "checkpoint: {path: checkpoints, every: 1s}\n"
-        f"env: {{PAUSE_S: '0.7'}}\nrun: exec {sys.executable} slow.py {' '.join(ARGUMENTS)}\n"
+        f"env: {{PAUSE_S: '{pause_s}'}}\nrun: exec {sys.executable} slow.py {' '.join(ARGUMENTS)}\n"
     )
     user.cli("run", "-d", "--yes", task)
     wait_for_log(user, "digits", "epoch   1/")

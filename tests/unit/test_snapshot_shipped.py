@@ -187,6 +187,21 @@ def test_the_network_of_accelerated_machines_is_known(offers: list[Offer]) -> No
     assert sum(known.values()) >= 0.73 * sum(total.values())
 
 
+def test_prices_of_oci_hold_in_all_its_commercial_regions(offers: list[Offer]) -> None:
+    """OCI has one price for all of them; SkyPilot's examples name two that are listed here."""
+    prices: dict[tuple[str, str], Counter[int]] = {}
+    for each in offers:
+        if each.provider == "oci":
+            key = each.instance_type, each.purchase
+            prices.setdefault(key, Counter())[each.rate.micros_per_hour] += 1
+    assert {(len(rates), rates.total()) for rates in prices.values()} == {(1, 46)}
+    regions = {each.region for each in offers if each.provider == "oci"}
+    assert locate("oci", "ap-seoul-1") == ("kr", "asia")
+    assert locate("oci", "us-sanjose-1") == ("us", "us")
+    assert {"ap-seoul-1", "us-sanjose-1"} <= regions
+    assert all(locate("oci", region)[1] for region in regions)
+
+
 def test_a_fast_rdma_network_is_found_at_every_large_cloud() -> None:
     need = Resources(
         network=NetworkNeed(min_mbps=400_000, fabric=Fabric.RDMA),
