@@ -29,6 +29,7 @@ ALLOWED = {
     "providers/cudo/": "the API tells missing capacity from a wrong value in its text alone",
     "providers/primeintellect/": "the API tells missing capacity from a wrong value in its text alone",
     "providers/oci/": "only the message tells missing capacity from other internal errors",
+    "providers/crusoe/": "the API tells missing capacity from a wrong value in its text alone",
     "providers/ray/calls.py": "what Ray's dashboard answers",
     "providers/hosts/connection.py": "what ssh prints",
     "providers/hosts/ssh_link.py": "what a host's shell prints; a line names its host once",

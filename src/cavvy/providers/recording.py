@@ -34,7 +34,7 @@ _OUR_TEXT = re.compile(r"cv-[\w-]+|cavvy[:-][\w:-]+")
 # The replies to these calls describe products, which are the same for all customers.
 _PRODUCTS = re.compile(
     r"GET /(?:\S*/)?(?:plans|os|sizes|instance-types|instance-availability|flavors|pricebook|gpus"
-    r"|datacenters|types|machine-types-2|public-images|skus|machineTypes|acceleratorTypes|regions"
+    r"|datacenters|types|capacities|machine-types-2|public-images|skus|machineTypes|acceleratorTypes|regions"
     r"|zones)(?:\?|$)"
     r"|\S+ ec2 describe_(?:instance_types|instance_type_offerings|spot_price_history|regions"
     r"|availability_zones)$|\S+ (?:pricing|service-quotas|ssm) ",

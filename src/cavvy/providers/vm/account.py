@@ -11,13 +11,13 @@ from cavvy.providers.base import Manifest, ProviderContext
 from cavvy.providers.vm.cloud import NAME_PREFIX, Cloud
 from cavvy.providers.vm.keys import ApiKeySource, list_setting
 from cavvy.providers.vm.provider import VmProvider
-from cavvy.providers.vm.rest import Json, ReadError, RestClient
+from cavvy.providers.vm.rest import Json, ReadError, RestClient, Sign
 
 
 class RestAccount:
     """An account of a cloud: the settings, the clock, and the client of the API. `read_key` returns
-    the token if the API does not take the key of `keys` itself; for `key_header`, see `RestClient`.
-    `close` also closes the clients in `others`.
+    the token if the API does not take the key of `keys` itself; for `key_header` and `sign`, see
+    `RestClient`. `close` also closes the clients in `others`.
     """
 
     def __init__(
@@ -29,13 +29,16 @@ class RestAccount:
         *,
         read_key: Callable[[], str] | None = None,
         key_header: str = "",
+        sign: Sign | None = None,
         others: Sequence[RestClient] = (),
     ) -> None:
         self.settings, self.now = settings, now
         self._keys, self._others = keys, others
         self._unknown: Sequence[str] = ()
         read = read_key or (lambda: keys.read(settings))
-        self.api = RestClient(str(settings["endpoint"]), read, read_error, key_header=key_header)
+        self.api = RestClient(
+            str(settings["endpoint"]), read, read_error, key_header=key_header, sign=sign
+        )
 
     def close(self) -> None:
         for each in (self.api, *self._others):

@@ -1,0 +1,254 @@
+"""Calls Crusoe Cloud's API, version v1alpha5 (https://docs.crusoecloud.com/api).
+
+A creation is an operation, which can fail after the request was accepted. The API does not report
+prices; a setting contains them.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from cavvy.catalog.accelerators import KnownAccelerator, identify
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import parse_rate
+from cavvy.providers.base import Refused
+from cavvy.providers.crusoe.manifest import KEY_IDS, KEYS
+from cavvy.providers.crusoe.signature import sign
+from cavvy.providers.vm.account import RestAccount, keep_ours
+from cavvy.providers.vm.cloud import (
+    BillEnd,
+    BillStart,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+    SshTarget,
+)
+from cavvy.providers.vm.rest import Json
+
+# https://support.crusoecloud.com/hc/en-us/articles/48176498638235-FAQ-Billing-for-VMs-in-ERROR-States
+# lists the states. The API writes them with and without "STATE_".
+_STATES = {
+    "CREATING": MachineState.STARTING,
+    "INITIALIZING": MachineState.STARTING,
+    "STARTING": MachineState.STARTING,
+    "STOPPED": MachineState.STOPPED,
+    "SHUTOFF": MachineState.STOPPED,
+    "CRASHED": MachineState.STOPPED,
+    "ERROR": MachineState.STOPPED,
+    "DELETING": MachineState.ENDED,
+    "DELETED": MachineState.ENDED,
+}
+_QUIET = ("CREATING", "INITIALIZING", "STARTING", "RUNNING")
+# The documentation does not list the codes of errors; users report this one.
+_OUT_OF_STOCK = "out_of_stock"
+_FULL = re.compile(r"capacity|out of stock", re.IGNORECASE)
+_SHELL, _BASH = "#!/bin/sh\n", "#!/bin/bash\n"
+
+
+class CrusoeCloud:
+    """Implements `Cloud`."""
+
+    # The longest script and the start and the end of bills are documented:
+    # https://docs.crusoecloud.com/compute/virtual-machines/managing-lifecycle-scripts and the page
+    # on states. The longest name and the listing lag are assumptions.
+    traits = CloudTraits(
+        name_limit=63,
+        user_data_limit=64_000,
+        list_lag=timedelta(minutes=1),
+        bill_starts=BillStart.RUNNING,
+        bill_ends=BillEnd.SHUTDOWN,
+    )
+
+    def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+        self.account = RestAccount(settings, now, KEYS, _read_error, sign=self._sign)
+        self._api = self.account.api
+        self._project = str(settings.get("project") or "")
+        # operations of creations by this process, by machine
+        self._operations: dict[str, tuple[str, str]] = {}
+
+    async def offers(self) -> Sequence[Offer]:
+        prices = self._read_prices()
+        kinds = (await self._api.get(f"{await self._root()}/compute/vms/types"))["items"]
+        known = {str(each["product_name"]): each for each in kinds if int(each["num_gpu"])}
+        free = (await self._api.get("/capacities"))["items"]
+        self.account.note_unknown(
+            str(each["gpu_type"]) for each in known.values() if _identify(each) is None
+        )
+        return [
+            self._offer(known[each["type"]], found, usd, each)
+            for each in free
+            if each["quantity"] and each["type"] in known
+            if self.account.allows(str(each["location"]))
+            if (found := _identify(known[each["type"]]))
+            if (usd := prices.get(found.accelerator.name)) is not None
+        ]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        key = str(self.account.settings.get("ssh_key") or request.public_key)
+        if not key:
+            raise Refused("[providers.crusoe] ssh_key: set it, since Crusoe requires an SSH key")
+        body = {
+            "name": request.names[0],
+            "type": request.offer.instance_type,
+            "location": request.offer.region,
+            "image": await self._choose_image(request.offer.instance_type),
+            "ssh_public_key": key,
+            # Crusoe accepts scripts for bash only
+            "startup_script": _BASH + request.user_data[0].removeprefix(_SHELL),
+        }
+        path = f"{await self._root()}/compute/vms/instances"
+        made = (await self._api.send("POST", path, body))["operation"]
+        machine = str(made["metadata"]["id"])
+        self._operations[machine] = str(made["operation_id"]), request.names[0]
+        return [machine]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        path = f"{await self._root()}/compute/vms/instances?limit=100"
+
+        def read_next(page: Json) -> str | None:
+            token = page.get("next_page_token")
+            return f"{path}&next_token={token}" if token else None
+
+        pages = await self._api.pages(path, read_next)
+        return [_read(each) for page in pages for each in keep_ours(page["items"])]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        root = f"{await self._root()}/compute/vms/instances"
+        try:
+            return _read(await self._api.get(f"{root}/{machine}"))
+        except CloudFault as fault:
+            if fault.status != 404 or machine not in self._operations:
+                raise
+        operation, name = self._operations[machine]
+        told = await self._api.get(f"{root}/operations/{operation}")
+        return _read_failure(machine, name, told)
+
+    async def delete(self, machine: str) -> None:
+        await self._api.send("DELETE", f"{await self._root()}/compute/vms/instances/{machine}")
+
+    def is_full(self, fault: CloudFault) -> bool:
+        full = 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+        return fault.code == _OUT_OF_STOCK or full
+
+    def _sign(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
+        """The headers that sign a request; the signature does not cover the body."""
+        settings = self.account.settings
+        key_id, secret = KEY_IDS.read(settings), KEYS.read(settings)
+        try:
+            return sign(key_id, secret, method, url, self.account.now())
+        except ValueError as error:
+            raise Refused(f"[providers.crusoe]: {error}; check the API key") from error
+
+    def _read_prices(self) -> Mapping[str, Decimal]:
+        """The USD per hour of one GPU, by accelerator. Raises Refused."""
+        words = str(self.account.settings.get("prices") or "").replace(",", " ").split()
+        found: dict[str, Decimal] = {}
+        for name, _, usd in (word.partition("=") for word in words):
+            known = identify(name)
+            if known is None or not re.fullmatch(r"\d+(\.\d+)?", usd):
+                raise Refused(
+                    f"[providers.crusoe] prices: {name}={usd} is not the name of a GPU, '=' and "
+                    "USD per hour, such as H100=3.90"
+                )
+            found[known.accelerator.name] = Decimal(usd)
+        if not found:
+            raise Refused(
+                "[providers.crusoe] prices: set the prices of GPUs, such as H100=3.90 A100=1.95, "
+                "since Crusoe's API does not report them"
+            )
+        return found
+
+    async def _root(self) -> str:
+        """The path of the project. Raises Refused if it is not known."""
+        if not self._project:
+            told = (await self._api.get("/organizations/projects"))["items"]
+            if len(told) != 1:
+                raise Refused(
+                    f"[providers.crusoe] project: set it, since the account has {len(told)} "
+                    "projects"
+                )
+            self._project = str(told[0]["id"])
+        return f"/projects/{self._project}"
+
+    async def _choose_image(self, kind: str) -> str:
+        if wanted := str(self.account.settings.get("image") or ""):
+            return wanted
+        part = "rocm" if kind.startswith("mi") else "sxm" if "-sxm" in kind else "pcie"
+        told = (await self._api.get("/compute/images"))["items"]
+        names = [str(each["name"]) for each in told]
+        fit = [each for each in names if each.startswith("ubuntu") and part in each]
+        if not fit:
+            raise Refused(
+                f"[providers.crusoe] image: Crusoe lists no Ubuntu image for {kind}; set it"
+            )
+        newest = max(fit, key=lambda name: ([int(n) for n in re.findall(r"\d+", name)], name))
+        return f"{newest}:latest"
+
+    def _offer(self, kind: Json, known: KnownAccelerator, usd: Decimal, place: Json) -> Offer:
+        name, count = str(kind["product_name"]), int(kind["num_gpu"])
+        return Offer(
+            provider="crusoe",
+            region=str(place["location"]),
+            instance_type=name,
+            accelerator=known.accelerator.name,
+            accelerator_count=count,
+            accelerator_memory_mib=known.memory_mib or 0,
+            vcpus=int(kind["cpu_cores"]),
+            memory_mib=int(kind["memory_gb"]) * 1024,
+            disk_gib=int(kind["disk_gb"]) or None,
+            rate=parse_rate(usd * count),
+            capacity=int(place["quantity"]),
+            pool=name.rpartition(".")[0],  # sizes of one family share hosts
+            architecture="x86_64",
+            source="Crusoe API, and the setting `prices`",
+            as_of=self.account.now().date(),
+        )
+
+
+def _read_error(told: Json) -> tuple[str, str]:
+    return told["code"], told["message"]
+
+
+def _identify(kind: Json) -> KnownAccelerator | None:
+    """The accelerator of a type such as "a100-80gb-sxm-ib.8x"; None if it is unknown."""
+    size = re.search(r"-(\d+)gb", str(kind["product_name"]))
+    return identify(str(kind["gpu_type"]), int(size[1]) * 1024 if size else None)
+
+
+def _read(told: Json) -> CloudMachine:
+    status = str(told["state"]).removeprefix("STATE_")
+    ips = [each for port in told["network_interfaces"] for each in port["ips"]]
+    public = [each["public_ipv4"]["address"] for each in ips if each.get("public_ipv4")]
+    private = [each["private_ipv4"]["address"] for each in ips if each.get("private_ipv4")]
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["name"]),
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        address=next(filter(None, [*private, *public]), None),
+        ssh=SshTarget(address=str(public[0])) if public and public[0] else None,
+        created_at=datetime.fromisoformat(told["created_at"]),
+        reason="" if status in _QUIET else f"Crusoe reports: {status}",
+    )
+
+
+def _read_failure(machine: str, name: str, told: Json) -> CloudMachine | None:
+    """The end of a machine whose creation failed, without a bill; None if the creation did not
+    fail.
+    """
+    if told["state"] != "FAILED":
+        return None
+    result = told.get("result") or {}
+    code, at = str(result.get("code") or ""), datetime.fromisoformat(told["started_at"])
+    return CloudMachine(
+        id=machine,
+        name=name,
+        state=MachineState.ENDED,
+        created_at=at,
+        ended_at=at,
+        no_capacity=code == _OUT_OF_STOCK,
+        reason=f"Crusoe reports: {code} {result.get('message') or ''}".rstrip(),
+    )

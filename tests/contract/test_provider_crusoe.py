@@ -1,0 +1,183 @@
+"""The Crusoe provider keeps the contract, on a stand-in that checks the signature of every request
+and compares the requests with the published description of Crusoe's API.
+"""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from tests.contract.crusoe_stand_in import LOCATION, CrusoeStandIn
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.proofs import Proof
+
+from cavvy.providers import crusoe
+from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
+from cavvy.providers.crusoe.cloud import CrusoeCloud, _read
+from cavvy.providers.crusoe.manifest import MANIFEST
+from cavvy.providers.crusoe.signature import sign
+from cavvy.providers.registry import check_settings
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    MachineState,
+    SshTarget,
+    read_fault,
+)
+
+PROOF = Proof("crusoe", False, "a strict stand-in for Crusoe's API")
+
+
+class TestCrusoe(RestContract):
+    package, traits, stand_in = crusoe, CrusoeCloud.traits, CrusoeStandIn
+
+    def test_offers_have_the_prices_of_the_setting_and_the_free_machines(
+        self, account: RestPlace
+    ) -> None:
+        provider = account.provider("ours")
+        found = {
+            each.instance_type: (
+                each.accelerator,
+                each.accelerator_count,
+                each.accelerator_memory_mib // 1024,
+                each.rate.micros_per_hour,
+                each.capacity,
+            )
+            for each in asyncio.run(provider.offers())
+        }
+        assert found == {
+            "l40s-48gb.1x": ("L40S", 1, 48, 1_500_000, 16),
+            "a100-80gb-sxm-ib.8x": ("A100", 8, 80, 15_600_000, 4),
+        }
+        assert dict(asyncio.run(provider.whoami()))["unknown accelerators"] == "Z9000"
+
+    @pytest.mark.parametrize(
+        ("prices", "told"),
+        [
+            ("", "set the prices of GPUs"),
+            ("H100", "H100= is not the name of a GPU"),
+            ("Z9000=1", "Z9000=1 is not the name of a GPU"),
+        ],
+    )
+    def test_prices_must_be_set(self, account: RestPlace, prices: str, told: str) -> None:
+        with pytest.raises(Refused, match=told):
+            asyncio.run(account.provider("ours", prices=prices).offers())
+
+    @pytest.mark.parametrize(
+        ("kind", "image"),
+        [
+            ("l40s-48gb.1x", "ubuntu22.04-nvidia-pcie-docker:latest"),
+            ("a100-80gb-sxm-ib.8x", "ubuntu22.04-nvidia-sxm-docker:latest"),
+        ],
+    )
+    def test_machines_boot_the_newest_image_for_their_gpu(
+        self, account: RestPlace, kind: str, image: str
+    ) -> None:
+        async def scenario() -> None:
+            harness, provider = account.harness(), account.provider("ours")
+            gang = await harness.spec("one")
+            offers = [each for each in await provider.offers() if each.instance_type == kind]
+            await provider.launch(replace(gang, offer=offers[0]))
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+        (body,) = account.api.asked
+        assert (body["image"], body["location"]) == (image, LOCATION)
+        assert body["ssh_public_key"] == "ssh-ed25519 AAAA me"
+
+    def test_a_machine_needs_an_ssh_key_which_can_be_the_servers(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("one")
+            with pytest.raises(Refused, match="ssh_key: set it"):
+                await account.provider("ours", ssh_key="").launch(gang)
+            provider = account.provider("ours", ssh_key="", reach_by_ssh=True)
+            gang = await harness.spec("two")
+            await provider.launch(gang)
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+        (body,) = account.api.asked
+        assert body["ssh_public_key"].startswith("ssh-ed25519 ")
+        assert body["ssh_public_key"] in body["startup_script"]
+
+    def test_a_creation_that_fails_later_is_missing_capacity_without_a_bill(
+        self, account: RestPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("late")
+            await harness.ours.launch(gang)
+            (lost,) = account.cloud.machines
+            account.cloud.machines = []
+            account.api.failed[lost.id] = "out_of_stock"
+            await account.settle()
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+            (node,) = seen.nodes
+            assert node.started_at == node.ended_at
+
+        asyncio.run(scenario())
+
+    def test_an_account_with_several_projects_must_name_one(self, account: RestPlace) -> None:
+        (project,) = account.api.projects
+        account.api.projects.append("another")
+        with pytest.raises(Refused, match="project: set it, since the account has 2 projects"):
+            asyncio.run(account.provider("ours").gangs())
+        assert asyncio.run(account.provider("ours", project=project).gangs()) == []
+
+    @pytest.mark.parametrize(
+        ("fault", "error"),
+        [
+            (CloudFault(400, "out_of_stock", "none left"), NoCapacity),
+            (CloudFault(400, "bad_request", "invalid name"), Refused),
+            (CloudFault(403, "forbidden", "no capacity for you"), Refused),
+            (CloudFault(500, "internal", "no capacity"), TryAgain),
+        ],
+    )
+    def test_only_missing_capacity_lets_the_job_try_other_types(
+        self, account: RestPlace, fault: CloudFault, error: type[Exception]
+    ) -> None:
+        cloud = CrusoeCloud(check_settings(MANIFEST, {}), account.cloud.now)
+        assert type(read_fault(cloud, fault, "a launch", making=True)) is error
+        cloud.account.close()
+
+
+def test_a_signature_covers_the_sorted_query_and_the_time() -> None:
+    now = datetime(2026, 11, 22, 12, tzinfo=UTC)
+    secret = CrusoeStandIn.key
+    first = sign("id", secret, "GET", "/v1alpha5/capacities?b=2&a=1", now)
+    assert first == sign("id", secret, "GET", "/v1alpha5/capacities?a=1&b=2", now)
+    assert first["X-Crusoe-Timestamp"] == "2026-11-22T12:00:00+00:00"
+    version, key_id, signature = first["Authorization"].removeprefix("Bearer ").split(":")
+    assert (version, key_id, len(signature)) == ("1.0", "id", 43)
+    assert first != sign("id", secret, "POST", "/v1alpha5/capacities?a=1&b=2", now)
+    with pytest.raises(ValueError, match="URL-safe base 64"):
+        sign("id", "not base 64!", "GET", "/", now)
+
+
+def test_the_documented_values_of_an_instance_are_read() -> None:
+    told = {
+        "id": "ca39e669-47ee-456b-968d-303234fbf99f",
+        "name": "my-first-vm",
+        "state": "RUNNING",
+        "created_at": "2021-12-03T19:58:34Z",
+        "network_interfaces": [
+            {
+                "ips": [
+                    {
+                        "private_ipv4": {"address": "10.1.2.3"},
+                        "public_ipv4": {"address": "121.0.0.0", "id": "x", "type": "dynamic"},
+                    }
+                ]
+            }
+        ],
+    }
+    assert _read(told) == CloudMachine(
+        id="ca39e669-47ee-456b-968d-303234fbf99f",
+        name="my-first-vm",
+        state=MachineState.RUNNING,
+        address="10.1.2.3",
+        ssh=SshTarget(address="121.0.0.0"),
+        created_at=datetime(2021, 12, 3, 19, 58, 34, tzinfo=UTC),
+    )
