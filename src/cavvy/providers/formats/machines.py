@@ -1,5 +1,6 @@
 """Chooses the instance type for a task whose service rents machines of one cloud."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,9 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Resources, Task
 from cavvy.providers.base import Refused
 from cavvy.providers.formats.index import FindOffers
+
+# Series from https://learn.microsoft.com/azure/machine-learning/concept-compute-target
+_AZURE_TYPE = re.compile(r"Standard_(DS?\d+_v2|D\d+s?_v3|D\d+ds_v4|E\d+s?_v3|F\d+s_v2|N[CD]\d+\w*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,11 @@ def choose_machine(
 def count_accelerators(need: Resources) -> int:
     """The accelerators of each node that the task requests."""
     return need.accelerators[0].count_min if need.accelerators else 0
+
+
+def is_azure_type(instance_type: str) -> bool:
+    """Whether a type of Azure belongs to a series that Azure's services for jobs support."""
+    return _AZURE_TYPE.fullmatch(instance_type) is not None
 
 
 def list_types(

@@ -1,6 +1,5 @@
 """Exports a task as a command job of Azure Machine Learning: `cavvy export azureml TASK.YAML`."""
 
-import re
 import shlex
 from pathlib import PurePosixPath
 
@@ -11,7 +10,7 @@ from cavvy.providers.formats.azureml import request
 from cavvy.providers.formats.azureml.request import CommandJobRequest, DataMount
 from cavvy.providers.formats.containers import ALONE, list_container_variables
 from cavvy.providers.formats.index import FindOffers, JobFormat
-from cavvy.providers.formats.machines import Machine, choose_machine
+from cavvy.providers.formats.machines import Machine, choose_machine, is_azure_type
 from cavvy.providers.formats.notes import list_notes, write_comments
 from cavvy.providers.formats.program import link_path, make_program
 from cavvy.providers.formats.yaml_text import dump_yaml
@@ -21,27 +20,18 @@ _COVERED = frozenset(
 )
 _STORE = "azureml://datastores/workspaceblobstore/paths"
 _ACCOUNT = "ACCOUNT"
-# Series that clusters support:
-# https://learn.microsoft.com/azure/machine-learning/concept-compute-target
-_CLUSTER_TYPE = re.compile(
-    r"Standard_(DS?\d+_v2|D\d+s?_v3|D\d+ds_v4|E\d+s?_v3|F\d+s_v2|N[CD]\d+\w*)"
-)
 _IDLE_S = 20 * 60  # before a cluster removes a node
 
 
 def make_export(task: Task, find_offers: FindOffers) -> str:
     """The job as YAML for `az ml job create`. Raises Refused."""
-    machine = choose_machine(task, find_offers, "azure", "Azure Machine Learning", _is_cluster_type)
+    machine = choose_machine(task, find_offers, "azure", "Azure Machine Learning", is_azure_type)
     if "${{" in make_work(task):
         raise Refused("run: Azure Machine Learning replaces ${{...}}; remove it from the task")
     job = _make_request(task, machine)
     document = dump_yaml(request.make_command_job(job))
     notes = [*_list_steps(task, machine), *list_notes(task, _COVERED)]
     return "\n".join([*write_comments("azureml", task, notes), document])
-
-
-def _is_cluster_type(instance_type: str) -> bool:
-    return _CLUSTER_TYPE.fullmatch(instance_type) is not None
 
 
 def _make_request(task: Task, machine: Machine) -> CommandJobRequest:

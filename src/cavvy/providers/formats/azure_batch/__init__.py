@@ -1,0 +1,1 @@
+"""The job format of Azure Batch."""
