@@ -139,6 +139,25 @@ class TestVast(RestContract):
 
         asyncio.run(scenario())
 
+    def test_offers_are_searched_again_after_two_minutes_or_a_request(
+        self, account: RestPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("one", purchase=Purchase.ON_DEMAND)
+            for _ in range(3):
+                await harness.ours.offers()
+            assert len(account.api.searches) == 2  # on demand and spot
+            await account.wait(timedelta(minutes=2))
+            await harness.ours.offers()
+            assert len(account.api.searches) == 4
+            await harness.launch(gang)  # searches once
+            await harness.ours.offers()
+            assert len(account.api.searches) == 7
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
     def test_a_search_quota_that_is_used_up_does_not_stop_other_calls(
         self, account: RestPlace
     ) -> None:
@@ -170,7 +189,7 @@ class TestVast(RestContract):
         cloud = VastCloud(check_settings(MANIFEST, {}), account.cloud.now)
         fault = CloudFault(status, code, "message")
         assert type(read_fault(cloud, fault, "a launch", making=True)) is error
-        cloud.close()
+        cloud.account.close()
 
 
 def _offers(provider: Provider) -> Sequence[Offer]:

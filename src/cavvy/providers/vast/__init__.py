@@ -9,7 +9,6 @@ __all__ = ["MANIFEST", "make"]
 def make(context: ProviderContext) -> Provider:
     # imported here, so that listing the providers does not load it
     from cavvy.providers.vast.cloud import VastCloud
-    from cavvy.providers.vm.provider import VmProvider
+    from cavvy.providers.vm.account import make_provider
 
-    cloud = VastCloud(context.settings, context.now)
-    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)
+    return make_provider(MANIFEST, context, VastCloud)

@@ -15,8 +15,8 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.vast.manifest import KEYS
+from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
-    NAME_PREFIX,
     BillStart,
     CloudFault,
     CloudMachine,
@@ -26,7 +26,6 @@ from cavvy.providers.vm.cloud import (
     Reach,
     SshTarget,
 )
-from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.rest import Json, RestClient
 
 # The values of `actual_status` (https://docs.vast.ai/cli/reference/show-instances). It is null
@@ -47,6 +46,7 @@ _NONE_LEFT = "no-such-offer"  # our code: no computer fits the offer at its pric
 _STALE = "invalid_price"  # the price has changed since the search
 _TYPE = re.compile(r"(\d+)x_(.+)_\d+GB")  # of an instance type
 _INSTANCES = "/v1/instances/?limit=25"
+_OFFERS_AGE = timedelta(minutes=2)  # searches have a daily quota, whose size is not documented
 _MOST_ASKS = 1000  # of one search; they are sorted by price
 _NO_TMUX = "touch /root/.no_auto_tmux\n"  # SSH sessions otherwise start in tmux
 
@@ -101,40 +101,30 @@ class VastCloud:
     )
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
-        self._settings, self._now = settings, now
-        endpoint = str(settings["endpoint"])
-        self._api = RestClient(endpoint, lambda: KEYS.read(settings), _read_error)
         # searches have a daily quota of their own, whose end must not stop other calls
-        self._market = RestClient(endpoint, lambda: KEYS.read(settings), _read_error)
-        self._unknown: Sequence[str] = ()
-
-    def close(self) -> None:
-        self._api.close()
-        self._market.close()
-
-    def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds the unknown accelerators."""
-        return KEYS.facts(self._settings, self._unknown)
+        self._market = RestClient(
+            str(settings["endpoint"]), lambda: KEYS.read(settings), _read_error
+        )
+        self.account = RestAccount(settings, now, KEYS, _read_error, others=[self._market])
+        self._api = self.account.api
+        self._offers: Sequence[Offer] = ()
+        self._searched_at: datetime | None = None  # None if `_offers` must be read again
 
     async def offers(self) -> Sequence[Offer]:
-        found: dict[str, Offer] = {}
-        unknown: set[str] = set()
-        regions = list_setting(self._settings, "regions")
-        where = {"geolocation": {"in": list(regions)}} if regions else {}
-        for purchase in _TYPES:
-            for ask in await self._search(purchase, where, unknown):
-                offer = self._offer(ask, purchase)
-                if offer.key not in found or offer.rate < found[offer.key].rate:
-                    found[offer.key] = offer
-        self._unknown = sorted(unknown)
-        return list(found.values())
+        """The offers, read again after two minutes and after each request for an instance."""
+        now, at = self.account.now(), self._searched_at
+        if at is None or not timedelta(0) <= now - at < _OFFERS_AGE:
+            self._offers = await self._read_offers()
+            self._searched_at = now
+        return self._offers
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
+        self._searched_at = None
         ask = await self._choose(request.offer)
         body = {
-            "image": self._settings["image"],
+            "image": self.account.settings["image"],
             "label": request.names[0],
-            "disk": self._settings["disk_gib"],
+            "disk": self.account.settings["disk_gib"],
             "runtype": "ssh_direct",
             "target_state": "running",
             "cancel_unavail": True,
@@ -148,8 +138,7 @@ class VastCloud:
     async def list(self) -> Sequence[CloudMachine]:
         pages = await self._api.pages(_INSTANCES, _read_next)
         found = [each for page in pages for each in page["instances"]]
-        # the account's other instances may have another form
-        return [_read(each) for each in found if str(each.get("label")).startswith(NAME_PREFIX)]
+        return [_read(each) for each in keep_ours(found, "label")]
 
     async def get(self, machine: str) -> CloudMachine | None:
         told = (await self._api.get(f"/v0/instances/{machine}/"))["instances"]
@@ -160,6 +149,19 @@ class VastCloud:
 
     def is_full(self, fault: CloudFault) -> bool:
         return fault.status in _GONE or fault.code in (_NONE_LEFT, _STALE)
+
+    async def _read_offers(self) -> Sequence[Offer]:
+        found: dict[str, Offer] = {}
+        unknown: set[str] = set()
+        regions = self.account.names("regions")
+        where = {"geolocation": {"in": list(regions)}} if regions else {}
+        for purchase in _TYPES:
+            for ask in await self._search(purchase, where, unknown):
+                offer = self._offer(ask, purchase)
+                if offer.key not in found or offer.rate < found[offer.key].rate:
+                    found[offer.key] = offer
+        self.account.note_unknown(unknown)
+        return list(found.values())
 
     async def _choose(self, offer: Offer) -> _Ask:
         """The cheapest computer that fits the offer and costs at most its price."""
@@ -204,7 +206,7 @@ class VastCloud:
 
     def _query(self, purchase: Purchase, where: Mapping[str, object]) -> Mapping[str, object]:
         """The conditions of a search: those of the settings, and `where`."""
-        disk = self._settings["disk_gib"]
+        disk = self.account.settings["disk_gib"]
         query = {
             "type": _TYPES[purchase],
             "verified": {"eq": True},
@@ -217,24 +219,24 @@ class VastCloud:
             "limit": _MOST_ASKS,
             **where,
         }
-        if not self._settings["community"]:
+        if not self.account.settings["community"]:
             query["datacenter"] = {"eq": True}
-        if self._settings.get("cuda"):
-            query["cuda_max_good"] = {"gte": float(self._settings["cuda"])}
+        if self.account.settings.get("cuda"):
+            query["cuda_max_good"] = {"gte": float(self.account.settings["cuda"])}
         return query
 
     def _is_large(self, ask: _Ask) -> bool:
         """Whether the computer has enough vCPUs and memory for each GPU."""
         gpus = int(ask.told["num_gpus"])
         return (
-            ask.vcpus >= int(self._settings["gpu_vcpus"]) * gpus
-            and ask.memory_mib >= int(self._settings["gpu_memory_gib"]) * 1000 * gpus
+            ask.vcpus >= int(self.account.settings["gpu_vcpus"]) * gpus
+            and ask.memory_mib >= int(self.account.settings["gpu_memory_gib"]) * 1000 * gpus
         )
 
     def _read_ask(self, told: Json, purchase: Purchase, gpu: KnownAccelerator, region: str) -> _Ask:
         bid = None
         if purchase is Purchase.SPOT:
-            percent = float(self._settings["bid_percent"])
+            percent = float(self.account.settings["bid_percent"])
             bid = math.ceil(float(told["min_bid"]) * percent * 100) / 10_000
         compute = float(told["dph_base"]) if bid is None else bid
         name = str(told["gpu_name"]).replace(" ", "_")
@@ -258,12 +260,12 @@ class VastCloud:
             accelerator_memory_mib=ask.gpu.memory_mib or 0,
             vcpus=ask.vcpus,
             memory_mib=ask.memory_mib,
-            disk_gib=int(self._settings["disk_gib"]),
+            disk_gib=int(self.account.settings["disk_gib"]),
             purchase=purchase,
             rate=HourlyRate(ask.micros),
             architecture="arm64" if ask.told.get("cpu_arch") == "arm64" else "x86_64",
             source="Vast.ai API",
-            as_of=self._now().date(),
+            as_of=self.account.now().date(),
         )
 
 
