@@ -23,6 +23,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
 
 COLLECTED = date(2026, 11, 20)  # when the tables that bear no date of their own were put together
+_FLEXIBLE_VCPUS = (2, 4, 16, 64)  # sizes of flexible shapes that are listed besides the tables' own
 _COUNTRIES = {"USA": "us", "CANADA": "ca", "FINLAND": "fi"}
 
 
@@ -207,8 +208,9 @@ class Reader:
                 ] += 1
                 spot = ""
             source, as_of = _source(row["source"])
-            for each in _everywhere(machine):
-                yield from self._sell(each, row["on_demand_usd_hr"], spot, source, as_of)
+            for each, share in _variants(machine):
+                prices = _scale(row["on_demand_usd_hr"], share), _scale(spot, share)
+                yield from self._sell(each, *prices, source, as_of)
 
     def _is_withdrawn(self, machine: "Machine") -> bool:
         """Whether AWS's own list of all types in us-east-1 no longer has what another table
@@ -368,10 +370,28 @@ def _small_machine(row: dict[str, str]) -> Machine:
     )
 
 
-def _everywhere(machine: Machine) -> list[Machine]:
-    """The machine in each region that has its price: a row of OCI is about all of its regions."""
-    regions = OCI_REGIONS if machine.provider == "oci" else [machine.region]
-    return [replace(machine, region=each) for each in regions]
+def _variants(machine: Machine) -> Iterator[tuple[Machine, Decimal]]:
+    """The machines that a row is about, each with its share of the row's price. A row of OCI is
+    about all of its regions. A flexible shape, such as VM.Standard.E5.Flex$_8_32, is sold with any
+    number of vCPUs and any memory at fixed prices for both, so other sizes of the same proportions
+    cost their share.
+    """
+    if machine.provider != "oci":
+        yield machine, Decimal(1)
+        return
+    shape, flexible, _ = machine.type.partition("$")
+    for region in OCI_REGIONS:
+        placed = replace(machine, region=region)
+        yield placed, Decimal(1)
+        for vcpus in _FLEXIBLE_VCPUS if flexible else ():
+            share = Decimal(vcpus) / Decimal(machine.vcpus)
+            memory_mib = int(machine.memory_mib * share)
+            name = f"{shape}$_{vcpus}_{memory_mib // 1024}"
+            yield replace(placed, type=name, vcpus=vcpus, memory_mib=memory_mib), share
+
+
+def _scale(price: str, share: Decimal) -> str:
+    return str(Decimal(price) * share) if price else ""
 
 
 def _doubt(row: dict[str, str]) -> str:

@@ -202,6 +202,19 @@ def test_prices_of_oci_hold_in_all_its_commercial_regions(offers: list[Offer]) -
     assert all(locate("oci", region)[1] for region in regions)
 
 
+def test_flexible_shapes_of_oci_cost_the_same_for_each_vcpu(offers: list[Offer]) -> None:
+    """vCPUs and memory have fixed prices, and all sizes have 4 GiB for each vCPU."""
+    found: dict[Purchase, dict[float, float]] = {}
+    for each in offers:
+        if each.instance_type.startswith("VM.Standard.E5.Flex$"):
+            assert each.memory_mib == each.vcpus * 4096
+            assert each.instance_type.endswith(f"$_{each.vcpus:g}_{each.vcpus * 4:g}")
+            prices = found.setdefault(each.purchase, {})
+            prices[each.vcpus] = each.rate.micros_per_hour / each.vcpus
+    assert found[Purchase.ON_DEMAND] == dict.fromkeys((2, 4, 8, 16, 32, 64), 23_000)
+    assert found[Purchase.SPOT] == dict.fromkeys((2, 4, 8, 16, 32, 64), 11_500)
+
+
 def test_a_fast_rdma_network_is_found_at_every_large_cloud() -> None:
     need = Resources(
         network=NetworkNeed(min_mbps=400_000, fabric=Fabric.RDMA),
