@@ -54,6 +54,7 @@ OPERATIONS = {
     "sizes": Operation(
         compute.build_resource_skus_list_request, options={"filter": "*"}, group=False
     ),
+    "usages": Operation(compute.build_usage_list_request, "location", group=False),
     "list": Operation(compute.build_virtual_machines_list_request),
     "power": Operation(
         compute.build_virtual_machines_list_all_request,
@@ -103,7 +104,7 @@ def find_operation(
     """
     for key, (verb, wanted, parameters) in _describe(subscription, group).items():
         head, mark, tail = wanted.partition(_NAME)
-        name = path.removeprefix(head) if mark else ""
+        name = path.removeprefix(head).removesuffix(tail) if mark else ""
         if verb != method or "/" in name or path != head + name + tail or (mark and not name):
             continue
         version = "api-version"

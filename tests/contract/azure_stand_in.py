@@ -30,6 +30,11 @@ SIZES: dict[str, tuple[float, float | None, dict[str, str]]] = {
     "Standard_NC40ads_Z9000_v9": (9.0, 4.0, {"vCPUs": "40", "MemoryGB": "320", "GPUs": "1"}),
     "Standard_L8s_v3": (0.624, 0.2, {"vCPUs": "8", "MemoryGB": "64"}),  # not selected
 }
+FAMILIES = {  # Azure's name of the quota, by the start of the size
+    "Standard_D2s_v5": ("standardDSv5Family", "Standard DSv5 Family vCPUs"),
+    "Standard_NC4as_T4_v3": ("standardNCASv3_T4Family", "Standard NCASv3_T4 Family vCPUs"),
+    "Standard_ND96isr_H100_v5": ("standardNDSH100v5Family", "Standard NDSH100v5 Family vCPUs"),
+}
 NO_SPOT = {"Standard_ND96isr_MI300X_v5", "Standard_NP10s"}
 RESTRICTED = {"Standard_ND96isr_H100_v5": ("westeurope",)}  # in these regions
 IMAGES = (
@@ -81,6 +86,8 @@ class AzureStandIn(RestStandIn):
         self.price_fault: CloudFault | None = None  # of the list of prices
         self.boots = False  # machines whose creation is not complete are on
         self.power_fault: CloudFault | None = None  # of the subscription's list of machines
+        self.quota_fault: CloudFault | None = None  # of the list of quotas
+        self.limits: dict[tuple[str, str], int] = {}  # vCPUs, by region and quota
         self.group = True  # the resource group exists
         self.registered = True
         self.subscriptions = [SUBSCRIPTION]
@@ -124,6 +131,8 @@ class AzureStandIn(RestStandIn):
                 region = re.fullmatch(r"location eq '(\w+)'", request.query["$filter"])
                 assert region is not None
                 return 200, {"value": [_size(each, region[1]) for each in SIZES]}
+            case "usages":
+                return 200, self._page(self._usages(name), request)
             case "list":
                 shown = [self._show(each) for each in self.machines()]
                 return 200, self._page([*shown, *self.others], request)
@@ -138,11 +147,17 @@ class AzureStandIn(RestStandIn):
             case "put":
                 return self._put(name, request.body)
             case "delete":
-                billed = [each for each in self.cloud.billed() if each.name == name]
-                if not billed:
-                    return 204, None
-                self.end(billed[0].id)
-                return 202, None
+                return self._delete(name), None
+        return self._do_network(operation, name, request)
+
+    def _delete(self, name: str) -> int:
+        billed = [each for each in self.cloud.billed() if each.name == name]
+        if not billed:
+            return 204
+        self.end(billed[0].id)
+        return 202
+
+    def _do_network(self, operation: str, name: str, request: RestRequest) -> tuple[int, object]:
         verb, kind = operation.split()
         if verb == "list":
             return 200, self._page(self.leftovers[kind], request)
@@ -157,6 +172,35 @@ class AzureStandIn(RestStandIn):
         elif (kind, name) not in self.networks:
             raise CloudFault(404, "not-found")
         return 200, self.networks[kind, name]
+
+    def _usages(self, region: str) -> list[dict[str, Any]]:
+        """The entries of a region: quotas of vCPUs, and a limit of another kind."""
+        if self.quota_fault is not None:
+            raise self.quota_fault
+        used: dict[str, int] = {}
+        for each in self.cloud.billed():
+            body = self.bodies.get(each.id) or {"location": "eastus", "properties": {}}
+            size = body["properties"].get("hardwareProfile", {}).get("vmSize", "Standard_D2s_v5")
+            spot = body["properties"].get("priority") == "Spot"
+            family = FAMILIES.get(size, ("standardOtherFamily", ""))[0]
+            if body["location"] == region:
+                for name in ["lowPriorityCores"] if spot else ["cores", family]:
+                    used[name] = used.get(name, 0) + int(SIZES[size][2]["vCPUs"])
+        names = [
+            ("availabilitySets", "Availability Sets"),
+            ("cores", "Total Regional vCPUs"),
+            ("lowPriorityCores", "Total Regional Low-priority vCPUs"),
+            *FAMILIES.values(),
+        ]
+        return [
+            {
+                "unit": "Count",
+                "currentValue": used.get(value, 0),
+                "limit": self.limits.get((region, value), 100_000),
+                "name": {"value": value, "localizedValue": text},
+            }
+            for value, text in names
+        ]
 
     def _list_power(self, request: RestRequest) -> dict[str, Any]:
         if self.power_fault is not None:
@@ -290,6 +334,7 @@ def _size(name: str, region: str) -> dict[str, Any]:
     return {
         "resourceType": "virtualMachines",
         "name": name,
+        "family": FAMILIES.get(name, ("standardOtherFamily", ""))[0],
         "locations": [region],
         "capabilities": [{"name": key, "value": value} for key, value in capabilities.items()],
         "restrictions": limits if region in RESTRICTED.get(name, ()) else [],

@@ -33,6 +33,17 @@ TYPES = {  # name: vCPUs, MiB of memory, GPU, GPUs
     "ct6e-standard-8t": (180, 1474560, "ct6e", 8),
     "a4-highgpu-8g": (224, 4063232, "nvidia-b200", 8),  # without a price
 }
+METRICS = {  # by name: the machine types that count, and whether only spot machines count
+    "CPUS": (("e2-", "n1-"), False),
+    "A2_CPUS": (("a2-",), False),
+    "NETWORKS": ((), False),
+    "NVIDIA_L4_GPUS": (("g2-",), False),
+    "PREEMPTIBLE_NVIDIA_L4_GPUS": (("g2-",), True),
+    "NVIDIA_A100_GPUS": (("a2-",), False),
+    "COMMITTED_NVIDIA_L4_GPUS": ((), False),
+    "PREEMPTIBLE_NVIDIA_H100_GPUS": (("a3-",), True),
+    "PREEMPTIBLE_CPUS": (("e2-", "n1-", "a2-", "g2-"), True),
+}
 IMAGES = (
     "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64",
     "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580",
@@ -79,6 +90,8 @@ class GcpStandIn(RestStandIn):
         self.networks = ["default"]
         self.hides_operations = False  # whether requests for the list of operations are refused
         self.refusals: list[CloudFault] = []  # of the next insertions, told by their operations
+        self.hides_quotas = False  # whether requests for the list of regions are refused
+        self.limits: dict[tuple[str, str], int] = {}  # by region ("" for all) and metric
         self.operation_time = timedelta(seconds=10)
         self.deletion_time = timedelta(0)  # a machine that is being deleted is shown as STOPPING
         self._ending: dict[str, datetime] = {}  # by machine: when its deletion began
@@ -157,6 +170,8 @@ class GcpStandIn(RestStandIn):
                 return "Operation", self._insert(given["zone"], query["requestId"], body)
             case "instances.delete":
                 return "Operation", self._delete(given)
+            case "projects.get" | "regions.list":
+                return self._tell_quotas(name)
             case "zoneOperations.get":
                 return "Operation", self._ask(given["operation"])
             case "zoneOperations.list":
@@ -164,6 +179,46 @@ class GcpStandIn(RestStandIn):
                     raise CloudFault(403, "forbidden", "compute.zoneOperations.list is required")
                 return "OperationList", self._page_of_operations(query)
         raise CloudFault(501, "notImplemented", name)
+
+    def _tell_quotas(self, method: str) -> tuple[str, dict[str, Any]]:
+        """The project or its regions, with their quotas."""
+        if method == "projects.get":
+            quotas = [self._quota("", each) for each in ("CPUS_ALL_REGIONS", "GPUS_ALL_REGIONS")]
+            return "Project", {"kind": "compute#project", "name": PROJECT, "quotas": quotas}
+        if self.hides_quotas:
+            raise CloudFault(403, "forbidden", "compute.regions.list is required")
+        regions = sorted({zone.rpartition("-")[0] for zone in ZONES})
+        shown = [
+            {"name": each, "quotas": [self._quota(each, metric) for metric in METRICS]}
+            for each in regions
+        ]
+        return "RegionList", {"kind": "compute#regionList", "items": shown}
+
+    def _quota(self, region: str, metric: str) -> dict[str, Any]:
+        """A quota and its use. A spot quota of 0 is one that Google has not granted: spot machines
+        then count for the other quota.
+        """
+        starts, spot = METRICS.get(metric, (("",), False))
+        limit = self.limits.get((region, metric), 0 if spot else 100_000)
+        granted = self.limits.get((region, f"PREEMPTIBLE_{metric}"), 0) > 0
+        used = 0
+        for each in self.cloud.billed():
+            body = self.bodies.get(each.id) or {}
+            kind = str(body.get("machineType", "zones/-/machineTypes/e2-standard-4"))
+            kind = kind.rpartition("/")[2]
+            there = self._zone(each.id).startswith(region)
+            bought = (body.get("scheduling") or {}).get("provisioningModel") == "SPOT"
+            counts = limit > 0 and bought if spot else not (bought and granted)
+            if there and kind.startswith(tuple(starts)) and counts:
+                used += TYPES[kind][3] if "GPUS" in metric else TYPES[kind][0]
+        return {"metric": metric, "limit": limit, "usage": used}
+
+    def start_one(self, kind: str, zone: str) -> str:
+        """Someone else starts a machine; returns its id."""
+        machine = self.start("theirs", "#!/bin/sh\n", {})
+        self.zones[machine] = zone
+        self.bodies[machine] = {"machineType": f"zones/{zone}/machineTypes/{kind}"}
+        return machine
 
     def _zone(self, machine: str) -> str:
         """The zone of a machine; a second machine of one name is in another zone."""

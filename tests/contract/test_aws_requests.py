@@ -25,7 +25,7 @@ from tests.ec2.launches import list_tagged
 from tests.ec2.rules import Reserved, allow_only
 from tests.ec2.server import Front
 
-from cavvy.domain.offers import Purchase
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import NetworkNeed, Scalar, Task, Volume, VolumeKind
 from cavvy.domain.units import parse_rate
 from cavvy.providers import aws
@@ -514,28 +514,72 @@ def test_a_task_names_its_zone(provider_rig: Callable[..., ProviderRig]) -> None
     play(scenario)
 
 
-def test_a_type_that_the_quota_allows_none_of_is_not_offered(
+def test_a_type_that_the_quota_allows_none_of_has_no_capacity(
     provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """New accounts have a quota of 0 for many families; what cannot be read forbids nothing."""
     here = provider_rig()
     here.cloud.rules.vcpu_quota |= {("P", "on-demand"): 0, ("G", "spot"): 3}
 
+    async def allowed() -> dict[tuple[str, Purchase], int | None]:
+        offers = await here.provider.offers()
+        return {(each.instance_type, each.purchase): each.quota_nodes for each in offers}
+
     async def scenario() -> None:
-        offered = {(each.instance_type, each.purchase) for each in await here.provider.offers()}
-        assert ("g4dn.xlarge", Purchase.ON_DEMAND) in offered
-        assert ("g4dn.xlarge", Purchase.SPOT) not in offered
-        assert ("p4d.24xlarge", Purchase.ON_DEMAND) not in offered
+        found = await allowed()
+        assert found["g4dn.xlarge", Purchase.ON_DEMAND] == 250_000
+        assert found["g4dn.xlarge", Purchase.SPOT] == 0
+        assert found["p4d.24xlarge", Purchase.ON_DEMAND] == 0
+        assert found["t3.medium", Purchase.ON_DEMAND] is None
         here.cloud.rules.vcpu_quota["P", "on-demand"] = 96
         here.cloud.hours.jump(timedelta(minutes=11))
-        offered = {(each.instance_type, each.purchase) for each in await here.provider.offers()}
-        assert ("p4d.24xlarge", Purchase.ON_DEMAND) in offered
-        assert ("p5.48xlarge", Purchase.ON_DEMAND) not in offered
+        found = await allowed()
+        assert found["p4d.24xlarge", Purchase.ON_DEMAND] == 1
+        assert found["p5.48xlarge", Purchase.ON_DEMAND] == 0
         here.cloud.rules.fault = lambda service, action: (
             "throttle" if action == "ListServiceQuotas" else None
         )
         fresh = ProviderRig(here.cloud, here._account, here.home / "fresh", {})
-        assert len({each.instance_type for each in await fresh.provider.offers()}) == 4
+        offers = await fresh.provider.offers()
+        assert len({each.instance_type for each in offers}) == 4
+        assert {each.capacity for each in offers} == {None}
+
+    play(scenario)
+
+
+def test_the_use_of_a_quota_is_subtracted_and_told(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    """On-demand and spot instances count for different quotas."""
+    here = provider_rig()
+    here.cloud.rules.vcpu_quota |= {("G", "on-demand"): 12, ("G", "spot"): 8}
+
+    async def left(purchase: Purchase) -> Offer:
+        offers = await here.provider.offers()
+        kind = "g4dn.xlarge"
+        return next(o for o in offers if (o.instance_type, o.purchase) == (kind, purchase))
+
+    async def scenario() -> None:
+        assert (await left(Purchase.ON_DEMAND)).capacity == 3
+        await here.provider.launch(await here.gang("g4dn.xlarge", nodes=2))
+        here.cloud.hours.jump(timedelta(minutes=2))
+        now = await left(Purchase.ON_DEMAND)
+        assert (now.capacity, now.quota_nodes) == (1, 3)
+        assert now.limited_by == (
+            f"the quota Running On-Demand G and VT instances in {REGION} "
+            "(8 of 12 vCPUs used, 4 left)"
+        )
+        assert (await left(Purchase.SPOT)).capacity == 2
+        told = {each.name: each for each in await here.provider.quotas()}
+        quota = told["Running On-Demand G and VT instances"]
+        assert (quota.limit, quota.used, quota.left, quota.family) == (12, 8, 4, "G and VT")
+        assert quota.request == (
+            "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
+            f"L-DB2E81BA --desired-value NEW_LIMIT --region {REGION}"
+        )
+        await here.clear()
+        here.cloud.hours.jump(timedelta(minutes=2))
+        assert (await left(Purchase.ON_DEMAND)).capacity == 3
 
     play(scenario)
 
@@ -556,10 +600,10 @@ def test_a_type_that_the_quota_allows_none_of_is_not_offered(
     ],
 )
 def test_which_families_a_quota_is_of(name: str, expected: set[tuple[str, bool]]) -> None:
-    quotas = read_quotas([{"QuotaName": name, "Value": 64.0}])
+    quotas = read_quotas([{"QuotaName": name, "Value": 64.0}], REGION, [])
     assert quotas.keys() >= expected
     assert bool(quotas) == bool(expected)
-    assert set(quotas.values()) <= {64.0}
+    assert {(each.limit, each.used) for each in quotas.values()} <= {(64.0, 0)}
 
 
 def test_machine_images_by_id_and_by_parameter(provider_rig: Callable[..., ProviderRig]) -> None:

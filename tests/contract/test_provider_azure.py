@@ -88,7 +88,14 @@ class AzurePlace(RestPlace):
             make_credential=lambda: FileCredential(self.file),
             prices=AzurePrices(base=self.api.url, tries=1),
         )
-        made = VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)
+        made = VmProvider(
+            MANIFEST,
+            context,
+            cloud,
+            identity=cloud.identity,
+            quotas=cloud.quotas,
+            close=cloud.close,
+        )
         self._providers.append(made)
         return made
 
@@ -165,6 +172,46 @@ class TestAzure(RestContract):
         assert facts["sizes not offered"] == (
             "Standard_NC40ads_Z9000_v9, Standard_NV4as_v4 has 1/8 of an MI25"
         )
+
+    def test_quotas_limit_offers_by_family_and_purchase(self, account: AzurePlace) -> None:
+        account.api.limits |= {
+            ("eastus", "standardNCASv3_T4Family"): 8,
+            ("eastus", "lowPriorityCores"): 4,
+            ("eastus", "standardNDSH100v5Family"): 0,
+        }
+
+        async def scenario() -> None:
+            provider = account.provider("ours")
+            found = {(o.instance_type, str(o.purchase)): o for o in await provider.offers()}
+            nodes = {key: offer.quota_nodes for key, offer in found.items()}
+            assert (nodes[T4, "on-demand"], nodes[T4, "spot"]) == (2, 1)
+            assert nodes["Standard_ND96isr_H100_v5", "on-demand"] == 0
+            assert nodes[CPU, "spot"] == 2
+            assert found[T4, "on-demand"].limited_by == (
+                "the quota standardNCASv3_T4Family in eastus (0 of 8 vCPUs used, 8 left)"
+            )
+            told = {quota.name: quota for quota in await provider.quotas()}
+            assert "availabilitySets" not in told
+            assert told["standardNCASv3_T4Family"].family == "Standard NCASv3_T4 Family vCPUs"
+            assert told["lowPriorityCores"].purchase is Purchase.SPOT
+            assert told["cores"].request == (
+                "az quota update --resource-name cores --scope /subscriptions/"
+                f"{SUBSCRIPTION}/providers/Microsoft.Compute/locations/eastus --resource-type "
+                "dedicated --limit-object value=NEW_LIMIT limit-object-type=LimitValue"
+            )
+
+        asyncio.run(scenario())
+
+    def test_quotas_that_cannot_be_read_limit_nothing(self, account: AzurePlace) -> None:
+        async def scenario() -> None:
+            account.api.quota_fault = CloudFault(403, "AuthorizationFailed", "no right")
+            provider = account.provider("ours")
+            assert {offer.quota_nodes for offer in await provider.offers()} == {None}
+            assert "no right" in dict(await provider.whoami())["quotas"]
+            with pytest.raises(Refused, match="no right"):
+                await account.provider("ours").quotas()
+
+        asyncio.run(scenario())
 
     def test_prices_are_kept_while_the_list_does_not_answer(self, account: AzurePlace) -> None:
         async def scenario() -> None:
@@ -604,8 +651,9 @@ def test_the_guide_lists_the_rights_of_all_calls() -> None:
     for operation in OPERATIONS.values():
         method, path, _ = operation.describe(SUBSCRIPTION, "cavvy")
         kind = "/".join(path.split("/providers/")[1].split("/")[:2])
+        kind = kind.replace("/locations", "/locations/usages")
         (called if operation.group else subscription).add(f"{kind}/{verbs[method]}")
-    assert set(actions[:2]) == subscription
+    assert set(actions[:3]) == subscription
     called |= subscription
     assert called <= listed
     assert listed - called == {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.gcp_stand_in import PROJECT, TYPES, GcpStandIn, make_key
+from tests.contract.gcp_stand_in import METRICS, PROJECT, TYPES, GcpStandIn, make_key
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.rest_stand_in import RestServer
 from tests.proofs import Proof
@@ -83,6 +83,62 @@ class TestGcp(RestContract):
         assert ("project", PROJECT) in facts
         assert self.stand_in.key not in str(facts)
         assert "PRIVATE KEY" not in str(facts)
+
+    def test_quotas_limit_offers_by_cpu_and_gpu_and_region(self, account: RestPlace) -> None:
+        """Spot machines count for the spot quota once Google has granted one."""
+        limits = {
+            ("us-central1", "NVIDIA_L4_GPUS"): 2,
+            ("europe-west4", "PREEMPTIBLE_NVIDIA_L4_GPUS"): 5,
+            ("europe-west4", "PREEMPTIBLE_NVIDIA_H100_GPUS"): 16,
+            ("us-central1", "A2_CPUS"): 12,
+            ("", "GPUS_ALL_REGIONS"): 4,
+        }
+        account.api.limits |= limits
+        offers = asyncio.run(account.provider("ours").offers())
+        found = {
+            (each.region, each.instance_type, str(each.purchase)): each.quota_nodes
+            for each in offers
+        }
+        america, europe = "us-central1", "europe-west4"
+        assert found[america, "g2-standard-4", "on-demand"] == 2
+        assert found[america, "g2-standard-4", "spot"] == 2
+        assert found[europe, "g2-standard-4", "on-demand"] == 4
+        assert found[europe, "g2-standard-4", "spot"] == 5
+        assert found[america, "a2-highgpu-1g", "on-demand"] == 1
+        assert found[america, "a3-highgpu-8g", "on-demand"] == 0  # of all GPUs
+        assert found[europe, "a3-highgpu-8g", "spot"] == 2
+        other = account.api.start_one("g2-standard-4", "us-central1-a")
+        told = {
+            (each.region, each.name): each
+            for each in asyncio.run(account.provider("ours").quotas())
+        }
+        quota = told[america, "NVIDIA_L4_GPUS"]
+        assert (quota.limit, quota.used, quota.unit, quota.purchase) == (2, 1, "GPUs", None)
+        assert quota.request == (
+            f"gcloud quotas preferences create --service=compute.googleapis.com "
+            f"--project={PROJECT} --quota-id=NVIDIA-L4-GPUS-per-project-region "
+            "--preferred-value=NEW_LIMIT --dimensions=region=us-central1"
+        )
+        assert told["", "GPUS_ALL_REGIONS"].request.endswith(
+            "--quota-id=GPUS-ALL-REGIONS-per-project --preferred-value=NEW_LIMIT"
+        )
+        assert {name for _, name in told} == {
+            *METRICS, "CPUS_ALL_REGIONS", "GPUS_ALL_REGIONS",
+        } - {"NETWORKS", "COMMITTED_NVIDIA_L4_GPUS"}  # fmt: skip
+        offers = asyncio.run(account.provider("ours").offers())
+        mine = [o for o in offers if (o.region, o.instance_type) == (america, "g2-standard-4")]
+        assert {each.capacity for each in mine} == {1}
+        assert "1 of 2 GPUs used, 1 left" in mine[0].limited_by
+        account.api.end(other)
+
+    def test_quotas_that_may_not_be_read_limit_nothing(self, account: RestPlace) -> None:
+        account.api.hides_quotas = True
+        provider = account.provider("ours")
+        offers = asyncio.run(provider.offers())
+        assert {each.quota_nodes for each in offers} == {None}
+        assert "compute.regions.list" in dict(asyncio.run(provider.whoami()))["quotas"]
+        with pytest.raises(Refused, match=r"compute\.regions\.list"):
+            asyncio.run(account.provider("ours").quotas())
 
     def test_offers_are_types_of_a_zone_with_the_catalogs_price(self, account: RestPlace) -> None:
         provider = account.provider("ours", regions="us-central1")

@@ -132,7 +132,12 @@ class Cloud:
             if life.region == region
             and life.visible_at <= now
             and all(
-                life.tags.get(name.removeprefix("tag:")) in values
+                (
+                    life.state
+                    if name == "instance-state-name"
+                    else life.tags.get(name.removeprefix("tag:"))
+                )
+                in values
                 for name, values in wanted.items()
             )
         ]

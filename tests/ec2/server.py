@@ -235,7 +235,7 @@ class Front:
         for life in self.cloud.shown(region, _filters(params)):
             reservations[life.reservation] = reservations.get(
                 life.reservation, ""
-            ) + _show_instance(life)
+            ) + _show_instance(life, self.cloud.vcpus(life.type))
         items = "".join(
             f"<item><reservationId>{each}</reservationId><groupSet/><instancesSet>{inner}</instancesSet></item>"
             for each, inner in reservations.items()
@@ -513,19 +513,20 @@ class Front:
 
     def _tell_ListServiceQuotas(self, region: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         quotas = [
-            ("Running On-Demand P instances", "P", "on-demand"),
-            ("All P5 Spot Instance Requests", "P", "spot"),
-            ("Running On-Demand G and VT instances", "G", "on-demand"),
-            ("All G and VT Spot Instance Requests", "G", "spot"),
+            ("Running On-Demand P instances", "L-417A185B", "P", "on-demand"),
+            ("All P5 Spot Instance Requests", "L-C4BD4855", "P", "spot"),
+            ("Running On-Demand G and VT instances", "L-DB2E81BA", "G", "on-demand"),
+            ("All G and VT Spot Instance Requests", "L-3819A6DF", "G", "spot"),
         ]
         return {
             "Quotas": [
                 {
                     "ServiceCode": "ec2",
                     "QuotaName": name,
+                    "QuotaCode": code,
                     "Value": float(self.cloud.rules.quota(kind, market)),
                 }
-                for name, kind, market in quotas
+                for name, code, kind, market in quotas
             ]
             + [{"ServiceCode": "ec2", "QuotaName": "Elastic IPs", "Value": 5.0}]
         }
@@ -589,8 +590,8 @@ def _filters(params: Mapping[str, str]) -> dict[str, list[str]]:
     }
 
 
-def _show_instance(life: Life) -> str:
-    """One item of DescribeInstances."""
+def _show_instance(life: Life, vcpus: int = 0) -> str:
+    """One item of DescribeInstances; `vcpus` are those of the instance's type."""
     told, reason = life.instance, life.instance.state_reason
     fields = {
         "instanceId": life.id,
@@ -613,6 +614,9 @@ def _show_instance(life: Life) -> str:
         f"<instanceState><code>{told._state.code}</code><name>{life.state}</name></instanceState>"
     )
     inner += f"<placement><availabilityZone>{life.zone}</availabilityZone></placement>"
+    if vcpus:
+        cores = f"<coreCount>{vcpus // 2}</coreCount><threadsPerCore>2</threadsPerCore>"
+        inner += f"<cpuOptions>{cores}</cpuOptions>"
     if reason is not None and reason.code:
         inner += f"<stateReason><code>{reason.code}</code><message>{escape(reason.message)}</message></stateReason>"
     tags = "".join(

@@ -53,6 +53,22 @@ def make_node(**changes: Any) -> wire.NodeView:
     return wire.NodeView(**{**facts, **changes})
 
 
+def make_quota(**changes: Any) -> wire.QuotaRow:
+    facts: dict[str, Any] = {
+        "provider": "azure",
+        "region": "eastus",
+        "family": "Standard NDSH100v5 Family vCPUs",
+        "name": "standardNDSH100v5Family",
+        "unit": "vCPUs",
+        "purchase": "on-demand",
+        "limit": 192,
+        "used": 96,
+        "left": 96,
+        "request": "az quota update --limit-object value=NEW_LIMIT",
+    }
+    return wire.QuotaRow(**{**facts, **changes})
+
+
 def make_machine(name: str = "dev", **changes: Any) -> wire.MachineView:
     facts: dict[str, Any] = {
         "name": name,

@@ -21,6 +21,7 @@ from tests.unit.cli_client import (
     make_event,
     make_job,
     make_node,
+    make_quota,
 )
 
 import cavvy.cli
@@ -126,6 +127,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
                 name=MACHINE, state="joined", has="2 x RTX4090 24GB, " * 6, joined_at=at(0)
             )
         ],
+        "quotas": wire.QuotaReport(quotas=[make_quota()], untold=[]),
         "audit": wire.AuditReport(bills=[bill], problems=[]),
         "secrets": [wire.SecretRow(name=NAME.upper(), updated_at=at(0))],
     }
@@ -144,6 +146,7 @@ TABLES = {  # command -> the names that its table must contain
     "nodes": [NAME],
     "joined": [MACHINE],
     "machines": [MACHINE],
+    "quota": ["Standard NDSH100v5 Family vCPUs"],
     "gc": ["rm-0-01jdqk3w5t9xz7e2-12"],
     "schedules": [NIGHTLY],
     "secret list": [NAME.upper()],

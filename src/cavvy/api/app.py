@@ -27,6 +27,7 @@ from cavvy.api.routes import (
     logs,
     machines,
     markets,
+    quotas,
     secrets,
     server,
 )
@@ -46,6 +47,7 @@ _ROUTERS = tuple(
         fleet,
         machines,
         joined,
+        quotas,
         markets,
         checkpoints,
         data,

@@ -61,6 +61,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "cost": "Show what was spent, by job, tag, user, project or provider.",
         "diff": "Show what differed between two runs.",
         "nodes": "List nodes that run or are billed now.",
+        "quota": "Show the account's quotas, and print the commands that request more.",
         "join": "Print a command that turns any machine into a node.",
         "joined": "List machines that joined, or dismiss one.",
         "drill": "Rehearse failures on your own jobs, such as a preemption.",

@@ -364,6 +364,10 @@ class Client:
         """End the work on a machine that joined, and revoke its token."""
         self._call("DELETE", f"/v1/joined/{segment('machine', name)}", retry=False)
 
+    def quotas(self, provider: str | None = None) -> wire.QuotaReport:
+        """The account's quotas at one provider or, if it is None, at all providers."""
+        return self._ask("/v1/quotas" + query(provider=provider), wire.QuotaReport, wait_s=60)
+
     # Named machines
 
     def machines(self, project: str | None = None) -> list[wire.MachineView]:

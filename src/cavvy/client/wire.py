@@ -499,6 +499,39 @@ class MachineRow(Answer, frozen=True, kw_only=True):
     heard_at: datetime | None = None
 
 
+class QuotaRow(Answer, frozen=True, kw_only=True):
+    """A limit that a provider sets for the account. `limit`, `used` and `left` are numbers of
+    `unit`; `used` and `left` are null if the use is unknown. `region` is empty for a quota of all
+    regions together, and `purchase` is null if on-demand and spot machines count. `request` is the
+    provider's own command that requests more, with NEW_LIMIT in place of the wanted limit.
+    """
+
+    provider: str
+    region: str
+    family: str
+    name: str
+    unit: str
+    purchase: str | None
+    limit: float
+    used: float | None
+    left: float | None
+    request: str
+
+
+class UntoldQuotas(Answer, frozen=True, kw_only=True):
+    """A provider whose quotas are unknown, and the reason."""
+
+    provider: str
+    reason: str
+
+
+class QuotaReport(Answer, frozen=True, kw_only=True):
+    """The quotas of the providers that report them."""
+
+    quotas: list[QuotaRow]
+    untold: list[UntoldQuotas]
+
+
 class MachineView(Answer, frozen=True, kw_only=True):
     """A named machine. `state` is starting, busy, idle or stopped. A stopped machine has no nodes
     and costs nothing; its placement, times, rate and cost are null.

@@ -13,9 +13,16 @@ from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.offers import Offer
+from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, Task
 from cavvy.planner.candidates import OfferedMarket
-from cavvy.providers.abilities import HAS_PARTS, HOLDS_VOLUMES, SHARES_HOSTS, ability
+from cavvy.providers.abilities import (
+    HAS_PARTS,
+    HOLDS_VOLUMES,
+    SHARES_HOSTS,
+    TELLS_QUOTAS,
+    ability,
+)
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -139,6 +146,13 @@ class ProviderPool:
         """How long a new gang may be missing from the provider's answers."""
         known = self.providers.get(provider)
         return known.manifest.visibility_delay if known else timedelta(minutes=2)
+
+    async def quotas(self, provider: str) -> Sequence[Quota] | None:
+        """The account's quotas at the provider; None if the provider does not report quotas.
+        Raises TryAgain, Refused.
+        """
+        telling = ability(self._provider(provider), TELLS_QUOTAS)
+        return None if telling is None else await self._call(provider, telling.quotas())
 
     def objections(self, task: Task, provider: str) -> Sequence[Objection]:
         """The reasons why this provider cannot run the task even if all its capacity is free."""

@@ -80,6 +80,8 @@ class Offer:
     architecture: str = ""  # CPU architecture, such as x86_64 or arm64; "" if the provider omits it
     limited_by: str = ""  # the quota that limits the capacity, with its usage; "" if none
     extras: tuple[ExtraPrice, ...] = ()  # what is billed in addition to `rate`
+    # the nodes that the account's quotas allow if nothing else uses them; None if unknown
+    quota_nodes: int | None = None
     source: str = ""
     as_of: date | None = None
 

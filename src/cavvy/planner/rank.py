@@ -384,7 +384,8 @@ def _list_notes(task: Task, scored: _Scored, known: PlanningContext) -> list[str
     """The notes that are shown with a placement."""
     offer, notes = scored.offer, []
     if not _is_available(task, offer):
-        notes.append(f"only {offer.capacity} of {task.nodes} nodes are free now")
+        limited = f", limited by {offer.limited_by}" if offer.limited_by else ""
+        notes.append(f"only {offer.capacity} of {task.nodes} nodes are free now{limited}")
     notes += scored.course.notes
     if offer.purchase is Purchase.SPOT:
         notes += say_fit(task, known.notices.get(offer.provider))

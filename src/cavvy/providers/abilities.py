@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
+from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, Task
 
 if TYPE_CHECKING:
@@ -91,6 +92,13 @@ class WhoAmI(Protocol):
         """Pairs (label, value), such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain,
         Refused.
         """
+
+
+class TellsQuotas(Protocol):
+    """A provider that can report the account's quotas and their use; `cavvy quota` shows them."""
+
+    async def quotas(self) -> Sequence[Quota]:
+        """The quotas that limit the provider's offers. Raises TryAgain, Refused."""
 
 
 class StatesPolicy(Protocol):
@@ -226,6 +234,12 @@ WHO_AM_I: Ability[WhoAmI] = Ability(
     methods=("whoami",),
     purpose="`cavvy check`: the identity in use, and facts about what it can use.",
 )
+TELLS_QUOTAS: Ability[TellsQuotas] = Ability(
+    name="quotas",
+    methods=("quotas",),
+    purpose="`cavvy quota`: the account's quotas with their use, and the command that requests "
+    "more. `limit_offer` of `domain/quotas.py` subtracts the use from the capacity of offers.",
+)
 STATES_POLICY: Ability[StatesPolicy] = Ability(
     name="policy",
     methods=("policy",),
@@ -259,6 +273,7 @@ ABILITIES: Sequence[Ability[Any]] = (
     RUNS_AGENTS_HERE,
     CHECKS_TASKS,
     WHO_AM_I,
+    TELLS_QUOTAS,
     STATES_POLICY,
     EXPORTS_TASKS,
     RELAYS_AGENTS,

@@ -21,6 +21,7 @@ from cavvy.domain.tasks import Objection, Resources, SpotPolicy, Task
 from cavvy.domain.units import Money
 from cavvy.planner.explain import Rejection
 from cavvy.planner.placements import PlanningContext
+from cavvy.planner.quotas import explain_quota
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 from cavvy.planner.volumes import explain_misplaced
 from cavvy.providers import registry
@@ -233,15 +234,20 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
 def _add_fitting(
     live: _Live, task: Task, name: str, offers: Sequence[Offer], answer: _Answer
 ) -> None:
-    """Add the offers that can reach the task's volumes, and reject the others."""
+    """Add the offers that the quotas allow and that can reach the task's volumes, and reject the
+    others.
+    """
     blind = {name} if answer.blind else ()
-    misplaced = {
+    rejected = {
         offer.key: objection
         for offer in offers
-        if (objection := explain_misplaced(task, offer, answer.volumes, blind))
+        if (
+            objection := explain_misplaced(task, offer, answer.volumes, blind)
+            or explain_quota(task, offer)
+        )
     }
-    live.fitting += [offer for offer in offers if offer.key not in misplaced]
-    for objection, count in Counter(misplaced.values()).items():
+    live.fitting += [offer for offer in offers if offer.key not in rejected]
+    for objection, count in Counter(rejected.values()).items():
         live.refused.append(_reject(name, objection, count))
 
 

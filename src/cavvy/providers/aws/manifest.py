@@ -9,6 +9,7 @@ from cavvy.providers.abilities import (
     HAS_PARTS,
     HOLDS_VOLUMES,
     STATES_POLICY,
+    TELLS_QUOTAS,
     WHO_AM_I,
 )
 from cavvy.providers.base import Feature, Manifest
@@ -56,7 +57,15 @@ MANIFEST = Manifest(
     title="Amazon EC2",
     docs="docs/guides/aws.md",
     unsupported=UNSUPPORTED,
-    abilities=(HAS_PARTS, HOLDS_VOLUMES, CHECKS_TASKS, WHO_AM_I, STATES_POLICY, CLOSEABLE),
+    abilities=(
+        HAS_PARTS,
+        HOLDS_VOLUMES,
+        CHECKS_TASKS,
+        WHO_AM_I,
+        TELLS_QUOTAS,
+        STATES_POLICY,
+        CLOSEABLE,
+    ),
     prices="cavvy.providers.aws.price_list",
     rights="the IAM policy that `cavvy check aws --policy` prints",
     visibility_delay=timedelta(seconds=30),

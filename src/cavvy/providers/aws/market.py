@@ -11,12 +11,19 @@ from typing import Any
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
+from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.aws.account import HOME, AwsAccount, Json
 from cavvy.providers.aws.errors import NOT_ENABLED, AwsFault
 from cavvy.providers.aws.prices import MINUTE, fetch_extras, fetch_on_demand, fetch_spot
-from cavvy.providers.aws.quotas import Quotas, allows, fetch_quotas, read_quotas
+from cavvy.providers.aws.quotas import (
+    Quotas,
+    fetch_instances,
+    fetch_quotas,
+    limit,
+    read_quotas,
+)
 from cavvy.providers.aws.shapes import (
     InstanceShape,
     is_offered,
@@ -30,6 +37,7 @@ from cavvy.providers.hosts.records import read, write
 _FACTS_AGE = timedelta(days=1)
 _SPOT_AGE = timedelta(minutes=5)
 _QUOTAS_AGE = timedelta(minutes=10)
+_USE_AGE = timedelta(minutes=1)  # of the instances that count for the quotas
 _QUOTAS_AGAIN = timedelta(minutes=1)  # the pause after a failed attempt
 _RESERVED_AGE = timedelta(minutes=1)
 # EC2 starts to terminate the instances in a capacity block 30 minutes before the block ends. EC2
@@ -81,8 +89,8 @@ class _Region:
     limits: Sequence[Json] = ()  # the quotas as returned by AWS
     quotas: Quotas = field(default_factory=dict)
     quotas_at: datetime | None = None
-    quotas_after: datetime | None = None  # when to read the quotas again
-    quotas_problem: str = ""  # why the last attempt to read the quotas failed
+    quotas_after: datetime | None = None  # when to read the quotas or their use again
+    quotas_problem: str = ""  # why the last attempt to read the quotas or their use failed
     reserved: Sequence[CapacityReservation] = ()
     reserved_at: datetime | None = None
 
@@ -126,14 +134,20 @@ class AwsMarket:
         self.silent = [*silent, *(text for name in regions if (text := self._stale_quotas(name)))]
         return offers
 
-    def quotas(self, region: str) -> tuple[Mapping[str, float], str]:
-        """Return the account's vCPU limits by AWS's quota names, as of the last `offers`, and the
-        reason why the last attempt to read the limits failed ("" if it succeeded).
+    def quotas(self, region: str) -> tuple[Sequence[Quota], str]:
+        """Return the account's vCPU quotas, as of the last `offers`, sorted by name, and the reason
+        why the last attempt to read them failed ("" if it succeeded).
         """
-        known = self._regions[region]
-        return {
-            str(each["QuotaName"]): float(each["Value"]) for each in known.limits
-        }, known.quotas_problem
+        known = self._regions.get(region, _Region())
+        by_name = {each.name: each for each in known.quotas.values()}
+        return [by_name[name] for name in sorted(by_name)], known.quotas_problem
+
+    def forget_use(self, region: str) -> None:
+        """Read the use of the region's quotas again before the next offers, since instances were
+        started or terminated.
+        """
+        if region in self._regions and not self._regions[region].quotas_problem:
+            self._regions[region].quotas_after = None
 
     async def shape(self, region: str, name: str) -> InstanceShape | None:
         """Return an instance type, or None if EC2 does not offer it in the region."""
@@ -291,16 +305,21 @@ class AwsMarket:
         known.spot_at = now
 
     async def _read_quotas(self, region: str, known: _Region) -> None:
-        """Read the quotas. If the request fails, the last known quotas stay in use; quotas that
-        have never been read allow everything.
+        """Read the quotas and their use. If a request fails, the last known values stay in use;
+        quotas that have never been read allow everything.
         """
+        now = self._now()
         try:
-            known.limits = await fetch_quotas(self._account, region)
+            if known.quotas_at is None or now - known.quotas_at >= _QUOTAS_AGE:
+                known.limits = await fetch_quotas(self._account, region)
+                known.quotas_at = now
+                known.quotas = read_quotas(known.limits, region, None)
+            instances = await fetch_instances(self._account, region)
         except ProviderError as error:
-            known.quotas_problem, known.quotas_after = str(error), self._now() + _QUOTAS_AGAIN
+            known.quotas_problem, known.quotas_after = str(error), now + _QUOTAS_AGAIN
         else:
-            known.quotas, known.quotas_problem = read_quotas(known.limits), ""
-            known.quotas_at, known.quotas_after = self._now(), self._now() + _QUOTAS_AGE
+            known.quotas = read_quotas(known.limits, region, instances)
+            known.quotas_problem, known.quotas_after = "", now + _USE_AGE
 
     async def _read_reserved(self, region: str, known: _Region) -> None:
         known.reserved, known.reserved_at = await self._fetch_reserved(region), self._now()
@@ -357,23 +376,22 @@ class AwsMarket:
                 extras=extras,
             )
             for name, micros in sorted(known.facts.rates.items())
-            if known.facts.shapes[name].on_demand and _may(known, name, spot=False)
+            if known.facts.shapes[name].on_demand
         ]
-        for (name, zone), rate in sorted(known.spot.items()):
-            if not _may(known, name, spot=True):
-                continue
-            offers.append(
-                _make(
-                    known.facts.shapes[name],
-                    region,
-                    rate,
-                    zone=zone,
-                    purchase=Purchase.SPOT,
-                    day=(known.spot_at or known.facts.as_of).date(),
-                    source="EC2 spot price history",
-                    extras=extras,
-                )
+        offers += [
+            _make(
+                known.facts.shapes[name],
+                region,
+                rate,
+                zone=zone,
+                purchase=Purchase.SPOT,
+                day=(known.spot_at or known.facts.as_of).date(),
+                source="EC2 spot price history",
+                extras=extras,
             )
+            for (name, zone), rate in sorted(known.spot.items())
+        ]
+        offers = [limit(offer, known.quotas) for offer in offers]
         return [*offers, *self._list_reserved(known, region)]
 
     def _list_reserved(self, known: _Region, region: str) -> list[Offer]:
@@ -417,12 +435,6 @@ class AwsMarket:
         if given is not None:
             return parse_rate(str(given))
         return HourlyRate(0 if reservation.block else facts.rates.get(reservation.type, 0))
-
-
-def _may(known: _Region, name: str, *, spot: bool) -> bool:
-    return known.facts is None or allows(
-        known.quotas, name, known.facts.shapes[name].vcpus, spot=spot
-    )
 
 
 def _make(

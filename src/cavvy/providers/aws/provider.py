@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
+from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, Task, VolumeKind
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.images import MachineImages
@@ -108,6 +109,8 @@ class AwsProvider:
             except (NoCapacity, Refused):
                 await self._recorder.end(gang.name)
                 raise
+            finally:
+                self._market.forget_use(gang.offer.region)
 
     async def _record_offers(self) -> None:
         """Read the offers without the cached facts, since a stand-in that replays the recording
@@ -159,6 +162,8 @@ class AwsProvider:
             if record is not None and not record.removed:
                 await self._ledger.put(replace(record, removed=True))
             await self._end(name)
+        for region in await self._regions(name):
+            self._market.forget_use(region)
         await self._tidy([name])
         await self._end_recordings()
 
@@ -202,6 +207,17 @@ class AwsProvider:
         if len(named) > MOST:
             found.append(Objection("volumes", f"a node can have at most {MOST} named volumes"))
         return found
+
+    async def quotas(self) -> Sequence[Quota]:
+        """Like `TellsQuotas.quotas`. If the quotas of all regions cannot be read, raises
+        TryAgain.
+        """
+        await self.offers()
+        told = [self._market.quotas(region) for region in await self._account.regions()]
+        problems = [problem for _, problem in told if problem]
+        if problems and not any(quotas for quotas, _ in told):
+            raise TryAgain(problems[0])
+        return [each for quotas, _ in told for each in quotas]
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
         regions = await self._account.regions()
@@ -276,9 +292,7 @@ class AwsProvider:
     def _quotas(self, region: str) -> list[tuple[str, str]]:
         """The account's vCPU limits by family, if the account may read them."""
         limits, problem = self._market.quotas(region)
-        facts = [
-            (f"{name} in {region}", f"{value:g} vCPUs") for name, value in sorted(limits.items())
-        ]
+        facts = [(f"{each.name} in {region}", f"{each.limit:g} vCPUs") for each in limits]
         return [
             *facts,
             *([(f"quotas in {region}", f"cannot be read: {problem}")] if problem else []),

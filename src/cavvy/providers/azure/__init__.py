@@ -14,4 +14,11 @@ def make(context: ProviderContext) -> Provider:
 
     mark = MachineNames(context.installation, AzureCloud.traits.name_limit).mark
     cloud = AzureCloud(context.settings, context.now, context.find_instance, mark=mark)
-    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)
+    return VmProvider(
+        MANIFEST,
+        context,
+        cloud,
+        identity=cloud.identity,
+        quotas=cloud.quotas,
+        close=cloud.close,
+    )

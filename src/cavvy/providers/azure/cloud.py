@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, Credential
@@ -29,6 +30,7 @@ from cavvy.providers.azure.machines import (
 )
 from cavvy.providers.azure.network import AzureNetworks
 from cavvy.providers.azure.price_list import AzurePrices
+from cavvy.providers.azure.quotas import AzureQuotas
 from cavvy.providers.azure.sizes import AzureSize, FindInstance, read_sizes
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.vm.cloud import (
@@ -61,6 +63,7 @@ _POWER_AGE = timedelta(minutes=1)
 _TYPES_PER_QUERY = 15  # with so many types, the URL of a price query stays below 2 KiB
 
 _Rates = Mapping[tuple[str, Purchase], HourlyRate]
+_Power = tuple[datetime | None, Mapping[str, MachineState | None]]  # when it was read, by machine
 
 
 class AzureCloud:
@@ -96,6 +99,7 @@ class AzureCloud:
         self._account = AzureAccount(settings, make_credential)
         self._networks = AzureNetworks(self._account, settings)
         self._leftovers = AzureLeftovers(self._account, mark, now)
+        self._quotas = AzureQuotas(self._account, now)
         self._prices = prices or AzurePrices(tries=1, timeout_s=10)
         self._threads = ThreadPoolExecutor(1, "azure-prices")  # a slow list keeps no other thread
         self._reading: dict[str, asyncio.Task[_Rates]] = {}
@@ -105,7 +109,7 @@ class AzureCloud:
         self._sizes: dict[str, tuple[datetime, Sequence[AzureSize]]] = {}
         self._rates: dict[str, tuple[datetime, _Rates]] = {}
         self._full: dict[str, datetime] = {}  # by offer key: until when it is not requested
-        self._power: tuple[datetime | None, Mapping[str, MachineState | None]] = (None, {})
+        self._power: _Power = (None, {})
         self._seen: set[str] = set()  # ids of listed machines
         self._deleted: set[str] = set()  # ids of machines that this process has deleted
 
@@ -121,6 +125,8 @@ class AzureCloud:
         facts = [("resource group", self._account.group)]
         if why:
             facts.append(("sizes not offered", ", ".join(sorted(why))))
+        if self._quotas.problem:
+            facts.append(("quotas", self._quotas.problem))
         return facts
 
     async def offers(self) -> Sequence[Offer]:
@@ -130,7 +136,7 @@ class AzureCloud:
         for region in await self._regions():
             sizes = [each for each in await self._read_sizes(region) if not each.why_not]
             rates = await self._read_rates(region, sizes)
-            found += [
+            here = [
                 offer
                 for size in sizes
                 for purchase in (Purchase.ON_DEMAND, Purchase.SPOT)
@@ -138,7 +144,13 @@ class AzureCloud:
                 and (size.spot or purchase is Purchase.ON_DEMAND)
                 and (offer := self._offer(size, region, purchase, rate)).key not in self._full
             ]
+            families = {each.name: each.family for each in sizes}
+            found += await self._quotas.limit(region, here, families)
         return found
+
+    async def quotas(self) -> Sequence[Quota]:
+        regions = await self._regions()
+        return [quota for region in regions for quota in await self._quotas.read(region)]
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
         offer, name = request.offer, request.names[0]
@@ -149,6 +161,7 @@ class AzureCloud:
             return [made]
         if not self._key:
             self._key = await asyncio.to_thread(make_public_key)
+        self._quotas.forget()
         image = choose_image(
             offer, str(request.gang.options.get("image") or self._settings.get("image") or "")
         )
@@ -193,6 +206,7 @@ class AzureCloud:
         return None
 
     async def delete(self, machine: str) -> None:
+        self._quotas.forget()
         await self._account.delete(MACHINES, read_id(machine)[0], "&forceDeletion=true")
         self._deleted.add(machine)
 

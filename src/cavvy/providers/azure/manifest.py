@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.notices import NoticeNode, NoticeReply, NoticeSource
 from cavvy.providers.settings import flag, number, text
@@ -35,8 +36,8 @@ MANIFEST = Manifest(
     name="azure",
     title="Azure",
     docs="docs/guides/azure.md",
-    rights="a role with the actions in docs/guides/azure.md, two of them on the subscription",
-    abilities=ABILITIES,
+    rights="a role with the actions in docs/guides/azure.md, three of them on the subscription",
+    abilities=(*ABILITIES, TELLS_QUOTAS),
     prices="cavvy.providers.azure.price_list",
     visibility_delay=timedelta(minutes=1),
     notices=NOTICES,

@@ -38,6 +38,7 @@ class AzureSize:
     """A size in one region. `why_not` says why the size is not offered; "" if it is offered."""
 
     name: str
+    family: str = ""  # Azure's name of the family, which is also the name of its quota
     vcpus: int = 0
     memory_mib: int = 0
     disk_gib: int | None = None
@@ -87,6 +88,7 @@ def _read(told: Json, find_instance: FindInstance) -> AzureSize:
         why_not = name
     return AzureSize(
         name=name,
+        family=str(told.get("family") or ""),
         vcpus=int(can.get("vCPUsAvailable") or can["vCPUs"]),
         memory_mib=round(float(can["MemoryGB"]) * 1024),
         architecture=_ARCHITECTURES.get(can.get("CpuArchitectureType", "x64"), "x86_64"),

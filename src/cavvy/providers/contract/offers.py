@@ -9,6 +9,7 @@ import pytest
 
 from cavvy.catalog.accelerators import find_accelerator
 from cavvy.domain.offers import Purchase
+from cavvy.domain.quotas import NEW_LIMIT
 from cavvy.domain.tasks import (
     ImageBuild,
     NetworkNeed,
@@ -22,6 +23,7 @@ from cavvy.providers.abilities import (
     ABILITIES,
     SHARES_HOSTS,
     STATES_POLICY,
+    TELLS_QUOTAS,
     WHO_AM_I,
     ability,
 )
@@ -148,6 +150,30 @@ class OfferTests(ScenarioSuite):
     ) -> None:
         spot = [offer for offer in await harness.ours.offers() if offer.purchase is Purchase.SPOT]
         assert not (spot and Feature.SPOT in harness.ours.manifest.unsupported)
+
+    @in_scenario
+    async def test_quotas_have_limits_and_commands_that_request_more(
+        self, harness: ContractHarness
+    ) -> None:
+        quotas = await harness.require(TELLS_QUOTAS).quotas()
+        assert quotas
+        keys = [(quota.region, quota.name, quota.purchase) for quota in quotas]
+        assert len(keys) == len(set(keys))
+        for quota in quotas:
+            assert quota.provider == harness.ours.manifest.name
+            assert quota.limit >= 0
+            assert quota.used is None or quota.used >= 0
+            assert quota.unit
+            assert NEW_LIMIT in quota.request
+
+    @in_scenario
+    async def test_a_node_that_runs_uses_its_quota(self, harness: ContractHarness) -> None:
+        telling = harness.require(TELLS_QUOTAS)
+        before = sum(quota.used or 0 for quota in await telling.quotas())
+        gang = await harness.running("used")
+        harness.restart()
+        now = sum(quota.used or 0 for quota in await harness.require(TELLS_QUOTAS).quotas())
+        assert now > before or gang.offer.quota_nodes is None
 
     @in_scenario
     async def test_capacity_that_is_used_is_not_offered(self, harness: ContractHarness) -> None:

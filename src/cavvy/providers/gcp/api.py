@@ -54,7 +54,7 @@ class GcpApi:
         return await asyncio.to_thread(self._credentials.project)
 
     async def get(self, path: str, **query: str) -> Json:
-        """Read `path`, which is relative to the project."""
+        """Read `path`, which is relative to the project; "" is the project itself."""
         try:
             return await self._rest.get(await self._path(path, query))
         except CloudFault as fault:
@@ -93,7 +93,8 @@ class GcpApi:
 
     async def _path(self, path: str, query: Mapping[str, str]) -> str:
         tail = f"?{urlencode(query)}" if query else ""
-        return f"/projects/{await self.project()}/{path}{tail}"
+        inner = f"/{path}" if path else ""
+        return f"/projects/{await self.project()}{inner}{tail}"
 
     def _sort(self, fault: CloudFault) -> CloudFault | Refused:
         """The fault, with the status 429 if requests were too frequent; Refused if the network does

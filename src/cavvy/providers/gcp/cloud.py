@@ -14,12 +14,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import ProviderError
 from cavvy.providers.gcp.api import FULL_CODES, QUOTA_CODES, GcpApi, last_part, read_operation
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.gcp.instance import make_instances
 from cavvy.providers.gcp.market import GcpMarket, ListPrices
+from cavvy.providers.gcp.quotas import GcpQuotas
 from cavvy.providers.vm.cloud import (
     BillEnd,
     BillStart,
@@ -29,6 +31,7 @@ from cavvy.providers.vm.cloud import (
     MachineRequest,
     MachineState,
 )
+from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import INSTALLATION
 from cavvy.providers.vm.rest import Json
 
@@ -74,6 +77,7 @@ class GcpCloud:
         self._credentials = GoogleCredentials(settings)
         self._api = GcpApi(settings, self._credentials)
         self._market = GcpMarket(self._api, settings, list_prices, now)
+        self._quotas = GcpQuotas(self._api, list_setting(settings, "regions"), now)
         self._operations: dict[str, Json] = {}  # by machine: its insertion, which goes on
         # by machine: how many of its insertions failed, and may succeed when they are repeated
         self._failed: dict[str, int] = {}
@@ -90,10 +94,18 @@ class GcpCloud:
             ("project", self._credentials.project()),
             ("credentials", self._credentials.describe()),
             *told,
+            *([("quotas", self._quotas.problem)] if self._quotas.problem else []),
         ]
 
     async def offers(self) -> Sequence[Offer]:
-        return await self._market.offers()
+        """The offers, without what the quotas leave no room for. Quotas that cannot be read limit
+        no offer.
+        """
+        offers = await self._market.offers()
+        return await self._quotas.limit(offers, self._market.gpus)
+
+    async def quotas(self) -> Sequence[Quota]:
+        return await self._quotas.read()
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
         """Request all machines of a gang at once. If one request fails permanently, the machines of
@@ -102,6 +114,7 @@ class GcpCloud:
         """
         zone = request.offer.zone
         bodies = make_instances(request, self._settings)
+        self._quotas.forget()
         machines = [f"{zone}/{name}" for name in request.names]
         results = await asyncio.gather(
             *(self._advance(each, body) for each, body in zip(machines, bodies, strict=True)),
@@ -148,6 +161,7 @@ class GcpCloud:
 
     async def delete(self, machine: str) -> None:
         zone, _, name = machine.partition("/")
+        self._quotas.forget()
         operation = await self._api.send("DELETE", f"zones/{zone}/instances/{name}")
         self._forget(machine)
         fault = read_operation(operation)

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.notices import NoticeHold, NoticeSource
 from cavvy.providers.settings import flag, number, text
@@ -43,7 +44,7 @@ MANIFEST = Manifest(
     name="gcp",
     title="Google Compute Engine",
     docs="docs/guides/gcp.md",
-    abilities=ABILITIES,
+    abilities=(*ABILITIES, TELLS_QUOTAS),
     visibility_delay=timedelta(minutes=1),
     rights="the role Compute Instance Admin (v1), or the permissions in docs/guides/gcp.md",
     notices=NOTICES,

@@ -43,6 +43,7 @@ class GcpMarket:
         self._list_prices = list_prices
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         self._reading: asyncio.Task[None] | None = None  # the last read, maybe unfinished
+        self.gpus: Mapping[str, str] = {}  # by machine type: Google's name of its GPU
         self.unpriced: Sequence[str] = ()  # machine types that the catalog has no price of
         # machine types whose number of GPUs differs from the catalog's
         self.differing: Sequence[str] = ()
@@ -77,6 +78,7 @@ class GcpMarket:
             region = zone.rpartition("-")[0]
             if self._is_wanted(region, zone) and not machine.get("deprecated"):
                 machines.setdefault((region, name), []).append((zone, machine))
+        self.gpus = _find_gpus(listed, built)
         whole = {each: machines[each] for each in machines if _matches(each[1], patterns)}
         return [*self._price(whole, prices), *await self._build(built, machines)]
 
@@ -139,6 +141,16 @@ class GcpMarket:
     def _listed(self, setting: str) -> Sequence[str]:
         words = str(self._settings.get(setting) or "").split(",")
         return [each.strip() for each in words if each.strip()]
+
+
+def _find_gpus(machines: Sequence[Json], shapes: Mapping[Offer, MachineShape]) -> dict[str, str]:
+    """Google's names of the GPUs that the offers have, by instance type."""
+    own = {
+        str(each["name"]): str(each["accelerators"][0]["guestAcceleratorType"])
+        for each in machines
+        if each.get("accelerators")
+    }
+    return own | {row.instance_type: shape.gpu for row, shape in shapes.items() if shape.gpu}
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

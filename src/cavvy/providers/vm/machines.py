@@ -72,7 +72,7 @@ class VmMachines:
         self._deleted: dict[str, datetime] = {}
 
     async def offers(self) -> Sequence[Offer]:
-        return await self._ask_all(self.cloud.offers(), "the list of offers")
+        return await self.ask_all(self.cloud.offers(), "the list of offers")
 
     async def list(self) -> GangMachines:
         """All machines of this installation that the cloud lists. Calls within LIST_AGE share one
@@ -87,7 +87,7 @@ class VmMachines:
         return await asyncio.shield(task)  # a cancelled caller does not cancel the list
 
     async def _list(self, at: datetime) -> GangMachines:
-        machines = await self._ask_all(self.cloud.list(), "the list of machines")
+        machines = await self.ask_all(self.cloud.list(), "the list of machines")
         found = [(part, each) for each in machines if (part := self.names.read(each)) is not None]
         return GangMachines(self.names, found, at)
 
@@ -146,7 +146,7 @@ class VmMachines:
         bill = MachineBill(free=free, over=over, deleted_at=self.deleted_at(machine.id))
         return sight(node, machine, now, bill)
 
-    async def _ask_all(self, call: Awaitable[_T], what: str) -> _T:
+    async def ask_all(self, call: Awaitable[_T], what: str) -> _T:
         """Like `_ask`, for calls that name no machine. The status 404 then says nothing about
         machines: raises Refused, since the address is wrong.
         """

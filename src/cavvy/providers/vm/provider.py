@@ -4,9 +4,10 @@ TLS; or the server reaches them by SSH.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.base import (
     GangSeen,
@@ -29,11 +30,16 @@ from cavvy.providers.vm.records import MachineNames, VmGangRecord
 from cavvy.providers.vm.rest import RECORDER
 from cavvy.providers.vm.status import VmStatus
 
+ReadQuotas = Callable[[], Awaitable[Sequence[Quota]]]  # raises CloudFault, Refused
+
 
 class VmProvider:
     """Implements `Provider` and the abilities in `vm.abilities`. `identity` returns the cloud's
-    facts for `whoami`; `close` closes the cloud's connections.
+    facts for `whoami`; `quotas` reads its quotas, or is None if its API does not report them;
+    `close` closes the cloud's connections.
     """
+
+    quotas: ReadQuotas  # set only with the ability TELLS_QUOTAS
 
     def __init__(
         self,
@@ -42,6 +48,7 @@ class VmProvider:
         cloud: Cloud,
         *,
         identity: Callable[[], Sequence[tuple[str, str]]] = lambda: (),
+        quotas: ReadQuotas | None = None,
         close: Callable[[], None] = lambda: None,
         make_link: MakeLink = SshLink,
         make_script: MakeUserData | None = None,
@@ -57,21 +64,26 @@ class VmProvider:
         self._machines = VmMachines(
             cloud, MachineNames(context.installation, cloud.traits.name_limit), context.now
         )
+        if quotas is not None:
+            self.quotas = lambda: self._read_quotas(quotas)
         self._ledger = LaunchLedger(context.state, VmGangRecord)
         make_data = make_script or self._user_data
         self._launcher = VmLauncher(self._machines, self._ledger, make_data, context.now)
         self._status = VmStatus(self._machines, self._ledger, self._launcher, context.now)
-        by_ssh = cloud.traits.reach is Reach.SSH or bool(context.settings.get("reach_by_ssh"))
-        self._reach: VmReach | None = None
-        if by_ssh:
-            self._reach = VmReach(
-                context,
-                self._ledger,
-                look=self.gangs,
-                fail=self._status.fail,
-                notices=manifest.notices,
-                make_link=make_link,
-            )
+        self._reach = self._make_reach(cloud, make_link)
+
+    def _make_reach(self, cloud: Cloud, make_link: MakeLink) -> VmReach | None:
+        """The connections to the machines; None if the machines call the server."""
+        if cloud.traits.reach is not Reach.SSH and not self._context.settings.get("reach_by_ssh"):
+            return None
+        return VmReach(
+            self._context,
+            self._ledger,
+            look=self.gangs,
+            fail=self._status.fail,
+            notices=self.manifest.notices,
+            make_link=make_link,
+        )
 
     async def offers(self) -> Sequence[Offer]:
         RECORDER.set(self._recorder)
@@ -137,6 +149,10 @@ class VmProvider:
             ("machines", str(len(shown.found))),
             ("nodes call", calls) if self._reach is None else ("nodes", "reached by SSH"),
         ]
+
+    async def _read_quotas(self, quotas: ReadQuotas) -> Sequence[Quota]:
+        RECORDER.set(self._recorder)
+        return await self._machines.ask_all(quotas(), "the list of quotas")
 
     async def close(self) -> None:
         if self._reach is not None:

@@ -1,0 +1,58 @@
+"""The route for the account's quotas at the enabled providers."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.app_state import app_state_of
+from cavvy.api.errors import ApiProblem
+from cavvy.api.openapi import document
+from cavvy.api.wire import reply, view
+from cavvy.client import wire
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.domain.quotas import Quota
+from cavvy.providers.base import ProviderError
+
+router = APIRouter(prefix="/v1", tags=["fleet"])
+
+
+@router.get(
+    "/quotas",
+    **document("List the account's quotas at the providers.", answer=wire.QuotaReport),
+)
+async def quotas(
+    request: Request, provider: Annotated[str | None, Query(max_length=63)] = None
+) -> Response:
+    pool = app_state_of(request).control_plane.pool
+    names = sorted(pool.providers) if provider is None else [provider]
+    if provider is not None and provider not in pool.providers:
+        enabled = ", ".join(sorted(pool.providers))
+        raise ApiProblem(
+            "invalid-request", f"the provider {provider!r} is not enabled; enabled: {enabled}"
+        )
+    answers = await asyncio.gather(*(_ask(pool, name) for name in names))
+    told = dict(zip(names, answers, strict=True))
+    rows = [
+        view(wire.QuotaRow, quota)
+        for answer in answers
+        if not isinstance(answer, str)
+        for quota in answer
+    ]
+    untold = [
+        wire.UntoldQuotas(provider=name, reason=answer)
+        for name, answer in told.items()
+        if isinstance(answer, str)
+    ]
+    return reply(wire.QuotaReport(quotas=rows, untold=untold))
+
+
+async def _ask(pool: ProviderPool, name: str) -> list[Quota] | str:
+    """The provider's quotas, or the reason why they are unknown."""
+    try:
+        found = await pool.quotas(name)
+    except ProviderError as error:
+        return str(error)
+    return "Cavvy does not read quotas of this provider" if found is None else list(found)

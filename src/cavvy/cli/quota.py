@@ -1,0 +1,83 @@
+"""`cavvy quota`: shows the account's quotas, and prints the commands that request more."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import session
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
+
+if TYPE_CHECKING:
+    from cavvy.client import wire
+
+_COLUMNS = (
+    TableColumn("provider"),
+    TableColumn("region", show=lambda region: region or "all", drop=3),
+    TableColumn("family", below=True),
+    TableColumn("name", hidden=True),
+    TableColumn("purchase", "BUY", drop=1),
+    TableColumn("limit", show=lambda number: f"{number:g}"),
+    TableColumn("used", show=lambda number: f"{number:g}"),
+    TableColumn("left", show=lambda number: f"{number:g}"),
+    TableColumn("unit", drop=2),
+    TableColumn("request", hidden=True),
+)
+
+
+@click.command("quota")
+@click.argument("provider", required=False)
+@click.option("--region", help="Show only this region's quotas.")
+@click.option("--family", help="Show only quotas whose family or name contains this text.")
+@click.option("--all", "every", is_flag=True, help="Show quotas with a limit of 0, too.")
+@click.option("--request", is_flag=True, help="Print the provider's commands that request more.")
+@click.option(
+    "--to",
+    type=click.FloatRange(min=0, min_open=True),
+    help="The limit to request. [default: the placeholder NEW_LIMIT]",
+)
+@output_option
+def command(
+    provider: str | None,
+    region: str | None,
+    family: str | None,
+    every: bool,
+    request: bool,
+    to: float | None,
+    output: str,
+) -> None:
+    """Show the limit and the use of the account's quotas at each provider.
+
+    Jobs are placed only on machines for which the quotas leave room. --request prints the
+    provider's own command for each quota that is shown; Cavvy does not run the command.
+    """
+    with session() as client:
+        report = client.quotas(provider)
+    rows = [each for each in report.quotas if _is_wanted(each, region, family)]
+    shown = [each for each in rows if each.limit or every or request or family]
+    if request:
+        _print_requests(shown, to)
+        return
+    rows_out(_COLUMNS, shown, output, empty="no quotas are known")
+    if output == "table":
+        if hidden := len(rows) - len(shown):
+            are = "1 quota has" if hidden == 1 else f"{hidden} quotas have"
+            text_out(f"{are} a limit of 0; `cavvy quota --all` shows all quotas")
+        for each in report.untold:
+            text_out(f"{each.provider}: not told: {each.reason}")
+
+
+def _is_wanted(row: "wire.QuotaRow", region: str | None, family: str | None) -> bool:
+    """Whether a quota passes the filters. A quota of all regions holds for every region."""
+    names = f"{row.family}\n{row.name}".lower()
+    return row.region in ("", region or row.region) and (family or "").lower() in names
+
+
+def _print_requests(rows: "list[wire.QuotaRow]", to: float | None) -> None:
+    from cavvy.domain.quotas import NEW_LIMIT
+
+    if not rows:
+        raise CommandFailure("no quota is selected", "`cavvy quota --all` lists all quotas")
+    for row in rows:
+        wanted = NEW_LIMIT if to is None else f"{to:g}"
+        click.echo(row.request.replace(NEW_LIMIT, wanted))

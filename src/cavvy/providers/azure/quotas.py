@@ -1,0 +1,95 @@
+"""Reads the subscription's quotas of vCPUs with their use, and limits offers to what is left.
+
+https://learn.microsoft.com/azure/virtual-machines/quotas
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
+from cavvy.providers.azure.account import COMPUTE, AzureAccount
+from cavvy.providers.base import Refused
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.rest import Json
+
+_AGE = timedelta(minutes=1)
+_ALL, _SPOT = "cores", "lowPriorityCores"  # of all families: on demand, and spot
+
+_Quotas = Mapping[str, Quota]  # by Azure's name in lower case, such as "standardncfamily"
+
+
+class AzureQuotas:
+    """The quotas of one subscription by region, each at most a minute old. `problem` is why the
+    last read failed.
+    """
+
+    def __init__(self, account: AzureAccount, now: Callable[[], datetime]) -> None:
+        self._account, self._now = account, now
+        self._known: dict[str, tuple[datetime, _Quotas]] = {}
+        self.problem = ""
+
+    def forget(self) -> None:
+        """Read the quotas again before the next offers, since machines were made or deleted."""
+        if not self.problem:
+            self._known.clear()
+
+    async def read(self, region: str) -> Sequence[Quota]:
+        """The quotas of vCPUs of a region, sorted by name. Raises CloudFault, Refused."""
+        known = await self._read(region)
+        return [known[name] for name in sorted(known)]
+
+    async def limit(
+        self, region: str, offers: Sequence[Offer], families: Mapping[str, str]
+    ) -> Sequence[Offer]:
+        """The offers with the capacity that the quotas leave. `families` are Azure's names of
+        families by size. If the quotas cannot be read, the last known quotas stay in use.
+        """
+        try:
+            known = await self._read(region)
+        except (CloudFault, Refused) as fault:
+            self.problem = f"cannot be read: {fault}"
+            known = self._known[region][1] if region in self._known else {}
+            self._known[region] = (self._now(), known)
+        found = []
+        for offer in offers:
+            family = families.get(offer.instance_type, "").lower()
+            spot = offer.purchase is Purchase.SPOT
+            names = [_SPOT.lower()] if spot else [_ALL, family]
+            needs = [(known[name], offer.vcpus) for name in names if name in known]
+            found.append(limit_offer(offer, needs))
+        return found
+
+    async def _read(self, region: str) -> _Quotas:
+        now = self._now()
+        at, known = self._known.get(region, (None, {}))
+        if at is not None and now - at < _AGE:
+            return known
+        path = f"providers/Microsoft.Compute/locations/{region}/usages"
+        told = await self._account.all(path, f"api-version={COMPUTE}")
+        scope = f"{await self._account.subscription()}/providers/Microsoft.Compute/locations/"
+        read = [_read(each, region, scope + region) for each in told]
+        found = {quota.name.lower(): quota for quota in read if quota is not None}
+        self._known[region], self.problem = (now, found), ""
+        return found
+
+
+def _read(told: Json, region: str, scope: str) -> Quota | None:
+    """The quota of an entry of the API; None for other limits than those of vCPUs."""
+    name = str(told["name"]["value"])
+    if name not in (_ALL, _SPOT) and not name.endswith("Family"):
+        return None
+    spot = name == _SPOT
+    return Quota(
+        provider="azure",
+        name=name,
+        family=str(told["name"].get("localizedValue") or name),
+        unit="vCPUs",
+        region=region,
+        purchase=Purchase.SPOT if spot else Purchase.ON_DEMAND,
+        limit=float(told["limit"]),
+        used=float(told["currentValue"]),
+        request=f"az quota update --resource-name {name} --scope {scope} --resource-type "
+        f"{'lowPriority' if spot else 'dedicated'} --limit-object value={NEW_LIMIT} "
+        "limit-object-type=LimitValue",
+    )

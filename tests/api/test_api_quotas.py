@@ -1,0 +1,70 @@
+"""The route of quotas: what providers report, and the reasons of those that report none."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from tests.api.api_state import Api
+
+from cavvy.domain.offers import Purchase
+from cavvy.domain.quotas import Quota
+from cavvy.providers.abilities import TELLS_QUOTAS
+from cavvy.providers.base import Provider, Refused
+
+pytestmark = pytest.mark.anyio
+QUOTA = Quota(
+    provider="cloud",
+    name="P",
+    family="P",
+    unit="vCPUs",
+    region="a",
+    purchase=Purchase.SPOT,
+    limit=96,
+    used=32,
+    request="ask NEW_LIMIT",
+)
+
+
+class QuotaProvider:
+    """A provider that reports quotas, or refuses to."""
+
+    def __init__(self, base: Provider, problem: str = "") -> None:
+        self.manifest = replace(base.manifest, name="cloud", abilities=(TELLS_QUOTAS,))
+        self._problem = problem
+
+    async def quotas(self) -> Sequence[Quota]:
+        if self._problem:
+            raise Refused(self._problem)
+        return [QUOTA]
+
+
+async def test_quotas_of_all_providers_and_of_one(api: Api) -> None:
+    providers = api.app_state.control_plane.pool.providers
+    base = providers["fake"]
+    assert isinstance(providers, dict)
+    providers |= {"cloud": QuotaProvider(base), "shut": QuotaProvider(base, "no right")}
+    report = (await api.http.get("/v1/quotas")).json()
+    (row,) = report["quotas"]
+    assert row == {
+        "provider": "cloud",
+        "region": "a",
+        "family": "P",
+        "name": "P",
+        "unit": "vCPUs",
+        "purchase": "spot",
+        "limit": 96.0,
+        "used": 32.0,
+        "left": 64.0,
+        "request": "ask NEW_LIMIT",
+    }
+    reasons = {each["provider"]: each["reason"] for each in report["untold"]}
+    assert reasons["shut"] == "no right"
+    assert reasons["fake"] == "Cavvy does not read quotas of this provider"
+    one = (await api.http.get("/v1/quotas?provider=cloud")).json()
+    assert (len(one["quotas"]), one["untold"]) == (1, [])
+
+
+async def test_a_provider_that_is_not_enabled_is_named(api: Api) -> None:
+    answer = await api.http.get("/v1/quotas?provider=nowhere")
+    assert answer.status_code == 422
+    assert "'nowhere' is not enabled; enabled: fake" in answer.json()["message"]
