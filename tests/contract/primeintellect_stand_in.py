@@ -185,7 +185,10 @@ class PrimeIntellectStandIn(RestStandIn):
             for each in self.available
         ):
             raise CloudFault(422, "error", "there is no such configuration")
-        key = next(each["publicKey"] for each in self.keys if each["id"] == pod["sshKeyId"])
+        keys = {each["id"]: each["publicKey"] for each in self.keys}
+        if pod["sshKeyId"] not in keys:
+            raise CloudFault(422, "error", "there is no such SSH key")
+        key = keys[pod["sshKeyId"]]
         new = self.start(pod["name"], f"#!/bin/sh\n{key}", public_key=key)
         self.asked.append(body)
         return new

@@ -72,6 +72,21 @@ class TestPrimeIntellect(RestContract):
         assert {each["pod"]["sshKeyId"] for each in account.api.asked} == {"key-1"}
         assert {each["team"]["teamId"] for each in account.api.asked} == {"crew"}
 
+    def test_a_key_that_was_deleted_is_stored_again(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness, provider = account.harness(), account.provider("ours")
+            first, gang = await harness.spec("one"), await harness.spec("two")
+            await provider.launch(first)
+            await provider.remove(first.name)
+            del account.api.keys[1]
+            with pytest.raises(Refused, match="no such SSH key"):
+                await provider.launch(gang)
+            await provider.launch(gang)
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+        assert [each["name"] for each in account.api.keys] == ["laptop", "cavvy"]
+
     def test_a_configuration_that_is_gone_is_missing_capacity(self, account: RestPlace) -> None:
         async def scenario() -> None:
             harness = account.harness()

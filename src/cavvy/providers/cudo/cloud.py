@@ -144,7 +144,7 @@ class CudoCloud:
                 instance_type=f"{gpus}x{vcpus}x{memory_gib}.{kind['machineType']}",
                 accelerator=known.accelerator.name,
                 accelerator_count=gpus,
-                accelerator_memory_mib=known.accelerator.memory[-1].mib,
+                accelerator_memory_mib=_memory_mib(known),
                 vcpus=vcpus,
                 memory_mib=memory_gib * 1024,
                 disk_gib=disk_gib,
@@ -159,7 +159,8 @@ class CudoCloud:
         within the limits of the machine type.
         """
         vcpus = int(self.account.settings["gpu_vcpus"]) * gpus
-        vcpus = min(vcpus, math.floor(kind["maxVcpuPerGpu"] * gpus))
+        if most := kind["maxVcpuPerGpu"]:
+            vcpus = min(vcpus, math.floor(most * gpus))
         vcpus = max(vcpus, math.ceil(kind["minVcpuPerGpu"] * gpus), math.ceil(kind["minVcpu"]))
         memory_gib = int(self.account.settings["gpu_memory_gib"]) * gpus
         if least := kind["minVcpuPerMemoryGib"]:
@@ -167,6 +168,12 @@ class CudoCloud:
         if most := kind["maxVcpuPerMemoryGib"]:
             memory_gib = max(memory_gib, math.ceil(vcpus / most))
         return vcpus, max(memory_gib, math.ceil(kind["minMemoryGib"]))
+
+
+def _memory_mib(known: KnownAccelerator) -> int:
+    """The memory of a GPU. CUDO does not report it: of several sizes, this is the largest."""
+    sizes = known.accelerator.memory
+    return known.memory_mib or (sizes[-1].mib if sizes else 0)
 
 
 def _read_error(told: Json) -> tuple[str, str]:

@@ -76,31 +76,19 @@ class PrimeIntellectCloud:
             await self.offers()
         if (told := self._found.get(key)) is None:
             raise CloudFault(400, _GONE, offer.instance_type)
-        pod = {
+        pod = self._describe(told) | {
             "name": request.names[0],
-            "cloudId": told["cloudId"],
-            "gpuType": told["gpuType"],
-            "socket": told["socket"],
-            "gpuCount": told["gpuCount"],
-            "image": self.account.settings["image"],
-            "security": told["security"],
             "sshKeyId": await self._find_key(request.public_key),
-            "autoRestart": False,
         }
-        pod |= {
-            name: told[part]["defaultCount"]
-            for name, part in (("diskSize", "disk"), ("vcpus", "vcpu"), ("memory", "memory"))
-            if told[part]["defaultCount"] is not None
-        }
-        pod |= {
-            name: told[part]
-            for name, part in (("dataCenterId", "dataCenter"), ("country", "country"))
-            if told[part] is not None
-        }
-        body = {"pod": pod, "provider": {"type": told["provider"]}}
+        body: dict[str, Json] = {"pod": pod, "provider": {"type": told["provider"]}}
         if team := self.account.settings.get("team"):
             body["team"] = {"teamId": team}
-        return [str((await self._api.send("POST", "/pods/", body))["id"])]
+        try:
+            made = await self._api.send("POST", "/pods/", body)
+        except CloudFault:
+            self._keys.clear()  # the SSH key may have been deleted
+            raise
+        return [str(made["id"])]
 
     async def list(self) -> Sequence[CloudMachine]:
         return [_read(each) for each in keep_ours(await self._all("/pods/"))]
@@ -149,6 +137,20 @@ class PrimeIntellectCloud:
             and (told["security"] == "secure_cloud" or bool(self.account.settings["community"]))
             and (not clouds or told["provider"] in clouds)
         )
+
+    def _describe(self, told: Json) -> dict[str, Json]:
+        """The fields of a request for a pod that select the configuration."""
+        resources = {"diskSize": "disk", "vcpus": "vcpu", "memory": "memory"}
+        wanted = {
+            **{name: told[name] for name in ("cloudId", "gpuType", "socket", "gpuCount")},
+            **{name: told[part]["defaultCount"] for name, part in resources.items()},
+            "dataCenterId": told["dataCenter"],
+            "country": told["country"],
+            "security": told["security"],
+            "image": self.account.settings["image"],
+            "autoRestart": False,
+        }
+        return {name: value for name, value in wanted.items() if value is not None}
 
     async def _find_key(self, public_key: str) -> str:
         """The id of the SSH key in the account, which is added if it is missing."""
