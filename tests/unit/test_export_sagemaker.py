@@ -80,6 +80,12 @@ def test_the_request_has_the_keys_of_the_task(tmp_path: Path) -> None:
     assert request["Tags"] == [{"Key": "team", "Value": "vision"}]
 
 
+def test_checkpoints_are_kept_in_a_bucket_of_s3(tmp_path: Path) -> None:
+    for storage, kept in (("s3://b/c", "s3://b/c"), ("gs://b/c", "s3://BUCKET/task/checkpoints")):
+        text = f"{MINIMAL}\ncheckpoint: {{path: c, storage: '{storage}'}}"
+        assert read_request(text, tmp_path)["CheckpointConfig"] == {"S3Uri": kept}
+
+
 def test_comments_state_what_the_user_must_do(tmp_path: Path) -> None:
     comments = [
         line for line in export("sagemaker", FULL, tmp_path).output.splitlines() if line[0] == "#"

@@ -9,6 +9,9 @@ from cavvy.domain.tasks import Resources, Task
 from cavvy.providers.base import Refused
 from cavvy.providers.formats.index import FindOffers
 
+# Families of EC2 whose accelerators are not NVIDIA's GPUs, and Macs.
+_NOT_NVIDIA = ("trn", "inf", "dl", "f1", "f2", "vt", "mac", "g4ad")
+_GRAVITON = re.compile(r"(a1|[a-z]+\d+g[a-z]*|hpc7g|hpc6g)")
 # Series from https://learn.microsoft.com/azure/machine-learning/concept-compute-target
 _AZURE_TYPE = re.compile(r"Standard_(DS?\d+_v2|D\d+s?_v3|D\d+ds_v4|E\d+s?_v3|F\d+s_v2|N[CD]\d+\w*)")
 
@@ -54,6 +57,15 @@ def choose_machine(
 def count_accelerators(need: Resources) -> int:
     """The accelerators of each node that the task requests."""
     return need.accelerators[0].count_min if need.accelerators else 0
+
+
+def is_ec2_container_type(instance_type: str) -> bool:
+    """Whether a container on a type of EC2 can reserve its accelerators as GPUs, or needs none: the
+    container services of AWS reserve only NVIDIA's GPUs in this way. The CPU is not Graviton, for
+    which few images are built.
+    """
+    family = instance_type.partition(".")[0]
+    return not family.startswith(_NOT_NVIDIA) and not _GRAVITON.fullmatch(family)
 
 
 def is_azure_type(instance_type: str) -> bool:

@@ -12,7 +12,7 @@ from cavvy.providers.formats.containers import (
     list_host_volumes,
 )
 from cavvy.providers.formats.index import FindOffers, JobFormat
-from cavvy.providers.formats.machines import Machine, choose_machine
+from cavvy.providers.formats.machines import Machine, choose_machine, is_ec2_container_type
 from cavvy.providers.formats.notes import list_notes
 from cavvy.providers.formats.program import SHELL, make_program
 from cavvy.providers.formats.script import write_script
@@ -33,13 +33,8 @@ _SUBMIT = "aws batch submit-job --cli-input-yaml file:///dev/stdin"
 
 def make_export(task: Task, find_offers: FindOffers) -> str:
     """A script with both requests. Raises Refused."""
-    machine = choose_machine(task, find_offers, "aws", "AWS Batch", _is_container_type)
-    size = choose_size(task, machine)
-    if size.accelerators and machine.offer is not None and not _has_gpus(machine):
-        raise Refused(
-            f"resources.gpu: AWS Batch reserves GPUs only; {machine.offer.accelerator} is none"
-        )
-    job = _make_request(task, size)
+    machine = _choose_machine(task, find_offers)
+    job = _make_request(task, choose_size(task, machine))
     calls = [
         (_DEFINE, request.make_job_definition(job)),
         (_SUBMIT, request.make_submission(job)),
@@ -47,13 +42,15 @@ def make_export(task: Task, find_offers: FindOffers) -> str:
     return write_script("aws-batch", task, _list_steps(task, job, machine), calls)
 
 
-def _is_container_type(instance_type: str) -> bool:
-    return "." in instance_type and not instance_type.startswith("mac")
-
-
-def _has_gpus(machine: Machine) -> bool:
-    """Whether the accelerators of a type of EC2 are GPUs: the families g and p."""
-    return machine.instance_type[0] in "gp"
+def _choose_machine(task: Task, find_offers: FindOffers) -> Machine:
+    try:
+        return choose_machine(task, find_offers, "aws", "AWS Batch", is_ec2_container_type)
+    except Refused:
+        other = choose_machine(task, find_offers, "aws", "AWS Batch", lambda name: True)
+        raise Refused(
+            "resources.gpu: containers of AWS Batch reserve NVIDIA's GPUs only, and the "
+            f"accelerators of {other.instance_type} are others"
+        ) from None
 
 
 def _make_request(task: Task, size: ContainerSize) -> BatchJobRequest:

@@ -12,7 +12,7 @@ from cavvy.providers.formats.containers import (
 from cavvy.providers.formats.ecs import request
 from cavvy.providers.formats.ecs.request import EcsFolder, EcsTaskRequest, LaunchType
 from cavvy.providers.formats.index import FindOffers, JobFormat
-from cavvy.providers.formats.machines import choose_machine, list_types
+from cavvy.providers.formats.machines import choose_machine, is_ec2_container_type, list_types
 from cavvy.providers.formats.notes import list_notes
 from cavvy.providers.formats.program import SHELL, make_program
 from cavvy.providers.formats.script import write_script
@@ -72,15 +72,8 @@ def _choose_size(
         return ContainerSize(cpus=rounded[0], memory_mib=rounded[1], accelerators=0), []
     if not (task.resources.accelerators or task.resources.instance):
         return choose_size(task, None), []
-    machine = choose_machine(task, find_offers, "aws", "Amazon ECS", _is_gpu_type)
-    return choose_size(task, machine), list_types(task, find_offers, "aws", _is_gpu_type)
-
-
-def _is_gpu_type(instance_type: str) -> bool:
-    """Whether a container on an instance type of EC2 can reserve a GPU or needs none. ECS does not
-    reserve Trainium, Inferentia and other accelerators with the setting GPU.
-    """
-    return not instance_type.startswith(("trn", "inf", "dl", "f1", "f2", "vt", "mac"))
+    machine = choose_machine(task, find_offers, "aws", "Amazon ECS", is_ec2_container_type)
+    return choose_size(task, machine), list_types(task, find_offers, "aws", is_ec2_container_type)
 
 
 def _make_request(task: Task, launch_type: LaunchType, find_offers: FindOffers) -> EcsTaskRequest:

@@ -103,7 +103,8 @@ def _make_request(task: Task, machine: Machine) -> TrainingJobRequest:
 def _find_checkpoints(task: Task) -> str | None:
     if task.checkpoint is None:
         return None
-    return task.checkpoint.storage or f"{_BUCKET}/{task.name}/checkpoints"
+    storage = task.checkpoint.storage or ""
+    return storage if storage.startswith("s3://") else f"{_BUCKET}/{task.name}/checkpoints"
 
 
 def make_name(name: str) -> str:
