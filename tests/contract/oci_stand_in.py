@@ -130,6 +130,7 @@ _QUERIES = {  # the parameters of a list, required ones first
     "shapes": ("compartmentId", "availabilityDomain", "limit", "page", "imageId", "shape"),
     "subnets": ("compartmentId", "lifecycleState", "displayName", "limit", "page", "vcnId"),
     "instances": ("compartmentId", "limit", "page", "availabilityDomain", "lifecycleState"),
+    "vnicAttachments": ("compartmentId", "limit", "page", "instanceId", "availabilityDomain"),
     "images": (
         *("compartmentId", "limit", "page", "displayName", "operatingSystem", "shape"),
         *("operatingSystemVersion", "sortBy", "sortOrder", "lifecycleState"),
@@ -222,6 +223,8 @@ class OciStandIn(RestStandIn):
                 return 200, self._launch(region, request)
             case "GET", ["instances", machine]:
                 return 200, self._show(self._find(region, machine))
+            case "GET", ["vnics", vnic]:
+                return 200, self._show_vnic(self._find(region, vnic))
             case "DELETE", ["instances", machine]:
                 assert set(request.query) <= {"preserveBootVolume"}
                 self.end(self._id(region, machine))
@@ -253,6 +256,9 @@ class OciStandIn(RestStandIn):
                 return [_show_shape(each) for each in SHAPES]
             case "subnets":
                 return self.subnets
+            case "vnicAttachments":
+                up = [each for each in self.machines() if each.state is MachineState.RUNNING]
+                return [self._attach(each) for each in up if self._region(each.id) == region]
             case "instances":
                 ours = [each for each in self.machines() if self._region(each.id) == region]
                 return [*map(self._show, ours), *(self.others if region == HOME else [])]
@@ -265,6 +271,25 @@ class OciStandIn(RestStandIn):
                     if all(each.get(name, value) == value for name, value in query.items())
                     and (gpu != 0 or "GPU" not in each["displayName"])
                 ]
+
+    def _attach(self, machine: CloudMachine) -> dict[str, Any]:
+        """The attachment of an instance's interface."""
+        return {
+            "id": f"ocid1.vnicattachment.oc1.phx.{machine.id}",
+            "instanceId": f"ocid1.instance.oc1.phx.{machine.id}",
+            "vnicId": f"ocid1.vnic.oc1.phx.{machine.id}",
+            "lifecycleState": "ATTACHED",
+        }
+
+    def _show_vnic(self, machine: CloudMachine) -> dict[str, Any]:
+        shown = self.bodies[machine.id]["createVnicDetails"]["assignPublicIp"]
+        return {
+            "id": f"ocid1.vnic.oc1.phx.{machine.id}",
+            "isPrimary": True,
+            "privateIp": machine.address,
+            "publicIp": "192.0.2.7" if shown else None,
+            "lifecycleState": "AVAILABLE",
+        }
 
     def _region(self, machine: str) -> str:
         return self.regions.get(machine, HOME)

@@ -38,7 +38,7 @@ from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.oci.cloud import OciCloud
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.recording import FOLDER
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, SshTarget
 
 PROOF = Proof("oci", False, "a strict stand-in for the APIs of Oracle Cloud Infrastructure")
 A10, H100, V100 = "VM.GPU.A10.1", "BM.GPU.H100.8", "VM.GPU3.1"
@@ -260,6 +260,25 @@ class TestOci(RestContract):
         for body in account.api.bodies.values():
             action = body["preemptibleInstanceConfig"]["preemptionAction"]
             assert action == {"type": "TERMINATE", "preserveBootVolume": False}
+
+    @pytest.mark.parametrize(("public", "address"), [(True, "192.0.2.7"), (False, "10.0.0.1")])
+    def test_the_server_reaches_instances_by_their_primary_interface(
+        self, account: OciPlace, public: bool, address: str
+    ) -> None:
+        async def scenario() -> None:
+            provider = account.provider("ours", reach_by_ssh=True, public_address=public)
+            gang = await account.harness().spec("reached")
+            await provider.launch(gang)
+            (body,) = account.api.bodies.values()
+            script = base64.b64decode(body["metadata"]["user_data"]).decode()
+            assert "ssh-ed25519 " in script
+            await account.settle()
+            cloud = provider._machines.cloud
+            assert [each.ssh for each in await cloud.list()] == [SshTarget(address=address)]
+            assert [each.ssh for each in await cloud.list()] == [SshTarget(address=address)]
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
 
     @pytest.mark.parametrize(
         ("fault", "error"),

@@ -10,6 +10,7 @@ from typing import Any
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Refused
+from cavvy.providers.oci.addresses import OciAddresses
 from cavvy.providers.oci.api import OciApi
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.oci.market import ListPrices, OciMarket
@@ -77,6 +78,7 @@ class OciCloud:
         self._api = OciApi(settings, self._credentials)
         self._market = OciMarket(self._api, settings, self._credentials, list_prices, now)
         self._places = OciPlaces(self._api, settings, self._market)
+        self._addresses = OciAddresses(self._api)
         self._deleted: set[str] = set()  # by this process
         self.close = self._api.close
 
@@ -111,6 +113,9 @@ class OciCloud:
                 region, "/instances", compartmentId=compartment, limit="500"
             )
             ours = [each for each in told if INSTALLATION in (each.get("freeformTags") or {})]
+            if self._settings["reach_by_ssh"]:
+                up = [str(each["id"]) for each in ours if each["lifecycleState"] == "RUNNING"]
+                await self._addresses.find(region, compartment, up)
             return [self._read(region, each) for each in ours]
 
         found = await asyncio.gather(*(read(each) for each in regions))
@@ -173,6 +178,7 @@ class OciCloud:
             id=machine,
             name=str(told["displayName"]),
             state=state,
+            ssh=self._addresses.known.get(str(told["id"])),
             tags=dict(told.get("freeformTags") or {}),
             created_at=datetime.fromisoformat(told["timeCreated"]),
             preempted=taken,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cavvy.providers.base import Feature, ProviderSetting, SettingKind
 from cavvy.providers.settings import flag, number, text
-from cavvy.providers.vm.abilities import make_manifest
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
 
 _DOCS = "https://docs.oracle.com/en-us/iaas/Content/Compute"
 
@@ -75,6 +75,7 @@ _MANIFEST = make_manifest(
             unit="GiB",
             whole=True,
         ),
+        reach_setting(),
     ),
 )
 MANIFEST = replace(_MANIFEST, options={"image": "the OCID or the name of an image"})

@@ -1,0 +1,41 @@
+"""Finds the addresses of instances. OCI does not report them with an instance, but with its virtual
+network interfaces (https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/Vnic/).
+"""
+
+from collections.abc import Sequence
+
+from cavvy.providers.oci.api import OciApi
+from cavvy.providers.vm.cloud import CloudFault, SshTarget
+
+
+class OciAddresses:
+    """Finds and remembers where the SSH servers of instances listen. `known` is keyed by OCID."""
+
+    def __init__(self, api: OciApi) -> None:
+        self._api = api
+        self.known: dict[str, SshTarget] = {}
+
+    async def find(self, region: str, compartment: str, instances: Sequence[str]) -> None:
+        """Find the addresses of these instances of a region that are not known yet. An instance
+        without an attached interface gets none. Raises CloudFault, Refused.
+        """
+        unknown = {each for each in instances if each not in self.known}
+        if not unknown:
+            return
+        told = await self._api.list(
+            region, "/vnicAttachments", compartmentId=compartment, limit="500"
+        )
+        for each in told:
+            if each["instanceId"] in unknown and each["lifecycleState"] == "ATTACHED":
+                await self._read(region, str(each["instanceId"]), str(each["vnicId"]))
+
+    async def _read(self, region: str, instance: str, interface: str) -> None:
+        try:
+            vnic = await self._api.get(region, f"/vnics/{interface}")
+        except CloudFault as fault:
+            if fault.status != 404:  # the instance may have ended since
+                raise
+            return
+        if vnic.get("isPrimary"):
+            address = vnic.get("publicIp") or vnic["privateIp"]
+            self.known[instance] = SshTarget(address=str(address))
