@@ -72,11 +72,14 @@ def command(
     Nothing is launched and nothing costs money. Estimates use the task's `work` and limits; notes
     below the table state their assumptions.
     """
+    from cavvy.catalog.residency import say_unplaced
     from cavvy.cli.task.profiles import with_rates
+    from cavvy.cli.task.sizes import with_sizes
     from cavvy.cli.view.output import json_out
     from cavvy.planner.candidates import join_reasons, tasks_of
 
     task = with_rates(read_any_task(file, read_params(param), options), Path(file).parent)
+    task, unsized = with_sizes(task)
     wishes = tasks_of(task)
     answers = [
         _answer(each, by, limit, all_locations, ready, _size(output_size)) for each in wishes
@@ -90,6 +93,8 @@ def command(
             _csv_out(answers)
         case _:
             _show(answers, task.resources.ordered, all_locations)
+    for warning in filter(None, (*unsized, say_unplaced(task))):
+        click.echo(f"warning: {warning}", err=True)
     _print_notes(answers, output)
     if all(each.message for each in answers):
         raise CommandFailure(join_reasons([each.message for each in answers]))
@@ -278,6 +283,8 @@ _COLUMNS = (
     TableColumn("spot_loss_micros", hidden=True),
     TableColumn("preemptions", hidden=True),
     TableColumn("egress_micros", hidden=True),
+    TableColumn("transfer_micros", hidden=True),
+    TableColumn("transfer_s", hidden=True),
     TableColumn("available", hidden=True),
     TableColumn("as_of", hidden=True),
     TableColumn("notes", drop=2),
@@ -316,6 +323,8 @@ def _row(
         None if loss is None or loss.cost is None else loss.cost.micros,
         None if loss is None else loss.preemptions,
         None if placement.egress is None else placement.egress.micros,
+        None if placement.transfer is None else placement.transfer.micros,
+        None if placement.transfer_time is None else placement.transfer_time.total_seconds(),
         placement.available,
         offer.as_of,
         " ".join(f"[{notes.index(note) + 1}]" for note in placement.notes)

@@ -177,6 +177,8 @@ class Transfer:
     every: timedelta | None = (
         None  # interval for sending an output to a URL; it is sent again after work of any outcome
     )
+    size_mib: int | None = None  # the size of all files together; None if unknown
+    region: str | None = None  # the region of the URL's bucket; None if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,10 +54,14 @@ class Placement:
     spread: float = 1.0  # the spread of `run_time`; see `work.TimeEstimate`
     wall_time: timedelta | None = None  # from the launch to the end of the work, with preemptions
     finish: datetime | None = None
-    cost: Money | None = None  # cost of nodes and egress
+    cost: Money | None = None  # cost of nodes, egress and transfers
     spot_loss: SpotLoss | None = None
     # The egress cost of the stated output; None if the output's size or the price is unknown
     egress: Money | None = None
+    # The cost of copying the inputs and outputs of known size, and the time of the copies for one
+    # start; None if no size is known
+    transfer: Money | None = None
+    transfer_time: timedelta | None = None
     available: bool = True  # False if the provider reports too few free nodes now
     avoided: bool = False
     notes: tuple[str, ...] = ()

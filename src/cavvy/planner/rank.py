@@ -29,6 +29,7 @@ from cavvy.planner.placements import (
     SpotLoss,
 )
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
+from cavvy.planner.transfers import TransferEstimate, estimate_transfers
 from cavvy.planner.work import estimate, shape_of, start_time
 
 _LONG = timedelta.max
@@ -271,6 +272,7 @@ class _Scored:
     extras: HourlyRate  # the expected rate of the disks and public addresses of the whole gang
     cost: Money | None
     egress: Money | None
+    transfers: TransferEstimate | None = None
 
     @property
     def whole(self) -> HourlyRate:
@@ -297,13 +299,26 @@ def _explain(limiter: TaskLimiter, scored: _Scored) -> LimitMiss:
 def _score(task: Task, offer: Offer, course: _Course, known: PlanningContext) -> _Scored:
     rate = offer.rate.times(task.nodes)
     extras = _extras(task, offer)
-    scored = _Scored(offer, course, rate, extras, None, _egress(offer, known))
+    preemptions = course.loss.preemptions if course.loss is not None else None
+    transfers = estimate_transfers(task, offer, known.egress, 1 + (preemptions or 0))
+    if transfers is not None and course.wall_time is not None:
+        course = replace(
+            course, wall_time=course.wall_time + transfers.time * (1 + (preemptions or 0))
+        )
+    scored = _Scored(offer, course, rate, extras, None, _egress(offer, known), transfers)
     if course.wall_time is None:
         return scored
     # The minimum is charged for the lifetime of each node. It is counted once, because replacement
     # nodes are few and usually run longer than the minimum.
     cost = scored.whole.over(max(course.wall_time, offer.minimum_charge))
+    if transfers is not None:
+        cost += transfers.cost
     return replace(scored, cost=cost + scored.egress if scored.egress else cost)
+
+
+def _has_unsized(task: Task) -> bool:
+    """Whether the task has outputs of unknown size."""
+    return any(each.size_mib is None for each in task.outputs)
 
 
 def _extras(task: Task, offer: Offer) -> HourlyRate:
@@ -374,6 +389,8 @@ def _placement(task: Task, scored: _Scored, known: PlanningContext, now: datetim
         cost=scored.cost,
         spot_loss=loss,
         egress=scored.egress,
+        transfer=None if scored.transfers is None else scored.transfers.cost,
+        transfer_time=None if scored.transfers is None else scored.transfers.time,
         available=_is_available(task, offer),
         avoided=bool(known.avoid) and offer.key in known.avoid,
         notes=tuple(_list_notes(task, scored, known)),
@@ -387,6 +404,8 @@ def _list_notes(task: Task, scored: _Scored, known: PlanningContext) -> list[str
         limited = f", limited by {offer.limited_by}" if offer.limited_by else ""
         notes.append(f"only {offer.capacity} of {task.nodes} nodes are free now{limited}")
     notes += scored.course.notes
+    if scored.transfers is not None:
+        notes += scored.transfers.notes()
     if offer.purchase is Purchase.SPOT:
         notes += say_fit(task, known.notices.get(offer.provider))
     if scored.extras.micros_per_hour:
@@ -395,7 +414,7 @@ def _list_notes(task: Task, scored: _Scored, known: PlanningContext) -> list[str
     price = egress_price(offer, known)
     if known.output_mib is not None and scored.egress is None:
         notes.append("the egress price is unknown and not included in the total")
-    elif known.output_mib is None and task.outputs and price:
+    elif known.output_mib is None and _has_unsized(task) and price:
         notes.append(f"egress costs ${price.usd:.2f}/GB, which the total does not include")
     if scored.cost is None and task.limits.budget is not None and scored.rate.micros_per_hour:
         left = task.limits.budget - known.spent

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
+from cavvy.catalog.residency import say_unplaced
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     Resources,
@@ -38,6 +39,7 @@ def describe_task(task: Task) -> list[tuple[str, str]]:
             "outputs",
             ", ".join(f"{each.source} to {each.target}{_how(each)}" for each in task.outputs),
         ),
+        ("buckets", say_unplaced(task)),
         (
             "volumes",
             ", ".join(f"{each.source} at {each.path}{_mode(each)}" for each in task.volumes),
@@ -175,9 +177,14 @@ def _run(task: Task) -> str:
 
 
 def _how(item: Transfer) -> str:
+    parts = ["streamed"] if item.stream else []
     if item.every is not None:
-        return f" (also every {_length(item.every)} while the work runs)"
-    return " (streamed)" if item.stream else ""
+        parts.append(f"also every {_length(item.every)} while the work runs")
+    if item.size_mib is not None:
+        parts.append(format_memory(item.size_mib))
+    if item.region is not None:
+        parts.append(f"in {item.region}")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _mode(volume: Volume) -> str:

@@ -1,6 +1,7 @@
 """Asks the deadline policy about one job: reads its inputs and passes them to `decide.deadline`."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.control.clock import ControlClock
@@ -102,7 +103,11 @@ class DeadlineAdvisor:
         """
         limited = bool(attempts) and cap_of(job) is not None
         spent = total(await self._store.charges(job.id)) if limited else Money(0)
-        return make_situation(job, attempts, spent, await self.history.cooling_down(), now)
+        known = make_situation(job, attempts, spent, await self.history.cooling_down(), now)
+        transfers = (*job.task.inputs, *job.task.outputs)
+        if any(each.size_mib is not None for each in transfers):
+            known = replace(known, egress=await self._prices())
+        return known
 
     async def ahead(
         self, job: Job, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]

@@ -14,6 +14,18 @@ _MOST_CPUS = 100_000.0
 _MOST_MIB = 1 << 40  # an exbibyte
 
 
+def size_kind(words: str) -> ScalarKind:
+    """A size of data above 0, in MiB."""
+
+    def parse(node: ScalarNode) -> int:
+        size = parse_memory_mib(read_text(node))
+        if size <= 0:
+            raise WrongValue(f"{shown(node.text)} is not a size")
+        return size
+
+    return ScalarKind(words, parse, TEXT_OR_NUMBER)
+
+
 def split_range(text: str, unit: Callable[[str], N]) -> tuple[N | None, N | None]:
     """Parse `8`, `8+`, `8..32`, `8..` or `..32` into the minimum and the maximum. A number alone is
     the minimum. Raises WrongValue, or UnitError from `unit`.

@@ -3,14 +3,12 @@
 from datetime import timedelta
 
 from cavvy.domain.tasks import CheckpointPolicy
-from cavvy.domain.units import parse_memory_mib
+from cavvy.spec.fields.amounts import size_kind
 from cavvy.spec.fields.kinds import (
-    TEXT_OR_NUMBER,
     FieldSpec,
     ScalarKind,
     WrongValue,
     either,
-    read_text,
     section,
     text_kind,
 )
@@ -27,13 +25,6 @@ _LENGTH = length_kind(timedelta(seconds=1))
 def _read_every(node: ScalarNode) -> tuple[timedelta | None, bool]:
     """Return the interval (None if Cavvy chooses it), and whether Cavvy chooses it."""
     return (None, True) if node.text.strip() == "auto" else (_LENGTH.parse(node), False)
-
-
-def _read_size(node: ScalarNode) -> int:
-    size = parse_memory_mib(read_text(node))
-    if size <= 0:
-        raise WrongValue(f"{shown(node.text)} is not a size")
-    return size
 
 
 def _bucket(text: str) -> str:
@@ -53,7 +44,7 @@ _TABLE = section(
     every=FieldSpec(
         ScalarKind(f"{_LENGTH.words}, or auto", _read_every, _LENGTH.schema), to=("every", "auto")
     ),
-    size=FieldSpec(ScalarKind("a size such as 12GB", _read_size, TEXT_OR_NUMBER), to=("size_mib",)),
+    size=FieldSpec(size_kind("a size such as 12GB"), to=("size_mib",)),
     step=length_kind(timedelta(milliseconds=1)),
     storage=text_kind("a bucket's URL such as s3://bucket/checkpoints", _bucket),
 )

@@ -6,6 +6,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from cavvy.domain.tasks import Transfer
+from cavvy.spec.fields.amounts import size_kind
 from cavvy.spec.fields.kinds import (
     FieldSpec,
     ListKind,
@@ -43,6 +44,8 @@ def _build_output(table: SectionReader) -> Transfer | None:
     return transfer
 
 
+_SIZE = FieldSpec(size_kind("a size such as 200GB"), to=("size_mib",))
+_REGION = text_kind("a region such as us-east-1", str.strip)
 _INPUT = section(
     "inputs",
     _build_input,
@@ -66,6 +69,8 @@ _INPUT = section(
         ),
         to=(),
     ),
+    size=_SIZE,
+    region=_REGION,
 )
 _OUTPUT = section(
     "outputs",
@@ -81,5 +86,7 @@ _OUTPUT = section(
         required=True,
     ),
     every=length_kind(timedelta(seconds=1)),
+    size=_SIZE,
+    region=_REGION,
 )
 INPUTS, OUTPUTS = ListKind(_INPUT), ListKind(_OUTPUT)
