@@ -16,7 +16,7 @@ import pytest
 from tests.contract.rest_stand_in import RestServer, finish
 from tests.contract.test_provider_aws import make_node_endpoint
 from tests.contract.vm_cloud import MemoryCloud, MemoryPlace, Rented
-from tests.exports.aws_model import check_reply, check_request
+from tests.exports.aws_model import check_reply, check_request, service_model
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
@@ -65,7 +65,8 @@ class Answer(Exception):
 class AwsStandIn:
     """One service. Subclasses have a method for each operation, named as in the API."""
 
-    services: Mapping[str, str]  # the service by the start of the header X-Amz-Target
+    # the service by the start of the header X-Amz-Target; "" for requests without the header
+    services: Mapping[str, str]
 
     def __init__(self, cloud: MemoryCloud) -> None:
         self.cloud = cloud
@@ -80,8 +81,10 @@ class AwsStandIn:
     ) -> tuple[int, object] | None:
         """The status and the body of a reply; None if the connection is to be closed."""
         try:
-            prefix, _, operation = headers["x-amz-target"].rpartition(".")
-            return self.answer(self.services[prefix], operation, headers, json.loads(content))
+            prefix, _, operation = headers.get("x-amz-target", "").rpartition(".")
+            service = self.services[prefix]
+            operation = operation or operation_at(service, "/" + target.split("/", 2)[2])
+            return self.answer(service, operation, headers, json.loads(content))
         except Answer as answer:
             return answer.status, {"__type": answer.code, "message": answer.message}
         except CloudFault as fault:
@@ -152,6 +155,16 @@ class AwsStandIn:
         return []
 
 
+def operation_at(service: str, path: str) -> str:
+    """The operation of a service whose operations have paths."""
+    model = service_model(service)
+    return next(
+        name
+        for name in model.operation_names
+        if model.operation_model(name).http["requestUri"] == path
+    )
+
+
 class AwsFront:
     """The endpoint of all stand-ins of a test module, which come one after the other."""
 
@@ -176,7 +189,7 @@ def aws_front(
         patch.setenv("AWS_CONFIG_FILE", "/dev/null")
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         front = AwsFront()
-        places = {"regions": ", ".join(REGIONS), "endpoint": server.add(front)}  # type: ignore[arg-type]  # has `reply`
+        places: dict[str, Scalar] = {"regions": ", ".join(REGIONS), "endpoint": server.add(front)}  # type: ignore[arg-type]  # has `reply`
         settings = check_settings(manifest, {**places, **table})
         yield front, AwsAccount(settings), settings
 

@@ -4,16 +4,18 @@ run the command of the service's request.
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from tests.contract import vm_cloud
+from tests.contract.aws_batch_stand_in import BatchStandIn
 from tests.contract.aws_service import KEY, SECRET, AwsStandIn
 from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_stand_in import ROLE, SageMakerStandIn, interrupted
+from tests.contract.test_provider_aws_batch import PROOF as BATCH_PROOF
 from tests.contract.test_provider_sagemaker import PROOF, TRAITS
 from tests.contract.vm_cloud import Rented
 from tests.system.containers import ContainerCloud
@@ -51,6 +53,25 @@ class SageMakerContainers(SageMakerStandIn):
         (_, job), machine = list(self.bodies)[-1], self.cloud.billed()[-1]
         self.cloud.stop(machine.id)
         self.changes[job] = interrupted(self.cloud.time)
+
+
+class BatchContainers(BatchStandIn):
+    """Jobs of AWS Batch whose containers run."""
+
+    cloud: ContainerCloud
+
+    def start(self, region: str, job: str, nodes: int) -> list[Rented]:
+        made = super().start(region, job, nodes)
+        container = self.bodies[region, job]["definition"]["containerProperties"]
+        environment = {each["name"]: each["value"] for each in container["environment"]}
+        self.cloud.run(made[-1].id, container["command"], environment)
+        return made
+
+    def reclaim(self) -> None:
+        """Take back the newest instance: its containers get SIGTERM, and the job fails."""
+        machine = self.cloud.billed()[-1]
+        self.reasons[machine.id] = "Host EC2 (instance i-0123456789abcdef0) terminated."
+        self.cloud.stop(machine.id)
 
 
 @contextmanager
@@ -104,7 +125,27 @@ def sagemaker_user(sagemaker: SageMakerContainers, tmp_path: Path) -> Iterator[U
 def test_a_spot_training_on_sagemaker_survives_an_interruption(
     sagemaker: SageMakerContainers, sagemaker_user: User, tmp_path: Path
 ) -> None:
-    user, cloud = sagemaker_user, sagemaker.cloud
+    be_interrupted(sagemaker_user, sagemaker.cloud, sagemaker.interrupt, tmp_path)
+    assert len(sagemaker.bodies) == 2
+    assert all(body["EnableManagedSpotTraining"] for body in sagemaker.bodies.values())
+
+
+@pytest.mark.proves(BATCH_PROOF, "spot")
+def test_a_spot_training_on_aws_batch_survives_a_reclaimed_instance(
+    cloud: ContainerCloud, tmp_path: Path
+) -> None:
+    batch = BatchContainers(cloud)
+    table = f"queues = 'gpu-spot'\nimage = '{IMAGE}'\n"
+    with service_user(batch, "aws-batch", table, tmp_path / "user") as user:
+        be_interrupted(user, cloud, batch.reclaim, tmp_path)
+        assert len(batch.bodies) == 2
+        user.cli("down", "--all", "--yes")
+
+
+def be_interrupted(
+    user: User, cloud: ContainerCloud, interrupt: Callable[[], None], root: Path
+) -> None:
+    """A training on spot instances loses them once, and has the same weights at its end."""
     write_digits(user.work)
     task = user.task(
         "name: digits\nresources: {gpu: T4, spot: only}\nworkdir: .\n"
@@ -114,7 +155,7 @@ def test_a_spot_training_on_sagemaker_survives_an_interruption(
     user.cli("run", "-d", "--yes", task)
     user.wait("digits", "running")
     wait_until(lambda: "epoch   1/" in user.said("digits"), cloud.logs)
-    sagemaker.interrupt()
+    interrupt()
     try:
         user.wait("digits", "done", LONG_S)
     except AssertionError as error:
@@ -123,9 +164,7 @@ def test_a_spot_training_on_sagemaker_survives_an_interruption(
     assert [each.outcome for each in job.attempts] == ["preempted", "succeeded"]
     log = user.log("digits")
     assert log.count("resumed at") == 1
-    assert log.split("weights ")[1].split()[0] == train_undisturbed(user.work, tmp_path / "alone")
-    assert len(sagemaker.bodies) == 2
-    assert all(body["EnableManagedSpotTraining"] for body in sagemaker.bodies.values())
+    assert log.split("weights ")[1].split()[0] == train_undisturbed(user.work, root / "alone")
 
 
 def test_a_gang_on_sagemaker_is_one_training_job(

@@ -3,10 +3,11 @@ provider.
 
 A provider is a module or package in `cavvy.providers`, or in an entry point of the group
 `cavvy.providers`, that defines `MANIFEST: Manifest` and `make(context: ProviderContext) ->
-Provider`. The suffix `_cloud` of a package is not part of the provider's name. A table
-`[providers.<name>]` enables a provider. A package that contains a file `on-by-default` needs no
-table; this applies only to this distribution's own providers, so that installing another package
-never spends money. `enabled = false` in a provider's table disables the provider.
+Provider`. The suffix `_cloud` of a package is not part of the provider's name, and "_" in the name
+of a package stands for "-". A table `[providers.<name>]` enables a provider. A package that
+contains a file `on-by-default` needs no table; this applies only to this distribution's own
+providers, so that installing another package never spends money. `enabled = false` in a provider's
+table disables the provider.
 
 `python -m cavvy.providers.registry` prints the reference page of all settings.
 """
@@ -266,6 +267,7 @@ def _own() -> dict[str, KnownProvider]:
         name, module = path.stem.removesuffix(_SUFFIX), f"cavvy.providers.{path.stem}"
         if name.startswith("_") or name in _NOT_PROVIDERS:
             continue
+        name = name.replace("_", "-")
         if path.suffix == ".py":
             found[name] = KnownProvider(name=name, module=module)
         elif (path / "__init__.py").exists():

@@ -1,7 +1,6 @@
 """The provider that all managed services share."""
 
 import asyncio
-from collections.abc import Callable, Sequence
 
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext
 from cavvy.providers.managed.cloud import ManagedCloud
@@ -16,8 +15,6 @@ def make_provider(
     manifest: Manifest,
     context: ProviderContext,
     service: ManagedService,
-    *,
-    identity: Callable[[], Sequence[tuple[str, str]]] = lambda: (),
 ) -> VmProvider:
     """A provider of the layer `vm`, whose machines are the instances of the service's jobs."""
 
@@ -38,7 +35,7 @@ def make_provider(
         manifest,
         context,
         cloud,
-        identity=identity,
+        identity=service.identity,
         make_script=make_script,
         object_to=service.check,
     )

@@ -92,6 +92,9 @@ class ManagedService(Protocol):
 
     traits: ServiceTraits
 
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`, which calls `offers` first."""
+
     async def offers(self) -> Sequence[Offer]:
         """The instance types with a known price."""
 

@@ -12,4 +12,4 @@ def make(context: ProviderContext) -> Provider:
     from cavvy.providers.sagemaker.service import SageMakerService
 
     service = SageMakerService(context.settings, context.now, context.find_instance)
-    return make_provider(MANIFEST, context, service, identity=service.identity)
+    return make_provider(MANIFEST, context, service)

@@ -1,0 +1,15 @@
+"""AWS Batch: each gang is one job of a queue, whose containers start the agent."""
+
+from cavvy.providers.aws_batch.manifest import MANIFEST
+from cavvy.providers.base import Provider, ProviderContext
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.aws_batch.service import BatchService
+    from cavvy.providers.managed.provider import make_provider
+
+    service = BatchService(context.settings, context.now, context.list_prices)
+    return make_provider(MANIFEST, context, service)

@@ -1,0 +1,75 @@
+"""The manifest of the AWS Batch provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+_CONTAINER = "a job is a container, and Cavvy lets no job start further containers"
+
+MANIFEST = Manifest(
+    name="aws-batch",
+    title="AWS Batch",
+    docs="docs/guides/aws-batch.md",
+    abilities=ABILITIES,
+    visibility_delay=timedelta(minutes=1),
+    rights="batch:RegisterJobDefinition, DeregisterJobDefinition, SubmitJob, TerminateJob, "
+    "ListJobs, DescribeJobs, DescribeJobQueues, DescribeComputeEnvironments and TagResource, and "
+    "iam:PassRole for the roles of the settings",
+    unsupported={
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: "AWS Batch pulls images with the rights of the compute environment's "
+        "instances or of the setting `execution_role`",
+        Feature.CAPACITY: "AWS Batch does not report free capacity",
+        Feature.VOLUMES: "a job mounts no EBS volumes; copy from and to a bucket",
+        Feature.MOUNTS: "a job is a container without access to folders of its host or to NFS",
+        Feature.NETWORK: "the compute environment selects the network",
+        Feature.DISK: "the compute environment's launch template selects the disk",
+        Feature.NOTICE: "a container gets SIGTERM when its instance stops, and no notice before "
+        "(https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-lifecycle-explanation.html)",
+        Feature.RESULTS: "a job ends with its disk. If the server is away when work has ended, the "
+        "results go to the bucket of `checkpoint.storage` or `server.results_url`; with no "
+        "bucket, the job waits until its lease ends",
+    },
+    options={"image": "the image, as for the setting `image`"},
+    settings=(
+        text(
+            "regions",
+            "The region of the queues. The default is the region of the AWS configuration.",
+        ),
+        text(
+            "profile",
+            "The profile of `~/.aws` to use. By default, boto3 searches for credentials in its "
+            "usual order.",
+        ),
+        text(
+            "endpoint",
+            "The address for all AWS calls, such as a private endpoint. The default is AWS's own "
+            "address.",
+        ),
+        text(
+            "queues",
+            "The job queues to use, separated by commas. Each must have one compute environment "
+            "with one instance type. Required.",
+        ),
+        text(
+            "image",
+            "The image of jobs whose task names none. `{region}` stands for the region. Without "
+            "this setting, each task must name an image.",
+        ),
+        text("job_role", "The ARN of the role whose rights the work has. The default is none."),
+        text(
+            "execution_role",
+            "The ARN of the role that pulls the image, if the instances' own role does not.",
+        ),
+        number(
+            "memory_percent",
+            "The part of an instance's memory that a job requests; ECS needs the rest.",
+            default=90,
+            minimum=1,
+            unit="percent",
+            whole=True,
+        ),
+    ),
+)

@@ -1,0 +1,94 @@
+"""Reads the instance types of job queues, and their prices in the catalog."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Refused
+from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.vm.keys import list_setting
+
+ListPrices = Callable[[str], Sequence[Offer]]
+_PURCHASES = {"EC2": Purchase.ON_DEMAND, "SPOT": Purchase.SPOT}
+
+
+class BatchQueues:
+    """The queues of the settings. An offer's zone is the name of its queue."""
+
+    def __init__(
+        self, aws: AwsService, settings: Mapping[str, Scalar], list_prices: ListPrices
+    ) -> None:
+        self._aws, self._settings, self._list_prices = aws, settings, list_prices
+        self._prices: Sequence[Offer] = ()
+        self.left_out: Mapping[str, str] = {}  # the reason by queue
+
+    def names(self) -> Sequence[str]:
+        """The queues. Raises Refused if none is set."""
+        named = list_setting(self._settings, "queues")
+        if not named:
+            raise Refused("[providers.aws-batch] queues: not set; name the job queues to use")
+        return named
+
+    async def region(self) -> str:
+        """The region of the queues. Raises Refused."""
+        found = await self._aws.regions()
+        if len(found) != 1:
+            raise Refused("[providers.aws-batch] regions: name one region, that of the queues")
+        return found[0]
+
+    async def offers(self) -> Sequence[Offer]:
+        """One offer for each queue with a known machine and price. Raises CloudFault, Refused."""
+        region = await self.region()
+        told = await self._aws.pages(
+            region, "describe_job_queues", "jobQueues", "nextToken", jobQueues=list(self.names())
+        )
+        if not self._prices:
+            self._prices = await asyncio.to_thread(self._list_prices, "aws")
+        found, left_out = [], {}
+        for queue in told:
+            name = str(queue["jobQueueName"])
+            offer = await self._read(region, queue)
+            if isinstance(offer, str):
+                left_out[name] = offer
+            else:
+                found.append(offer)
+        missing = set(self.names()) - {str(each["jobQueueName"]) for each in told}
+        self.left_out = left_out | dict.fromkeys(sorted(missing), "there is no such queue")
+        return found
+
+    async def _read(self, region: str, queue: Mapping[str, Any]) -> Offer | str:
+        """The offer of a queue, or the reason why it has none."""
+        order = queue["computeEnvironmentOrder"]
+        if (queue["state"], queue["status"]) != ("ENABLED", "VALID"):
+            return "the queue is disabled or invalid"
+        if len(order) != 1:
+            return f"it has {len(order)} compute environments; one is needed"
+        told = await self._aws.call(
+            region,
+            "describe_compute_environments",
+            computeEnvironments=[order[0]["computeEnvironment"]],
+        )
+        for each in told["computeEnvironments"]:
+            resources = each.get("computeResources", {})
+            types, kind = resources.get("instanceTypes", []), str(resources.get("type"))
+            if kind not in _PURCHASES:
+                return f"its compute environment has the type {kind}; EC2 or SPOT is needed"
+            if len(types) != 1 or "." not in types[0]:
+                return "its compute environment must have one instance type, such as g5.xlarge"
+            return self._price(region, str(queue["jobQueueName"]), types[0], _PURCHASES[kind])
+        return "its compute environment does not exist"
+
+    def _price(self, region: str, queue: str, name: str, purchase: Purchase) -> Offer | str:
+        """The offer at the catalog's price; of several zones, at the highest price."""
+        known = [
+            each
+            for each in self._prices
+            if (each.region, each.instance_type, each.purchase) == (region, name, purchase)
+        ]
+        if not known:
+            return f"the catalog has no {purchase} price of {name} in {region}"
+        best = max(known, key=lambda each: each.rate)
+        return replace(best, provider="aws-batch", zone=queue, capacity=None)

@@ -1,0 +1,213 @@
+"""Runs gangs as jobs of AWS Batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Objection, Scalar, Task
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.aws_batch.queues import BatchQueues, ListPrices
+from cavvy.providers.base import Refused
+from cavvy.providers.formats.aws_batch.request import (
+    BatchJobRequest,
+    make_job_definition,
+    make_submission,
+)
+from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.service import (
+    HostList,
+    JobRequest,
+    JobState,
+    ServiceJob,
+    ServiceTraits,
+)
+from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
+
+_SHOWN = timedelta(hours=6)  # ended jobs are reported for this long
+_MOST_DESCRIBED = 100  # jobs in one call
+_FULL = "offer unavailable"  # our code
+_ENDED = frozenset({"SUCCEEDED", "FAILED"})
+# https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html: the status reason of a job
+# whose instance was reclaimed or lost
+_RECLAIMED = "Host EC2"
+
+
+class BatchService:
+    """Implements `ManagedService`. A job's id is its region, "/" and its id in AWS Batch."""
+
+    # The listing lag is an assumption. ECS waits 30 seconds after SIGTERM by default:
+    # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
+    traits = ServiceTraits(
+        hosts=HostList(index="AWS_BATCH_JOB_NODE_INDEX"),
+        name_limit=128,
+        variable_limit=2048,
+        stop_s=30,
+        list_lag=timedelta(minutes=1),
+        ended_listed=_SHOWN,
+    )
+
+    def __init__(
+        self,
+        settings: Mapping[str, Scalar],
+        now: Callable[[], datetime],
+        list_prices: ListPrices,
+        account: AwsAccount | None = None,
+    ) -> None:
+        self._settings, self._now = settings, now
+        self._aws = AwsService("batch", settings, account, gone=frozenset())
+        self._queues = BatchQueues(self._aws, settings, list_prices)
+        self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `offers` first, which reads the queues."""
+        left = [f"{queue}: {why}" for queue, why in self._queues.left_out.items()]
+        return [
+            ("queues", ", ".join(self._queues.names())),
+            *([("queues without offers", "; ".join(left))] if left else []),
+        ]
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._queues.offers()
+
+    async def submit(self, request: JobRequest) -> str:
+        region = await self._queues.region()
+        queue = request.offer.zone or ""
+        if request.offer.region != region or queue not in self._queues.names():
+            raise Refused(f"the queue {queue} in {request.offer.region} is not among the settings")
+        if request.nodes > 1 and request.offer.purchase is Purchase.SPOT:
+            # https://docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html
+            raise CloudFault(400, _FULL, "AWS Batch runs no gangs on spot instances")
+        await self._check_offer(request.offer)
+        job = self._make_job(request, queue)
+        await self._aws.call(region, "register_job_definition", **make_job_definition(job))
+        try:
+            told = await self._aws.call(region, "submit_job", **make_submission(job))
+        except CloudFault as fault:
+            if not fault.uncertain:
+                await self._forget(region, request.name)
+                await self._check_offer(request.offer)
+            raise
+        return f"{region}/{told['jobId']}"
+
+    async def list(self) -> Sequence[ServiceJob]:
+        region, now = await self._queues.region(), self._now()
+        found: list[str] = []
+        for queue in self._queues.names():
+            told = await self._aws.pages(
+                region,
+                "list_jobs",
+                "jobSummaryList",
+                "nextToken",
+                jobQueue=queue,
+                filters=[{"name": "JOB_NAME", "values": [f"{NAME_PREFIX}*"]}],
+            )
+            found += [str(each["jobId"]) for each in told if not _is_old(each, now)]
+        known = {f"{region}/{each}" for each in found}
+        self._ended = {each: job for each, job in self._ended.items() if each in known}
+        return [
+            *self._ended.values(),
+            *await self._describe(
+                region, [each for each in found if f"{region}/{each}" not in self._ended]
+            ),
+        ]
+
+    async def get(self, job: str) -> ServiceJob | None:
+        if job in self._ended:
+            return self._ended[job]
+        region, _, name = job.partition("/")
+        return next(iter(await self._describe(region, [name])), None)
+
+    async def stop(self, job: str) -> None:
+        region, _, name = job.partition("/")
+        if job in self._ended:
+            raise CloudFault(404, "ended", "the job has ended")
+        await self._aws.call(region, "terminate_job", jobId=name, reason="Cavvy removed the job")
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code == _FULL
+
+    def check(self, task: Task) -> Sequence[Objection]:
+        return ()
+
+    async def _check_offer(self, offer: Offer) -> None:
+        """Raise CloudFault if the queue is disabled, or has other instances now."""
+        if offer.key not in [each.key for each in await self._queues.offers()]:
+            raise CloudFault(400, _FULL, f"the queue {offer.zone} does not offer {offer.key} now")
+
+    async def _describe(self, region: str, jobs: Sequence[str]) -> Sequence[ServiceJob]:
+        found = []
+        for start in range(0, len(jobs), _MOST_DESCRIBED):
+            told = await self._aws.call(
+                region, "describe_jobs", jobs=list(jobs[start : start + _MOST_DESCRIBED])
+            )
+            for each in told.get("jobs", ()):
+                job = read_job(region, each)
+                found.append(job)
+                if job.state is JobState.ENDED:
+                    self._ended[job.id] = job
+                    await self._forget(region, job.name)
+        return found
+
+    async def _forget(self, region: str, name: str) -> None:
+        """Deregister the definition of a job that has ended. If this fails, the definition stays
+        and costs nothing.
+        """
+        with suppress(CloudFault):
+            await self._aws.call(region, "deregister_job_definition", jobDefinition=f"{name}:1")
+
+    def _make_job(self, request: JobRequest, queue: str) -> BatchJobRequest:
+        gang, offer, settings = request.gang, request.offer, self._settings
+        image = gang.image or gang.options.get("image") or settings.get("image")
+        if not image:
+            raise Refused(
+                "[providers.aws-batch] image: no image is set; set one, or `image` in the task"
+            )
+        limit = gang.longest and gang.longest + gang.grace + gang.lease
+        return BatchJobRequest(
+            name=request.name,
+            queue=queue,
+            image=str(image).replace("{region}", offer.region),
+            command=request.entry.command,
+            cpus=int(offer.vcpus),
+            memory_mib=offer.memory_mib * int(settings["memory_percent"]) // 100,
+            gpus=offer.accelerator_count,
+            nodes=request.nodes,
+            instance_type=offer.instance_type,
+            environment=request.entry.environment,
+            job_role=str(settings.get("job_role") or "") or None,
+            execution_role=str(settings.get("execution_role") or "") or None,
+            longest=limit,
+            tags=request.tags,
+        )
+
+
+def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
+    """The job of a reply of DescribeJobs. Times are in milliseconds."""
+    status, reason = str(told["status"]), str(told.get("statusReason") or "")
+    started, ended = _time(told.get("startedAt")), _time(told.get("stoppedAt"))
+    state = JobState.RUNNING if status == "RUNNING" else JobState.WAITING
+    if status in _ENDED:
+        state = JobState.ENDED
+        ended = ended or _time(told["createdAt"])
+        started = started or ended
+    return ServiceJob(
+        id=f"{region}/{told['jobId']}",
+        name=str(told["jobName"]),
+        state=state,
+        started_at=started,
+        ended_at=ended if state is JobState.ENDED else None,
+        preempted=status == "FAILED" and reason.startswith(_RECLAIMED),
+        reason="" if status == "SUCCEEDED" or state is not JobState.ENDED else reason,
+    )
+
+
+def _is_old(told: Mapping[str, Any], now: datetime) -> bool:
+    ended = _time(told.get("stoppedAt"))
+    return ended is not None and now - ended > _SHOWN
+
+
+def _time(millis: int | None) -> datetime | None:
+    """A time in milliseconds since 1970; None if there is none, or 0."""
+    return datetime.fromtimestamp(millis / 1000, UTC) if millis else None

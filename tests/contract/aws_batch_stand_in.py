@@ -1,0 +1,160 @@
+"""A stand-in for AWS Batch: queues with one compute environment each, and their jobs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.contract.aws_service import Answer, AwsStandIn
+from tests.contract.rest_stand_in import finish
+from tests.contract.vm_cloud import MemoryCloud
+
+from cavvy.providers.vm.cloud import CloudFault, MachineState
+
+# queue: the type and the instance types of its compute environment
+QUEUES: Mapping[str, tuple[str, list[str]]] = {
+    "cpu": ("EC2", ["m5.large"]),
+    "gpu": ("EC2", ["g4dn.xlarge"]),
+    "gpu-spot": ("SPOT", ["g4dn.xlarge"]),
+    "mixed": ("EC2", ["g4dn.xlarge", "g4dn.2xlarge"]),
+    "serverless": ("FARGATE", []),
+}
+_STATES = {
+    MachineState.STARTING: "RUNNABLE",
+    MachineState.RUNNING: "RUNNING",
+    MachineState.ENDED: "FAILED",
+}
+
+
+class BatchStandIn(AwsStandIn):
+    """Jobs of one region. A job's id is the id of its first machine."""
+
+    services: Mapping[str, str] = {"": "batch"}
+
+    def __init__(self, cloud: MemoryCloud) -> None:
+        super().__init__(cloud)
+        self.definitions: dict[str, dict[str, Any]] = {}
+        self.disabled = ""  # a queue that the next description shows as disabled
+        self.reasons: dict[str, str] = {}  # why jobs ended, by job
+
+    def DescribeJobQueues(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
+        disabled, self.disabled = self.disabled, ""
+        return {
+            "jobQueues": [
+                {
+                    "jobQueueName": name,
+                    "jobQueueArn": _arn("job-queue", name),
+                    "state": "DISABLED" if name == disabled else "ENABLED",
+                    "status": "VALID",
+                    "priority": 1,
+                    "computeEnvironmentOrder": [
+                        {"order": 1, "computeEnvironment": _arn("compute-environment", name)}
+                    ],
+                }
+                for name in body["jobQueues"]
+                if name in QUEUES
+            ]
+        }
+
+    def DescribeComputeEnvironments(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
+        found = []
+        for arn in body["computeEnvironments"]:
+            kind, types = QUEUES[arn.rpartition("/")[2]]
+            resources = {"type": kind, "maxvCpus": 256, "minvCpus": 0, "instanceTypes": types}
+            name = arn.rpartition("/")[2]
+            found.append(
+                {
+                    "computeEnvironmentName": name,
+                    "computeEnvironmentArn": arn,
+                    "computeResources": resources,
+                }
+            )
+        return {"computeEnvironments": found}
+
+    def RegisterJobDefinition(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
+        name = body["jobDefinitionName"]
+        self.definitions[name] = body
+        arn = _arn("job-definition", f"{name}:1")
+        return {"jobDefinitionName": name, "jobDefinitionArn": arn, "revision": 1}
+
+    def DeregisterJobDefinition(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.definitions.pop(body["jobDefinition"].rpartition(":")[0], None)
+        return {}
+
+    def SubmitJob(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
+        name, definition = body["jobName"], self.definitions.get(body["jobDefinition"])
+        if definition is None or body["jobQueue"] not in QUEUES:
+            raise Answer("ClientException", "JobDefinition or JobQueue not found.")
+        nodes = definition.get("nodeProperties", {}).get("numNodes", 1)
+        if nodes > 1 and QUEUES[body["jobQueue"]][0] != "EC2":
+            raise Answer("ClientException", "Multi-node parallel jobs need EC2.")
+        self.bodies[region, name] = body | {"definition": definition}
+        try:
+            made = self.start(region, name, nodes)
+        except CloudFault as fault:
+            if fault.code != "insufficient-capacity":
+                raise
+            self.disabled = body["jobQueue"]  # somebody has just disabled the queue
+            raise Answer("ClientException", "the queue cannot accept the job") from fault
+        return {"jobId": made[-nodes].id, "jobName": name}
+
+    def ListJobs(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
+        ((prefix,),) = [each["values"] for each in body["filters"]]
+        shown = finish(self.cloud.list())
+        found = []
+        for name in self.jobs(region):
+            queue = self.bodies[region, name]["jobQueue"]
+            if not name.startswith(prefix.removesuffix("*")) or queue != body["jobQueue"]:
+                continue
+            listed = {each.id for each in shown}
+            for told in self._jobs(region, name):
+                if told["jobId"] in listed:
+                    fields = ("jobId", "jobName", "status", "createdAt")
+                    found.append({field: told[field] for field in fields})
+        at = int(body.get("nextToken", 0))
+        more = {"nextToken": str(at + 2)} if at + 2 < len(found) else {}
+        return {"jobSummaryList": found[at : at + 2], **more}
+
+    def DescribeJobs(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
+        told = [each for _, name in self.bodies for each in self._jobs(region, name)]
+        return {"jobs": [each for each in told if each["jobId"] in body["jobs"]]}
+
+    def TerminateJob(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
+        for each in self._members(region, body["jobId"]):
+            if each.ended is None:
+                finish(self.cloud.delete(each.id))
+        return {}
+
+    def _members(self, region: str, job: str) -> list[Any]:
+        """The machines of the job with this id."""
+        first = next(each for each in self.cloud.machines if each.id == job)
+        count = int(first.tags["job"].rpartition("-")[2])
+        all_of = self.machines(region, first.tags["job"])
+        at = all_of.index(first)
+        return all_of[at : at + count]
+
+    def _jobs(self, region: str, name: str) -> list[dict[str, Any]]:
+        """The descriptions of the jobs with this name; a name may have several."""
+        count = int(name.rpartition("-")[2])
+        made, found = self.machines(region, name), []
+        for first in made[::count]:
+            shown = finish(self.cloud.get(first.id))
+            if shown is None:
+                continue
+            status, millis = _STATES[shown.state], int(first.at.timestamp() * 1000)
+            told = {
+                "jobId": first.id,
+                "jobName": name,
+                "jobQueue": _arn("job-queue", self.bodies[region, name]["jobQueue"]),
+                "jobDefinition": _arn("job-definition", f"{name}:1"),
+                "status": status,
+                "createdAt": millis,
+                "startedAt": millis if status != "RUNNABLE" else 0,
+            }
+            if first.ended is not None:
+                told["stoppedAt"] = int(first.ended.timestamp() * 1000)
+                told["statusReason"] = self.reasons.get(first.id, "Cavvy removed the job")
+            found.append(told)
+        return found
+
+
+def _arn(kind: str, name: str) -> str:
+    return f"arn:aws:batch:us-east-1:123456789012:{kind}/{name}"

@@ -1,0 +1,186 @@
+"""The AWS Batch provider keeps the contract, by real boto3 over a stand-in that checks requests and
+replies against botocore's model.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.aws_batch_stand_in import BatchStandIn
+from tests.contract.aws_service import MACHINES, AwsFront, ManagedPlace, aws_front
+from tests.contract.rest_stand_in import RestServer
+from tests.contract.test_provider_vm import VmContract
+from tests.proofs import Proof
+
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.aws_batch import MANIFEST
+from cavvy.providers.aws_batch.service import BatchService
+from cavvy.providers.base import GangState, NoCapacity, Refused
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.managed.cloud import ManagedCloud
+
+PROOF = Proof("aws-batch", False, "a strict stand-in for AWS Batch, by real boto3")
+START = datetime(2026, 11, 1, 12, tzinfo=UTC)
+TRAITS = ManagedCloud(BatchService({}, lambda: START, lambda _: ())).traits
+TABLE: Mapping[str, Scalar] = {
+    "regions": "us-east-1",
+    "queues": "cpu, gpu, gpu-spot, mixed, serverless",
+    "image": "123456789012.dkr.ecr.{region}.amazonaws.com/train:1",
+}
+PRICES = [  # of the catalog: spot prices differ by zone
+    replace(
+        MACHINES[name],
+        region="us-east-1",
+        zone=zone,
+        instance_type=name,
+        purchase=purchase,
+        rate=rate,
+    )
+    for name, zone, purchase, rate in (
+        ("m5.large", None, Purchase.ON_DEMAND, HourlyRate(96_000)),
+        ("g4dn.xlarge", None, Purchase.ON_DEMAND, HourlyRate(526_000)),
+        ("g4dn.xlarge", "use1-az1", Purchase.SPOT, HourlyRate(160_000)),
+        ("g4dn.xlarge", "use1-az2", Purchase.SPOT, HourlyRate(210_000)),
+    )
+]
+Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
+
+
+@pytest.fixture(scope="module")
+def front(rest_server: RestServer) -> Iterator[Front]:
+    with aws_front(rest_server, MANIFEST, TABLE) as front:
+        yield front
+
+
+class BatchPlace(ManagedPlace):
+    api: BatchStandIn
+
+    def double(self) -> None:
+        """Names are not unique."""
+        newest = self.cloud.billed()[-1]
+        self.cloud.add(newest.name, newest.tags)
+
+
+class TestAwsBatch(VmContract):
+    traits = TRAITS
+
+    @pytest.fixture
+    def account(self, front: Front, tmp_path: Path) -> Iterator[BatchPlace]:
+        server, account, settings = front
+        place = BatchPlace(
+            self.traits,
+            tmp_path,
+            BatchStandIn,
+            lambda context: BatchService(
+                context.settings, context.now, lambda provider: PRICES, account
+            ),
+            MANIFEST,
+            settings,
+        )
+        server.current = place.api
+        yield place
+        assert place.api.bugs == []
+        assert place.cloud.billed() == []
+
+    @pytest.fixture
+    def place(self, account: BatchPlace) -> BatchPlace:
+        return account
+
+    def launch(self, account: BatchPlace, **changes: Any) -> dict[str, Any]:
+        """Launch a gang with these fields, and remove it; the definition of its job."""
+
+        async def scenario() -> dict[str, Any]:
+            harness = ContractHarness(account, self.lose_reply)
+            table = changes.pop("table", {})
+            gang = await harness.spec("shaped", purchase=changes.pop("purchase", None))
+            gang = replace(gang, **changes)
+            provider = account.provider(gang.installation, **table)
+            await provider.launch(gang)
+            await provider.remove(gang.name)
+            (body,) = account.api.bodies.values()
+            definition: dict[str, Any] = body["definition"]
+            return definition
+
+        return asyncio.run(scenario())
+
+    def test_queues_with_one_known_machine_are_offers(self, account: BatchPlace) -> None:
+        provider = account.provider("ours")
+        offers = asyncio.run(provider.offers())
+        assert {
+            (each.zone, each.instance_type, each.purchase, each.rate.micros_per_hour)
+            for each in offers
+        } == {
+            ("cpu", "m5.large", Purchase.ON_DEMAND, 96_000),
+            ("gpu", "g4dn.xlarge", Purchase.ON_DEMAND, 526_000),
+            ("gpu-spot", "g4dn.xlarge", Purchase.SPOT, 210_000),
+        }
+        facts = dict(asyncio.run(provider.whoami()))["queues without offers"]
+        assert "mixed: its compute environment must have one instance type" in facts
+        assert "serverless: its compute environment has the type FARGATE" in facts
+
+    def test_a_job_has_a_whole_instance_and_one_attempt(self, account: BatchPlace) -> None:
+        definition = self.launch(account, longest=timedelta(hours=1))
+        container = definition["containerProperties"]
+        sizes = {each["type"]: each["value"] for each in container["resourceRequirements"]}
+        assert sizes == {"VCPU": "2", "MEMORY": str(8192 * 90 // 100)}
+        assert definition["retryStrategy"] == {"attempts": 1}
+        assert definition["timeout"] == {"attemptDurationSeconds": 2 * 3600 + 1}
+        assert "claim-" not in json.dumps(definition)
+
+    def test_a_gang_is_a_multi_node_job_of_one_type(self, account: BatchPlace) -> None:
+        nodes = self.launch(account, nodes=3)["nodeProperties"]
+        assert (nodes["numNodes"], nodes["mainNode"]) == (3, 0)
+        (shape,) = nodes["nodeRangeProperties"]
+        assert shape["container"]["instanceType"] == "m5.large"
+
+    def test_a_gang_gets_no_spot_instances(self, account: BatchPlace) -> None:
+        with pytest.raises(NoCapacity, match="runs no gangs on spot"):
+            self.launch(account, nodes=2, purchase=Purchase.SPOT)
+
+    def test_definitions_of_ended_jobs_are_deregistered(self, account: BatchPlace) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.running("gone")
+            assert len(account.api.definitions) == 1
+            await harness.remove(gang.name)
+            await harness.ours.gangs()
+            assert account.api.definitions == {}
+
+        asyncio.run(scenario())
+
+    def test_a_reclaimed_instance_is_a_preemption(self, account: BatchPlace) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.running("taken", purchase=Purchase.SPOT)
+            (machine,) = account.cloud.billed()
+            account.api.reasons[machine.id] = "Host EC2 (instance i-0123456789abcdef0) terminated."
+            await account.end(gang.name)
+            await account.wait(timedelta(minutes=1))
+            (seen,) = await harness.ours.gangs(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("name", ["queues", "image"])
+    def test_a_missing_setting_is_named(self, account: BatchPlace, name: str) -> None:
+        with pytest.raises(Refused, match=rf"\[providers.aws-batch\] {name}: "):
+            self.launch(account, table={name: ""})
+
+    def test_only_the_calls_of_the_guides_policy_are_made(self, account: BatchPlace) -> None:
+        self.launch(account)
+        guide = (Path(__file__).parents[2] / "docs/guides/aws-batch.md").read_text()
+        policy = json.loads(guide.split("```json\n")[1].split("```")[0])
+        granted = {
+            action
+            for each in policy["Statement"]
+            for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
+        }
+        assert set(account.api.calls) <= granted
