@@ -66,6 +66,18 @@ _STATES = {
 }
 
 
+# prices in addition to machines: meter, unit, USD
+EXTRAS = (
+    ("E10 LRS Disk", "1/Month", 9.6),
+    ("E10 LRS Disk Mount", "1/Month", 0.9),
+    ("E10 LRS Disk Operations", "10K", 0.002),
+    ("E15 LRS Disk", "1/Month", 19.2),
+    ("E20 LRS Disk", "1/Month", 38.4),
+    ("P15 LRS Disk", "1/Month", 34.56),
+    ("Standard IPv4 Static Public IP", "1 Hour", 0.005),
+)
+
+
 class AzureStandIn(RestStandIn):
     """The API in front of a cloud in memory."""
 
@@ -84,6 +96,7 @@ class AzureStandIn(RestStandIn):
         self.failed: dict[str, str] = {}  # the codes of failed machines, by id
         self.slow_networks = False  # a new network is not ready at once
         self.price_fault: CloudFault | None = None  # of the list of prices
+        self.extras_fault = False  # of the list's part about disks and addresses
         self.boots = False  # machines whose creation is not complete are on
         self.power_fault: CloudFault | None = None  # of the subscription's list of machines
         self.quota_fault: CloudFault | None = None  # of the list of quotas
@@ -316,6 +329,10 @@ class AzureStandIn(RestStandIn):
         text = request.query["$filter"]
         region = re.search(r"armRegionName eq '(\w+)'", text)
         assert region is not None
+        if "contains(meterName, 'LRS Disk')" in text:
+            if self.extras_fault:
+                raise CloudFault(503, "ServiceUnavailable", "later")
+            return {"Items": [_extra(region[1], *each) for each in EXTRAS], "NextPageLink": None}
         items = []
         for size in re.findall(r"armSkuName eq '(\w+)'", text):
             on_demand, spot, _ = SIZES[size]
@@ -338,6 +355,17 @@ def _size(name: str, region: str) -> dict[str, Any]:
         "locations": [region],
         "capabilities": [{"name": key, "value": value} for key, value in capabilities.items()],
         "restrictions": limits if region in RESTRICTED.get(name, ()) else [],
+    }
+
+
+def _extra(region: str, meter: str, unit: str, usd: float) -> dict[str, Any]:
+    return {
+        "currencyCode": "USD",
+        "unitOfMeasure": unit,
+        "type": "Consumption",
+        "meterName": meter,
+        "armRegionName": region,
+        "retailPrice": usd,
     }
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from cavvy.costs.extras import bill_extras, expect_extras, rate_extras
 from cavvy.domain.events import Charge, ChargeKind
-from cavvy.domain.gangs import NodeExtra, NodeSeen
+from cavvy.domain.gangs import NodeExtra, NodeSeen, list_extras
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import ExtraPrice, Offer
 from cavvy.domain.units import HourlyRate, Money
@@ -106,6 +106,23 @@ def test_earlier_rates_hold_if_the_provider_no_longer_reports_the_extras() -> No
 
 def test_the_rate_of_a_running_node_s_extras() -> None:
     assert rate_extras(OFFER, NODE.extras, START) == HourlyRate(25_000)
+
+
+def test_a_disk_of_a_fixed_size_costs_the_next_larger_one() -> None:
+    sizes = tuple(
+        replace(GP3, price=Money(720_000 * gib), up_to_gib=gib, usual=128, least=128)
+        for gib in (256, 128)
+    )
+    offer = replace(OFFER, extras=sizes)
+    attempt = replace(ATTEMPT, offer=offer)
+    for gib, hourly in ((128, 128_000), (129, 256_000), (256, 256_000)):
+        disk = NodeExtra(kind=ChargeKind.DISK, name="gp3", units=gib)
+        (charge,) = bill(replace(NODE, extras=(disk,)), attempt=attempt)
+        assert charge.amount == Money(hourly)
+    larger = NodeExtra(kind=ChargeKind.DISK, name="gp3", units=257)
+    assert bill(replace(NODE, extras=(larger,)), attempt=attempt) == []
+    assert [each.units for each in list_extras(offer, 64)] == [128]
+    assert [each.units for each in list_extras(offer, 200)] == [200]
 
 
 def test_planning_expects_the_task_s_disk_or_else_the_usual_one() -> None:

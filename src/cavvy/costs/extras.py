@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from cavvy.costs.metering import Rates, bill
 from cavvy.domain.events import Charge, ChargeKind
-from cavvy.domain.gangs import NodeExtra, NodeSeen
+from cavvy.domain.gangs import NodeExtra, NodeSeen, list_extras
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import ExtraPrice, Offer
 from cavvy.domain.units import HourlyRate
@@ -74,35 +74,34 @@ def expect_extras(
     offer: Offer, disk_gib: int | None = None, disk_type: str | None = None
 ) -> HourlyRate:
     """The hourly rate of the extras that a node of the offer is expected to have, in an average
-    month. `disk_gib` and `disk_type` describe the disk that the task requests, if any.
+    month; see `list_extras`.
     """
     if not offer.extras:
         return HourlyRate()
-    micros = 0.0
-    usual = next(
-        (each for each in offer.extras if each.kind is ChargeKind.DISK and each.usual), None
-    )
-    for each in offer.extras:
-        units = each.usual
-        if each.kind is ChargeKind.DISK:
-            wanted = disk_type or (usual.name if usual else "")
-            size = disk_gib or (usual.usual if usual else 0)
-            units = size if each.name == wanted else 0
-        hours = _USUAL_MONTH_H if each.kind is ChargeKind.DISK else 1
-        micros += each.price.micros * units / hours
+    extras, micros = list_extras(offer, disk_gib, disk_type), 0.0
+    for kind in {each.kind for each in extras}:
+        hours = _USUAL_MONTH_H if kind is ChargeKind.DISK else 1
+        priced = _find_prices(offer, extras, kind)
+        micros += sum(price.price.micros * units for price, units in priced) / hours
     return HourlyRate(round(micros))
 
 
 def _find_prices(
     offer: Offer, extras: Sequence[NodeExtra], kind: ChargeKind
 ) -> list[tuple[ExtraPrice, int]]:
-    """The prices of the extras of one kind, each with the number of units."""
-    prices = {each.name: each for each in offer.extras if each.kind is kind}
-    return [
-        (prices[each.name], each.units)
-        for each in extras
-        if each.kind is kind and each.name in prices and each.units
-    ]
+    """The prices of the extras of one kind, each with the number of times that it is billed."""
+    found = []
+    for extra in extras:
+        prices = [
+            each
+            for each in offer.extras
+            if (each.kind, each.name) == (kind, extra.name)
+            and (not each.up_to_gib or each.up_to_gib >= extra.units)
+        ]
+        if extra.kind is kind and prices and extra.units:
+            price = min(prices, key=lambda each: each.up_to_gib)
+            found.append((price, 1 if price.up_to_gib else extra.units))
+    return found
 
 
 def _list_rates(

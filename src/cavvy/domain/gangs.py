@@ -6,6 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from cavvy.domain.events import ChargeKind
+from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 
 
@@ -20,11 +21,29 @@ class GangState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeExtra:
-    """What a node has in addition to its machine, in the units of `ExtraPrice`."""
+    """What a node has in addition to its machine: one disk of `units` GiB, or `units` public
+    addresses. `name` is that of the `ExtraPrice`.
+    """
 
     kind: ChargeKind
     name: str = ""
     units: int = 1
+
+
+def list_extras(
+    offer: Offer, disk_gib: int | None = None, disk_type: str | None = None
+) -> Sequence[NodeExtra]:
+    """The extras that a new node of the offer is expected to have. `disk_gib` and `disk_type`
+    describe the disk that its task requests, if any.
+    """
+    found: dict[ChargeKind, NodeExtra] = {}
+    for each in offer.extras:
+        if each.usual and each.kind not in found:
+            name, units = each.name, each.usual
+            if each.kind is ChargeKind.DISK:
+                name, units = disk_type or name, max(disk_gib or units, each.least)
+            found[each.kind] = NodeExtra(kind=each.kind, name=name, units=units)
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

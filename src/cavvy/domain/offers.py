@@ -29,16 +29,19 @@ class Readiness(StrEnum):
 class ExtraPrice:
     """The price of something that a provider bills in addition to a node's machine.
 
-    `price` is for one unit: a unit of DISK is one GiB for one month, or one whole disk for one
-    month if the provider sells fixed sizes; a unit of ADDRESS is one public address for one hour.
-    `name` is the provider's name of the disk's type or size. A node has the `usual` number of
-    units, unless its task requests another disk; at least `minimum` is billed for each unit.
+    The price of an ADDRESS is for one public address and hour, and that of a DISK for one GiB and
+    month. If a provider sells disks of fixed sizes, a type has several prices, each for one whole
+    disk and month; the price with the smallest sufficient `up_to_gib` is used. `name` is the
+    provider's name of the disk's type. A node has `usual` GiB or addresses, unless its task
+    requests another disk, which has `least` GiB at least. At least the time `minimum` is billed.
     """
 
     kind: ChargeKind
     name: str = ""
     price: Money
+    up_to_gib: int = 0
     usual: int = 0
+    least: int = 0
     minimum: timedelta = timedelta(0)
     source: str = ""
     as_of: date | None = None

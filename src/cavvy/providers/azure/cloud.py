@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, Credential
+from cavvy.providers.azure.extras import make_filter, read_extras
 from cavvy.providers.azure.images import choose_image
 from cavvy.providers.azure.leftovers import AzureLeftovers
 from cavvy.providers.azure.machines import (
@@ -62,8 +63,14 @@ _FULL_AGE = timedelta(minutes=10)  # an offer without capacity is not requested 
 _POWER_AGE = timedelta(minutes=1)
 _TYPES_PER_QUERY = 15  # with so many types, the URL of a price query stays below 2 KiB
 
-_Rates = Mapping[tuple[str, Purchase], HourlyRate]
 _Power = tuple[datetime | None, Mapping[str, MachineState | None]]  # when it was read, by machine
+
+
+class _Prices(NamedTuple):
+    """A region's prices."""
+
+    rates: Mapping[tuple[str, Purchase], HourlyRate]  # by size and purchase option
+    extras: tuple[ExtraPrice, ...]
 
 
 class AzureCloud:
@@ -102,12 +109,12 @@ class AzureCloud:
         self._quotas = AzureQuotas(self._account, now)
         self._prices = prices or AzurePrices(tries=1, timeout_s=10)
         self._threads = ThreadPoolExecutor(1, "azure-prices")  # a slow list keeps no other thread
-        self._reading: dict[str, asyncio.Task[_Rates]] = {}
+        self._reading: dict[str, asyncio.Task[_Prices]] = {}
         self._key = str(settings.get("ssh_key") or "")
         self._closed = threading.Event()
         # by region: when the value was read, and the value
         self._sizes: dict[str, tuple[datetime, Sequence[AzureSize]]] = {}
-        self._rates: dict[str, tuple[datetime, _Rates]] = {}
+        self._known_prices: dict[str, tuple[datetime, _Prices]] = {}
         self._full: dict[str, datetime] = {}  # by offer key: until when it is not requested
         self._power: _Power = (None, {})
         self._seen: set[str] = set()  # ids of listed machines
@@ -135,14 +142,15 @@ class AzureCloud:
         found: list[Offer] = []
         for region in await self._regions():
             sizes = [each for each in await self._read_sizes(region) if not each.why_not]
-            rates = await self._read_rates(region, sizes)
+            prices = await self._read_prices(region, sizes)
             here = [
                 offer
                 for size in sizes
                 for purchase in (Purchase.ON_DEMAND, Purchase.SPOT)
-                if (rate := rates.get((size.name, purchase))) is not None
+                if (rate := prices.rates.get((size.name, purchase))) is not None
                 and (size.spot or purchase is Purchase.ON_DEMAND)
-                and (offer := self._offer(size, region, purchase, rate)).key not in self._full
+                and (offer := self._offer(size, region, purchase, rate, prices.extras)).key
+                not in self._full
             ]
             families = {each.name: each.family for each in sizes}
             found += await self._quotas.limit(region, here, families)
@@ -280,11 +288,11 @@ class AzureCloud:
             self._sizes[region] = (self._now(), sizes)
         return sizes
 
-    async def _read_rates(self, region: str, sizes: Sequence[AzureSize]) -> _Rates:
-        """The prices of sizes by size and purchase option, from Azure's public list."""
-        at, rates = self._rates.get(region, (None, {}))
+    async def _read_prices(self, region: str, sizes: Sequence[AzureSize]) -> _Prices:
+        """The prices of sizes, disks and addresses, from Azure's public list."""
+        at, prices = self._known_prices.get(region, (None, _Prices({}, ())))
         if at is not None and self._now() - at < _PRICES_AGE:
-            return rates
+            return prices
         task = self._reading.get(region)
         if task is None or task.done():
             names = [each.name for each in sizes]
@@ -295,39 +303,60 @@ class AzureCloud:
         except CloudFault:
             if at is None:
                 raise
-            self._rates[region] = (self._now() - _PRICES_AGE + _PRICES_AGAIN, rates)
-            return rates
+            self._known_prices[region] = (self._now() - _PRICES_AGE + _PRICES_AGAIN, prices)
+            return prices
 
-    async def _fetch_all(self, region: str, names: Sequence[str]) -> _Rates:
+    async def _fetch_all(self, region: str, names: Sequence[str]) -> _Prices:
         loop = asyncio.get_running_loop()
         found: dict[tuple[str, Purchase], HourlyRate] = {}
         for start in range(0, len(names), _TYPES_PER_QUERY):
             chunk = names[start : start + _TYPES_PER_QUERY]
             offers = await loop.run_in_executor(self._threads, self._fetch, region, chunk)
             found |= {(each.instance_type, each.purchase): each.rate for each in offers}
-        self._rates[region] = (self._now(), found)
-        return found
+        extras = await loop.run_in_executor(self._threads, self._fetch_extras, region)
+        prices = _Prices(found, extras)
+        self._known_prices[region] = (self._now(), prices)
+        return prices
+
+    def _fetch_extras(self, region: str) -> tuple[ExtraPrice, ...]:
+        """Fetch the prices of disks and addresses; blocks. Raises CloudFault."""
+        query = self._make_query(())
+        try:
+            items = self._prices.list_items(make_filter(region), query)
+            return read_extras(items, self._settings, query.today)
+        except PriceError as error:
+            raise CloudFault(0, "no prices", str(error)) from error
 
     def _fetch(self, region: str, names: Sequence[str]) -> Sequence[Offer]:
         """Fetch the prices of these sizes; blocks. Raises CloudFault."""
         types = " or ".join(f"armSkuName eq '{each}'" for each in names)
         only = f"armRegionName eq '{region}' and priceType eq 'Consumption' and ({types})"
         blank = Offer(provider="azure", region=region, instance_type="", rate=HourlyRate(0))
-        query = PriceQuery(
-            machines={each: replace(blank, instance_type=each) for each in names},
-            today=self._now().date(),
-            progress=lambda _: None,
-            pause=self._pause,
-        )
+        query = self._make_query([replace(blank, instance_type=each) for each in names])
         try:
             return replace(self._prices, only=only).find(query)
         except PriceError as error:
             raise CloudFault(0, "no prices", str(error)) from error
 
+    def _make_query(self, machines: Sequence[Offer]) -> PriceQuery:
+        return PriceQuery(
+            machines={each.instance_type: each for each in machines},
+            today=self._now().date(),
+            progress=lambda _: None,
+            pause=self._pause,
+        )
+
     def _pause(self, seconds: float) -> None:
         self._closed.wait(seconds)
 
-    def _offer(self, size: AzureSize, region: str, purchase: Purchase, rate: HourlyRate) -> Offer:
+    def _offer(
+        self,
+        size: AzureSize,
+        region: str,
+        purchase: Purchase,
+        rate: HourlyRate,
+        extras: tuple[ExtraPrice, ...] = (),
+    ) -> Offer:
         return Offer(
             provider="azure",
             region=region,
@@ -344,4 +373,5 @@ class AzureCloud:
             architecture=size.architecture,
             source="Azure Retail Prices API",
             as_of=self._now().date(),
+            extras=extras,
         )

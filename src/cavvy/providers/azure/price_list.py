@@ -53,10 +53,15 @@ class AzurePrices:
         """The offers of the list; it may have none of them. Raises PriceError."""
         return self._collect(query).offers
 
+    def list_items(self, condition: str, query: PriceQuery) -> Iterator[Item]:
+        """The items of the list that match a filter. Raises PriceError."""
+        return self._items(query, condition)
+
     def _collect(self, query: PriceQuery) -> ProviderPrices:
         offers: dict[str, Offer] = {}
         unknown: set[str] = set()
-        for item in self._items(query):
+        only = f"{_FILTER} and {self.only}" if self.only else _FILTER
+        for item in self._items(query, only):
             offer = _read_item(item, query.machines, query.today)
             if offer is None:
                 if _is_sold_by_the_hour(item) and item.get("armSkuName") not in query.machines:
@@ -72,11 +77,11 @@ class AzurePrices:
             unknown_types=len(unknown),
         )
 
-    def _items(self, query: PriceQuery) -> Iterator[Item]:
+    def _items(self, query: PriceQuery, condition: str) -> Iterator[Item]:
         parameters = {
             "api-version": "2023-01-01-preview",
             "currencyCode": "USD",
-            "$filter": f"{_FILTER} and {self.only}" if self.only else _FILTER,
+            "$filter": condition,
         }
         url = f"{self.base}/api/retail/prices?{urllib.parse.urlencode(parameters)}"
         seen = 0

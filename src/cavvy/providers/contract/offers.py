@@ -75,7 +75,7 @@ class OfferTests(ScenarioSuite):
             assert offer.minimum_charge >= timedelta(0)
             assert offer.capacity is None or offer.capacity >= 0
             assert (offer.accelerator is None) == (offer.accelerator_count == 0)
-            extras = [(extra.kind, extra.name) for extra in offer.extras]
+            extras = [(extra.kind, extra.name, extra.up_to_gib) for extra in offer.extras]
             assert len(extras) == len(set(extras))
             for extra in offer.extras:
                 assert extra.kind.is_extra

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from cavvy.domain.gangs import list_extras
 from cavvy.providers.base import GangSpec, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState, read_fault
@@ -94,7 +95,9 @@ class VmLauncher:
         """The record of a new launch. Raises NoCapacity."""
         self._check_queue(gang)
         left = before.leftovers if before else ()
-        return replace(make_record(gang.name, gang.nodes, self._now()), leftovers=left)
+        extras = tuple(list_extras(gang.offer, gang.disk_gib, gang.disk_type))
+        record = make_record(gang.name, gang.nodes, self._now())
+        return replace(record, leftovers=left, extras=extras)
 
     async def give_up(self, record: VmGangRecord) -> None:
         """Roll a launch back. Machines that cannot be deleted now are deleted by a later poll."""

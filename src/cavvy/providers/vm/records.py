@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from cavvy.domain.gangs import NodeExtra
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudMachine, MachineState, SshTarget
 
 KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
@@ -53,6 +54,7 @@ class VmGangRecord:
     launch: str  # LAUNCH in the module's docstring
     intended_at: datetime
     nodes: tuple[VmNode, ...]
+    extras: tuple[NodeExtra, ...] = ()  # of each node; () if the record was lost
     launched: bool = False
     # machines that appear later are deleted
     removed: bool = False

@@ -242,6 +242,7 @@ def make_seen(record: VmGangRecord) -> GangSeen:
                 ended_at=node.ended_at,
                 unseen=node.unseen,
                 address=node.address,
+                extras=record.extras,
             )
             for node in nodes
         ),

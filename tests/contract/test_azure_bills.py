@@ -1,0 +1,111 @@
+"""The bill of a gang on Azure contains its disks and public addresses at the list's prices."""
+
+import asyncio
+from calendar import monthrange
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.contract.azure_stand_in import EXTRAS, AzureStandIn
+from tests.contract.rest_stand_in import RestServer
+from tests.contract.test_provider_azure import CPU, AzurePlace, find_offer
+
+from cavvy.control.decide.bills import BillVerdict, audit_bill, bill_gang
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.jobs import Attempt
+from cavvy.domain.units import parse_usd
+from cavvy.providers import azure
+from cavvy.providers.azure.cloud import AzureCloud
+from cavvy.providers.base import GangState, TryAgain
+
+PRICES = {meter: parse_usd(usd).micros for meter, _, usd in EXTRAS}
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def account(rest_server: RestServer, tmp_path: Path) -> Iterator[AzurePlace]:
+    account = AzurePlace(azure, AzureCloud.traits, AzureStandIn, rest_server, tmp_path)
+    yield account
+    account.close()
+
+
+@pytest.mark.parametrize(
+    ("gib", "kind", "meter"),
+    [
+        (None, None, "E10 LRS Disk"),
+        (64, None, "E10 LRS Disk"),  # Cavvy makes no disk smaller than the setting's 128 GiB
+        (200, None, "E15 LRS Disk"),
+        (256, "Premium_LRS", "P15 LRS Disk"),
+        (200, "UltraSSD_LRS", ""),  # no price is known
+    ],
+)
+def test_a_disk_is_billed_at_the_size_that_azure_sells(
+    account: AzurePlace, gib: int | None, kind: str | None, meter: str
+) -> None:
+    async def scenario() -> None:
+        harness = account.harness()
+        offer = await find_offer(harness, CPU)
+        gang = await harness.spec("one", nodes=2)
+        gang = replace(gang, offer=offer, disk_gib=gib, disk_type=kind)
+        await harness.launch(gang)
+        for _ in range(60):
+            await account.wait(MINUTE)
+            await harness.ours.gangs()
+        for body in account.api.bodies.values():
+            disk = body["properties"]["storageProfile"]["osDisk"]
+            assert disk["diskSizeGB"] == max(gib or 0, 128)
+        await harness.remove(gang.name)
+        (seen,) = await harness.ours.gangs(gang.name)
+        assert seen.state is GangState.ENDED
+        now = account.cloud.time
+        attempt = Attempt(
+            id="j-1",
+            job_id="j",
+            project="p",
+            number=1,
+            gang=gang.name,
+            offer=offer,
+            nodes=2,
+            created_at=now,
+            since=now,
+        )
+        charges = bill_gang(attempt, seen, now, final=True)
+        assert audit_bill(attempt, seen, charges).verdict is BillVerdict.AGREES
+        for rank, node in enumerate(seen.nodes):
+            assert node.started_at is not None
+            assert node.ended_at is not None
+            length = node.ended_at - node.started_at
+            assert length >= 55 * MINUTE
+            found = {each.kind: each for each in charges if each.rank == rank}
+            month = timedelta(days=monthrange(node.started_at.year, node.started_at.month)[1])
+            exact = PRICES["Standard IPv4 Static Public IP"] * (length / timedelta(hours=1))
+            assert abs(found[ChargeKind.ADDRESS].amount.micros - exact) <= 1
+            assert (ChargeKind.DISK in found) == bool(meter)
+            if meter:
+                exact = PRICES[meter] * (length / month)
+                assert abs(found[ChargeKind.DISK].amount.micros - exact) <= 1
+
+    asyncio.run(scenario())
+
+
+def test_nodes_without_public_addresses_pay_for_none(account: AzurePlace) -> None:
+    async def read() -> dict[ChargeKind, int]:
+        offers = await account.provider("ours", public_ip=False).offers()
+        assert all(each.source and each.as_of for offer in offers for each in offer.extras)
+        return {each.kind: each.usual for each in offers[0].extras if each.usual}
+
+    assert asyncio.run(read()) == {ChargeKind.DISK: 128}
+
+
+def test_prices_of_disks_that_cannot_be_read_hide_no_problem(account: AzurePlace) -> None:
+    async def scenario() -> None:
+        provider = account.provider("ours")
+        account.api.extras_fault = True
+        with pytest.raises(TryAgain):
+            await provider.offers()
+        account.api.extras_fault = False
+        assert all(offer.extras for offer in await provider.offers())
+
+    asyncio.run(scenario())
