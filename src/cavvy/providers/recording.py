@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from cavvy.providers.base import GangSpec
+from cavvy.providers.ledger import LaunchLedger, NamedRecord
+
+_N = TypeVar("_N", bound=NamedRecord)
 
 TAG = "cavvy-live-check"  # the calls for a gang with this label are recorded
 FOLDER = "recordings"  # in the provider's own folder
@@ -175,6 +178,17 @@ class CallRecorder:
         if recording is not None:
             whole = {**self._head, "gang": gang, "calls": recording.calls}
             await asyncio.to_thread(self._write, gang, json.dumps(whole, indent=1))
+
+    async def end_finished(self, ledger: LaunchLedger[_N], is_over: Callable[[_N], bool]) -> None:
+        """Write the recordings of gangs that have no machine any more, or never had one: gangs
+        without a record in the provider's ledger, or with a record that `is_over`.
+        """
+        for name in self.recorded():
+            if ledger.lock(name).locked():  # the gang is being launched or removed
+                continue
+            record = ledger.get(name)
+            if record is None or is_over(record):
+                await self.end(name)
 
     def _drop_old(self) -> None:
         """Drop recordings whose end was never seen."""

@@ -86,3 +86,8 @@ class AwsGangRecord:
     rates: Sequence[
         tuple[datetime, int]
     ] = ()  # pairs of (start time, spot price in micro-dollars per hour)
+
+
+def is_over(record: AwsGangRecord) -> bool:
+    """Whether the gang has no instance any more, or was removed before it had one."""
+    return record.ended_at is not None or (record.removed and not record.instances)

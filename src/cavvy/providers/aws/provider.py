@@ -17,7 +17,7 @@ from cavvy.domain.tasks import Objection, Task, VolumeKind
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch import AwsLauncher
-from cavvy.providers.aws.launch_ledger import KEPT, AwsGangRecord
+from cavvy.providers.aws.launch_ledger import KEPT, AwsGangRecord, is_over
 from cavvy.providers.aws.manifest import NOTICES
 from cavvy.providers.aws.market import AwsMarket
 from cavvy.providers.aws.network import GANG, GangNetworks, mark_of, read_tag
@@ -152,7 +152,7 @@ class AwsProvider:
             await self._tidy(
                 [each.name for each in self._ledger.records.values() if each.ended_at is not None]
             )
-        await self._end_recordings()
+        await self._recorder.end_finished(self._ledger, is_over)
         return seen
 
     async def remove(self, name: str) -> None:
@@ -165,20 +165,7 @@ class AwsProvider:
         for region in await self._regions(name):
             self._market.forget_use(region)
         await self._tidy([name])
-        await self._end_recordings()
-
-    async def _end_recordings(self) -> None:
-        """Write the recordings of gangs that have no instance any more, or never had one."""
-        for name in self._recorder.recorded():
-            if self._ledger.lock(name).locked():  # it is being launched or removed
-                continue
-            record = self._ledger.get(name)
-            if (
-                record is None
-                or record.ended_at is not None
-                or (record.removed and not record.instances)
-            ):
-                await self._recorder.end(name)
+        await self._recorder.end_finished(self._ledger, is_over)
 
     async def close(self) -> None:
         """Try once more to remove the objects of ended gangs, since the next poll may come much

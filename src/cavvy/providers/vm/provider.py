@@ -26,7 +26,7 @@ from cavvy.providers.vm.cloud import Cloud, Reach
 from cavvy.providers.vm.launch import MakeUserData, VmLauncher
 from cavvy.providers.vm.machines import VmMachines
 from cavvy.providers.vm.reach import MakeLink, VmReach
-from cavvy.providers.vm.records import MachineNames, VmGangRecord
+from cavvy.providers.vm.records import MachineNames, VmGangRecord, is_over
 from cavvy.providers.vm.rest import RECORDER
 from cavvy.providers.vm.status import VmStatus
 
@@ -111,7 +111,7 @@ class VmProvider:
         RECORDER.set(self._recorder)
         await self._ledger.refresh(name)
         seen = await self._status.look(name)
-        await self._end_recordings()
+        await self._recorder.end_finished(self._ledger, is_over)
         return seen
 
     async def remove(self, name: str) -> None:
@@ -119,7 +119,7 @@ class VmProvider:
         async with self._ledger.lock(name):
             await self._ledger.refresh(name)
             await self._status.removal(name)
-        await self._end_recordings()
+        await self._recorder.end_finished(self._ledger, is_over)
         if self._reach is not None:
             self._reach.wake()
 
@@ -158,19 +158,6 @@ class VmProvider:
         if self._reach is not None:
             await self._reach.close()
         self._close()
-
-    async def _end_recordings(self) -> None:
-        """Write the recordings of gangs that have no machine any more, or never had one."""
-        for name in self._recorder.recorded():
-            if self._ledger.lock(name).locked():  # it is being launched or removed
-                continue
-            record = self._ledger.get(name)
-            if (
-                record is None
-                or record.ended_at is not None
-                or (record.removed and not any(node.id for node in record.nodes))
-            ):
-                await self._recorder.end(name)
 
     async def _user_data(self, gang: GangSpec, rank: int) -> str:
         if self._reach is not None:

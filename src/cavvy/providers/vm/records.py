@@ -74,6 +74,13 @@ class VmGangRecord:
         return self.launched or self.removed or self.ended_at is not None
 
 
+def is_over(record: VmGangRecord) -> bool:
+    """Whether the gang has no machine any more, or was removed before it had one."""
+    return record.ended_at is not None or (
+        record.removed and not any(node.id for node in record.nodes)
+    )
+
+
 class MachineName(NamedTuple):
     """The parts of a machine's name, without the installation's mark."""
 
