@@ -5,6 +5,7 @@ how they exit.
 import csv
 import io
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
@@ -502,11 +503,11 @@ def test_run_says_where_else_what_no_configured_place_has_is_to_be_had(
     assert told.stderr.startswith(
         "error: No offer: none of the configured providers (local) has H100:8\n"
     )
-    assert (
-        "cheapest offer of a provider that you can set up is gpu_8x_h100_sxm5 at lambda"
-        in told.stderr
+    named = re.search(
+        r"cheapest offer of a provider that you can set up is \S+ at (\w+)", told.stderr
     )
-    assert "&& cavvy check lambda" in told.stderr
+    assert named is not None
+    assert f"&& cavvy check {named[1]}" in told.stderr
     file.write_text("run: 'true'\nresources: {instance: p5.48xlrge}\n")
     assert "did you mean p5.48xlarge?" in run("run", str(file)).stderr
 
