@@ -19,6 +19,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
@@ -198,6 +199,7 @@ class OciStandIn(RestStandIn):
             and fields["keyId"] == f"{TENANCY}/{USER}/{FINGERPRINT}"
             and (fields["version"], fields["algorithm"]) == ("1", "rsa-sha256")
             and set(needed) <= set(names)
+            and known["host"] == urlsplit(self.origin).netloc
             and abs(datetime.now(UTC) - sent) < _SKEW
             and (request.body is None or known["x-content-sha256"] == known[_DIGEST])
         )
