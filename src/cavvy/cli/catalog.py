@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from cavvy.store.snapshot.reader import CatalogSnapshot, SnapshotInfo, SourceInfo
 
 
+# what a source raises if a reply lacks a field or has a value of another type
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
 @click.group("catalog", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Show, refresh and compare the price catalog."""
@@ -144,6 +148,8 @@ def refresh(source: str | None, sha256: str | None, providers: tuple[str, ...]) 
     """Get newer prices, from a snapshot or from the providers' own public price lists.
 
     The new catalog replaces the old one only after it has been downloaded and checked completely.
+    If one provider's price list cannot be read, or its format has changed, its old prices stay, the
+    others are refreshed, and the exit code is 1.
     """
     from cavvy.store.snapshot.choose import path_in_use
     from cavvy.store.snapshot.refresh import refresh_from
@@ -152,16 +158,23 @@ def refresh(source: str | None, sha256: str | None, providers: tuple[str, ...]) 
         raise click.UsageError("use either --from (a whole snapshot) or --provider (price lists)")
     if sha256 is not None and source is None:
         raise click.UsageError("--sha256 needs --from")
+    problems: list[str] = []
     with _errors():
-        path = (
-            refresh_from(source, sha256=sha256) if source is not None else _refresh_lists(providers)
-        )
+        if source is not None:
+            path = refresh_from(source, sha256=sha256)
+        else:
+            path, problems = _refresh_lists(providers)
         if path_in_use() != path:
             click.echo(
                 f"wrote {path}, but the catalog that ships with Cavvy is newer and stays in use"
             )
-            return
-        click.echo(_summary(path))
+        else:
+            click.echo(_summary(path))
+    if problems:
+        raise click.ClickException(
+            f"{len(problems)} of the sources could not be read; the old prices of their providers "
+            "stay"
+        )
 
 
 def _summary(path: "Path") -> str:
@@ -175,7 +188,10 @@ def _summary(path: "Path") -> str:
     )
 
 
-def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
+def _refresh_lists(wanted: tuple[str, ...]) -> "tuple[Path, list[str]]":
+    """Refresh the prices of these providers, or of all. Returns the new catalog, and why some
+    sources could not be read: the old prices of their providers stay.
+    """
     from cavvy.providers.prices import list_sources, list_unavailable
     from cavvy.store.snapshot.refresh import refresh_offers
 
@@ -191,18 +207,25 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
                 f"{known}. Providers with a price list: {', '.join(sorted(sources))}."
             )
     today = datetime.now(UTC).date()
-    fetched: dict[str, Sequence[Offer]] = {}
+    fetched, problems = dict[str, "Sequence[Offer]"](), list[str]()
     for name in wanted or sources:
-        prices = _fetch_prices(name, sources[name], today, skip_logins=not wanted)
+        try:
+            prices = _fetch_prices(name, sources[name], today, skip_logins=not wanted)
+        except click.ClickException as error:  # the other sources are still read
+            problems.append(error.message)
+            click.echo(f"prices not refreshed: {error.message}", err=True)
+            continue
         if prices is not None:
             fetched[name] = prices.offers
+    if problems and not fetched:
+        raise click.ClickException("; ".join(problems))
     if not wanted and unavailable:
         click.echo(
             f"prices not refreshed: {', '.join(sorted(unavailable))} "
             "(`cavvy catalog sources` gives the reasons)",
             err=True,
         )
-    return refresh_offers(fetched, today=today)
+    return refresh_offers(fetched, today=today), problems
 
 
 def _fetch_prices(
@@ -226,6 +249,11 @@ def _fetch_prices(
             click.echo(f"prices not refreshed: {name}: {error}", err=True)
             return None
         raise click.ClickException(f"{name}: {error}") from error
+    except _UNREADABLE as error:
+        raise click.ClickException(
+            f"{name}: the format of this source has changed: {source.title} "
+            f"({type(error).__name__}: {error}); report this, and use a newer version of Cavvy"
+        ) from error
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
     click.echo(f"{clear}{name}: {len(prices.offers):,} prices", err=True)
     if prices.unknown_types:
