@@ -27,7 +27,6 @@ from cavvy.domain.tasks import Scalar
 from cavvy.providers import azure
 from cavvy.providers.azure.cloud import AzureCloud
 from cavvy.providers.azure.manifest import MANIFEST
-from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.base import (
     GangSeen,
     GangState,
@@ -69,7 +68,13 @@ class AzurePlace(RestPlace):
 
     def provider(self, installation: str, **table: Scalar) -> VmProvider:
         settings = check_settings(
-            MANIFEST, {"endpoint": self.api.url, "subscription": SUBSCRIPTION, **table}
+            MANIFEST,
+            {
+                "endpoint": self.api.url,
+                "prices_endpoint": self.api.url,
+                "subscription": SUBSCRIPTION,
+                **table,
+            },
         )
         context = ProviderContext(
             installation=installation,
@@ -86,7 +91,6 @@ class AzurePlace(RestPlace):
             find_instance,
             mark=MachineNames(installation, AzureCloud.traits.name_limit).mark,
             make_credential=lambda: FileCredential(self.file),
-            prices=AzurePrices(base=self.api.url, tries=1),
         )
         made = VmProvider(
             MANIFEST,

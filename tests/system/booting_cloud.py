@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -23,11 +24,13 @@ from tests.system.hosts import Lab
 
 from cavvy.providers.vm.cloud import CloudTraits, MachineRequest, SshTarget
 
+BOOTS = timedelta(seconds=2)
+
 
 class Hosts(Protocol):
     """What boots something behind the ids of machines."""
 
-    def boot(self, machine: str, script: str, gone: Callable[[], object]) -> str | None:
+    def boot(self, machine: str, name: str, script: str, gone: Callable[[], object]) -> str | None:
         """Boot the machine; returns its address. `gone` is called when it shuts itself down."""
 
     def stop(self, machine: str) -> None:
@@ -35,11 +38,11 @@ class Hosts(Protocol):
 
 
 class BootingCloud(MemoryCloud):
-    """Machines need two seconds to be listed as running."""
+    """Machines are listed as running after `BOOTS`."""
 
     def __init__(self, traits: CloudTraits, hosts: Hosts) -> None:
         super().__init__(replace(traits, list_lag=timedelta(0), ended_listed=timedelta(hours=1)))
-        self.boot_time = timedelta(seconds=2)
+        self.boot_time = BOOTS
         self._hosts = hosts
         self._lock = threading.RLock()  # machines shut themselves down while others are started
 
@@ -61,8 +64,9 @@ class BootingCloud(MemoryCloud):
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
         ids = await super().create(request)
-        for each, script in zip(ids, request.user_data, strict=True):
-            address = self._hosts.boot(each, script, lambda each=each: self.shut_down(each))
+        for each, name, script in zip(ids, request.names, request.user_data, strict=True):
+            gone = partial(self.shut_down, each)
+            address = self._hosts.boot(each, name, script, gone)
             if address is not None:
                 self.addresses[each] = address
                 self.targets[each] = SshTarget(address=address)
@@ -94,7 +98,7 @@ class Processes:
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def boot(self, machine: str, script: str, gone: Callable[[], object]) -> None:
+    def boot(self, machine: str, name: str, script: str, gone: Callable[[], object]) -> None:
         self._processes[machine] = self._boot(self._folder / machine, script)
 
     def stop(self, machine: str) -> None:
@@ -131,8 +135,9 @@ class Namespaces:
         self.lab = lab
         self.machines: dict[str, BootedMachine] = {}
 
-    def boot(self, machine: str, script: str, gone: Callable[[], object]) -> str:
+    def boot(self, machine: str, name: str, script: str, gone: Callable[[], object]) -> str:
         booted = BootedMachine(self.lab, self.lab.count(), machine, script.encode(), gone)
+        booted.metadata.name = name
         self.machines[machine] = booted
         booted.boot()
         return booted.address

@@ -31,7 +31,8 @@ class Metadata:
         self.preempted = "FALSE"  # Google Cloud
         self.maintenance = "NONE"
         self.holding = 0
-        self.events: list[dict[str, object]] = []  # Azure
+        self.name = "vm_7"  # Azure
+        self.events: list[dict[str, object]] = []
         self.started: list[str] = []
         self.skew_s = 0.0  # of this service's clock
         self.stopped = False
@@ -117,7 +118,7 @@ class Metadata:
             self.faults.append(f"{path} {query} {headers}")
             return 400, "", ""
         if path == "/metadata/instance/compute/name":
-            return 200, "vm_7", ""
+            return 200, self.name, ""
         if path != "/metadata/scheduledevents":
             self.faults.append(path)
             return 404, "", ""

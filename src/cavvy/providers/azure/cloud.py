@@ -98,7 +98,6 @@ class AzureCloud:
         *,
         mark: str,
         make_credential: Callable[[], Credential] | None = None,
-        prices: AzurePrices | None = None,
     ) -> None:
         """`mark` is the installation's mark in the names of its machines."""
         self._prefix = f"{NAME_PREFIX}{mark}-"
@@ -107,7 +106,8 @@ class AzureCloud:
         self._networks = AzureNetworks(self._account, settings)
         self._leftovers = AzureLeftovers(self._account, mark, now)
         self._quotas = AzureQuotas(self._account, now)
-        self._prices = prices or AzurePrices(tries=1, timeout_s=10)
+        prices = str(settings["prices_endpoint"]).rstrip("/")
+        self._prices = AzurePrices(base=prices, tries=1, timeout_s=10)
         self._threads = ThreadPoolExecutor(1, "azure-prices")  # a slow list keeps no other thread
         self._reading: dict[str, asyncio.Task[_Prices]] = {}
         self._key = str(settings.get("ssh_key") or "")

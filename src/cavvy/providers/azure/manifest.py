@@ -124,5 +124,11 @@ MANIFEST = Manifest(
             "The address of Azure Resource Manager, which differs in national clouds.",
             "https://management.azure.com",
         ),
+        text(
+            "prices_endpoint",
+            "The address of Azure's public list of prices, or of a mirror, for servers that "
+            "cannot reach Azure's.",
+            "https://prices.azure.com",
+        ),
     ),
 )
