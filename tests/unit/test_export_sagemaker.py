@@ -144,7 +144,8 @@ def test_an_input_of_one_object_is_a_file(tmp_path: Path) -> None:
 
 def test_a_stop_reaches_the_work(tmp_path: Path) -> None:
     """SageMaker sends SIGTERM to the container's first process."""
-    work = "trap 'echo saved; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
+    # The pause lets the container's shell set its trap, which it does after it has started the work.
+    work = "trap 'echo saved; exit 5' TERM; sleep 1; echo ready; while :; do sleep 0.05; done"
     text = f'run: "{work}"\nresources: {{cpu: 2}}'
     request = read_request(text, tmp_path)
     root = make_root(tmp_path / "ml", "algo-1", ["algo-1"])
