@@ -116,6 +116,8 @@ class RestStandIn:
         self.page = 2  # the longest page
         self.others: list[dict[str, Any]] = []  # machines of the account that Cavvy did not make
         self.read_faults: list[CloudFault] = []  # of the next reads
+        # chooses the fault of a request, and whether the request has taken effect before it
+        self.fail: Callable[[RestRequest], tuple[CloudFault, bool] | None] = lambda _: None
         self.bugs: list[Exception] = []  # of the stand-in itself
         self._lock = threading.Lock()
 
@@ -153,7 +155,13 @@ class RestStandIn:
                 self.authorize(request)
                 if method == "GET" and self.read_faults:
                     raise self.read_faults.pop(0)
-                return self.answer(request)
+                fault, late = self.fail(request) or (None, False)
+                if fault is not None and not late:
+                    raise fault
+                told = self.answer(request)
+                if fault is not None:
+                    raise fault
+                return told
             except CloudFault as fault:
                 told = self.faults.get(fault.code, fault)
                 return (told.status, self.describe(told)) if told.status else None

@@ -76,6 +76,12 @@ class TestGcp(RestContract):
         account.api.operation_time = timedelta(0)
         super().test_a_quota_is_reported_as_one(account)
 
+    def test_a_read_above_the_rate_limit_is_repeated(self, account: RestPlace) -> None:
+        """Google reports the limit with the status 403."""
+        account.api.read_faults = [CloudFault(403, "rateLimitExceeded", "Rate Limit Exceeded")]
+        assert asyncio.run(account.provider("ours").offers())
+        assert account.api.read_faults == []
+
     def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
         facts = asyncio.run(account.provider("ours").whoami())
         email = f"cavvy@{PROJECT}.iam.gserviceaccount.com"

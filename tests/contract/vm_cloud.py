@@ -201,8 +201,10 @@ class MemoryCloud:
 class MemoryPlace:
     """One scenario's account; implements `ProviderUnderTest` and `FaultyPlace`."""
 
+    make_cloud: type[MemoryCloud] = MemoryCloud
+
     def __init__(self, traits: CloudTraits, home: Path) -> None:
-        self.cloud, self.home = MemoryCloud(traits), home
+        self.cloud, self.home = self.make_cloud(traits), home
         self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
 
     def provider(self, installation: str) -> VmProvider:

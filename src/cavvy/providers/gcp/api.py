@@ -47,7 +47,9 @@ class GcpApi:
     def __init__(self, settings: Mapping[str, Scalar], credentials: GoogleCredentials) -> None:
         self._credentials = credentials
         self._network = str(settings.get("network") or "default")
-        self._rest = RestClient(str(settings["endpoint"]), credentials.token, _read_error)
+        self._rest = RestClient(
+            str(settings["endpoint"]), credentials.token, _read_error, later=_LATER
+        )
         self.close = self._rest.close
 
     async def project(self) -> str:
@@ -97,11 +99,7 @@ class GcpApi:
         return f"/projects/{await self.project()}{inner}{tail}"
 
     def _sort(self, fault: CloudFault) -> CloudFault | Refused:
-        """The fault, with the status 429 if requests were too frequent; Refused if the network does
-        not exist.
-        """
-        if fault.code in _LATER:
-            return CloudFault(429, fault.code, fault.message)
+        """The fault; Refused if the network does not exist."""
         if fault.status == 404 and any(each in fault.message for each in _NETWORK_PATHS):
             return Refused(
                 f"[providers.gcp] network: {fault.message}; make the network with `gcloud compute "

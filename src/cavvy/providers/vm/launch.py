@@ -77,7 +77,7 @@ class VmLauncher:
             return await self._ledger.put(record)
         if record is None or record.given_up_at is not None:
             record = self._begin(gang, record)
-        record = adopt(record, shown, self._machines, self._now())
+        record = adopt(record, shown, self._machines)
         await self._ledger.put(record)  # must be stored before the first purchase
         missing = [node for node in record.nodes if not node.id]
         groups = [missing] if self._traits.atomic_count else [[node] for node in missing]
@@ -219,11 +219,9 @@ def _has_asked(record: VmGangRecord) -> bool:
     return any(node.asked_at is not None for node in record.nodes)
 
 
-def adopt(
-    record: VmGangRecord, shown: GangMachines, machines: VmMachines, now: datetime
-) -> VmGangRecord:
+def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> VmGangRecord:
     """Find the machines that were requested for nodes without an id, and update all nodes from the
-    cloud's list of machines.
+    cloud's list of machines. A machine that the list shows as booting may run since.
     """
     found: dict[str, list[str]] = {}
     for _, machine in shown.of(record.name):
@@ -234,5 +232,5 @@ def adopt(
         ids = sorted(found.get(machines.names.make(record, node.rank), []))
         node = node if node.id or not ids else replace(node, id=ids[0])
         seen = shown.by_id.get(node.id)
-        nodes.append(node if seen is None else machines.sight(node, seen, now))
+        nodes.append(node if seen is None else machines.sight(node, seen, shown.at))
     return replace(record, nodes=tuple(nodes))

@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -54,7 +54,8 @@ class RestClient:
     """Calls one API. `read_key` returns the token, or "" if the API needs none. `read_error` parses
     the body of an error reply. `key_header` is the header that contains the key alone; by default,
     the key is a bearer token. An API with signed requests has `sign` instead of a key. `read_reply`
-    is for APIs that answer with headers too; by default, a call returns the body.
+    is for APIs that answer with headers too; by default, a call returns the body. Errors with a
+    code in `later` are read as the status 429.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class RestClient:
         key_header: str = "",
         sign: Sign | None = None,
         read_reply: ReadReply = lambda told, _: told,
+        later: Collection[str] = (),
     ) -> None:
-        self._sign, self._read_reply = sign, read_reply
+        self._sign, self._read_reply, self._later = sign, read_reply, later
         self._endpoint = endpoint.rstrip("/")
         self._key_header = key_header
         self._read_key, self._read_error = read_key, read_error
@@ -208,7 +210,8 @@ class RestClient:
                 code, message = self._read_error(json.loads(error.read()))
         except (OSError, ValueError, KeyError, TypeError):
             code, message = f"HTTP {error.code}", ""
-        return CloudFault(error.code, str(code), str(message)[:500])
+        status = 429 if code in self._later else error.code
+        return CloudFault(status, str(code), str(message)[:500])
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -73,7 +73,7 @@ class VmStatus:
         record = self._ledger.get(name) or recall(name, shown.of(name), now)
         if record is None:
             return
-        record = replace(adopt(record, shown, self._machines, now), removed=True)
+        record = replace(adopt(record, shown, self._machines), removed=True)
         await self._ledger.put(record)
         alive = {machine.id for _, machine in shown.alive(name)}
         await self._machines.delete(alive | record.ids | set(record.leftovers))
@@ -127,10 +127,10 @@ class VmStatus:
             return await self._ledger.drop(record.name)
         partial = not record.started and record.given_up_at is None
         if partial and now - _asked_at(record) >= _ABANDONED:
-            await self._launcher.give_up(adopt(record, shown, self._machines, now))
+            await self._launcher.give_up(adopt(record, shown, self._machines))
             record = self._ledger.get(record.name) or record
         if record.given_up_at is None:
-            seen = await self._see(adopt(record, shown, self._machines, now), shown)
+            seen = await self._see(adopt(record, shown, self._machines), shown)
             record = _without_blame(record, seen)
             await self._ledger.put(record)
         await self._sweep(record, shown)
