@@ -10,11 +10,13 @@ from typing import Any, cast
 
 import pytest
 
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.quotas import Quota
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.aws import status as module
 from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance
 from cavvy.providers.aws.prices import read_product
-from cavvy.providers.aws.quotas import allows
+from cavvy.providers.aws.quotas import limit
 from cavvy.providers.aws.status import AwsStatus, make_seen, read_instance
 from cavvy.providers.base import GangState, TryAgain
 
@@ -282,23 +284,31 @@ def test_the_price_of_a_type_is_in_dollars_an_hour_and_not_free() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "vcpus", "spot", "may"),
+    ("kind", "vcpus", "spot", "nodes"),
     [
-        (
-            "p5.48xlarge",
-            192,
-            False,
-            True,
-        ),  # a quota of its generation goes before one of its family
-        ("p4d.24xlarge", 96, False, False),
-        ("p5.48xlarge", 192, True, False),
-        ("g6.xlarge", 4, False, True),  # nothing is known of it
-        ("m7i.large", 2, False, True),
-        ("m7i.xlarge", 4, False, False),
+        ("p5.48xlarge", 192, False, 1),  # the quota of a generation overrides that of its family
+        ("p4d.24xlarge", 96, False, 0),
+        ("p5.48xlarge", 192, True, 0),
+        ("g6.xlarge", 4, False, None),  # its quota is unknown
+        ("m7i.large", 2, False, 1),
+        ("m7i.xlarge", 4, False, 0),
     ],
 )
-def test_a_quota_forbids_what_is_larger_than_it(
-    kind: str, vcpus: int, spot: bool, may: bool
+def test_a_quota_limits_the_nodes_of_an_offer(
+    kind: str, vcpus: int, spot: bool, nodes: int | None
 ) -> None:
-    quotas = {("p", False): 0.0, ("p5", False): 192.0, ("p", True): 0.0, ("m", False): 2.0}
-    assert allows(quotas, kind, vcpus, spot=spot) is may
+    limits = {("p", False): 0.0, ("p5", False): 192.0, ("p", True): 0.0, ("m", False): 2.0}
+    quotas = {
+        key: Quota(provider="aws", name=str(key), family=key[0], unit="vCPUs", limit=most)
+        for key, most in limits.items()
+    }
+    offer = Offer(
+        provider="aws",
+        region="us-east-1",
+        instance_type=kind,
+        vcpus=vcpus,
+        memory_mib=1024,
+        purchase=Purchase.SPOT if spot else Purchase.ON_DEMAND,
+        rate=HourlyRate(1),
+    )
+    assert limit(offer, quotas).quota_nodes == nodes
