@@ -374,7 +374,7 @@ class Drill:
                     found.not_charged += life.cost(attempt.offer)
                     continue
                 found.recounted += life.cost(attempt.offer)
-                if not life.first <= kept[0].since <= life.begins:
+                if kept[0].since < life.first:
                     self.problems.append(f"wrong start of a charge: {each} {kept}")
                 paid = sum(charge.amount.micros for charge in charges if charge.rank == rank)
                 missing += max(0, life.cost(attempt.offer) - paid)
