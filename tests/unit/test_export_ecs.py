@@ -68,7 +68,7 @@ def test_a_gpu_on_fargate_is_refused(tmp_path: Path) -> None:
 def test_several_nodes_are_refused(tmp_path: Path) -> None:
     done = export("ecs", FULL, tmp_path)
     assert done.exit_code == 2
-    assert "use `cavvy export aws-batch`" in done.output
+    assert "use `cavvy export aws-batch TASK.YAML`" in done.output
 
 
 def test_spot_on_fargate_uses_its_capacity_provider(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from cavvy.providers.formats.program import make_program
 _COVERED = frozenset(["limits.duration", "resources.spot", "retry"])
 _NO_GANG = (
     "nodes: Azure Batch runs the command of a multi-instance task on its first node only, so the "
-    "other nodes would not run the task; use `cavvy export azureml`"
+    "other nodes would not run the task; use `cavvy export azureml TASK.YAML`"
 )
 
 

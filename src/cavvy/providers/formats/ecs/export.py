@@ -28,7 +28,7 @@ _NO_GPU = (
 )
 _NO_GANG = (
     "nodes: ECS starts each task on its own, without ranks and without starting all or none; "
-    "use `cavvy export aws-batch`"
+    "use `cavvy export aws-batch TASK.YAML`"
 )
 _DEFINE = "aws ecs register-task-definition --cli-input-yaml file:///dev/stdin"
 _RUN = "aws ecs run-task --cli-input-yaml file:///dev/stdin"
