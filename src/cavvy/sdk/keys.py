@@ -125,6 +125,8 @@ class Input(TypedDict):
     source: LocalPath
     target: str
     mode: NotRequired[Literal["copy", "stream"]]
+    size: NotRequired[Size]
+    region: NotRequired[str]
 
 
 class Output(TypedDict):
@@ -133,6 +135,8 @@ class Output(TypedDict):
     source: str
     target: LocalPath
     every: NotRequired[Length]
+    size: NotRequired[Size]
+    region: NotRequired[str]
 
 
 class VolumeMount(TypedDict, total=False):
