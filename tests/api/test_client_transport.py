@@ -228,6 +228,32 @@ def test_nobody_there(tmp_path: Path) -> None:
         client.health()
 
 
+@pytest.mark.parametrize("scheme", ["HTTPS", "Https"])
+def test_a_scheme_in_capitals_never_sends_the_token_in_clear_text(scheme: str) -> None:
+    received = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                received.append(connection.recv(65536))
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        connection = ClientConnection(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises((Unreachable, ConnectionLost)):
+            connection.request("GET", "/v1/server", {"Authorization": "Bearer secret-token"})
+        thread.join()
+    assert received[0][:1] == b"\x16"  # the type of a TLS handshake record (RFC 8446, 5.1)
+    assert b"secret-token" not in received[0]
+
+
+@pytest.mark.parametrize("address", ["ftp://127.0.0.1:1", "127.0.0.1:1", "https:127.0.0.1:1"])
+def test_an_address_of_another_form_is_not_contacted(address: str) -> None:
+    with pytest.raises(Unreachable, match="must begin with"):
+        ClientConnection(address).request("GET", "/v1/server", {})
+
+
 def test_names_are_quoted(script: Script, client: Client) -> None:
     script.answers = [[b"HTTP/1.1 204 No Content\r\n\r\n"]]
     client.delete_secret("a b ü", "x?y")

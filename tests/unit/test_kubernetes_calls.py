@@ -188,6 +188,13 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
+def test_a_scheme_in_capitals_is_encrypted_too(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "c", {"server": "HTTPS://127.0.0.1:6443"}, {"token": "secret"})
+    (context,) = read_contexts(config, [])
+    proof = asyncio.run(KubeLogin(context, tmp_path, lambda: NOW).proof())
+    assert proof.tls is not None
+
+
 def test_a_line_that_the_network_has_forgotten_breaks() -> None:
     async def scenario() -> None:
         async with Server().serving() as server:

@@ -36,7 +36,8 @@ class ClientConnection:
     """
 
     def __init__(self, address: str, *, connect_timeout_s: float = 5.0) -> None:
-        self.address = address
+        scheme, colon, rest = address.partition(":")
+        self.address = scheme.lower() + colon + rest  # RFC 3986, 3.1: schemes ignore case
         self._connect_timeout_s = connect_timeout_s
         self._socket: socket.socket | None = None
         self._buffer = b""
@@ -236,6 +237,8 @@ class ClientConnection:
 def _split_address(address: str) -> tuple[str, int]:
     """The host and the port of an http or https address. Raises ValueError."""
     scheme, _, rest = address.partition("://")
+    if scheme not in ("http", "https"):
+        raise ValueError("the address must begin with https://, http:// or unix:")
     rest = rest.rstrip("/")
     host, colon, port = rest.rpartition(":")
     if not colon or rest.endswith("]"):  # an IPv6 address in brackets has colons of its own

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from cavvy.providers.base import ProviderError, Refused, TryAgain
 
@@ -70,7 +70,7 @@ class RayDashboard:
         )  # own threads, so that a hanging dashboard does not delay other clusters
         self._shown: Mapping[str, str] | None = None  # the headers of the last request
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-        if address.url.startswith("https:"):
+        if urlsplit(address.url).scheme == "https":
             handlers.append(
                 urllib.request.HTTPSHandler(
                     context=ssl.create_default_context(cafile=address.ca_file)

@@ -348,7 +348,7 @@ class KubeLogin:
     def _tls(self, certificate: bytes | None, key: bytes | None) -> ssl.SSLContext | None:
         context = self._context
         cluster = context.cluster
-        if not cluster.server.startswith("https:"):
+        if urlsplit(cluster.server).scheme != "https":
             return None
         try:
             ca = cluster.certificate_authority_data
