@@ -8,6 +8,7 @@ alike.
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.contract.vm_cloud import MemoryPlace
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import (
+    Feature,
     GangSpec,
     GangState,
     Manifest,
@@ -35,7 +37,7 @@ from cavvy.providers.base import (
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.recording import FOLDER, TAG
 from cavvy.providers.registry import check_settings
-from cavvy.providers.vm.cloud import CloudFault, CloudTraits, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudTraits, MachineState, Reach
 from cavvy.providers.vm.provider import VmProvider
 
 _LIST_LAG = timedelta(seconds=20)
@@ -148,6 +150,34 @@ class RestContract(VmContract):
     ) -> None:
         account.api.others = [{"id": 7, "name": "web-1"}, {"id": 8}]
         assert asyncio.run(account.provider("ours").gangs()) == []
+
+    def test_a_machine_that_the_server_reaches_tells_the_gang_its_address(
+        self, account: RestPlace
+    ) -> None:
+        """Only machines that call the server find their address themselves."""
+        manifest = self.package.MANIFEST
+        table: dict[str, Scalar] = {}
+        if "reach_by_ssh" in {each.name for each in manifest.settings}:
+            table = {"reach_by_ssh": True}
+        elif self.traits.reach is not Reach.SSH:
+            pytest.skip("the server does not reach the machines")
+        if Feature.GANG in manifest.unsupported:
+            pytest.skip("the provider starts no gangs")
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("reached", nodes=2)
+            provider = account.provider(gang.installation, **table)
+            for _ in range(10):
+                with suppress(TryAgain):
+                    await provider.launch(gang)
+                await account.settle()
+            (seen,) = await provider.gangs(gang.name)
+            assert len(seen.nodes) == 2
+            assert all(each.address for each in seen.nodes)
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
 
     @pytest.mark.parametrize("status", [429, 503])
     def test_a_read_that_fails_is_repeated(self, account: RestPlace, status: int) -> None:

@@ -3,17 +3,25 @@ network interfaces (https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/Vn
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from cavvy.providers.oci.api import OciApi
 from cavvy.providers.vm.cloud import CloudFault, SshTarget
 
 
+class InstanceAddresses(NamedTuple):
+    """The addresses of an instance's primary interface."""
+
+    private: str  # for the other nodes of a gang: security lists mostly allow the subnet only
+    ssh: SshTarget  # the public address, if the instance has one
+
+
 class OciAddresses:
-    """Finds and remembers where the SSH servers of instances listen. `known` is keyed by OCID."""
+    """Finds and remembers the addresses of instances. `known` is keyed by OCID."""
 
     def __init__(self, api: OciApi) -> None:
         self._api = api
-        self.known: dict[str, SshTarget] = {}
+        self.known: dict[str, InstanceAddresses] = {}
 
     async def find(self, region: str, compartment: str, instances: Sequence[str]) -> None:
         """Find the addresses of these instances of a region that are not known yet. An instance
@@ -37,5 +45,6 @@ class OciAddresses:
                 raise
             return
         if vnic.get("isPrimary"):
-            address = vnic.get("publicIp") or vnic["privateIp"]
-            self.known[instance] = SshTarget(address=str(address))
+            private = str(vnic["privateIp"])
+            target = SshTarget(address=str(vnic.get("publicIp") or private))
+            self.known[instance] = InstanceAddresses(private, target)

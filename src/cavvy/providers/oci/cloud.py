@@ -174,11 +174,13 @@ class OciCloud:
             and machine not in self._deleted
         )
         quiet = state in (MachineState.STARTING, MachineState.RUNNING)
+        addresses = self._addresses.known.get(str(told["id"]))
         return CloudMachine(
             id=machine,
             name=str(told["displayName"]),
             state=state,
-            ssh=self._addresses.known.get(str(told["id"])),
+            address=addresses and addresses.private,
+            ssh=addresses and addresses.ssh,
             tags=dict(told.get("freeformTags") or {}),
             created_at=datetime.fromisoformat(told["timeCreated"]),
             preempted=taken,
