@@ -153,10 +153,11 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
     """The text of the task file, changed to use these accelerators and providers and to end after a
     time limit. Raises CommandFailure for files of other tools.
     """
-    import yaml
+    from cavvy.sdk.values import write_text
+    from cavvy.spec.tree import read_table
 
-    data = yaml.safe_load(text)
-    if not isinstance(data, dict) or "run" not in data:
+    data = read_table(text)
+    if data is None or "run" not in data:
         raise CommandFailure(
             "only Cavvy task files can be benchmarked",
             "`cavvy validate FILE` shows the tool of a file",
@@ -180,7 +181,7 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
         "webhooks",
     ):  # a benchmark uploads nothing and does not resume
         changed.pop(gone, None)
-    return str(yaml.safe_dump(changed, sort_keys=False))
+    return write_text(changed)
 
 
 def keep(path: Path, runs: list[MachineRun]) -> None:

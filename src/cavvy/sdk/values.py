@@ -70,7 +70,10 @@ def write_text(table: Mapping[str, object]) -> str:
         """Writes strings so that the parser of task files reads them as strings."""
 
     def write_string(dumper: Dumper, text: str) -> yaml.ScalarNode:
-        style = "|" if "\n" in text else None if read_scalar(text) == text else '"'
+        if "\x85" in text or read_scalar(text) != text:
+            style: str | None = '"'  # U+0085 ends a line in YAML: only an escape keeps it
+        else:
+            style = "|" if "\n" in text else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
     def write_float(dumper: Dumper, number: float) -> yaml.ScalarNode:

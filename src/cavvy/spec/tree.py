@@ -8,7 +8,7 @@ and aliases that expand to too many nodes are refused.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cavvy.domain.tasks import Scalar
 from cavvy.spec.problems import ProblemNotes, SourceMark, shown
@@ -120,6 +120,17 @@ def to_value(node: Node) -> object:
             return [to_value(item) for item in node.items]
         case MapNode():
             return {key.text: to_value(value) for key, value in node.entries}
+
+
+def read_table(text: str) -> dict[str, Any] | None:
+    """The plain values of a YAML text that is one table, read as YAML 1.2; None for other texts."""
+    notes = ProblemNotes("the file", text)
+    root = check_single(documents, notes) if (documents := compose_all(text, notes)) else None
+    return (
+        {key.text: to_value(value) for key, value in root.entries}
+        if isinstance(root, MapNode)
+        else None
+    )
 
 
 def describe(node: Node) -> str:

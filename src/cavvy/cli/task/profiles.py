@@ -143,15 +143,17 @@ def text_with_rates(text: str, task: "Task", folder: Path) -> str:
     """The text of the task file with the rates of its profile added, for the server."""
     if task.work is None or task.work.profile is None:
         return text
-    import yaml
+    from cavvy.sdk.values import write_text
+    from cavvy.spec.tree import read_table
 
     full = with_rates(task, folder).work
-    data = yaml.safe_load(text)
-    if full is None or not isinstance(data, dict) or not isinstance(data.get("work"), dict):
+    data = read_table(text) or {}
+    work = data.get("work")
+    if full is None or not isinstance(work, dict):
         return text
     rates = {name: float(f"{rate:.4g}") for name, rate in full.rates.items()}
-    kept = {name: value for name, value in data["work"].items() if name != "profile"}
-    return str(yaml.safe_dump({**data, "work": {**kept, "rates": rates}}, sort_keys=False))
+    kept = {name: value for name, value in work.items() if name != "profile"}
+    return write_text({**data, "work": {**kept, "rates": rates}})
 
 
 @cache

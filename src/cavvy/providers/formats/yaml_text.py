@@ -1,17 +1,30 @@
-"""Writes YAML in which texts of several lines stay readable."""
+"""Writes YAML in which texts of several lines stay readable, and which readers of YAML 1.1 and of
+YAML 1.2 read as the same values.
+"""
 
 from typing import Any
 
 import yaml
 
+from cavvy.spec.tree import read_scalar
+
+# YAML 1.1 has these as booleans (yaml.org/type/bool.html); PyYAML neither reads nor quotes them so.
+_SHORT_BOOLEANS = frozenset("yYnN")
+
 
 class LiteralDumper(yaml.SafeDumper):
-    """Writes texts of several lines in the literal style."""
+    """Writes texts of several lines in the literal style, and quotes the texts that a reader of
+    YAML 1.1 or 1.2 would take for a number or a boolean.
+    """
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        return self.represent_scalar(
-            "tag:yaml.org,2002:str", data, style="|" if "\n" in data else None
-        )
+        if "\x85" in data:
+            style: str | None = '"'  # U+0085 ends a line in YAML: only an escape keeps it
+        elif "\n" in data:
+            style = "|"
+        else:
+            style = "'" if data in _SHORT_BOOLEANS or read_scalar(data) != data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
 LiteralDumper.add_representer(str, LiteralDumper.represent_str)
