@@ -4,6 +4,7 @@ A job of N instances is one request for N machines. The name of the job is the n
 with rank 0. A machine's id is the id of its job, "#" and the rank.
 """
 
+import re
 from collections.abc import Sequence
 
 from cavvy.domain.offers import Offer
@@ -20,6 +21,8 @@ from cavvy.providers.vm.cloud import (
     MachineState,
 )
 
+# the name of the machine with rank 0, as `vm.records` makes it
+_NAME = re.compile(rf"{NAME_PREFIX}[0-9a-f]+-.+-[0-9a-f]+-0-(?P<count>[1-9][0-9]{{0,4}})")
 _STATES = {
     JobState.WAITING: MachineState.STARTING,
     JobState.RUNNING: MachineState.RUNNING,
@@ -30,7 +33,7 @@ _STATES = {
 
 
 class ManagedCloud:
-    """Implements `Cloud`."""
+    """Implements `Cloud`. Jobs with other names than Cavvy's are not listed."""
 
     def __init__(self, service: ManagedService) -> None:
         self._service, known = service, service.traits
@@ -67,8 +70,8 @@ class ManagedCloud:
         return [
             _machine(job, rank)
             for job in jobs
-            if job.name.startswith(NAME_PREFIX)
-            for rank in range(_count(job.name))
+            if (name := _NAME.fullmatch(job.name)) is not None
+            for rank in range(int(name["count"]))
         ]
 
     async def get(self, machine: str) -> CloudMachine | None:
@@ -81,12 +84,6 @@ class ManagedCloud:
 
     def is_full(self, fault: CloudFault) -> bool:
         return self._service.is_full(fault)
-
-
-def _count(name: str) -> int:
-    """The number of instances in a job's name; 0 if the name has none."""
-    count = name.rpartition("-")[2]
-    return int(count) if count.isdecimal() and len(count) < 6 else 0
 
 
 def _machine(job: ServiceJob, rank: int) -> CloudMachine:
