@@ -31,9 +31,11 @@ class BatchStandIn(AwsStandIn):
 
     def __init__(self, cloud: MemoryCloud) -> None:
         super().__init__(cloud)
-        self.definitions: dict[str, dict[str, Any]] = {}
+        self.definitions: dict[str, dict[str, Any]] = {}  # by name and revision
+        self.revisions: dict[str, int] = {}  # the newest, by name
         self.disabled = ""  # a queue that the next description shows as disabled
         self.reasons: dict[str, str] = {}  # why jobs ended, by job
+        self.sizes: dict[str, int] = {}  # the containers of jobs, by name
 
     def DescribeJobQueues(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
         disabled, self.disabled = self.disabled, ""
@@ -71,22 +73,26 @@ class BatchStandIn(AwsStandIn):
 
     def RegisterJobDefinition(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
         name = body["jobDefinitionName"]
-        self.definitions[name] = body
-        arn = _arn("job-definition", f"{name}:1")
-        return {"jobDefinitionName": name, "jobDefinitionArn": arn, "revision": 1}
+        self.revisions[name] = revision = self.revisions.get(name, 0) + 1
+        self.definitions[f"{name}:{revision}"] = body
+        arn = _arn("job-definition", f"{name}:{revision}")
+        return {"jobDefinitionName": name, "jobDefinitionArn": arn, "revision": revision}
 
     def DeregisterJobDefinition(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.definitions.pop(body["jobDefinition"].rpartition(":")[0], None)
+        self.definitions.pop(body["jobDefinition"].rpartition("/")[2], None)
         return {}
 
     def SubmitJob(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
-        name, definition = body["jobName"], self.definitions.get(body["jobDefinition"])
+        name, wanted = body["jobName"], body["jobDefinition"]
+        newest = f"{wanted}:{self.revisions.get(wanted, 0)}"
+        definition = self.definitions.get(newest)
         if definition is None or body["jobQueue"] not in QUEUES:
             raise Answer("ClientException", "JobDefinition or JobQueue not found.")
         nodes = definition.get("nodeProperties", {}).get("numNodes", 1)
         if nodes > 1 and QUEUES[body["jobQueue"]][0] != "EC2":
             raise Answer("ClientException", "Multi-node parallel jobs need EC2.")
-        self.bodies[region, name] = body | {"definition": definition}
+        self.bodies[region, name] = body | {"definition": definition, "newest": newest}
+        self.sizes[name] = nodes
         try:
             made = self.start(region, name, nodes)
         except CloudFault as fault:
@@ -123,32 +129,43 @@ class BatchStandIn(AwsStandIn):
                 finish(self.cloud.delete(each.id))
         return {}
 
+    def add_job(self, name: str) -> str:
+        """A job of one container that another program submits; its id."""
+        region, shape = "us-east-1", {"jobDefinitionName": name, "type": "container"}
+        self.RegisterJobDefinition(region, shape)
+        self.bodies[region, name] = {"jobQueue": "cpu", "newest": f"{name}:1"}
+        self.sizes[name] = 1
+        return self.cloud.add(name, {"job": name, "region": region})
+
     def _members(self, region: str, job: str) -> list[Any]:
         """The machines of the job with this id."""
         first = next(each for each in self.cloud.machines if each.id == job)
-        count = int(first.tags["job"].rpartition("-")[2])
+        count = self.sizes[first.tags["job"]]
         all_of = self.machines(region, first.tags["job"])
         at = all_of.index(first)
         return all_of[at : at + count]
 
     def _jobs(self, region: str, name: str) -> list[dict[str, Any]]:
         """The descriptions of the jobs with this name; a name may have several."""
-        count = int(name.rpartition("-")[2])
+        count = self.sizes[name]
         made, found = self.machines(region, name), []
         for first in made[::count]:
             shown = finish(self.cloud.get(first.id))
             if shown is None:
                 continue
             status, millis = _STATES[shown.state], int(first.at.timestamp() * 1000)
+            asked = self.bodies[region, name]
             told = {
                 "jobId": first.id,
                 "jobName": name,
-                "jobQueue": _arn("job-queue", self.bodies[region, name]["jobQueue"]),
-                "jobDefinition": _arn("job-definition", f"{name}:1"),
+                "jobQueue": _arn("job-queue", asked["jobQueue"]),
+                "jobDefinition": _arn("job-definition", asked["newest"]),
                 "status": status,
                 "createdAt": millis,
                 "startedAt": millis if status != "RUNNABLE" else 0,
             }
+            if asked.get("tags"):
+                told["tags"] = asked["tags"]
             if first.ended is not None:
                 told["stoppedAt"] = int(first.ended.timestamp() * 1000)
                 told["statusReason"] = self.reasons.get(first.id, "Cavvy removed the job")

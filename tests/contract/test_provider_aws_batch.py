@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from cavvy.domain.units import HourlyRate
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws_batch import MANIFEST
 from cavvy.providers.aws_batch.service import BatchService
-from cavvy.providers.base import GangState, NoCapacity, Refused
-from cavvy.providers.contract import ContractHarness
+from cavvy.providers.base import GangState, NoCapacity, ProviderContext, Refused, TryAgain
+from cavvy.providers.contract import ContractHarness, LaunchFault
 from cavvy.providers.managed.cloud import ManagedCloud
 
 PROOF = Proof("aws-batch", False, "a strict stand-in for AWS Batch, by real boto3")
-START = datetime(2026, 11, 1, 12, tzinfo=UTC)
-TRAITS = ManagedCloud(BatchService({}, lambda: START, lambda _: ())).traits
+CONTEXT = ProviderContext(installation="any", home=Path("/nowhere"))
+TRAITS = ManagedCloud(BatchService(CONTEXT)).traits
 TABLE: Mapping[str, Scalar] = {
     "regions": "us-east-1",
     "queues": "cpu, gpu, gpu-spot, mixed, serverless",
@@ -80,7 +80,7 @@ class TestAwsBatch(VmContract):
             tmp_path,
             BatchStandIn,
             lambda context: BatchService(
-                context.settings, context.now, lambda provider: PRICES, account
+                replace(context, list_prices=lambda provider: PRICES), account
             ),
             MANIFEST,
             settings,
@@ -150,6 +150,53 @@ class TestAwsBatch(VmContract):
             harness = ContractHarness(account, self.lose_reply)
             gang = await harness.running("gone")
             assert len(account.api.definitions) == 1
+            await harness.remove(gang.name)
+            await harness.ours.gangs()
+            assert account.api.definitions == {}
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("foreign", ["cv-50", "cv-mnist-large-0-1", "cv-0123456789-x-abcd-0-1"])
+    def test_jobs_of_others_are_left_alone(self, account: BatchPlace, foreign: str) -> None:
+        """Their names may begin as ours do."""
+
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            other = account.api.add_job(foreign)
+            gang = await harness.running("mine")
+            account.cloud.change(other, ended=account.cloud.time)
+            await account.wait(timedelta(minutes=1))
+            (seen,) = await harness.ours.gangs()
+            assert seen.name == gang.name
+            assert f"{foreign}:1" in account.api.definitions
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_a_definition_of_a_job_without_our_tag_stays(self, account: BatchPlace) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.running("tagged")
+            ((key, body),) = account.api.bodies.items()
+            account.api.bodies[key] = body | {"tags": {}}
+            await harness.remove(gang.name)
+            await harness.ours.gangs()
+            assert len(account.api.definitions) == 1
+
+        asyncio.run(scenario())
+
+    def test_all_revisions_of_a_repeated_request_are_deregistered(
+        self, account: BatchPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.spec("again")
+            account.fail(0, LaunchFault.BROKEN)
+            with pytest.raises(TryAgain):
+                await harness.ours.launch(gang)
+            await account.settle()
+            await harness.launch(gang)
+            assert list(account.api.revisions.values()) == [2]
             await harness.remove(gang.name)
             await harness.ours.gangs()
             assert account.api.definitions == {}

@@ -21,7 +21,7 @@ from tests.proofs import Proof
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.base import GangState, QuotaTooSmall, Refused
+from cavvy.providers.base import GangState, ProviderContext, QuotaTooSmall, Refused
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState, ServiceJob
@@ -30,7 +30,8 @@ from cavvy.providers.sagemaker.service import SageMakerService, read_job
 
 PROOF = Proof("sagemaker", False, "a strict stand-in for SageMaker, by real boto3")
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
-TRAITS = ManagedCloud(SageMakerService({}, lambda: START, lambda *_: None)).traits
+CONTEXT = ProviderContext(installation="any", home=Path("/nowhere"))
+TRAITS = ManagedCloud(SageMakerService(CONTEXT)).traits
 Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
 
 
@@ -55,9 +56,7 @@ class TestSageMaker(VmContract):
             self.traits,
             tmp_path,
             SageMakerStandIn,
-            lambda context: SageMakerService(
-                context.settings, context.now, context.find_instance, account
-            ),
+            lambda context: SageMakerService(context, account),
             MANIFEST,
             settings,
         )

@@ -11,5 +11,5 @@ def make(context: ProviderContext) -> Provider:
     from cavvy.providers.aws_batch.service import BatchService
     from cavvy.providers.managed.provider import make_provider
 
-    service = BatchService(context.settings, context.now, context.list_prices)
+    service = BatchService(context)
     return make_provider(MANIFEST, context, service)

@@ -1,15 +1,15 @@
 """Runs gangs as jobs of AWS Batch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Objection, Scalar, Task
+from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.aws_batch.queues import BatchQueues, ListPrices
-from cavvy.providers.base import Refused
+from cavvy.providers.aws_batch.queues import BatchQueues
+from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.formats.aws_batch.request import (
     BatchJobRequest,
     make_job_definition,
@@ -24,6 +24,7 @@ from cavvy.providers.managed.service import (
     ServiceTraits,
 )
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
+from cavvy.providers.vm.records import INSTALLATION, make_mark
 
 _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long
 _MOST_DESCRIBED = 100  # jobs in one call
@@ -48,16 +49,11 @@ class BatchService:
         ended_listed=_SHOWN,
     )
 
-    def __init__(
-        self,
-        settings: Mapping[str, Scalar],
-        now: Callable[[], datetime],
-        list_prices: ListPrices,
-        account: AwsAccount | None = None,
-    ) -> None:
-        self._settings, self._now = settings, now
-        self._aws = AwsService("batch", settings, account, gone=frozenset())
-        self._queues = BatchQueues(self._aws, settings, list_prices)
+    def __init__(self, context: ProviderContext, account: AwsAccount | None = None) -> None:
+        self._settings, self._now = context.settings, context.now
+        self._mark = make_mark(context.installation)
+        self._aws = AwsService("batch", self._settings, account, gone=frozenset())
+        self._queues = BatchQueues(self._aws, self._settings, context.list_prices)
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
 
     def identity(self) -> Sequence[tuple[str, str]]:
@@ -81,12 +77,12 @@ class BatchService:
             raise CloudFault(400, _FULL, "AWS Batch runs no gangs on spot instances")
         await self._check_offer(request.offer)
         job = self._make_job(request, queue)
-        await self._aws.call(region, "register_job_definition", **make_job_definition(job))
+        made = await self._aws.call(region, "register_job_definition", **make_job_definition(job))
         try:
             told = await self._aws.call(region, "submit_job", **make_submission(job))
         except CloudFault as fault:
             if not fault.uncertain:
-                await self._forget(region, request.name)
+                await self._forget(region, str(made["jobDefinitionArn"]))
                 await self._check_offer(request.offer)
             raise
         return f"{region}/{told['jobId']}"
@@ -101,7 +97,7 @@ class BatchService:
                 "jobSummaryList",
                 "nextToken",
                 jobQueue=queue,
-                filters=[{"name": "JOB_NAME", "values": [f"{NAME_PREFIX}*"]}],
+                filters=[{"name": "JOB_NAME", "values": [f"{NAME_PREFIX}{self._mark}-*"]}],
             )
             found += [str(each["jobId"]) for each in told if not _is_old(each, now)]
         known = {f"{region}/{each}" for each in found}
@@ -147,15 +143,21 @@ class BatchService:
                 found.append(job)
                 if job.state is JobState.ENDED:
                     self._ended[job.id] = job
-                    await self._forget(region, job.name)
+                    if each.get("tags", {}).get(INSTALLATION) == self._mark:
+                        await self._forget(region, str(each["jobDefinition"]))
         return found
 
-    async def _forget(self, region: str, name: str) -> None:
-        """Deregister the definition of a job that has ended. If this fails, the definition stays
-        and costs nothing.
+    async def _forget(self, region: str, definition: str) -> None:
+        """Deregister the definition of a job that this installation submitted and that has ended,
+        with its earlier revisions, which repeated requests leave. If this fails, the definition
+        stays and costs nothing.
         """
+        name, _, newest = definition.rpartition(":")
         with suppress(CloudFault):
-            await self._aws.call(region, "deregister_job_definition", jobDefinition=f"{name}:1")
+            for revision in range(1, int(newest) + 1):
+                await self._aws.call(
+                    region, "deregister_job_definition", jobDefinition=f"{name}:{revision}"
+                )
 
     def _make_job(self, request: JobRequest, queue: str) -> BatchJobRequest:
         gang, offer, settings = request.gang, request.offer, self._settings

@@ -11,5 +11,5 @@ def make(context: ProviderContext) -> Provider:
     from cavvy.providers.managed.provider import make_provider
     from cavvy.providers.sagemaker.service import SageMakerService
 
-    service = SageMakerService(context.settings, context.now, context.find_instance)
+    service = SageMakerService(context)
     return make_provider(MANIFEST, context, service)

@@ -1,16 +1,16 @@
 """Runs gangs as training jobs of SageMaker."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Objection, Scalar, Task
+from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.base import GangSpec, Refused
+from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.sagemaker.request import (
     LONGEST_RUN,
     DataChannel,
@@ -28,8 +28,8 @@ from cavvy.providers.managed.service import (
 from cavvy.providers.sagemaker.prices import TrainingPrices
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.records import make_mark
 
-FindInstance = Callable[[str, str], Offer | None]
 _SHOWN = timedelta(hours=6)  # ended jobs are listed for this long after their last change
 _QUOTA = "ResourceLimitExceeded"
 _GONE = frozenset({"ResourceNotFound"})
@@ -63,15 +63,11 @@ class SageMakerService:
         quota_codes=frozenset({_QUOTA}),
     )
 
-    def __init__(
-        self,
-        settings: Mapping[str, Scalar],
-        now: Callable[[], datetime],
-        find_instance: FindInstance,
-        account: AwsAccount | None = None,
-    ) -> None:
-        self._settings, self._now, self._find_instance = settings, now, find_instance
-        self._aws = AwsService("sagemaker", settings, account, gone=_GONE)
+    def __init__(self, context: ProviderContext, account: AwsAccount | None = None) -> None:
+        self._settings, self._now = context.settings, context.now
+        self._find_instance = context.find_instance
+        self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
+        self._aws = AwsService("sagemaker", self._settings, account, gone=_GONE)
         self._prices = TrainingPrices(self._aws)
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
         self._unknown: Sequence[str] = ()
@@ -141,13 +137,13 @@ class SageMakerService:
                     region,
                     "list_training_jobs",
                     "TrainingJobSummaries",
-                    NameContains=NAME_PREFIX,
+                    NameContains=self._prefix,
                     MaxResults=100,
                     **wanted,
                 )
                 for each in told:
                     name = str(each["TrainingJobName"])
-                    if name.startswith(NAME_PREFIX) and f"{region}/{name}" not in found:
+                    if name.startswith(self._prefix) and f"{region}/{name}" not in found:
                         job = await self.get(f"{region}/{name}")
                         found |= {job.id: job} if job else {}
         return list(found.values())

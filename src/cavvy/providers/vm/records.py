@@ -94,7 +94,7 @@ class MachineNames:
     """Makes and reads the names of one installation's machines."""
 
     def __init__(self, installation: str, limit: int) -> None:
-        self.mark = _digest(installation, _MARK)
+        self.mark = make_mark(installation)
         self._limit = limit
         self._hash = min(_HASH, limit - _REST)  # digits of the hash of a gang's name
 
@@ -127,6 +127,11 @@ class MachineNames:
     def _join(self, parts: MachineName) -> str:
         fields = [parts.gang, parts.launch, str(parts.rank), str(parts.nodes)]
         return NAME_PREFIX + "-".join([self.mark, *fields])
+
+
+def make_mark(installation: str) -> str:
+    """MARK in the module's docstring, which is also the value of the tag INSTALLATION."""
+    return _digest(installation, _MARK)
 
 
 def make_record(name: str, nodes: int, now: datetime) -> VmGangRecord:

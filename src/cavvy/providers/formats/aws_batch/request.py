@@ -97,6 +97,8 @@ def make_submission(job: BatchJobRequest) -> dict[str, Any]:
     }
     if job.array is not None:
         request["arrayProperties"] = {"size": job.array}
+    if job.tags:  # a job does not take over the tags of its definition
+        request["tags"] = dict(job.tags)
     return request
 
 
