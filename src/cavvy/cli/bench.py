@@ -1,5 +1,5 @@
-"""`cavvy bench`: runs the user's script for a minute on chosen accelerators and saves the
-measured rates in the work profile.
+"""`cavvy bench`: runs the user's script for a minute on each chosen accelerator and saves the
+measured rates in the task's work profile.
 """
 
 import json
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
 
 _POLL_S = 0.5
-_START_S = 1800  # seconds to get a node and set it up, before the measured minute begins
+# seconds that a node may take to start and set up; the measured minute begins after that
+_START_S = 1800
 
 
 @click.command("bench")
@@ -63,13 +64,14 @@ def command(
     output: str,
 ) -> None:
     """Run the task's own script for a minute on each accelerator and save the samples per second
-    that it reports. With several --provider, each provider is measured.
+    that it reports. If --provider is given several times, each of these providers is measured.
 
     The script must report its progress: `cavvy.train` does this, and any program can do it by
     printing a line `CAVVY_PROGRESS {"done": 1280}`. The rates are saved in the task's
-    `work.profile`, by provider and machine and by accelerator, and `cavvy plan` uses them to rank
-    offers: first the rate of the machine, then that of the accelerator. Rates of accelerators that
-    were not tried are estimated from the measured rates.
+    `work.profile`, once for the provider's machine type and once for the accelerator. `cavvy plan`
+    ranks offers by these rates: it uses the rate of the machine type if there is one, otherwise the
+    rate of the accelerator. Rates of accelerators that were not tried are estimated from the
+    measured rates.
     """
 
     params = read_params(param)
@@ -86,7 +88,7 @@ def command(
         for gpu, provider in product(gpus or (None,), providers or (None,)):
             text = make_text(loaded.text, gpu, (provider,) if provider else (), seconds)
             found.append(_measure(client, loaded, text, file, params, seconds, yes))
-            keep(target, found)  # after each run: a later one may fail
+            keep(target, found)  # Save after each run, because a later run may fail.
     _runs_out(found, output)
     silent = [run.job for run in found if run.rate is None]
     if silent:
@@ -96,9 +98,9 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRun:
-    """The measured rate of one node in samples per second, None if it reported too little. `key` is
-    the node's key in `work.rates`, `machine` is its other key, "PROVIDER/INSTANCE-TYPE:COUNT" (see
-    `read_machine`), and `usd_hr` is its price.
+    """The measured rate of one node in samples per second; None if the job reported too little
+    progress. `key` and `machine` are the node's two keys in `work.rates`: `machine` has the form
+    "PROVIDER/INSTANCE-TYPE:COUNT" (see `read_machine`). `usd_hr` is the node's price.
     """
 
     key: str
@@ -133,8 +135,8 @@ def _runs_out(runs: list[MachineRun], output: str) -> None:
 
 
 def draw_bars(prices: list[tuple[str, float | None]], width: int = 40) -> list[str]:
-    """A plot of dollars per 1,000 samples as lines of text, the cheapest first; a name without a
-    price comes last, without a bar.
+    """A plot of dollars per 1,000 samples as lines of text, sorted by price. Names without a price
+    come last and have no bar.
     """
     known = [price for _, price in prices if price is not None]
     most, wide = max(known, default=0.0), max(len(name) for name, _ in prices)
@@ -150,8 +152,8 @@ def draw_bars(prices: list[tuple[str, float | None]], width: int = 40) -> list[s
 
 
 def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: float) -> str:
-    """The text of the task file, changed to use these accelerators and providers and to end after a
-    time limit. Raises CommandFailure for files of other tools.
+    """The text of the task file, changed so that it uses these accelerators and providers and ends
+    after a time limit. Raises CommandFailure if the file has the format of another tool.
     """
     from cavvy.sdk.values import write_text
     from cavvy.spec.tree import read_table
@@ -179,14 +181,14 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
         "outputs",
         "checkpoint",
         "webhooks",
-    ):  # a benchmark uploads nothing and does not resume
+    ):  # A benchmark uploads nothing and does not resume.
         changed.pop(gone, None)
     return write_text(changed)
 
 
 def keep(path: Path, runs: list[MachineRun]) -> None:
-    """Write measured rates into a work profile, and keep its other contents. If several machines
-    with one key were measured, the rate of the key is that of the slowest machine.
+    """Write measured rates into a work profile without changing its other contents. If several
+    measured machines have the same key, the rate of the slowest one is written.
     """
     from cavvy.cli.task.profiles import read_file
 
@@ -232,11 +234,11 @@ def _measure(
 def _watch(
     client: "Client", project: str, name: str, seconds: float
 ) -> "tuple[float | None, JobDetail]":
-    """Measure the samples per second of one node for `seconds` after the first report. Returns the
-    rate, or None if there are too few reports, and the job as last seen.
+    """Measure the samples per second of one node for `seconds` after the first progress report.
+    Returns the rate (None if there are too few reports) and the job's last known state.
     """
 
-    # for each report: its time, and the number of finished samples
+    # the time of each report, and the number of samples finished by then
     seen: list[tuple[float, float]] = []
     ends = time.monotonic() + _START_S
     job = client.job(project, name)
@@ -255,8 +257,8 @@ def _watch(
 
 
 def read_rate(seen: list[tuple[float, float]], seconds: float) -> float | None:
-    """The samples per second between the reports. The first sixth of the time is left out as
-    warm-up and compilation.
+    """The samples per second between the reports. The first sixth of the time is ignored, because
+    it contains warm-up and compilation.
     """
     steady = [each for each in seen if each[0] >= seen[0][0] + seconds / 6] or seen
     steady = steady if len(steady) > 1 else seen

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cavvy.store.snapshot.reader import CatalogSnapshot, SnapshotInfo, SourceInfo
 
 
-# what a source raises if a reply lacks a field or has a value of another type
+# exceptions of a source if a reply lacks a field or a field has a value of another type
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -73,7 +73,9 @@ _UNLISTED = ("provider", "purchase", "types", "of", "reason")
 
 
 def _list_unlisted(snapshot: "CatalogSnapshot") -> list[dict[str, object]]:
-    """For each large cloud and purchase option: the accelerated types without a price, and why."""
+    """List the accelerated instance types that lack a price, for each large cloud and purchase
+    option, with the reason.
+    """
     from cavvy.catalog.unlisted import list_reasons
 
     counts = snapshot.unpriced()
@@ -148,8 +150,8 @@ def refresh(source: str | None, sha256: str | None, providers: tuple[str, ...]) 
     """Get newer prices, from a snapshot or from the providers' own public price lists.
 
     The new catalog replaces the old one only after it has been downloaded and checked completely.
-    If one provider's price list cannot be read, or its format has changed, its old prices stay, the
-    others are refreshed, and the exit code is 1.
+    If a provider's price list cannot be read or has a new format, its old prices stay and the other
+    providers are refreshed. The exit code is then 1.
     """
     from cavvy.store.snapshot.choose import path_in_use
     from cavvy.store.snapshot.refresh import refresh_from
@@ -189,8 +191,9 @@ def _summary(path: "Path") -> str:
 
 
 def _refresh_lists(wanted: tuple[str, ...]) -> "tuple[Path, list[str]]":
-    """Refresh the prices of these providers, or of all. Returns the new catalog, and why some
-    sources could not be read: the old prices of their providers stay.
+    """Refresh the prices of these providers, or of all providers if `wanted` is empty. Returns the
+    path of the new catalog, and a reason for each source that could not be read. The old prices of
+    such a source's provider stay.
     """
     from cavvy.providers.prices import list_sources, list_unavailable
     from cavvy.store.snapshot.refresh import refresh_offers
@@ -211,7 +214,7 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "tuple[Path, list[str]]":
     for name in wanted or sources:
         try:
             prices = _fetch_prices(name, sources[name], today, skip_logins=not wanted)
-        except click.ClickException as error:  # the other sources are still read
+        except click.ClickException as error:  # The other sources are still read.
             problems.append(error.message)
             click.echo(f"prices not refreshed: {error.message}", err=True)
             continue
@@ -302,10 +305,10 @@ def list_price_sources(output: str) -> None:
 )
 @output_option
 def diff(old: str | None, new: str | None, provider: str | None, limit: int, output: str) -> None:
-    """Show what differs between two catalogs: new offers, removed offers and changed prices, the
-    largest changes first.
+    """Show the differences between two catalogs: new offers, removed offers and changed prices. The
+    largest changes come first.
 
-    Without OLD, the shipped catalog is the old one; without NEW, the catalog in use is the new one.
+    Without OLD, the shipped catalog is the old one. Without NEW, the catalog in use is the new one.
     """
 
     from cavvy.store.snapshot import CatalogSnapshot

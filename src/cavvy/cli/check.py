@@ -1,5 +1,5 @@
-"""`cavvy check`: shows whether each provider can be used, its identity, and what it does not
-support.
+"""`cavvy check`: shows whether each provider can be used, the user's identity there, and which
+features the provider does not support.
 """
 
 import asyncio
@@ -33,13 +33,14 @@ class ProviderFinding:
     name: str
     title: str = ""
     docs: str = ""
-    rights: str = ""  # the least rights that the provider needs
+    rights: str = ""  # the smallest set of permissions that the provider needs
     file: str = ""  # path of the settings file
     enabled: bool
     test_double: bool = False
     off: bool = False  # disabled by `enabled = false`
     problem: str = ""  # why the provider cannot be used, or "" if it can
-    facts: Sequence[tuple[str, str]] = ()  # names and values: the identity, and findings
+    # pairs of name and value: the identity and other findings
+    facts: Sequence[tuple[str, str]] = ()
     settings: Mapping[str, object] = field(default_factory=dict)  # the settings in use
     # what each setting does, by name
     choices: Mapping[str, str] = field(default_factory=dict)
@@ -75,16 +76,17 @@ class ProviderFinding:
 )
 @output_option
 def command(name: str | None, policy: bool, live: bool, max_usd: float, output: str) -> None:
-    """Show whether each provider is configured and what it does not support.
+    """Show whether each provider is configured and which features it does not support.
 
-    Without NAME, list all installed providers; with it, show one in detail. The exit code is 1
-    if a configured provider (or NAME) cannot be used.
+    Without NAME, all installed providers are listed; with NAME, this provider is shown in detail.
+    The exit code is 1 if a configured provider (or NAME) cannot be used.
 
     --live starts a small job on the cheapest on-demand machine, waits until its agent answers, ends
-    it, and checks that nothing is left. Ctrl-C and failures remove the machine, too. The server
-    removes the machine, so leave its computer on: while it is off, a machine that cannot end itself
-    is billed, also above --max-usd. The calls to a cloud are recorded, without secrets, to a file
-    that tests can replay; look through it before you give it to others.
+    the job, and checks that nothing is left. Ctrl-C and failures remove the machine, too. The
+    server on this computer removes the machine, so leave the computer on. While it is off, a
+    machine that cannot end itself is billed, even beyond --max-usd. The requests to a cloud are
+    recorded, without secrets, in a file that tests can replay. Read this file before you give it to
+    others.
     """
     if policy:
         click.echo(_policy(name).rstrip("\n"))
@@ -130,7 +132,9 @@ def _policy(name: str | None) -> str:
 
 
 def _check_live(name: str | None, max_usd: float, output: str) -> None:
-    """Rent a machine of NAME, and print the result. The exit code is 1 if the check failed."""
+    """Rent a machine of provider NAME, and print the result. The exit code is 1 if the check
+    failed.
+    """
     from cavvy.cli.reach.live_check import check_live
     from cavvy.domain.units import Money, UnitError, format_usd, parse_usd
 
@@ -162,8 +166,8 @@ def _check_live(name: str | None, max_usd: float, output: str) -> None:
 
 
 def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
-    """The settings and all installed providers. Raises CommandFailure if NAME, or the name of a
-    table in the settings, is not a provider.
+    """The settings and all installed providers. Raises CommandFailure if NAME or a [providers]
+    table in the settings names an unknown provider.
     """
     from difflib import get_close_matches
 
@@ -232,7 +236,7 @@ async def _examine_one(
             server_folder=settings.home,
             node_endpoint=node_endpoint,
         )
-        # the provider is only queried, and launches nothing
+        # This code only queries the provider and launches nothing.
         provider = registry.make(known, table, context)
         async with asyncio.timeout(ASK_TIMEOUT_S):
             return replace(found, facts=await _whoami(provider), problem=refuses_all(provider))
@@ -243,7 +247,7 @@ async def _examine_one(
 
 
 def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:
-    """The finding with the provider's manifest added."""
+    """A copy of the finding, extended with the provider's manifest."""
     return replace(
         found,
         title=manifest.title,
@@ -256,8 +260,8 @@ def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:
 
 
 async def _whoami(provider: "Provider") -> Sequence[tuple[str, str]]:
-    """The provider's identity. If it has none, the number of its offers, which shows that it
-    works.
+    """The user's identity at the provider. If the provider has no identities, the number of its
+    offers, which shows that the provider answers.
     """
     from cavvy.providers.abilities import CLOSEABLE, WHO_AM_I, ability
 

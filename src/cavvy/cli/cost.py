@@ -43,11 +43,11 @@ _AUDIT_COLUMNS = (
 def command(
     name: str | None, project: str, since: datetime | None, by: str | None, audit: bool, output: str
 ) -> None:
-    """Show what was spent. With NAME, show every charge of the job and its time by phase; without
-    NAME, show the total of each job. --since and --by add up the costs of jobs.
+    """Show what was spent. With NAME, show every charge of the job and its time by phase. Without
+    NAME, show the total of each job. --since and --by sum the costs of several jobs.
 
-    With --audit, the exit code is 1 if a bill differs from its provider's record or a provider
-    does not answer.
+    With --audit, the exit code is 1 if a bill differs from its provider's record or a provider does
+    not answer.
     """
     if (since or by) and (name or audit):
         raise click.UsageError(

@@ -11,7 +11,7 @@ import click
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.packages import extra_command
 
-TRY_S, TRIED = 3.0, 2000  # limits of one measurement: seconds, and number of random samples
+TRY_S, TRIED = 3.0, 2000  # limits of one measurement: its seconds, and its number of random samples
 
 
 @click.group("data")
@@ -23,11 +23,12 @@ def command() -> None:
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 def convert(source: str, target: Path) -> None:
-    """Convert SOURCE to shards in the folder TARGET, and compare the read rates before and after.
+    """Convert SOURCE to shards in the folder TARGET, and measure the read rates before and after
+    the conversion.
 
     SOURCE is FORMAT:PATH; FORMAT is webdataset, tfrecord, mds, parquet, hdf5, images, huggingface
-    or litdata. Images are stored as pixels, which takes more space but needs no decoding. Read the
-    result as mds:TARGET.
+    or litdata. Images are stored as pixels, which takes more space but needs no decoding. Training
+    scripts read the result as mds:TARGET.
     """
     try:
         from cavvy.readers import open_samples
@@ -54,7 +55,7 @@ def convert(source: str, target: Path) -> None:
 
 
 def measure(samples: Any) -> float:
-    """The samples per second that this thread reads at random, after a warm-up."""
+    """The samples per second that one thread reads at random, measured after a warm-up."""
     order = random.Random(0).sample(range(len(samples)), min(len(samples), TRIED))
     if not order:
         raise ValueError("it has no samples")

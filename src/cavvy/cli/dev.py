@@ -1,4 +1,6 @@
-"""`cavvy dev`: a machine for interactive work, with a shell, an editor over SSH, or Jupyter."""
+"""`cavvy dev`: gets a machine for interactive work, and opens a shell, an editor over SSH, or
+Jupyter on it.
+"""
 
 import json
 import shlex
@@ -37,11 +39,11 @@ echo "note: tmux is not installed here; this shell ends when you disconnect" >&2
 exec "${SHELL:-/bin/sh}"
 """
 _LOOK_AGAIN_S = 0.5
-_JUPYTER_S = 300.0  # how long to wait for Jupyter, which may have to be installed
+_JUPYTER_S = 300.0  # maximum seconds to wait for Jupyter, which may have to be installed first
 
 
 class DevCommand(TaskCommand):
-    """A command on a task file whose `run` is replaced by the session."""
+    """A command that takes a task file and replaces the file's `run` by a session."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -77,9 +79,10 @@ def command(
     """Get a machine for interactive work, and open a shell, VS Code or Jupyter on it.
 
     The machine is called dev unless --machine names it. Run the command again to reconnect. The
-    session and its machine end after --keep (30m) without output, CPU use by your programs, or a
-    connection. A warning appears in the job's events before that. With a task file, the session has
-    the file's resources, setup, folder and environment, but does not run its commands.
+    session and its machine end after they have been idle for --keep (default: 30m): no output, no
+    CPU use by your programs and no connection. A warning appears in the job's events before that.
+    With a task file, the session has the file's resources, setup, folder and environment, but does
+    not run its commands.
     """
     from cavvy.cli.run import say_machine, submit_loaded
 
@@ -105,10 +108,10 @@ def command(
 def _read_session(
     file: str, params: dict[str, str], options: "ReadOptions", ide: str
 ) -> "LoadedTask":
-    """Read the task as a session with its machine and its idle limit, which is the keep time.
+    """Read the task as a session. The session's idle limit is the keep time of its machine.
 
-    A file that describes a session, such as a dstack `dev-environment`, keeps its commands and
-    its idle limit.
+    If the file itself describes a session, such as a dstack `dev-environment`, its commands and its
+    idle limit are used.
     """
     from dataclasses import replace
 
@@ -128,7 +131,7 @@ def _read_session(
     overrides["session"] = True
     loaded = read_task(file, params, replace(options, overrides=json.dumps(overrides)))
     if ide == "jupyter" and loaded.task.setup is None:
-        overrides["setup"] = _INSTALL  # Jupyter gets an environment of its own
+        overrides["setup"] = _INSTALL  # Jupyter is installed into a separate environment.
         loaded = read_task(file, params, replace(options, overrides=json.dumps(overrides)))
     return loaded
 
@@ -144,7 +147,7 @@ def _find_session(client: "Client", project: str, name: str) -> "JobDetail | Non
     """
     for row in list_jobs(client, project, UNFINISHED)[0]:
         if row.machine == name and _is_session(job := client.job(project, row.name)):
-            return job  # the session may still be queued, without a node
+            return job  # A session may still be queued and have no node.
     found = [each for each in client.machines(project) if each.name == name]
     if not found or found[0].job is None or found[0].state not in ("starting", "busy"):
         return None
@@ -158,9 +161,7 @@ def _find_session(client: "Client", project: str, name: str) -> "JobDetail | Non
 
 
 def _wait(client: "Client", job: "JobDetail") -> None:
-    """Wait until the session runs, and print its events meanwhile. Raises CommandFailure if it
-    ends.
-    """
+    """Print the session's events until it runs. Raises CommandFailure if the session ends."""
     if job.phase == "running":
         return
     from cavvy.cli.view.job_story import story_line
@@ -200,7 +201,9 @@ def _connect(project: str, name: str, folder: str, ide: str, *, no_open: bool) -
 
 
 def _open_editor(project: str, name: str, folder: str, *, no_open: bool) -> None:
-    """Write Cavvy's SSH hosts, and print or run the command that opens VS Code."""
+    """Write Cavvy's hosts into the SSH configuration, and print or run the command that opens VS
+    Code.
+    """
     from cavvy.cli.reach.ssh_config import write_config
 
     for message in write_config():
@@ -215,7 +218,7 @@ def _open_editor(project: str, name: str, folder: str, *, no_open: bool) -> None
 
 
 def _open_jupyter(project: str, name: str) -> None:
-    """Forward a port to the session's Jupyter until Ctrl-C, and print its address with the
+    """Forward a local port to the session's Jupyter until Ctrl-C, and print the address with its
     token.
     """
     from cavvy.cli.forward import listen_here

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _TEXTS = frozenset(
     {"origin.task_text", "origin.diff"}
-)  # too long for a cell, so their size and hash are shown
+)  # These values are too long for a table cell, so their size and hash are shown.
 
 
 @click.command("diff")
@@ -75,7 +75,7 @@ def _cell(name: str, value: object, output: str) -> object:
         )
     if output == "table":
         if isinstance(value, bool):
-            return str(value).lower()  # spelled as in a task file
+            return str(value).lower()  # written as in a task file
         if name == "result.spent_usd" and isinstance(value, float):
             return f"{value:.6f}"
     return value

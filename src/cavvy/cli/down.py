@@ -29,8 +29,8 @@ def command(
     """Stop every unfinished job and machine, and terminate all nodes that this installation
     manages, including nodes that the database does not know.
 
-    Jobs get their grace period to save their work. The exit code is 1 if something is left after
-    two minutes.
+    Jobs get their grace period to save their work. The exit code is 1 if nodes or jobs are left
+    after two minutes.
     """
     import sys
 
@@ -71,8 +71,8 @@ def command(
 def _wait(
     client: "Client", project: str | None, found: "list[CleanupItem]"
 ) -> set[tuple[str, str]]:
-    """Wait at most two minutes until everything that was found is removed. Returns what is left, by
-    kind and name.
+    """Wait at most two minutes until every item in `found` is removed. Returns the kind and name of
+    each item that is left.
     """
     import time
 
@@ -96,7 +96,7 @@ def found_out(
     output: str,
     empty: str,
 ) -> None:
-    """Print what `down` or `gc` found and removed."""
+    """Print the items that `down` or `gc` found and removed."""
     columns = [
         TableColumn("kind"),
         TableColumn("name"),
@@ -108,6 +108,8 @@ def found_out(
 
 
 def nothing_runs(project: str | None) -> str:
-    """The text to print if no job and no node was found, in one project or in all."""
+    """The text to print if there is no job and no node in the project, or in any project if
+    `project` is None.
+    """
     where = "" if project is None else f" in project {project}"
     return f"nothing is running{where}, and nothing is billed"

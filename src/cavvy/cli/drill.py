@@ -9,7 +9,7 @@ from cavvy.cli.view.failure import CommandFailure
 
 @click.group("drill")
 def command() -> None:
-    """Rehearse failures on your own jobs, to see that they survive."""
+    """Rehearse failures on your own jobs to check that the jobs survive them."""
 
 
 @command.command("preempt")
@@ -21,7 +21,7 @@ def command() -> None:
     help="Time between the notice and the removal of the nodes.",
 )
 def preempt(name: str, project: str, notice: str) -> None:
-    """Give a running job notice and then reclaim its nodes, as a spot market would."""
+    """Give a running job a preemption notice and then reclaim its nodes, as a spot market would."""
     from cavvy.domain.units import UnitError, format_duration, parse_duration
 
     try:

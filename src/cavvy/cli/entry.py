@@ -1,6 +1,6 @@
-"""The first module of the `cavvy` command. Before the command runs and after it has ended, Ctrl-C
-ends the process at once: Python would print a traceback if Ctrl-C interrupted an import or the
-exit.
+"""The entry point of the `cavvy` command, which is imported first. Before the command runs and
+after it has ended, Ctrl-C ends the process at once. Otherwise Python would print a traceback if
+Ctrl-C interrupted an import or the exit.
 """
 
 import _signal  # type: ignore[import-not-found]  # built in; `signal` needs milliseconds to import
@@ -33,10 +33,10 @@ def main() -> None:
 
 
 def _report(fault: "UnraisableHookArgs") -> None:
-    """Handle an exception in a function that Python calls between two steps of the program, such
-    as the callback of a weak reference: Python prints such an exception and continues. An
-    interrupt there ends the process, which would otherwise ignore Ctrl-C. What the command has
-    printed is written first; `finally` clauses do not run.
+    """Handle an exception in a function that Python itself calls between two steps of the program,
+    such as the callback of a weak reference. Python prints such an exception and continues, so
+    Ctrl-C at that moment would be ignored. This hook ends the process instead. It first writes the
+    command's buffered output; `finally` clauses do not run.
     """
     if fault.exc_type is KeyboardInterrupt:
         for stream in (sys.stdout, sys.stderr):

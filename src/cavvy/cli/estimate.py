@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from cavvy.planner.estimate.table import DeviceEstimate
 
 _ROWS = 25
-_ASSUMED = 5  # maximum number of a trace's assumptions that are listed below a table
+_ASSUMED = 5  # maximum number of assumptions of a trace that are listed below a table
 
 
 class _Command(click.Command):
-    """A command whose usage errors explain where options of the script belong."""
+    """A command whose usage errors explain that options of the script go after `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -114,8 +114,8 @@ class _Command(click.Command):
 def command(script: str | None, arguments: tuple[str, ...], output: str, **given: Any) -> None:
     """Estimate memory, step time and cost of a training run on every accelerator.
 
-    The script runs on fake tensors up to its first optimizer step, so no device, data or memory is
-    needed.
+    The script runs on fake tensors, which store no data, up to its first optimizer step. No
+    accelerator, no training data and little memory are needed.
 
     \b
       cavvy estimate train.py --samples 5e6
@@ -154,7 +154,9 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
 
 
 def _read_gpu(given: dict[str, Any]) -> None:
-    """Read a value of `--gpu`, such as H100:8, A100:80GB or A100:80GB:8, into `given`."""
+    """Split a value of `--gpu`, such as H100:8, A100:80GB or A100:80GB:8, into its parts, and store
+    them in `given`.
+    """
     from cavvy.domain.units import UnitError, parse_memory_mib
 
     name, *parts = (given["only"] or "").split(":")
@@ -244,7 +246,7 @@ def _list_devices(only: str | None, memory_mib: int | None) -> "list[DeviceRates
     wanted = names_matching(only) if only else None
     exact = (
         wanted is not None and len(wanted) == 1
-    )  # if `--gpu` is a family or vendor, the memory is a minimum
+    )  # If `--gpu` is a family or vendor, accelerators with more memory match, too.
     devices = [
         each
         for each in list_devices()

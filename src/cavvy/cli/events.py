@@ -1,4 +1,4 @@
-"""`cavvy events`: shows a job's history, each step with its reason."""
+"""`cavvy events`: shows a job's history: each step with its reason."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("-f", "--follow", is_flag=True, help="Follow until the job ends.")
 @output_option
 def command(name: str, project: str, follow: bool, output: str) -> None:
-    """Show a job's history, each step with its reason."""
+    """Show a job's history: each step with its reason."""
     from cavvy.cli.view.job_story import story_line
 
     with session(patience_s=FOLLOW_PATIENCE_S if follow else PATIENCE_S) as client:
@@ -34,7 +34,7 @@ def command(name: str, project: str, follow: bool, output: str) -> None:
 
 
 def _events_out(events: "list[EventView]", output: str) -> None:
-    # If all events happened on one day, the heading shows the day.
+    # If all events happened on one day, the heading shows the day instead of each row.
     days = {show_time(event.at, "%Y-%m-%d") for event in events}
     columns = [
         TableColumn("at", min(days), lambda at: show_time(at, "%H:%M:%S", zone=False))

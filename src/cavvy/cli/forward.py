@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cavvy.client.tunnel.mux import Fields, NodeTunnel, TunnelChannel
 
 _LAST_PORT = 65535
-_GREETING_S = 5.0  # seconds for a connection from the node to reach this machine
+_GREETING_S = 5.0  # maximum seconds until a connection from the node has reached this machine
 _LOOPBACK = {"127.0.0.1", "localhost"}
 
 
@@ -35,8 +35,8 @@ _LOOPBACK = {"127.0.0.1", "localhost"}
 def command(
     target: str, ports: tuple[str, ...], project: str, host: str, bind: str, reverse: bool
 ) -> None:
-    """Forward TCP ports until Ctrl-C: after `cavvy forward digits 8888`, port 8888 of this machine
-    leads to port 8888 of the node.
+    """Forward TCP ports until Ctrl-C. After `cavvy forward digits 8888`, connections to port 8888
+    of this machine reach port 8888 of the node.
 
     8888:80 listens on 8888 here and connects to 80 on the node. Port 0 picks a free port.
     """
@@ -75,16 +75,15 @@ def _read_ports(text: str) -> tuple[int, int]:
 
 
 def _overlap(bind: str, host: str) -> bool:
-    """Whether a server that listens on one of these two addresses is reachable at the other."""
+    """Whether a server that listens on `bind` can be reached at `host`, or the reverse."""
     return bind in ("", "0.0.0.0", host) or {bind, host} <= _LOOPBACK
 
 
 async def _is_here(tunnel: "NodeTunnel") -> bool:
-    """Whether the node shares the network of this machine, so that both have the same loopback
-    interface.
+    """Whether the node uses the network of this machine, so that `localhost` is the same on both.
 
-    If so, a port could be forwarded to itself, which would loop forever and block the port for the
-    job's server.
+    If so, a port could be forwarded to itself. Such a tunnel would loop forever, and the job's
+    server could not listen on the port.
     """
     from cavvy.client.tunnel.mux import RemoteError
 
@@ -109,7 +108,7 @@ async def _is_here(tunnel: "NodeTunnel") -> bool:
                 await met.wait()
         finally:
             channel.close()
-    except (RemoteError, TimeoutError):  # the port is closed, or belongs to another program
+    except (RemoteError, TimeoutError):  # The port is closed, or another program uses it.
         return False
     finally:
         server.close()
@@ -130,8 +129,8 @@ def _same_port(target: str, host: str, port: int, reverse: bool) -> CommandFailu
 
 
 async def listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, there: int) -> int:
-    """Forward a port of this machine to `there` on the node. Returns the port, which is a free one
-    if `here` is 0. Raises CommandFailure.
+    """Forward port `here` of this machine to port `there` of the node. Returns the local port,
+    which is a free one if `here` is 0. Raises CommandFailure.
     """
     from cavvy.client.tunnel.mux import RemoteError, TunnelLost, join
 

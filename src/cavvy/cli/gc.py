@@ -1,4 +1,4 @@
-"""`cavvy gc`: finds and removes what belongs to no unfinished job: nodes and unfinished uploads."""
+"""`cavvy gc`: finds and removes nodes and unfinished uploads that belong to no unfinished job."""
 
 import click
 
@@ -14,8 +14,8 @@ from cavvy.cli.view.output import output_option
 )
 @output_option
 def command(remove: bool, output: str) -> None:
-    """Find nodes of this installation that belong to no unfinished job, and uploads to storages
-    that were not finished when their attempt ended. The server aborts such uploads by itself.
+    """Find nodes of this installation that belong to no unfinished job, and uploads that were
+    incomplete when their attempt ended. The server aborts such uploads by itself.
     """
     from cavvy.cli.down import found_out
 

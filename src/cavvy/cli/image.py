@@ -1,5 +1,5 @@
-"""`cavvy image`: builds an image for a task, cached by content, and shows the size of its
-layers.
+"""`cavvy image`: builds a container image for a task and shows the size of its layers. An image
+with the same contents is built only once.
 """
 
 import hashlib
@@ -47,11 +47,11 @@ def command() -> None:
 @click.option("--print", "show", is_flag=True, help="Print the Dockerfile and build nothing.")
 @param_option
 def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, ...]) -> None:
-    """Build an image that contains the result of the task's `setup`; use its name as the task's
-    `image`.
+    """Build an image that contains the result of the task's `setup`. The image's name can then be
+    the task's `image`.
 
-    The image's name is a hash of setup, files and base, so that equal images are built only once.
-    If the task's `image` is a Dockerfile, that Dockerfile is built.
+    The name is a hash of the setup, the files and the base image, so equal images are built only
+    once. If the task's `image` is a Dockerfile, that Dockerfile is built.
     """
     task = read_any_task(file, read_params(param))
     recipe = _recipe(task, base)
@@ -124,7 +124,7 @@ def _freeze(task: "Task", beside: Path) -> "FolderSnapshot":
 
 
 def _key(recipe: "DockerfileRecipe", snapshot: "FolderSnapshot | None", task: "Task") -> str:
-    """A hash of everything that the image is made from."""
+    """A hash of everything that determines the contents of the image."""
     build = task.image_build
     parts: list[object] = [recipe.text, sorted(recipe.files.items())]
     parts += (

@@ -1,6 +1,4 @@
-"""`cavvy init`: asks a few questions and writes a commented task file to start from, or writes a
-template.
-"""
+"""`cavvy init`: asks a few questions and writes a commented task file, or copies a template."""
 
 import json
 import sys
@@ -32,10 +30,10 @@ TEMPLATES = Path(__file__).parents[1] / "templates"
 def command(
     context: click.Context, file: Path, defaults: bool, template: str | None, wanted: bool
 ) -> None:
-    """Write a commented starter task file, task.yaml unless FILE is given.
+    """Write a commented task file to start from. Its name is task.yaml unless FILE is given.
 
-    Asks for a name, a command, accelerators, spot capacity, checkpoints and a budget. Asks before
-    it overwrites a file.
+    The command asks for a name, a command line, accelerators, spot capacity, checkpoints and a
+    budget. It asks again before it overwrites a file.
     """
     from cavvy.importers import parse_task
     from cavvy.spec import SpecError
@@ -113,8 +111,8 @@ def _next_steps(file: str) -> None:
 
 
 def _read_template(folder: Path) -> dict[str, bytes]:
-    """The template's files by name. If this version of Cavvy is not on a package index, the files
-    include a wheel of the modules that training programs import.
+    """The template's files by name. If this version of Cavvy cannot be installed from a package
+    index, the files include a wheel of the modules that training programs import.
     """
     from importlib.metadata import distribution
 
@@ -161,7 +159,7 @@ def _defaults(file: Path) -> "StarterAnswers":
     from cavvy.spec.problems import slug
     from cavvy.spec.starter import StarterAnswers
 
-    # The default name task.yaml says nothing about the task, so the name of the folder is used.
+    # The default name, task.yaml, does not describe the task, so the name of the folder is used.
     folder = file.resolve().parent.name
     return StarterAnswers(name=slug(folder if file.stem == "task" else file.stem) or "hello")
 
@@ -204,8 +202,8 @@ def _ask(file: Path) -> "StarterAnswers":
 
 
 def _checked(template: str) -> Callable[[str], str]:
-    """Return a check of an answer by the rules of the task file. If the answer is invalid, the
-    question is repeated at once.
+    """Return a function that checks an answer by the rules of the task file. If the answer is
+    invalid, the question is asked again at once.
     """
 
     def check(answer: str) -> str:

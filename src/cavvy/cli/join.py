@@ -1,4 +1,4 @@
-"""`cavvy join`: prints a command that turns any machine into a node."""
+"""`cavvy join`: prints a shell command that turns a machine into a node."""
 
 import click
 
@@ -41,15 +41,15 @@ def command(
     by_python: bool,
     background: bool,
 ) -> None:
-    """Print a command that turns any machine into a node when it is run there.
+    """Print a command that turns the machine on which it runs into a node.
 
-    The machine must be able to connect to this server; connections to the machine are not needed.
-    The command works for one machine.
+    The machine must be able to connect to this server. It need not accept connections itself. Each
+    command works for one machine.
     """
     with session() as client:
         made = client.invite(name=name, group=group, valid_s=valid_h * 3600)
     line = made.python if by_python else made.shell
-    if background:  # an option of the script, which the two commands pass differently
+    if background:  # The two kinds of command pass this script option in different ways.
         before, after = (
             ('"--",', '"--","--background",')
             if by_python

@@ -1,4 +1,4 @@
-"""`cavvy joined`: lists and dismisses machines that joined."""
+"""`cavvy joined`: lists and dismisses machines that were added with `cavvy join`."""
 
 import click
 
@@ -10,7 +10,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 @output_option
 @click.pass_context
 def command(context: click.Context, output: str) -> None:
-    """List the machines that joined."""
+    """List the machines that were added with `cavvy join`."""
     if context.invoked_subcommand is not None:
         return
     from cavvy.cli.view import formatting
@@ -35,7 +35,7 @@ def command(context: click.Context, output: str) -> None:
 @command.command("dismiss")
 @click.argument("name")
 def dismiss(name: str) -> None:
-    """Dismiss a machine: its work ends as in a preemption, and its token is revoked."""
+    """Dismiss a machine: its job is preempted, and its token is revoked."""
     with session() as client:
         client.dismiss(name)
     click.echo(f"{name} is dismissed")

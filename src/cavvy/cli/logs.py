@@ -52,9 +52,9 @@ def command(
     since: datetime | None,
     timestamps: bool,
 ) -> None:
-    """Print or follow a job's log, which is kept after its nodes are gone.
+    """Print or follow a job's log. Logs are kept after the nodes are gone.
 
-    --since and --timestamps use the local time when the server received a line.
+    --since and --timestamps use the local time at which the server received a line.
     """
     from cavvy.cli.reach.follow import follow
 
@@ -93,7 +93,7 @@ def command(
 
 
 def _stamp(chunks: "Iterable[LogChunk]") -> Iterator[bytes]:
-    """The lines of a log, each with the time when the beginning of the line arrived."""
+    """The lines of a log, each prefixed with the time at which the start of the line arrived."""
     line, begun = b"", b""
     for chunk in chunks:
         at = chunk.offset - len(chunk.data)
@@ -118,8 +118,8 @@ def _time_text(chunk: "LogChunk", at: int) -> bytes:
 
 
 def _last_lines(read: Callable[[bool, int | None], Iterator[bytes]], lines: int) -> list[bytes]:
-    """The last `lines` lines of a log; requests longer and longer tails until there are enough
-    lines.
+    """The last `lines` lines of a log. `read` is called with larger and larger sizes until the
+    result has enough lines.
     """
     size = 200 * lines
     while lines:

@@ -24,7 +24,8 @@ _LOOK_AGAIN_S = 0.2
 def command(context: click.Context, project: str | None, output: str) -> None:
     """List named machines with their price and cost. `cavvy run --machine NAME` gets one.
 
-    Between jobs, a machine is kept and billed. It is released after its keep time without work.
+    A machine stays, and is billed, while it waits for the next job. It is released when it has had
+    no job for its keep time.
     """
     if context.invoked_subcommand is not None:
         return
@@ -83,8 +84,8 @@ def start(name: str, project: str, yes: bool) -> None:
 @project_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before jobs are stopped.")
 def stop(name: str, project: str, yes: bool) -> None:
-    """Stop a machine: its jobs end and its nodes are released. Its name and its request are kept.
-    Files on the nodes are lost, except outputs, checkpoints and volumes.
+    """Stop a machine: its jobs end and its nodes are released, but its name and its request are
+    kept. Files on the nodes are lost, except outputs, checkpoints and volumes.
     """
     with session() as client:
         _stop(client, project, name, yes)
@@ -98,15 +99,17 @@ def stop(name: str, project: str, yes: bool) -> None:
 @click.argument("length", metavar="TIME")
 @project_option
 def keep(name: str, length: str, project: str) -> None:
-    """Change how long a machine is kept without work, such as 2h. For an idle machine, this time
-    starts now."""
+    """Change how long a machine without work is kept, such as 2h. If the machine is idle now, this
+    time starts now.
+    """
     from cavvy.cli.task.options import read_value
     from cavvy.cli.view import formatting
 
     keep_s = read_value("TIME", "keep", length).keep.total_seconds()
     with session() as client:
         found = client.keep_machine(project, name, keep_s=keep_s)
-    if found.kept_until is not None:  # earlier than asked if the job's budget ends first
+    # The time is earlier than requested if the job's budget ends first.
+    if found.kept_until is not None:
         click.echo(f"machine {name} is kept until {formatting.show_time(found.kept_until)}")
     else:
         click.echo(f"machine {name} is kept for {length} without work if its budget allows that")

@@ -1,5 +1,5 @@
-"""The group of all commands, which `entry.py` runs. A table names the module of each command, so
-that `cavvy --help` imports no command.
+"""The group of all commands, which `entry.py` runs. A table lists the commands, so `cavvy --help`
+need not import their modules.
 """
 
 import errno
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _INTERRUPTED = 130  # the exit code that shells report for an interrupt
-# Commands by section, in the order of `cavvy --help` and of the reference. Each command is the
-# function `command` in the module of the same name.
+# Commands by section, in the order of `cavvy --help` and of the reference page. Each command is the
+# function `command` of the module with the same name.
 SECTIONS: dict[str, dict[str, str]] = {
     "Describe and plan": {
         "init": "Write a commented starter task file after a few questions.",
@@ -79,7 +79,9 @@ COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.it
 
 
 class LazyGroup(click.Group):
-    """A group that imports each command only when it is used, and reports errors as commands do."""
+    """A click group that imports a command only when it is used, and reports usage errors in the
+    form of other errors.
+    """
 
     def main(
         self,
@@ -163,20 +165,20 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, message="cavvy %(version)s")
 def cli() -> None:
-    """One control plane for every GPU a team can rent or own.
+    """One control plane for every GPU that a team can rent or own.
 
-    To start: `cavvy init` writes a task file, `cavvy plan task.yaml` shows where it could run and
-    what that would cost, `cavvy run task.yaml` runs it.
+    To start: `cavvy init` writes a task file, `cavvy plan task.yaml` shows where the task could run
+    and what it would cost, and `cavvy run task.yaml` runs it.
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the CLI."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the caller closed this stream, as in `cavvy ps >&-`
+        if getattr(sys, name) is None:  # The caller closed this stream, as in `cavvy ps >&-`.
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - the file lives as long as the process
     for out in (sys.stdout, sys.stderr):
-        if isinstance(out, io.TextIOWrapper):  # an old locale may lack a character
+        if isinstance(out, io.TextIOWrapper):  # The encoding of an old locale may lack a character.
             out.reconfigure(errors="replace")
     try:
         try:
@@ -193,13 +195,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _report_fault(error)
         with suppress(OSError):
             click.echo(f"error: cannot write: {error.strerror}", err=True)
-        os._exit(1)  # skips the flush on exit, which would fail too
+        os._exit(1)  # This skips the flush on exit, which would fail, too.
     except Exception as error:  # noqa: BLE001 - a fault of this program, which a file describes
         _report_fault(error)
 
 
 def _report_fault(error: Exception) -> NoReturn:
-    """Describe an error that no command expects, with its traceback in a file, and exit."""
+    """Report an unexpected exception, write its traceback to a file, and exit."""
     import traceback
     from tempfile import NamedTemporaryFile
 

@@ -23,7 +23,7 @@ _TABLE_ROWS = 20
 _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "region")
 
 
-# the choices of --reserved, with the months of commitment; None for any
+# The choices of --reserved and the months of commitment of each; None means any length.
 _TERMS = {"any": None, "1y": 12, "3y": 36}
 
 
@@ -82,8 +82,8 @@ def command(output: str, accelerators: bool, **given: object) -> None:
     """List the machines that you can rent or use, the cheapest first.
 
     Prices are per node and hour, from the catalog that ships with Cavvy or was refreshed (see
-    `cavvy catalog info`). A configured provider that is not in the catalog is asked if --provider
-    names it. If nothing matches, the command shows what to change and exits with 1.
+    `cavvy catalog info`). A configured provider that is not in the catalog is only queried if
+    --provider names it. If no offer matches, the command shows what to change and exits with 1.
 
     \b
       cavvy offers --gpu H100:8 --spot --max-price 20 --region eu
@@ -104,7 +104,8 @@ def command(output: str, accelerators: bool, **given: object) -> None:
         raise click.ClickException(str(error)) from error
 
 
-# How rejected rows differ, by constraint: the rest of a string such as "1,200 cost more".
+# How rejected offers differ from the request, by constraint. Each text completes a sentence such as
+# "1,200 cost more".
 _FAULTS = {
     "purchase": "are spot instead of on-demand capacity, or the reverse",
     "accelerator": "have other accelerators or none",
@@ -162,9 +163,9 @@ def _offers_out(
 
 
 def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources", ready: bool) -> "LiveMatches":
-    """If `ready`, the current offers of all configured providers; otherwise, only the offers of
-    configured providers that are not in the catalog and that `need` names. The other configured
-    providers are asked only whether they can be used.
+    """If `ready`, return the current offers of all configured providers. Otherwise, return only the
+    offers of configured providers that are not in the catalog and that `need` names; the remaining
+    configured providers are only asked whether they can be used.
     """
     from cavvy.cli.task.available import match_configured
 
@@ -183,8 +184,8 @@ def _match(
     reserved: bool,
     term: int | None,
 ) -> "OfferMatches":
-    """The matching offers of the catalog. If a `term` in months is given, reserved offers with
-    another term are left out.
+    """The matching offers of the catalog. If `term` is given, reserved offers with another
+    commitment (in months) are left out.
     """
     if term is None:
         return snapshot.match(need, limit=limit, misses=0, reserved=reserved)
@@ -209,8 +210,8 @@ def _join(found: "Sequence[OfferMatches]") -> "OfferMatches":
 
 
 def _is_of(market: str, offer: "Offer") -> bool:
-    """Whether the observed market belongs to the offer. An offer without a zone covers all zones of
-    its region.
+    """Whether the observed market contains the offer. An offer without a zone stands for all zones
+    of its region.
     """
     if offer.zone is not None:
         return market == offer.key
@@ -334,7 +335,9 @@ def _read_spot(given: dict[str, object]) -> "SpotPolicy":
 
 
 def _words(value: object) -> tuple[str, ...]:
-    """The values of an option, which can be repeated or have several values separated by commas."""
+    """Split the values of an option that may be repeated and may hold several values separated by
+    commas.
+    """
     texts = value if isinstance(value, tuple) else (value,)
     return tuple(word.strip() for text in texts for word in str(text).split(",") if word.strip())
 
@@ -342,8 +345,8 @@ def _words(value: object) -> tuple[str, ...]:
 def _read_range(
     option: str, value: object, read: "Callable[[str], float]"
 ) -> "tuple[float | None, float | None]":
-    """Read the bounds of a range: `8` and `8+` mean at least 8; `8..32`, `8..` and `..32` are also
-    allowed.
+    """Read the lower and upper bound of a range. `8` and `8+` mean at least 8; `8..32`, `8..` and
+    `..32` are also allowed.
     """
 
     if value is None:

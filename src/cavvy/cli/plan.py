@@ -123,14 +123,14 @@ def _print_notes(answers: "Sequence[_Answer]", output: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The plan for one alternative of a task's resources."""
+    """The plan for one of the alternatives under a task's resources."""
 
     task: "Task"
     by: str
     offered: "AvailableOffers"
     made: "PlacementPlan"
     found: "Explanation"
-    message: str  # why no offer fits, or "" if one does
+    message: str  # why no offer fits, or "" if an offer fits
     forecast: "Sequence[Forecast]"
     warnings: Sequence[str]
 
@@ -166,8 +166,8 @@ def _answer(
 
 
 def _warn_of_waits(task: "Task", offered: "AvailableOffers") -> tuple[str, ...]:
-    """Warn of configured providers whose nodes, without a bucket for their results, wait if the
-    server is unreachable when the work ends.
+    """Warn about providers whose nodes keep running, and are billed, if the server is unreachable
+    when the work ends. This affects configured providers for which no bucket for results is set.
     """
     from cavvy.cli.reach.providers import load_settings
     from cavvy.domain.units import format_duration
@@ -194,8 +194,8 @@ def _warn_of_waits(task: "Task", offered: "AvailableOffers") -> tuple[str, ...]:
 
 
 def _csv_out(answers: Sequence[_Answer]) -> None:
-    """Print the answers as one table. If the task has several alternatives, each row has the number
-    of its alternative.
+    """Print all plans as one CSV table. If the task has several alternatives, each row has the
+    number of its alternative.
     """
     found = [(at, row) for at, each in enumerate(answers, 1) for row in _rows(each)]
     if len(answers) == 1:
@@ -257,7 +257,9 @@ def _range(bounds: Sequence[float]) -> str:
 
 
 def _range_s(placement: "Placement") -> tuple[float, float] | None:
-    """The range of the running time in seconds, if the time is scaled from another device."""
+    """The range of the running time in seconds if it was scaled from a measurement on another
+    device, otherwise None.
+    """
     if placement.run_time is None or placement.spread == 1:
         return None
     seconds, spread = placement.run_time.total_seconds(), placement.spread
@@ -292,8 +294,8 @@ _COLUMNS = (
 
 
 def _rows(answer: _Answer, notes: Sequence[str] = ()) -> list[tuple[object, ...]]:
-    """The cells of each row. `notes` are all notes, to which the rows refer by number; if `notes`
-    is (), the rows contain their notes in full.
+    """The cells of each row. If `notes` is given, it lists all notes and the rows refer to them by
+    number. If it is (), the rows contain their notes in full.
     """
     return [
         _row(rank, placement, answer.offered.readiness(placement.offer), notes)

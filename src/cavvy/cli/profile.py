@@ -12,7 +12,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.packages import extra_command
 
 PRICE = "CAVVY_PRICE_USD_HR"
-PATIENCE_S = 10.0  # seconds for additional rounds if the windows are short
+PATIENCE_S = 10.0  # extra seconds for more rounds if the windows are short
 
 
 script_argument = click.argument(
@@ -81,12 +81,13 @@ def command(
     rounds: int,
     trace: str | None,
 ) -> None:
-    """Measure a training script and show where its time and money go, with evidence and fixes.
+    """Measure a training script and show where its time and money go, with the measurements as
+    evidence and with suggested fixes.
 
     The script trains on this machine for a few hundred steps; checkpoints of cavvy.train are not
     changed. A script without cavvy.train runs for up to 110 steps or about 30 seconds, without a
-    trace. Files that it saves with torch.save or open() do not replace older files; files that
-    native code writes, such as safetensors, do. For TensorBoard, write the trace as
+    trace. If it saves files with torch.save or open(), existing files are not overwritten. Native
+    code, such as safetensors, can overwrite existing files. For TensorBoard, write the trace as
     NAME.pt.trace.json into a log directory.
 
     \b
@@ -116,7 +117,8 @@ def command(
                     rounds=rounds,
                     trace=path,
                     patience_s=PATIENCE_S,
-                    limit_s=(until - monotonic()) / 2,  # half is left for windows after the rounds
+                    # Half of the time is left for windows after the rounds.
+                    limit_s=(until - monotonic()) / 2,
                 ).diagnose()
     except ScriptError as error:
         raise CommandFailure(f"{script} could not be measured: {error}") from error
@@ -128,7 +130,9 @@ def command(
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM and SIGHUP: scripts end, and their files are removed."""
+    """Raise SystemExit on SIGTERM and SIGHUP, so that scripts are ended and their temporary files
+    are removed.
+    """
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -142,8 +146,8 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def need_torch() -> None:
-    """Check that PyTorch is installed. Raises CommandFailure. Scripts whose data is in memory, and
-    plain loops, do not need Grain.
+    """Check that PyTorch is installed. Raises CommandFailure if it is not. Grain is not required,
+    because plain loops and scripts with their data in memory do not use it.
     """
     from importlib.util import find_spec
 
@@ -153,8 +157,8 @@ def need_torch() -> None:
 
 
 def find_price() -> float | None:
-    """The price of the job's nodes in dollars per hour from the environment, or None if Cavvy did
-    not set it.
+    """The price of the job's nodes in dollars per hour, from an environment variable that Cavvy
+    sets; None if the variable is not set.
     """
     try:
         return float(os.environ[PRICE])

@@ -1,4 +1,4 @@
-"""`cavvy quota`: shows the account's quotas, and prints the commands that request more."""
+"""`cavvy quota`: shows the account's quotas, and prints commands that request higher limits."""
 
 from typing import TYPE_CHECKING
 
@@ -46,9 +46,9 @@ def command(
     to: float | None,
     output: str,
 ) -> None:
-    """Show the limit and the use of the account's quotas at each provider.
+    """Show the limit and the current use of the account's quotas at each provider.
 
-    Jobs are placed only on machines for which the quotas leave room. --request prints the
+    Jobs are placed only on machines that fit into the remaining quotas. --request prints the
     provider's own command for each quota that is shown; Cavvy does not run the command.
     """
     with session() as client:
@@ -68,7 +68,9 @@ def command(
 
 
 def _is_wanted(row: "wire.QuotaRow", region: str | None, family: str | None) -> bool:
-    """Whether a quota passes the filters. A quota of all regions holds for every region."""
+    """Whether a quota passes the filters. A quota that covers all regions passes every region
+    filter.
+    """
     names = f"{row.family}\n{row.name}".lower()
     return row.region in ("", region or row.region) and (family or "").lower() in names
 

@@ -15,8 +15,8 @@ from cavvy.cli.view.failure import CommandFailure
 @detach_option
 @yes_option
 def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: bool) -> None:
-    """Run a job again with the same task, parameters and frozen working folder; --param changes a
-    parameter.
+    """Run a job again with the same task, the same parameters and the same copy of its working
+    folder. --param changes a parameter.
     """
     from dataclasses import replace
 
@@ -64,5 +64,5 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
 
 
 def _text(value: object) -> str:
-    """A parameter's value in the syntax of --param."""
+    """A parameter's value as it would be written after --param."""
     return str(value).lower() if isinstance(value, bool) else str(value)

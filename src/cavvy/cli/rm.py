@@ -1,4 +1,4 @@
-"""`cavvy rm`: removes ended jobs from view."""
+"""`cavvy rm`: removes ended jobs from the lists."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> None:
     """Remove ended jobs with their events, logs and checkpoints.
 
-    Their bills stay: see `cavvy cost`. A job that has not ended is not removed.
+    The bills of removed jobs are kept; `cavvy cost` shows them. Jobs that have not ended are not
+    removed.
     """
     if bool(names) == ended:
         raise CommandFailure("expected either names of jobs or --ended", "`cavvy ps` lists jobs", 2)
@@ -53,7 +54,9 @@ def _find_ended(client: "Client", project: str, name: str) -> str:
 
 
 def _remove(client: "Client", project: str, name: str, *, skip_busy: bool) -> None:
-    """Remove a job. With `skip_busy`, a job whose nodes are not released yet is only reported."""
+    """Remove a job. If its nodes are not released yet, raises CommandFailure or, with `skip_busy`,
+    only prints a message.
+    """
     from cavvy.client import ApiError
 
     try:

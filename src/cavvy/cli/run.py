@@ -42,9 +42,9 @@ def command(
 ) -> None:
     """Run a task on the best configured offer, follow it, and exit with its exit code.
 
-    The task is a file, - for standard input, or the command after --; options override the file,
-    and a command replaces its `run`. Ctrl-C leaves the job running and shows how to follow it
-    again.
+    The task is a file, - for standard input, or the command after --. Options override values in
+    the file. A command after a file replaces the file's `run`. Ctrl-C leaves the job running and
+    shows how to follow it again.
     """
     from cavvy.cli.reach.follow import follow
 
@@ -87,7 +87,7 @@ def say_machine(machine: "MachineView") -> str:
 
 
 def _show(loaded: "LoadedTask", name: str | None) -> None:
-    """Print what would be submitted, and the offers of the configured providers."""
+    """Print the task that would be submitted, and the offers of the configured providers."""
     from dataclasses import replace
 
     from cavvy.cli.plan import show_plan

@@ -1,5 +1,5 @@
-"""`cavvy secret`: manages values that jobs get as environment variables and that are never shown
-again.
+"""`cavvy secret`: manages values that jobs get as environment variables. A value is never shown
+again after it is set.
 """
 
 from typing import IO
@@ -27,8 +27,8 @@ def command() -> None:
     "--file", type=click.File("rb"), help="Read the value from a file; - is standard input."
 )
 def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
-    """Set a secret. The value is read from a prompt, a file or a pipe. It is never an argument,
-    which other users of the machine could see.
+    """Set a secret. The value is read from a prompt, a file or a pipe. A value cannot be given as
+    an argument, because other users of the machine can see arguments.
     """
     if "=" in name:
         hint = (
@@ -65,7 +65,7 @@ def list_secrets(project: str, output: str) -> None:
 @click.argument("name")
 @project_option
 def delete(name: str, project: str) -> None:
-    """Delete a secret; running jobs keep their copy."""
+    """Delete a secret. Running jobs keep the value that they received."""
     with session() as client:
         client.delete_secret(project, name)
     click.echo(f"secret {name} of project {project} is deleted")

@@ -11,8 +11,8 @@ from cavvy.cli.view.output import json_option
 def command() -> None:
     """Start, stop and inspect the embedded server.
 
-    Commands start the server when they need it, and it stops after a while without work. Jobs keep
-    running without it.
+    Commands start the server when they need it. The server stops by itself after a while without
+    work. Jobs keep running while it is stopped.
     """
 
 
@@ -50,8 +50,9 @@ def restart(context: click.Context) -> None:
 @command.command("status")
 @json_option
 def status(output: str) -> None:
-    """Show whether the server is running, and its details. The exit code is 3 if it is not
-    running."""
+    """Show whether the server is running, and its details. The exit code is 3 if no server is
+    running.
+    """
     from cavvy.cli.view.output import json_out, pairs_out
     from cavvy.client import Unreachable, connect
 
@@ -97,7 +98,7 @@ def logs(lines: int, follow: bool) -> None:
 
 
 def _follow(path: str, offset: int) -> None:
-    """Print new lines, even after the server has started a new file."""
+    """Print new lines of the log. Continues in the new file when the server starts one."""
     import os
     import time
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cavvy.sim.traces.trials import PolicyTrial, TrialResult
 
-# Formats of matplotlib, which writes a .png if the name has no suffix.
+# File formats of matplotlib. If the name has no suffix, matplotlib writes a .png.
 _DRAWN = (
     "",
     ".svg",
@@ -67,8 +67,8 @@ _gantt_option = click.option(
 @output_option
 @click.pass_context
 def command(context: click.Context, /, scenario: Path | None, **given: Any) -> None:
-    """Run the production policies over recorded markets and queues, and show what they would have
-    cost.
+    """Run the policies that place real jobs over recorded markets and queues, and show what these
+    would have cost.
 
     Nothing is launched and nothing costs money. Pass a --scenario, or use one of the commands
     below.
@@ -226,12 +226,12 @@ def _run_scenario(
 )
 @output_option
 def spot(**given: Any) -> None:
-    """Run deadline policies over recorded spot markets and compare each run with the lowest
+    """Run deadline policies over recorded spot markets, and compare each run with the lowest
     possible cost.
 
-    All values of lists, such as --deadline 52h,60h, are combined with each other. A ratio is total
-    cost divided by total optimum. `--segments -o json` lists every segment, from which cost,
-    deadline and optimum can be verified.
+    If options have several values, such as --deadline 52h,60h, every combination is simulated. Each
+    ratio is the total cost divided by the total optimum. `--segments -o json` lists every segment
+    of each run; cost, deadline and optimum can be checked with these segments.
     """
     from cavvy.sim.traces.readers import TraceError
 
@@ -290,8 +290,8 @@ def fleet(
     plot: Path | None,
     output: str,
 ) -> None:
-    """Run a recorded queue of jobs through the production queue, and show waiting times and GPU
-    use.
+    """Schedule a recorded list of jobs with the same queue that schedules real jobs, and show
+    waiting times and GPU use.
 
     GPUs of a virtual cluster are allocated one by one, to its own jobs only. Jobs that need more
     GPUs than their cluster has are skipped and counted.

@@ -1,5 +1,5 @@
-"""`cavvy ssh`: opens a shell or runs a command on a job's node, and serves plain `ssh`, `scp`,
-`sftp` and editors.
+"""`cavvy ssh`: opens a shell or runs a command on a job's node. It also connects plain `ssh`,
+`scp`, `sftp` and editors to the node.
 """
 
 import sys
@@ -32,12 +32,12 @@ def command(
     setup: bool,
     stdio: bool,
 ) -> None:
-    """Open a shell on a job's node, or run a command there, in the folder and environment of the
-    work.
+    """Open a shell on a job's node, or run a command there. Both start in the folder and
+    environment of the job's work.
 
-    The connection goes through the control plane, so the node needs no public address. After `cavvy
-    ssh --setup`, which writes ~/.ssh/config.d/cavvy, plain `ssh NAME`, scp, sftp, rsync and editors
-    work as with any host.
+    The connection goes through the control plane, so the node needs no public address. `cavvy ssh
+    --setup` writes ~/.ssh/config.d/cavvy. After that, plain `ssh NAME`, scp, sftp, rsync and
+    editors work as with any host.
     """
     if setup:
         from cavvy.cli.reach.ssh_config import write_config

@@ -36,7 +36,8 @@ def command(name: str, project: str, watch: bool, output: str) -> None:
 
 def _show(job: "JobDetail", forecast: "ForecastView | None", output: str) -> None:
     if output == "json":
-        document = decode(encode(job))  # `task`, `origin` and `offer` of the job are raw JSON
+        # The fields `task`, `origin` and `offer` of the job are raw JSON.
+        document = decode(encode(job))
         extra = {} if forecast is None else {"forecast": decode(encode(forecast))}
         json_out(document | extra)
         return
@@ -85,8 +86,8 @@ def _progress_facts(job: "JobDetail") -> list[tuple[str, object]]:
 def _plan_state_facts(
     job: "JobDetail", forecast: "ForecastView | None"
 ) -> list[tuple[str, object]]:
-    """The last decision of the deadline policy with its reason, and the forecast for the rest of
-    the job.
+    """The last decision of the deadline policy with its reason, and the forecast for the remaining
+    run.
     """
 
     facts: list[tuple[str, object]] = []
@@ -117,7 +118,7 @@ def _plan_state_facts(
 
 
 def _search_out(job: "JobDetail") -> None:
-    """Print every placement that failed or was refused, with the end of its cooldown."""
+    """Print every placement that was refused or failed, and when it may be tried again."""
 
     failed: dict[str, tuple[int, str, datetime]] = {}
     for attempt in job.attempts:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--all", "everything", is_flag=True, help="Stop all unfinished jobs of the project.")
 @click.option("--wait/--no-wait", default=True, help="Wait until they have ended.")
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
-    """Stop jobs: each gets its grace period to save its work, then its nodes are released."""
+    """Stop jobs. Each job gets its grace period to save its work; then its nodes are released."""
 
     if bool(names) == everything:
         raise CommandFailure(
@@ -30,8 +30,8 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
             ids = [row.id for row in list_jobs(client, project, UNFINISHED)[0]]
         else:
             ids = [_find(client, project, name) for name in names]
-        # Stop each job by its ID: a request that is sent again must not stop the machine's next
-        # session.
+        # Each job is stopped by its ID. If a request with a name were sent again, it could stop the
+        # machine's next session.
         for job_id in ids:
             job = client.stop(project, job_id)
             if job.phase in ENDED:
@@ -45,8 +45,8 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
 
 
 def _find(client: "Client", project: str, name: str) -> str:
-    """The ID of a job. Raises CommandFailure with the command that stops a machine, if `name` is
-    the name of a machine and of no job.
+    """The ID of a job. If `name` is a machine and not a job, raises a CommandFailure that shows the
+    command to stop the machine.
     """
     from cavvy.client import ApiError
 

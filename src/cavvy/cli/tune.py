@@ -1,4 +1,6 @@
-"""`cavvy tune`: tries changes to a training script's plan and keeps significant improvements."""
+"""`cavvy tune`: tries changes to a training script's plan and keeps those that are significantly
+faster.
+"""
 
 import json
 import shlex
@@ -77,11 +79,11 @@ def command(
     """Try changes to a script's plan one by one, compare each with the best plan so far, and write
     the best plan.
 
-    Two copies of the script train on this machine in turns, one window of steps each, so both must
-    fit into memory. A change is kept if its gain exceeds the measurement noise. Without --numerics,
-    only changes with bit-identical results are tried. Run the script with
-    CAVVY_TRAIN_PLAN=plan.json to use the plan. For a script without cavvy.train, no plan is
-    written: the command shows which lines of the script to change.
+    Two copies of the script train on this machine and take turns after each window of steps. Both
+    must fit into memory together. A change is kept if its gain exceeds the measurement noise.
+    Without --numerics, only changes with bit-identical results are tried. To use the plan, run the
+    script with CAVVY_TRAIN_PLAN=plan.json. For a script without cavvy.train, no plan is written.
+    The command shows which lines of the script to change instead.
 
     \b
       cavvy tune train.py --epochs 3
@@ -119,8 +121,8 @@ def command(
 
 
 def _apply(tuner: "PlanTuner", out: str, command: str) -> str:
-    """Write the plan to the file `out`, and return how to use it. For a plain loop, return the
-    lines of the script to change instead.
+    """Write the plan to the file `out`. Returns a text that explains how to use the plan or, for a
+    plain loop, which lines of the script to change.
     """
     from cavvy.tuning.text import describe_script_changes
 

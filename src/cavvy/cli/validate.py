@@ -1,4 +1,6 @@
-"""`cavvy validate`: checks task files, and prints their meaning or all of their problems."""
+"""`cavvy validate`: checks task files and explains what they mean, or lists all of their
+problems.
+"""
 
 import sys
 from datetime import UTC, datetime
@@ -32,11 +34,11 @@ def command(
 ) -> None:
     """Check task files and explain them.
 
-    Prints the meaning of each file in plain words. If a file is invalid, prints every problem with
-    line, column and a suggested fix, and exits with 2. This includes unknown regions and
-    providers, files that cannot be submitted, and resources or limits that no offer meets.
-    SkyPilot and dstack files are supported too; if `cavvy run` would refuse fields of such a file,
-    lists them and exits with 1.
+    For a valid file, the command explains the task in plain words. For an invalid file, it prints
+    every problem with line, column and a suggested fix, and exits with 2. Unknown regions and
+    providers, files that cannot be submitted, and resources or limits that no offer meets are
+    problems, too. SkyPilot and dstack files are also supported. If `cavvy run` would refuse fields
+    of such a file, the command lists these fields and exits with 1.
     """
     if schema:
         from cavvy.cli.view.output import json_out
@@ -97,8 +99,8 @@ def _explain(file: str, found: "Translation") -> None:
 
 
 def _right(file: str, found: "Translation") -> object:
-    """The result for a valid file. `task` is None if the file describes no task or several; `runs`
-    is whether `cavvy run` would accept the file.
+    """The result for a valid file. `task` is None if the file describes no task or several tasks.
+    `runs` is whether `cavvy run` would accept the file.
     """
     from msgspec import to_builtins
 

@@ -29,8 +29,8 @@ _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
 )
 @click.option("--timeout", metavar="TIME", help="Give up after this time, such as 90s or 2h.")
 def command(names: tuple[str, ...], project: str, what: str, timeout: str | None) -> None:
-    """Wait for jobs. The exit code is that of the first job that failed, otherwise 0; after the
-    timeout it is 124.
+    """Wait for jobs. The exit code is that of the first job that failed, or 0 if none failed. After
+    the timeout, the exit code is 124.
     """
     from cavvy.domain.units import UnitError, parse_duration
 
@@ -54,7 +54,7 @@ def _wait(
 ) -> "wire.JobDetail":
     pause = _SHORTEST_S
     while (job := client.job(project, name, session=True)).phase not in reached:
-        name = job.id  # a session's name may later mean the next session
+        name = job.id  # Later, the name of a session may mean the machine's next session.
         if until is not None and time.monotonic() >= until:
             raise CommandFailure(
                 f"{job.name} is still {job.phase}: {job.reason}",

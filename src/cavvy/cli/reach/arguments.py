@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share: names with completion, and points in time."""
+"""Arguments and options that several commands share: names with shell completion, and times."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cavvy.client import Client
     from cavvy.client.wire import JobListing, MachineView
 
-_TIMEOUT_S = 2.0  # seconds that completion waits for the server
+_TIMEOUT_S = 2.0  # maximum seconds that completion waits for the server
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 _PIECE = 256 * 1024
 _AHEAD = 8  # maximum number of chunks in flight
 _T = TypeVar("_T")
-_NAMED = 5  # number of skipped links that the message names; others are only counted
+# Maximum number of skipped links that the message names; further links are only counted.
+_NAMED = 5
 
 
 def copy(source: str, target: str, project: str, quiet: bool) -> None:
-    """Copy `source` to `target`: one of them is NAME[:RANK]:PATH, the other a local path. Raises
+    """Copy `source` to `target`. One of them is NAME[:RANK]:PATH, the other is a local path. Raises
     CommandFailure.
     """
     there, here = _read_side(source), _read_side(target)
@@ -60,7 +61,8 @@ def copy(source: str, target: str, project: str, quiet: bool) -> None:
             with_tunnel(
                 project, far, lambda tunnel: _send(tunnel, Path(source).expanduser(), path, bar)
             )
-    except OSError as error:  # a local error; errors on the node are CommandFailures already
+    # This error is local, because errors on the node are already CommandFailures.
+    except OSError as error:
         if error.filename is None:
             raise
         raise CommandFailure(
@@ -99,7 +101,9 @@ class _Bar:
 
 
 async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: _Bar) -> None:
-    """Copy from the node. `name` is the name of the copy if `to_path` is an existing folder."""
+    """Copy from the node to this machine. If `to_path` is an existing folder, the copy is created
+    in it as `name`.
+    """
     top = read_item("", (await tunnel.call("stat", path=path))[0])
     target, items = Path(to_path).expanduser(), [top]
     in_folder = target.is_dir()
@@ -134,8 +138,8 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
 
 
 def _name_copy(job: str, path: str) -> str:
-    """The name of a copy of `path` in a folder. It depends only on the user's arguments, because a
-    node could choose a name such as `.bashrc`.
+    """The name for a copy of `path` in a folder. The name depends only on the user's arguments: a
+    node must not be able to choose a name such as `.bashrc`.
     """
     name = PurePosixPath(posixpath.normpath(path)).name
     return job.partition(":")[0] if name in ("", "..", "~") else name
@@ -157,7 +161,8 @@ async def _receive(
             await _fetch_file(tunnel, there, landing, here, item, bar)
         elif item.link is not None and stays_inside(item):
             landing.make_link(here, item.link)
-    for item in reversed(items):  # last, because writing a folder's contents changes its times
+    # This comes last, because writing a folder's contents changes the folder's times.
+    for item in reversed(items):
         if item.kind == stat.S_IFDIR:
             landing.finish_folder(_below(name, item), item)
 
@@ -193,7 +198,9 @@ async def _fetch_file(
 
 
 async def _overlap(calls: "Iterable[Coroutine[Any, Any, _T]]") -> "AsyncGenerator[_T, None]":
-    """Yield the results of calls in order, with at most `_AHEAD` calls in flight."""
+    """Yield the results of the calls in their order, with at most `_AHEAD` calls running at
+    once.
+    """
     flight: deque[asyncio.Task[_T]] = deque()
     try:
         for call in calls:
@@ -214,8 +221,9 @@ def _changed(path: object) -> CommandFailure:
 async def _common_start(
     tunnel: "NodeTunnel", path: str, file: BinaryIO, length: int, item: CopyItem
 ) -> int:
-    """The number of bytes that need not be copied again: `length`, the size of a partial copy, if
-    the local file and the one on the node start with the same `length` bytes; otherwise 0.
+    """The number of bytes that need not be copied again. This is `length`, the size of a partial
+    copy, if the first `length` bytes of the local file and of the node's file are equal; otherwise
+    0.
     """
     if not 0 < length <= item.size:
         return 0
@@ -250,7 +258,7 @@ async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
     try:
         if read_item("", (await tunnel.call("stat", path=path))[0]).kind == stat.S_IFDIR:
             return f"{path}/{source.resolve().name}"
-    except RemoteError:  # the target does not exist and will be created
+    except RemoteError:  # The target does not exist and will be created.
         if path.endswith("/") and not source.is_dir():
             hint = "create it first, for example with `cavvy exec`, or omit the final /"
             raise CommandFailure(f"{path}: there is no such folder on the node", hint) from None
@@ -267,7 +275,7 @@ async def _send_file(
         try:
             there = read_item("", (await tunnel.call("stat", path=part))[0])
             start = await _common_start(tunnel, part, file, there.size, item)
-        except RemoteError:  # there is no partial copy
+        except RemoteError:  # There is no partial copy.
             pass
         opened, _ = await tunnel.call(
             "open", path=part, mode="write", create=True, truncate=not start, permissions=0o600
@@ -307,8 +315,8 @@ def _walk(source: Path) -> Sequence[CopyItem]:
 
 
 def _local_item(path: Path, name: str) -> CopyItem:
-    """The attributes of a local file. For a link, these are the attributes of the link itself,
-    unless the link is the top of the copy.
+    """The attributes of a local file. For a symbolic link, these are the attributes of the link
+    itself, except if the link is the path that the user gave.
     """
     found = path.lstat() if name else path.stat()
     link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None

@@ -1,4 +1,6 @@
-"""Follows a job in the terminal: its log, events and progress, until it ends or Ctrl-C detaches."""
+"""Follows a job in the terminal: shows its log, events and progress until the job ends or the user
+detaches with Ctrl-C.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     Item = tuple[int, bytes] | EventView | CommandFailure | None
 
 _LOOK_S = 0.5  # seconds between two reads of the job's progress
-_BILL_S = 2.0  # seconds that the summary waits for the final bill
+_BILL_S = 2.0  # maximum seconds that the summary waits for the final bill
 _AHEAD = 16  # maximum number of items that are read ahead of a slow terminal
 _DETACHED = 130  # the exit code that shells report for an interrupt
 
@@ -33,8 +35,9 @@ def follow(
     """Show the job until it ends, then its summary, and exit with its exit code. Ctrl-C leaves it
     running.
 
-    `after` is the event, and `first` the attempt, to start from. The name is resolved once, because
-    a session's name means the machine's next session once the first one has ended.
+    The output starts after event number `after` and with attempt number `first`. The name is
+    resolved to an ID only once: after a session has ended, the same name means the machine's next
+    session.
     """
     from cavvy.cli.view.screen import open_screen
     from cavvy.cli.view.summary import summary_out
@@ -58,8 +61,8 @@ def follow(
 
 
 def _billed(client: "Client", project: str, job_id: str) -> "JobDetail":
-    """Wait at most `_BILL_S` until the job's last gang is kept, or is removed and its bill is
-    complete. Returns the job.
+    """Wait at most `_BILL_S` seconds until the bill of the job is complete, or its last gang is
+    kept for later jobs. Returns the job.
     """
     until = monotonic() + _BILL_S
     while True:
@@ -133,7 +136,9 @@ def _read_ahead(
 
 
 def _pump(source: "Callable[[], Iterator[Item]]", queue: "Queue[Item]") -> None:
-    """Put all items of a source into the queue, and at the end its error or None."""
+    """Put all items of a source into the queue, then the source's error, or None if it ended
+    without one.
+    """
     from cavvy.client import ApiError
 
     try:

@@ -1,7 +1,7 @@
 """Rents the cheapest machine of a provider for about a minute, for `cavvy check NAME --live`.
 
-The server on this computer does the work, as one small job: the machine is removed even if this
-command is killed, but not while the computer is off.
+The server on this computer runs the check as one small job. The server removes the machine even if
+this command is killed, but cannot do so while the computer is off.
 """
 
 import json
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from cavvy.domain.offers import Offer
     from cavvy.domain.units import Money
 
-_BILLED = timedelta(minutes=10)  # estimated billed time: the boot, a minute of work and the removal
-_LONGEST_S = 20 * 60.0  # a machine whose agent does not answer for this long is removed
-_REMOVAL_S = 10 * 60.0  # how long the command waits for the removal
-_MEMORY_MIB = 1024  # minimum memory of a machine that is rented
+# estimated billed time: the boot, one minute of work, and the removal
+_BILLED = timedelta(minutes=10)
+_LONGEST_S = 20 * 60.0  # A machine whose agent has not answered after this time is removed.
+_REMOVAL_S = 10 * 60.0  # maximum time that the command waits for the removal
+_MEMORY_MIB = 1024  # minimum memory of the rented machine
 _LOOK_S = 1.0
 _TASK = "echo agent answers; uname -srm; sleep 5"
 _ENDED = ("done", "failed", "stopped")
@@ -71,13 +72,13 @@ def check_live(name: str, limit: "Money") -> LiveCheck:
 
 
 def price_of(offer: "Offer") -> "Money":
-    """The price of the check on this offer, if the boot takes the usual time."""
+    """The expected price of the check on this offer, if the machine boots in the usual time."""
     return offer.rate.over(max(_BILLED, offer.minimum_charge))
 
 
 def _warn(name: str) -> str:
-    """What happens if the computer, on which the server runs, goes off; "" if machines then end by
-    themselves.
+    """A warning about what happens if this computer goes off, or "" if the provider's machines end
+    by themselves.
     """
     from cavvy.providers.base import Feature
 
@@ -196,7 +197,7 @@ class _Watch:
         )
 
     def _follow(self) -> str:
-        """Wait for the job's end; returns why it failed, or ""."""
+        """Wait for the job's end. Returns why the check failed, or "" if it passed."""
         until = monotonic() + _LONGEST_S
         while True:
             job = self._look()
@@ -209,7 +210,7 @@ class _Watch:
                 return f"no agent answered within {_LONGEST_S / 60:.0f} minutes"
 
     def _remove(self) -> "JobDetail":
-        """Stop the job, and wait until its machine is gone and its bill is closed."""
+        """Stop the job, and wait until its machine is gone and its bill is complete."""
         from cavvy.client import ApiError
 
         until = monotonic() + _REMOVAL_S
@@ -227,14 +228,14 @@ class _Watch:
             raise CommandFailure("the removal of the machine was not awaited", hint, 130) from error
 
     def _look(self) -> "JobDetail":
-        """Print the new events, and return the job."""
+        """Print the events that arrived since the last call, and return the job."""
         page = self._client.events(self._project, self._id, after=self._after, wait_s=_LOOK_S)
         job = self._client.job(self._project, self._id)
         for event in page.events:
             self._note((event.at - job.submitted_at).total_seconds(), event.text)
         self._after = page.last
         if page.over and not page.events:
-            sleep(_LOOK_S / 2)  # all events have arrived, but the machine is still being removed
+            sleep(_LOOK_S / 2)  # All events have arrived, but the machine is still being removed.
         return job
 
     def _note(self, at_s: float, text: str) -> None:
@@ -242,8 +243,8 @@ class _Watch:
         click.echo(f"{at_s:8.1f} s  {text}", err=True)
 
     def _left(self, provider: str, job: "JobDetail") -> Sequence[str]:
-        """The job's gangs that the provider lists as not ended. If the provider does not answer,
-        the reason why the gangs are unknown.
+        """The job's gangs that the provider still lists as running. If the provider does not
+        answer, the result is the reason instead.
         """
         gangs = {("gang", each.gang) for each in job.attempts}
         found = self._client.down(dry_run=True)
@@ -261,7 +262,9 @@ def _reason(job: "JobDetail") -> str:
 
 
 def _find_recording(provider: str, gangs: Sequence[str]) -> Path | None:
-    """The recording that the server on this machine wrote; None if there is none."""
+    """The path of the file in which the server on this machine recorded the requests; None if there
+    is none.
+    """
     from cavvy.client.state import default_home
     from cavvy.providers.recording import FOLDER
 

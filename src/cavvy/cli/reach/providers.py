@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cavvy.providers.base import NodeEndpoint, Provider
     from cavvy.settings import Settings
 
-ASK_TIMEOUT_S = 30  # seconds that a command waits for each provider
+ASK_TIMEOUT_S = 30  # maximum seconds that a command waits for each provider
 SILENT = f"no answer within {ASK_TIMEOUT_S} s"
 
 
@@ -26,8 +26,8 @@ def load_settings() -> "Settings":
 
 
 def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provider]":
-    """The configured providers, or only those named in `only`; they can be used only to read
-    offers. Raises CommandFailure.
+    """Load the configured providers, or only those named in `only`. The result can be used only to
+    read offers. Raises CommandFailure.
     """
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderContext, ProviderError
@@ -38,7 +38,7 @@ def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provide
         wanted = [each for each in on if only is None or each.name in only]
         if not wanted:
             return {}
-        # Nothing is launched, so any name of the installation will do.
+        # No node is launched, so the installation's name does not matter.
         context = ProviderContext(
             installation="plan",
             home=known.home / "providers",
@@ -55,8 +55,8 @@ def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provide
 
 
 def foresee_node_endpoint(settings: "Settings") -> "NodeEndpoint | None":
-    """The endpoint that nodes would use, according to the settings. It is not valid for launches.
-    Raises CommandFailure.
+    """The endpoint that nodes would use according to the settings. It must not be used for
+    launches. Raises CommandFailure.
     """
     if not settings.text("server.tls_listen"):
         return None

@@ -1,7 +1,7 @@
 """Stores files that a node sends to this machine; used by `cavvy cp`.
 
-The job may have compromised its node, so everything that the node sends is checked: nothing is
-written outside the folder that the user named, and nothing through a link.
+The node may be compromised, so everything that it sends is checked. Files are written only inside
+the folder that the user named, and never through a symbolic link.
 """
 
 import errno
@@ -23,15 +23,16 @@ PART = ".cavvy-part"  # suffix of an incomplete file
 _MODES = 0o777  # permission bits, without setuid, setgid and sticky
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LATEST_S = 1 << 40  # seconds since 1970; file systems cannot store later times
+# maximum timestamp in seconds since 1970, because file systems cannot store later times
+_LATEST_S = 1 << 40
 _IN_THE_WAY = {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyItem:
-    """One file, folder or link to copy. `path` is relative to the top of the copy, whose own path
-    is "".
+    """One file, folder or link to copy. `path` is relative to the copied file or folder, whose own
+    path is "".
     """
 
     path: str
@@ -81,8 +82,8 @@ def read_listing(top: CopyItem, data: bytes) -> list[CopyItem]:
 
 
 def _find_problem(item: CopyItem, kinds: dict[str, int]) -> str:
-    """Why the entry must not be written, or "" if it may be. `kinds` has the kinds of earlier
-    entries by path.
+    """Why the entry must not be written, or "" if it may be. `kinds` maps the path of each earlier
+    entry to its kind.
     """
     parts = item.path.split("/")
     if item.path.startswith("/"):
@@ -112,7 +113,7 @@ def _refuse(path: str, problem: str) -> CommandFailure:
 
 def stays_inside(item: CopyItem) -> bool:
     """Whether a link's target is inside the copied folder. `..` may appear only at the start of the
-    target: after a name, it could leave the folder through another link.
+    target. Elsewhere, the name before `..` could be another link that leads out of the folder.
     """
     parts = [part for part in (item.link or "/").split("/") if part not in ("", ".")]
     ups = parts.count("..")
@@ -154,8 +155,8 @@ class Landing:
 
     @contextmanager
     def write(self, path: str, item: CopyItem) -> Iterator[BinaryIO]:
-        """Open a file for writing; it contains what an interrupted copy left. The file gets its
-        final name when the context ends without an error.
+        """Open a file for writing. If an interrupted copy left a part of the file, the part is
+        kept. The file gets its final name when the context ends without an error.
         """
         with self._inside(path) as (parent, name):
             part = name + PART
@@ -168,7 +169,9 @@ class Landing:
             os.replace(part, name, src_dir_fd=parent, dst_dir_fd=parent)
 
     def finish_folder(self, path: str, item: CopyItem) -> None:
-        """Set the mode and the times of the folder, after its contents are written."""
+        """Set the mode and the times of the folder. Call this after the folder's contents are
+        written.
+        """
         with self._inside(path) as (parent, name):
             folder = os.open(name, _FOLDER, dir_fd=parent)
             try:
@@ -178,7 +181,7 @@ class Landing:
 
     @contextmanager
     def _inside(self, path: str) -> Iterator[tuple[int, str]]:
-        """A descriptor of the path's parent folder, and the last name in the path."""
+        """Yield a file descriptor of the path's parent folder, and the last name in the path."""
         *above, name = path.split("/")
         folder = os.dup(self._fd)
         try:

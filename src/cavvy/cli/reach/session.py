@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobListing
 
 _PAGE = 200
-PATIENCE_S = 120.0  # how many seconds a command repeats a request that no server answers
-FOLLOW_PATIENCE_S = 600.0  # the same limit for commands that follow a job
-_NO_SERVER = 69  # exit code (EX_UNAVAILABLE): no server answered, so the job's state is unknown
+PATIENCE_S = 120.0  # maximum seconds for which a command repeats a request if no server answers
+FOLLOW_PATIENCE_S = 600.0  # the same limit in seconds, for commands that follow a job
+# exit code (EX_UNAVAILABLE) if no server answered, so that the job's state is unknown
+_NO_SERVER = 69
 
 
 @contextmanager
 def session(*, patience_s: float = PATIENCE_S) -> Iterator["Client"]:
-    """A client of the server. Starts the server if it is not running. An ApiError becomes a
+    """Yield a client of the server, which is started if it is not running. An ApiError becomes a
     CommandFailure.
     """
     from cavvy.client import connect
@@ -31,8 +32,9 @@ def session(*, patience_s: float = PATIENCE_S) -> Iterator["Client"]:
 
 
 def make_patience(limit_s: float = PATIENCE_S) -> "Patience":
-    """How long a command repeats a request that no server answers. Waits are reported on standard
-    error."""
+    """How long a command repeats a request if no server answers. Waiting is reported on standard
+    error.
+    """
     from cavvy.client import Patience
 
     return Patience(limit_s, lambda text: click.echo(f"cavvy: {text}", err=True))
@@ -53,7 +55,8 @@ def make_failure(error: "ApiError") -> CommandFailure:
     """The failure of a command, with the exit code EX_UNAVAILABLE if no server answered."""
     from cavvy.client import StartFailed, Unreachable
 
-    if error.code in ("invalid-request", "not-found"):  # the hint is for programs
+    # This hint is meant for programs, not for users.
+    if error.code in ("invalid-request", "not-found"):
         return CommandFailure(error.message, f"`{_command()} --help` shows the arguments", 2)
     if not isinstance(error, Unreachable | StartFailed):
         return CommandFailure(error.message, error.hint)
@@ -89,8 +92,8 @@ rank_option = click.option(
 
 
 def named(project: str, name: str) -> str:
-    """The job as an argument of other commands, with -p if its project is not the default
-    project.
+    """The arguments that name the job in a command line: the name, and -p if its project is not the
+    default project.
     """
     return name if project == default_project() else f"{name} -p {project}"
 

@@ -1,5 +1,5 @@
-"""Writes ~/.ssh/config.d/cavvy, with a host for each running job and one for all NAME.cavvy. Plain
-ssh reaches these hosts through `cavvy ssh --stdio`.
+"""Writes ~/.ssh/config.d/cavvy with one host for each running job, and one pattern for all
+NAME.cavvy. Plain ssh reaches these hosts through `cavvy ssh --stdio`.
 """
 
 import os
@@ -15,8 +15,8 @@ _HEAD = "# Written by `cavvy ssh`, which overwrites changes. `ssh NAME` opens a 
 
 
 def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence[str]:
-    """Write the file and include it in ~/.ssh/config. Returns messages for the user. `jobs` are
-    (project, name, number of nodes).
+    """Write the file and include it in ~/.ssh/config. Returns messages for the user. Each entry of
+    `jobs` is (project, name, number of nodes); None means all running jobs.
     """
     from cavvy.cli.reach.sshd import host_key
 
@@ -35,13 +35,13 @@ def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence
 
 
 def refresh_config() -> None:
-    """Update the file if the user has set it up."""
+    """Update the file if the user has created it with `cavvy ssh --setup`."""
     if (_folder() / "config.d/cavvy").exists():
         write_config()
 
 
 def make_config(jobs: Sequence[tuple[str, str, int]], known_hosts: str) -> str:
-    """The text of the file: a block for each rank of each job, and one for all NAME.cavvy."""
+    """The text of the file: a block for each rank of each job, and one block for all NAME.cavvy."""
     python = f"{shlex.quote(sys.executable)} -P -c 'from cavvy.cli.main import main; main()'"
     program = shlex.quote(_program()) if _program() else python
     home = f"CAVVY_HOME={shlex.quote(default_home())}" if "CAVVY_HOME" in os.environ else ""
@@ -98,7 +98,7 @@ def _running() -> Sequence[tuple[str, str, int]]:
         if row.job:
             key = (row.project, row.job)
             ranks[key] = max(ranks.get(key, 0), (row.rank or 0) + 1)
-    for machine in machines:  # a machine's name leads to its newest job
+    for machine in machines:  # The name of a machine means its newest job.
         if machine.state != "stopped":
             ranks[machine.project, machine.name] = machine.nodes
     return [(project, name, nodes) for (project, name), nodes in sorted(ranks.items())]

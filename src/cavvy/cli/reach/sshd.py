@@ -1,9 +1,9 @@
-"""An SSH server on standard input and output, which runs each request on a node through the node's
+"""An SSH server on standard input and output. It runs each request on a node, through the node's
 tunnel.
 
-It runs as the ProxyCommand of an SSH client. The client needs no authentication, because the user
-who started this process can already access the node. All nodes show the same host key, which is
-kept in the state folder.
+The server runs as the ProxyCommand of an SSH client. The client needs no authentication, because
+the user who started this process can already access the node. All nodes show the same host key,
+which is kept in the state folder.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _CONFLICTS = {"TERM"}
 
 
 def host_key() -> Path:
-    """The file with the host key of all nodes, which is created on first use."""
+    """The file with the host key of all nodes. It is created on first use."""
     path = Path(default_home()) / "ssh_host_key"
     if not path.exists():
         key = asyncssh.generate_private_key("ssh-ed25519", comment="cavvy")
@@ -48,7 +48,7 @@ async def serve_stdio(tunnel: NodeTunnel) -> None:
     pumps = [
         asyncio.create_task(_inward(ours)),
         asyncio.create_task(_outward(ours)),
-    ]  # required by the SSH handshake
+    ]  # The SSH handshake requires this.
     connection = await asyncssh.run_server(
         theirs,
         server_factory=lambda: _Server(tunnel),
@@ -86,7 +86,9 @@ async def _outward(sock: socket.socket) -> None:
 
 
 class _Server(asyncssh.SSHServer):
-    """Accepts the client without authentication, and opens TCP connections from the node."""
+    """Accepts the client without authentication, and opens TCP connections that start at the
+    node.
+    """
 
     def __init__(self, tunnel: NodeTunnel) -> None:
         self._tunnel = tunnel
@@ -172,7 +174,7 @@ class NodeFiles(asyncssh.SFTPServer):
         return said
 
     def exit(self) -> None:
-        """Report success to the client, which has finished."""
+        """Tell the node that the client has finished without an error."""
         with suppress(OSError):
             self.channel.exit(0)
 

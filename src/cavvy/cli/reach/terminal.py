@@ -1,5 +1,5 @@
-"""Runs a command or shell of a node in this terminal: sends raw keys, prints the output, and
-returns the exit code.
+"""Runs a command or shell of a node in this terminal: sends each key unprocessed, prints the
+output, and returns the exit code.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ _PIECE = 64 * 1024
 async def run_here(
     tunnel: "NodeTunnel", *, argv: list[str] | None, line: str | None, terminal: bool
 ) -> int:
-    """Run the command to its end. Returns its exit code as a shell would. Raises RemoteError,
-    TunnelLost.
+    """Run the command until it ends. Returns its exit code in the form that a shell uses. Raises
+    RemoteError or TunnelLost.
     """
     if not terminal:
         return await _converse(await tunnel.run(argv=argv, line=line))
@@ -63,7 +63,9 @@ async def _converse(channel: "TunnelChannel") -> int:
 
 
 def read_input() -> "asyncio.Queue[bytes]":
-    """Read standard input in a thread. The queue gets its data, and b"" at its end."""
+    """Read standard input in a thread. The returned queue receives the data, and b"" at the end of
+    the input.
+    """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
 
@@ -83,7 +85,7 @@ def read_input() -> "asyncio.Queue[bytes]":
 
 
 def exit_code(end: "CommandExit | None") -> int:
-    """The exit code as a shell reports it: 128 + N for a command ended by signal N."""
+    """The exit code in the form that a shell uses: 128 + N if signal N ended the command."""
     if end is None:
         return 255
     if end.code is not None:
@@ -92,7 +94,7 @@ def exit_code(end: "CommandExit | None") -> int:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all data. A single write to a terminal or pipe may write only a part."""
+    """Write all data. A single call of os.write may write only a part to a terminal or pipe."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
@@ -106,7 +108,8 @@ def _raw(terminal: int) -> Iterator[None]:
 
     before = termios.tcgetattr(terminal)
     try:
-        tty.setraw(terminal, termios.TCSADRAIN)  # keeps keys that the user has already typed
+        # This keeps the keys that the user has already typed.
+        tty.setraw(terminal, termios.TCSADRAIN)
         yield
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)

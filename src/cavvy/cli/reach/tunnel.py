@@ -1,5 +1,6 @@
-"""Shared code of the commands that connect to nodes: it reads NAME:RANK, opens the tunnel, and
-reports its errors."""
+"""Shared code of the commands that connect to nodes: parses NAME:RANK, opens the tunnel, and
+reports errors of the tunnel.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Shows the server's data once, or again and again until Ctrl-C."""
+"""Shows data from the server once, or repeatedly until Ctrl-C."""
 
 import sys
 import time
@@ -24,7 +24,9 @@ watch_option = click.option(
 def show_repeatedly(
     read: "Callable[[Client], _T]", show: Callable[[_T], None], watch: bool, output: str
 ) -> None:
-    """Show what `read` returns; if `watch` is set, clear the terminal and repeat."""
+    """Call `read` and pass its result to `show`. If `watch` is set, clear the terminal and
+    repeat.
+    """
     if watch and (output != "table" or not sys.stdout.isatty()):
         raise CommandFailure(
             "--watch can only refresh a table on a terminal",

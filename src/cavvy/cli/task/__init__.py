@@ -1,1 +1,1 @@
-"""Handles a task before it runs: reading, work profiles, offers and prices, submission."""
+"""Prepares tasks: reads task files and work profiles, finds offers and prices, and submits jobs."""

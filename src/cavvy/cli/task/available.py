@@ -37,7 +37,8 @@ from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
 
-_MISSES = 20  # more than are shown, since misses of providers that can run jobs are shown first
+# This is more than are shown, because near misses of providers that can run jobs are shown first.
+_MISSES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +49,14 @@ class AvailableOffers:
     matches: Sequence[OfferMatches]
     refused: Sequence[Rejection]
     live: Sequence[str]  # names of the providers that are configured on this installation
-    here: Sequence[Offer]  # those of `offers` that come from the configured providers
-    problems: Sequence[str]  # providers that did not answer, with the reason
+    here: Sequence[Offer]  # the offers in `offers` that come from configured providers
+    problems: Sequence[str]  # the reason for each provider that did not answer
     situation: PlanningContext
     readiness: Callable[[Offer], Readiness]
     fixed: Sequence[
         Offer
-    ] = ()  # for a spot-only task that states its work: the offers for `spot: never`
-    unknown: str = ""  # names in the task that are in neither the catalog nor a configured provider
+    ] = ()  # if the task is spot-only and states its work: the same offers as for `spot: never`
+    unknown: str = ""  # names in the task that neither the catalog nor a configured provider has
 
 
 def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOffers:
@@ -98,16 +99,17 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOf
 
 
 def _leave_out(found: OfferMatches, asked: Collection[tuple[str, str]]) -> OfferMatches:
-    """The matches in the catalog, except those in regions for which the provider itself reports
-    offers."""
+    """The matches in the catalog, without the regions for which the provider itself reports
+    offers.
+    """
     offers = [each for each in found.offers if (each.provider, each.region) not in asked]
     spare = len(found.offers) - len(offers)
     return replace(found, offers=offers, matched=found.matched - spare, total=found.total - spare)
 
 
 def _rival(task: Task) -> Task | None:
-    """The same task with on-demand capacity if the task is spot-only and states its work, so that
-    costs can be compared; otherwise None.
+    """A copy of the task for on-demand capacity, with which costs can be compared. Returns None
+    unless the task is spot-only and states its work.
     """
     if task.resources.spot is not SpotPolicy.ONLY or task.work is None:
         return None
@@ -115,8 +117,8 @@ def _rival(task: Task) -> Task | None:
 
 
 def _notices(task: Task) -> dict[str, timedelta]:
-    """The preemption notice of each provider; empty if the task does not state the size of its
-    checkpoint.
+    """The preemption notice of each provider. The result is empty if the task does not state the
+    size of its checkpoint.
     """
     from cavvy.catalog.notices import SPOT_NOTICES
 
@@ -131,7 +133,7 @@ def _notices(task: Task) -> dict[str, timedelta]:
 @dataclass(slots=True)
 class _Live:
     names: list[str] = field(default_factory=list)
-    offers: list[Offer] = field(default_factory=list)  # all offers, whether they fit or not
+    offers: list[Offer] = field(default_factory=list)  # all offers, including those that do not fit
     usable: set[tuple[str, str]] = field(default_factory=set)  # see `registry.judge_readiness`
     matches: list[OfferMatches] = field(default_factory=list)
     fitting: list[Offer] = field(default_factory=list)
@@ -155,13 +157,13 @@ class LiveMatches:
     """The current offers of configured providers that match."""
 
     matches: Mapping[str, OfferMatches]  # keyed by provider
-    offers: Sequence[Offer]  # all offers, whether they match or not
-    problems: Sequence[str]  # one message for each provider that did not answer completely
+    offers: Sequence[Offer]  # all offers, including those that do not match
+    problems: Sequence[str]  # one message for each provider whose answer is missing or incomplete
     readiness: Callable[[Offer], Readiness]
 
 
 def match_configured(need: Resources, names: Collection[str] | None) -> LiveMatches:
-    """Ask the configured providers, or only those named in `names`. Raises CommandFailure."""
+    """Query the configured providers, or only those named in `names`. Raises CommandFailure."""
     providers = load_providers(names)
     matches, problems, usable = dict[str, OfferMatches](), list[str](), set[tuple[str, str]]()
     offers: list[Offer] = []
@@ -177,7 +179,9 @@ def match_configured(need: Resources, names: Collection[str] | None) -> LiveMatc
 
 
 def _usable(provider: "Provider", answer: "_Answer") -> set[tuple[str, str]]:
-    """The regions of the provider's offers, or none if it cannot run a minimal task."""
+    """The regions of the provider's offers. Returns no regions if the provider cannot run even a
+    minimal task.
+    """
     if refuses_all(provider):
         return set()
     return {(offer.provider, offer.region) for offer in answer.offers}
@@ -188,8 +192,8 @@ def _judge(usable: Collection[tuple[str, str]]) -> Callable[[Offer], Readiness]:
 
 
 def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
-    """The offers of the configured providers for the task, and those for its on-demand alternative
-    `rival`.
+    """The offers of the configured providers for the task, and their offers for `rival`, its
+    on-demand copy.
     """
     live, rivals, providers = _Live(), _Live(), load_providers()
     live.names = sorted(providers)
@@ -210,9 +214,11 @@ def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
 
 
 def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answer) -> None:
-    """Divide a provider's offers into those that fit and those that the provider refuses."""
-    # Larger offers of a shared host contain the same devices, so they count neither as fits nor as
-    # rejections.
+    """Add a provider's offers to `live`, as fitting offers or as offers that the provider
+    refuses.
+    """
+    # A larger offer of a shared host contains the same devices, so it is counted neither as fitting
+    # nor as rejected.
     live.offers += answer.offers
     live.usable |= _usable(provider, answer)
     matches = match_offers(answer.offers, task.resources)
@@ -234,8 +240,8 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
 def _add_fitting(
     live: _Live, task: Task, name: str, offers: Sequence[Offer], answer: _Answer
 ) -> None:
-    """Add the offers that the quotas allow and that can reach the task's volumes, and reject the
-    others.
+    """Add the offers that the quotas allow and from which the task's volumes can be reached; add
+    the others as rejected.
     """
     blind = {name} if answer.blind else ()
     rejected = {
@@ -256,7 +262,7 @@ def _reject(provider: str, objection: Objection, count: int) -> Rejection:
 
 
 async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _Answer | str]:
-    """The answer of each provider, or the reason why there is none."""
+    """The answer of each provider, or the reason why it did not answer."""
     answers = await asyncio.gather(*(_ask(provider) for provider in providers.values()))
     return dict(zip(providers, answers, strict=True))
 
@@ -280,8 +286,8 @@ async def _ask(provider: "Provider") -> _Answer | str:
 
 
 async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
-    """The answer with the provider's volumes. If they cannot be read, tasks without volumes still
-    fit.
+    """The answer with the provider's volumes. If the volumes cannot be read, only tasks without
+    volumes fit.
     """
     holder = ability(provider, HOLDS_VOLUMES)
     if holder is None:
@@ -313,9 +319,9 @@ def _ask_catalog(
 
 
 def suggest_offer(task: Task, file: str, *, is_file: bool = True) -> str:
-    """A hint for a task that no configured provider can run: the cheapest offer of a provider that
-    can be set up, and the command that does it. `is_file` means that `file` is the name of a task
-    file, not a command or standard input.
+    """A hint for a task that no configured provider can run. It names the cheapest offer of a
+    provider that can be set up, and the command that sets it up. `is_file` is false if `file` is a
+    command or standard input instead of a task file.
     """
     installed = registry.list_known()
     wanted, driven = task.resources.choices, list[Offer]()
@@ -348,7 +354,7 @@ def suggest_offer(task: Task, file: str, *, is_file: bool = True) -> str:
 
 
 def _say_set_up(offer: Offer) -> str:
-    """A text that describes the offer, with the command that sets up its provider."""
+    """A sentence that describes the offer and gives the command that sets up its provider."""
     from cavvy.domain.units import format_rate
 
     name, known = offer.provider, load_settings()

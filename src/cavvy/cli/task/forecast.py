@@ -1,4 +1,4 @@
-"""Observed markets, and cost forecasts for tasks with a deadline."""
+"""Observed spot markets, and cost forecasts for tasks with a deadline."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,13 +11,15 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.deadline.forecast import KINDS, Forecast, foresee
 from cavvy.planner.markets import MarketKnowledge, MarketRecord
 
-_TIMEOUT_S = 5.0  # seconds for one answer; a plan works without observations
-_MARKETS = 3  # number of markets, the cheapest ones; more would take seconds and change little
+_TIMEOUT_S = 5.0  # maximum seconds for one answer; without an answer, the plan uses no observations
+# number of markets in a forecast, the cheapest first; more would take seconds and change the result
+# little
+_MARKETS = 3
 
 
 def seen_here() -> "dict[str, MarketListing]":
-    """The observations of the offers that this installation used, by offer key; empty if no server
-    runs.
+    """The observations of the offers that this installation used, by offer key. The result is empty
+    if no server runs.
     """
     from cavvy.client import ApiError, connect
 
@@ -31,8 +33,8 @@ def seen_here() -> "dict[str, MarketListing]":
 def tell_forecast(
     task: "Task", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
 ) -> "Sequence[Forecast]":
-    """One forecast for each value of `resources.spot`; empty if the task has no deadline or if the
-    deadline policy cannot be used.
+    """One forecast for each value of `resources.spot`. The result is empty if the task has no
+    deadline or the deadline policy cannot be used.
     """
     from cavvy.planner.deadline.inputs import JobProgress, find_inputs
     from cavvy.planner.limits import deadline_of

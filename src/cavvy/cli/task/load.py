@@ -64,8 +64,8 @@ def read_task(
 
 
 def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
-    """The options with `ref`, a branch or tag that a file of another tool names, replaced by its
-    current commit. Raises CommandFailure.
+    """The options, with the current commit in place of `ref`, a branch or tag in a file of another
+    tool. Raises CommandFailure.
     """
     import json
     from dataclasses import replace
@@ -85,7 +85,7 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
         rows, reason = [], str(error)
     if not rows:
         raise CommandFailure(f"cannot find {ref} of {url}: {reason}", exit_code=2)
-    # for a tag, the row that ends with ^{} has its commit
+    # If `ref` is an annotated tag, the line that ends with ^{} has its commit.
     commit = max(rows, key=lambda row: row[1].endswith("^{}"))[0]
     click.echo(f"note: {ref} of {url} is commit {commit[:12]} now; every attempt runs it", err=True)
     changes = {
@@ -98,8 +98,8 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
 def read_any_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "Task":
-    """The task, even from a file of another tool that `cavvy run` would refuse. Prints notes on the
-    translation. Raises CommandFailure.
+    """Read a task, even from a file of another tool that `cavvy run` would refuse. Prints notes on
+    the translation. Raises CommandFailure.
     """
     from cavvy.importers import ReadOptions, load_file
     from cavvy.spec import SpecError

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from cavvy.domain.tasks import Task
     from cavvy.importers import ReadOptions
 
-_COMMAND = "cavvy.command"  # key in the click context for the words after `--`
+# the key in the click context under which the words after `--` are stored
+_COMMAND = "cavvy.command"
 
 as_option = click.option(
     "--as",
@@ -62,7 +63,7 @@ _OVERRIDES = (
 
 
 class TaskCommand(click.Command):
-    """A command on a task file, optionally followed by `-- COMMAND`."""
+    """A command that takes a task file and, optionally, `-- COMMAND`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -88,8 +89,8 @@ _COMPLETE = {
 
 
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command: it gets arguments for the file, its tool and the overrides, which its
-    function receives as `file` and `options`.
+    """A decorator that adds arguments for the task file, its tool and the overrides to a command.
+    The function receives them as `file` and `options`.
     """
 
     @wraps(function)
@@ -119,15 +120,15 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
 def _read_options(
     file: str | None, dialect: str | None, words: list[str] | None, overrides: dict[str, Any]
 ) -> tuple[str, "ReadOptions"]:
-    """The name of the task file, or of the command that replaces it, and the options. Raises
-    UsageError.
+    """Returns the name of the task file, or of the command that replaces it, and the options.
+    Raises UsageError.
     """
     from cavvy.importers import ReadOptions
 
     text = sys.stdin.read() if file == "-" else None
     if words:
-        # A single word is a line for the shell, as with ssh; several words are a program and its
-        # arguments.
+        # A single word is a command line for the shell, as with ssh. Several words are a program
+        # and its arguments.
         line = words[0] if len(words) == 1 else shlex.join(words)
         if file is None:
             file, text, dialect = (
@@ -147,14 +148,14 @@ def _read_options(
 
 
 def _name(flags: str) -> str:
-    """The name of the parameter for an option. The name differs from those of the command's own
-    parameters.
+    """The name of the Python parameter for an option. It differs from the names of the command's
+    own parameters.
     """
     return "set_" + flags.split("/")[0].strip("-").replace("-", "_")
 
 
 def _read_overrides(values: dict[str, Any]) -> dict[str, Any]:
-    """The given options as a table with keys of the task file. Raises CommandFailure."""
+    """The given options as a table with the keys of a task file. Raises CommandFailure."""
     found: dict[str, Any] = {}
     for flags, path, _, _ in _OVERRIDES:
         value = values[flags]
@@ -191,8 +192,8 @@ def _read_variable(pair: str) -> tuple[str, str]:
 
 
 def read_value(flag: str, path: str, value: object, given: object = None) -> "Task":
-    """A task with this value at `path`. Raises CommandFailure, with the name of the option and the
-    `given` text, if the value is invalid.
+    """A task in which the field `path` has this value. If the value is invalid, raises a
+    CommandFailure with the name of the option and the text `given`.
     """
     from datetime import UTC, datetime
 

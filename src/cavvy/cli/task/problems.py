@@ -1,4 +1,4 @@
-"""Finds mistakes that need more than the task file to detect: missing folders, unknown names, and
+"""Finds mistakes that the task file alone does not show: missing folders, unknown names, and
 requests that no offer meets. `cavvy validate` and `run` use these checks.
 """
 
@@ -18,11 +18,11 @@ from cavvy.spec.workdir import FreezeError, list_folder
 
 
 def check_task(file: str, source: Translation, folder: Path, *, whole: bool = False) -> None:
-    """Check that the task's files exist, and that its providers, regions and instance types are in
-    the catalog or at a configured provider. With `whole`, also check the sizes of its files, and
-    that an offer meets its resources and limits. `folder` is the task file's folder. The
-    configured providers are asked only about what the catalog lacks. Raises SpecError with all
-    problems, and CommandFailure.
+    """Check that the task's files exist, and that the catalog or a configured provider has its
+    providers, regions and instance types. With `whole`, also check the sizes of its files, and that
+    an offer meets its resources and limits. `folder` is the folder of the task file. Configured
+    providers are queried only about names that the catalog lacks. Raises SpecError with all
+    problems, or CommandFailure.
     """
     texts = _explain_size(file)
     for task in source.tasks:
@@ -53,7 +53,9 @@ def _list_sizes(parts: Mapping[str, Path]) -> dict[str, int]:
 
 
 def _explain_size(file: str) -> list[str]:
-    """Why the server would refuse the request with the file's text; [] if it would not."""
+    """Why the server would refuse a request that contains the text of the file. The result is empty
+    if it would accept the request.
+    """
     limit = load_settings().whole("server.request_mib")
     size = os.path.getsize(file) if os.path.isfile(file) else 0
     if 2 * size <= limit * MIB:
@@ -84,7 +86,7 @@ def _list_unknown(task: Task) -> list[str]:
             needs = [need for need in needs if unknown_names(snapshot, need, installed)]
             live = match_configured(needs[0], None) if needs else None
             if live is None or live.problems:
-                return []  # a provider that does not answer may know the names
+                return []  # A provider that does not answer may know the names.
             texts = [unknown_names(snapshot, need, installed, live.offers) for need in needs]
     except SnapshotError:
         return []
@@ -93,8 +95,8 @@ def _list_unknown(task: Task) -> list[str]:
 
 def _explain_impossible(task: Task, folder: Path) -> str:
     """Why no offer of the catalog or of a configured provider meets the task's resources and
-    limits; "" if one does, or if a provider that could did not answer or is not configured. Raises
-    CommandFailure.
+    limits. Returns "" if an offer does, or if a provider that might have one is not configured or
+    did not answer. Raises CommandFailure.
     """
     from cavvy.cli.task.available import match_configured
     from cavvy.cli.task.profiles import with_rates
@@ -106,7 +108,8 @@ def _explain_impossible(task: Task, folder: Path) -> str:
 
     reasons: list[str] = []
     now = datetime.now(UTC)
-    enough = None if _is_limited(task) else 1  # without limits, any offer that matches will do
+    # If the task has no limits, any matching offer is enough.
+    enough = None if _is_limited(task) else 1
     try:
         with CatalogSnapshot.open() as snapshot:
             listed = {provider for provider, _, _ in snapshot.regions()}

@@ -1,5 +1,5 @@
-"""Work profiles for `cavvy estimate`, `plan` and `bench`: built-in profiles, files, and new
-traces.
+"""Work profiles for `cavvy estimate`, `plan` and `bench`. A profile is built in, read from a file,
+or made by tracing a script.
 """
 
 import json
@@ -14,7 +14,7 @@ from cavvy.domain.tasks import Task
 from cavvy.packages import extra_command, install_command
 from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
 
-# packages of training scripts whose modules have other names
+# packages of training scripts whose import name differs from the package name
 PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 _WRITES_ONE = "`cavvy estimate TRAIN.PY --save WORK.JSON` writes one"
 
@@ -80,7 +80,8 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             f"`{extra_command('train')}`, or `cavvy estimate --model NAME`",
         ) from error
     try:
-        with redirect_stdout(sys.stderr):  # keeps the script's output out of the command's output
+        # This keeps the script's output out of the command's output.
+        with redirect_stdout(sys.stderr):
             return trace_script(script, arguments, name=Path(script).stem)
     except SystemExit as error:
         hint = f"options of the script go after `--`: cavvy estimate {script} -- --help"
@@ -94,7 +95,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             f"{script} imports {package}, which is not installed for the Python that runs cavvy",
             install_command(PACKAGES.get(package, package)),
         ) from error
-    except Exception as error:  # the user's own code may raise anything
+    except Exception as error:  # The user's own code may raise any exception.
         raise CommandFailure(
             f"{script} could not be traced: {type(error).__name__}: {error}",
             _last_line(script, error),
@@ -102,7 +103,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def _last_line(script: str, error: Exception) -> str:
-    """The last line of the script itself in the traceback of an error."""
+    """The last line of the script itself that appears in the traceback of `error`."""
     import traceback
 
     here = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == script]
@@ -110,9 +111,7 @@ def _last_line(script: str, error: Exception) -> str:
 
 
 def with_rates(task: "Task", folder: Path) -> "Task":
-    """The task with the rates of its work profile added; rates in the task itself take
-    precedence.
-    """
+    """The task with the rates of its work profile added. Rates in the task file take precedence."""
     from dataclasses import replace
 
     work = task.work
@@ -140,7 +139,9 @@ def with_rates(task: "Task", folder: Path) -> "Task":
 
 
 def text_with_rates(text: str, task: "Task", folder: Path) -> str:
-    """The text of the task file with the rates of its profile added, for the server."""
+    """The text of the task file with the rates of its work profile added. The server receives this
+    text.
+    """
     if task.work is None or task.work.profile is None:
         return text
     from cavvy.sdk.values import write_text

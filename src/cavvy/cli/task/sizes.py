@@ -1,4 +1,4 @@
-"""Measures inputs in buckets, so that a plan includes the time and the price of copying them."""
+"""Measures inputs in buckets, so that a plan includes the time and the price of the download."""
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,16 +9,16 @@ from datetime import UTC, datetime
 from cavvy.domain.tasks import Task, Transfer
 
 _BUCKETS = ("s3://", "gs://", "az://")
-_PATIENCE_S = 10.0  # for all inputs together
-_MOST_PAGES = 50  # of 1,000 objects each
+_PATIENCE_S = 10.0  # maximum seconds for all inputs together
+_MOST_PAGES = 50  # maximum number of listing pages, of 1,000 objects each
 _MIB = 1 << 20
 
 
 def with_sizes(task: Task) -> tuple[Task, tuple[str, ...]]:
     """The task with the sizes of its inputs, and a warning for each input of unknown size.
 
-    The sizes of buckets are measured with the keys in the environment, as long as all lists
-    together take at most _PATIENCE_S seconds.
+    Buckets are listed with the access keys in the environment. All listings together take at most
+    _PATIENCE_S seconds.
     """
     unsized = [each for each in task.inputs if each.size_mib is None and "://" in each.source]
     if not unsized:

@@ -1,5 +1,5 @@
-"""Submits a task: freezes and uploads the working folder, and asks for consent to costs; used by
-`cavvy run`, `rerun` and `bench`.
+"""Submits a task: copies and uploads the working folder, and asks the user to agree to costs.
+`cavvy run`, `rerun` and `bench` use this module.
 """
 
 import getpass
@@ -36,7 +36,7 @@ def submit(
     name: str | None = None,
     ceiling_micros: int | None = None,
 ) -> "Submitted":
-    """Queue the task. If the user must first agree to its costs, show the price and ask."""
+    """Submit the task. If the user must first agree to the costs, show the price and ask."""
 
     key = make_key()
 
@@ -68,7 +68,7 @@ def ask_consent(consent: bool, ask_server: Callable[[bool], "Submitted"]) -> "Su
             raise CommandFailure(
                 error.message, "add --yes to agree, or set limits.budget in the task", exit_code=2
             ) from error
-        click.echo(error.message, err=True)  # standard output is only for the result
+        click.echo(error.message, err=True)  # Standard output is only for the result.
         click.confirm("run it?", abort=True, err=True)
         return ask_server(True)
 
@@ -101,8 +101,8 @@ def _local_parts(loaded: "LoadedTask") -> dict[str, Path]:
 def _upload_files(
     client: "Client", project: str, loaded: "LoadedTask", parts: Mapping[str, Path]
 ) -> str:
-    """Freeze the working folder and the local files outside it, and upload what the server does
-    not have. Returns the hash of the snapshot. Raises CommandFailure.
+    """Make a snapshot of the working folder and of the local files outside it, and upload the files
+    that the server lacks. Returns the hash of the snapshot. Raises CommandFailure.
     """
     from cavvy.cli.view.formatting import show_size
 

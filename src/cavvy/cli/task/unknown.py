@@ -1,5 +1,5 @@
-"""Finds unknown names of providers, regions and instance types, and suggests known ones; for `cavvy
-offers`, `plan` and `run`.
+"""Finds unknown names of providers, regions and instance types and suggests known names. `cavvy
+offers`, `plan` and `run` use this module.
 """
 
 from typing import TYPE_CHECKING
@@ -20,8 +20,8 @@ def unknown_names(
 ) -> str:
     """One line for each unknown name in `need`, with a suggestion.
 
-    `providers` are known provider names that the catalog lacks; `live` are offers that it lacks,
-    such as the offers of this machine.
+    `providers` are known provider names that the catalog lacks. `live` are offers that the catalog
+    lacks, such as those of this machine.
     """
     from difflib import get_close_matches
 
@@ -75,8 +75,8 @@ def _list_named(
 def _list_silent(
     snapshot: "CatalogSnapshot", need: "Resources", live: "Collection[Offer]"
 ) -> list[str]:
-    """The providers in `need` whose regions are unknown here: they have no published prices, and
-    are not configured or did not answer.
+    """The providers in `need` whose regions cannot be listed: they have no published prices, and
+    they are not configured or did not answer.
     """
     heard = {provider for provider, _, _ in snapshot.regions()}
     heard |= {offer.provider for offer in live}

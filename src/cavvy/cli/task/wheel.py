@@ -1,5 +1,5 @@
-"""Makes a wheel of the modules that training scripts import. Template folders contain the wheel, so
-that nodes need no package index that has Cavvy.
+"""Builds a wheel of the modules that training scripts import. Template folders contain this wheel,
+so nodes can install it without a package index.
 """
 
 import base64
@@ -16,8 +16,8 @@ NAME = f"cavvy-{cavvy.__version__}-py3-none-any.whl"
 
 
 def make_wheel(about: Distribution) -> bytes | None:
-    """The bytes of the wheel, without the command line and the server, or None if this Cavvy was
-    installed from a package index.
+    """The bytes of the wheel, which contains neither the command line nor the server. Returns None
+    if this Cavvy was installed from a package index.
     """
     if (
         about.read_text("direct_url.json") is None
@@ -54,7 +54,7 @@ def make_wheel(about: Distribution) -> bytes | None:
         for (
             name,
             data,
-        ) in files.items():  # no timestamps, so that equal sources give equal bytes
+        ) in files.items():  # Timestamps are left out, so that equal sources give equal bytes.
             wheel.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     return packed.getvalue()
 

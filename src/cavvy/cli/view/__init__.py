@@ -1,1 +1,3 @@
-"""Output for users and programs: tables, JSON, a live screen, errors. Makes no requests."""
+"""Output for users and programs: tables, JSON, a live screen and errors. These modules make no
+requests.
+"""

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
 
 _LONGEST = 40  # maximum width of the bar itself, in characters
-_SHORTEST = 6  # minimum width; a shorter bar is not drawn
+_SHORTEST = 6  # minimum width in characters; a narrower bar is not drawn
 _NAME = 24
 _ENDED = {"done": "✓", "failed": "✗", "stopped": "✗"}
 
 
 class ProgressBar:
-    """The live line, as a renderable of `rich` that fills the width of the terminal."""
+    """The live line, as an object that `rich` can render. It fills the width of the terminal."""
 
     def __init__(self, job: "JobDetail") -> None:
         from rich.spinner import Spinner
@@ -72,7 +72,7 @@ def _drawn(part: float, width: int, console: "Console", options: "ConsoleOptions
 def _text(job: "JobDetail", progress: dict[str, float | str]) -> str:
     if job.phase == "queued":
         return f"position {job.queue_position} in the queue" if job.queue_position else job.reason
-    if job.phase in formatting.ENDED:  # the summary below gives the reason
+    if job.phase in formatting.ENDED:  # The summary below the line gives the reason.
         return formatting.show_progress(
             {name: value for name, value in progress.items() if name != "left_s"}
         )

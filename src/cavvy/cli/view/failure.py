@@ -1,4 +1,4 @@
-"""The error that ends a command with a message for the user."""
+"""The error with which a command ends and shows a message."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def escape_controls(text: str, keep: str = "") -> str:
 
 
 class CommandFailure(click.ClickException):
-    """An error message for the user: what went wrong, then what to do."""
+    """An error for the user. The message says what went wrong, and the hint says what to do."""
 
     def __init__(self, message: str, hint: str = "", exit_code: int = 1) -> None:
         super().__init__(message)
@@ -23,7 +23,7 @@ class CommandFailure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         for title, colour, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
-            if text:  # the text may quote what a node sent
+            if text:  # The text may contain output of a node.
                 shown = escape_controls(text, keep="\n\t")
                 click.echo(
                     f"{click.style(title, fg=colour, bold=colour == 'red')} {shown}", err=True
@@ -31,7 +31,7 @@ class CommandFailure(click.ClickException):
 
 
 def explain(error: click.ClickException) -> CommandFailure:
-    """Convert an error of the command line's parser to the form of the commands' errors."""
+    """Convert an error of the command-line parser to a CommandFailure."""
     if isinstance(error, CommandFailure):
         return error
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
@@ -64,7 +64,7 @@ def _list_options(error: click.UsageError) -> set[str]:
 
 
 def _name(error: click.BadParameter) -> str:
-    """The option or the argument that the error is about, as the help writes it."""
+    """The option or argument that the error is about, written as in the help."""
     param = error.param
     if isinstance(param, click.Option):
         return max(param.opts, key=len)

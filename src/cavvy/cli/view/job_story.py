@@ -1,6 +1,6 @@
 """Selects the events of a job that `cavvy run` and `cavvy logs -f NAME` show between log lines.
 
-`cavvy events` lists every event; this module skips events that repeat another line.
+`cavvy events` lists every event. This module skips events whose content another line already shows.
 """
 
 from typing import TYPE_CHECKING
@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from cavvy.client.wire import EventView
 
 _KIND_WIDTH = len("checkpoint")
-# These events repeat other lines: `running` or `setup` follows a claim, `notice` follows a drill,
-# and the bill is printed below the log.
+# These events repeat other lines: `running` or `setup` follows a `claim`, `notice` follows a
+# `drill`, and the bill is printed below the log.
 _LEFT_OUT = frozenset({"claimed", "drill", "billed"})
 _LAST = frozenset(
     {"exit", "done", "failed", "stopped"}
-)  # the summary shows these events; they are printed only if more events follow
-_LEAVING = frozenset({"notice", "stop"})  # after these events, completed checkpoints are shown
+)  # The summary shows these events, so they are printed only if more events follow.
+# Completed checkpoints are shown after one of these events.
+_LEAVING = frozenset({"notice", "stop"})
 
 
 class JobStory:
@@ -32,7 +33,7 @@ class JobStory:
         self._held: EventView | None = None
 
     def tell(self, event: "EventView") -> "list[EventView]":
-        """The events to show after this event has arrived."""
+        """Add an event. Returns the events to show now."""
         if event.kind in _LEFT_OUT:
             return []
         held = [] if self._held is None or _repeats(self._held, event) else [self._held]
@@ -47,7 +48,7 @@ class JobStory:
         match event.kind:
             case "checkpoint":
                 return self._leaving
-            case "exited":  # with one rank, or after a stop, a later event reports the same
+            case "exited":  # With one rank, or after a stop, a later event reports the same fact.
                 return self._several and not self._leaving and event.fact != "succeeded"
             case "queued":
                 return event.fact != "submitted"
@@ -55,14 +56,16 @@ class JobStory:
                 return kind not in _LAST
 
     def text(self, event: "EventView") -> str:
-        """The event as one line. A prefix that repeats the previous event is left out."""
+        """The event as one line. If the text starts like the previous event, the common start is
+        left out.
+        """
         text = event.text.removeprefix(f"{self._said}; ")
         self._said = event.text
         return _line(event.kind, event.rank if self._several else None, text)
 
 
 def _repeats(held: "EventView", event: "EventView") -> bool:
-    """Whether the job's failure event only repeats the exit event of its last attempt."""
+    """Whether the job's failure event only repeats the exit of its last attempt."""
     return held.kind == "exit" and event.kind == "failed" and event.fact is None
 
 
@@ -72,5 +75,5 @@ def story_line(event: "EventView") -> str:
 
 
 def _line(kind: str, rank: int | None, text: str) -> str:
-    text = escape_controls(text)  # the text may quote what a node sent
+    text = escape_controls(text)  # The text may contain output of a node.
     return f"{kind.ljust(_KIND_WIDTH)}  {text if rank is None else f'rank {rank}: {text}'}"

@@ -1,5 +1,5 @@
-"""Fits tables into the width of a terminal. Names are never shortened: a narrow terminal gets fewer
-columns, wrapped text or, if that is not enough, one block of lines per row.
+"""Fits tables into the width of a terminal. Names are never shortened. On a narrow terminal,
+columns are left out or texts are wrapped; if that is not enough, each row becomes a block of lines.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,22 +9,22 @@ from typing import Any, TextIO
 
 GAP = "  "
 INDENT = "    "
-_TEXT = 20  # characters; a text column is made no narrower than this
+_TEXT = 20  # minimum width of a text column in characters
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """One column. `name` is the key in JSON and CSV, and its suffix is the unit; `title` is the
-    heading in tables.
+    """One column. `name` is the key in JSON and CSV, and ends with the unit. `title` is the heading
+    in tables.
 
-    `show` formats a raw value that is not None; without `show`, money is shown by the unit in
-    `name`, and times in local time. Numbers, and columns with `right`, are aligned on the right.
-    `hidden` columns appear only in JSON and CSV.
+    `show` formats a raw value other than None. Without `show`, amounts of money are formatted by
+    the unit in `name`, and times are shown in local time. Numbers are aligned on the right, and so
+    are all columns with `right`. `hidden` columns appear only in JSON and CSV.
 
     On a narrow terminal, columns with a `drop` are left out, the lowest `drop` first. The text of a
     `wrap` column continues on the next line, and the text of a `cut` column is shortened. Other
-    columns contain names, which are never shortened. A `below` column contains names that move to a
-    line of their own below each row if other columns need the space.
+    columns contain names, which are never shortened. If other columns need the space, the names in
+    a `below` column move to a separate line below each row.
     """
 
     name: str
@@ -48,7 +48,7 @@ def terminal_width(out: TextIO) -> int | None:
 
 
 def text_width(text: str) -> int:
-    """The number of cells that a terminal uses for the text."""
+    """The number of terminal cells that the text occupies."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width
@@ -57,8 +57,9 @@ def text_width(text: str) -> int:
 
 
 def wrap_text(text: str, width: int | None) -> list[str]:
-    """The lines of a text, which is wrapped between words. A word longer than `width` gets its own
-    line."""
+    """Wrap a text between words, and return its lines. A word longer than `width` gets its own
+    line.
+    """
     if width is None or text_width(text) <= width:
         return [text]
     lines = [""]
@@ -78,8 +79,8 @@ def longest_word(text: str) -> int:
 def choose_widths(
     heads: Sequence[TableColumn], table: Sequence[Sequence[str]], width: int | None
 ) -> dict[int, int] | None:
-    """The width of each column to show, by its index, or None if no choice fits into `width`. A
-    column of width 0 is on a line of its own below the row.
+    """The columns to show, as a dictionary from index to width; None if no choice fits into
+    `width`. A column of width 0 is printed on a separate line below the row.
 
     `table` is the heading and the rows. Columns that are the same in all rows are dropped first.
     """
@@ -121,7 +122,7 @@ def _fit(
 
 
 def _least(head: TableColumn, cells: Sequence[str], full: int) -> int:
-    """The smallest width of a column."""
+    """The smallest width that the column can have."""
     if head.wrap:
         return min(full, max(_TEXT, *map(longest_word, cells)))
     return min(full, _TEXT) if head.cut else full
@@ -130,7 +131,7 @@ def _least(head: TableColumn, cells: Sequence[str], full: int) -> int:
 def row_lines(
     heads: Sequence[TableColumn], texts: Sequence[str], widths: Mapping[int, int]
 ) -> list[str]:
-    """The lines of one row, with the columns that `choose_widths` chose."""
+    """The lines of one row. `widths` has the columns that `choose_widths` chose."""
     beside = {index: width for index, width in widths.items() if width}
     cells = [
         wrap_text(texts[index], width) if heads[index].wrap else [_cut(texts[index], width)]
@@ -147,8 +148,7 @@ def row_lines(
 
 
 def pad(text: str, width: int, right: bool = False) -> str:
-    """The text, filled with spaces to the width. The spaces are before the text if it is aligned on
-    the right."""
+    """The text, padded with spaces to the width. With `right`, the spaces are before the text."""
     spaces = " " * (width - text_width(text))
     return spaces + text if right else text + spaces
 

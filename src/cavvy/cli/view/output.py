@@ -1,7 +1,7 @@
-"""Prints rows as a table, JSON or CSV; used by every listing command.
+"""Prints rows as a table, JSON or CSV. Every listing command uses this module.
 
-A command passes its columns, and rows of raw values. Tables show formatted values; JSON and CSV
-contain the raw values.
+A command passes columns, and rows of raw values. Tables show formatted values; JSON and CSV contain
+the raw values.
 """
 
 import sys
@@ -18,7 +18,7 @@ from cavvy.cli.view.formatting import show_time, zone_name
 from cavvy.cli.view.layout import TableColumn as TableColumn
 
 _F = TypeVar("_F", bound=Callable[..., object])
-_WIDE = "cavvy.wide"  # a key in the context of a command that prints all columns
+_WIDE = "cavvy.wide"  # the key in the click context that makes a command print all columns
 
 
 def _format_option(*formats: str) -> Callable[[_F], _F]:
@@ -33,7 +33,9 @@ def _format_option(*formats: str) -> Callable[[_F], _F]:
 
 
 def _read_format(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """The output format as the command sees it. For the command, `wide` is the same as `table`."""
+    """Read --output for the command. The value `wide` is stored in the context, and the command
+    gets `table`.
+    """
     context.meta[_WIDE] = value == "wide"
     return "table" if value == "wide" else value
 
@@ -51,8 +53,8 @@ def rows_out(
     empty: str = "",
     file: TextIO | None = None,
 ) -> None:
-    """Print rows. A row is a sequence of cells, or a mapping or object with a value for the name of
-    each column. `title`, and `empty` (printed if there are no rows), appear only in tables.
+    """Print rows. A row is a sequence of cells, or a mapping or object with one value per column
+    name. `title` is printed only above tables; `empty` is printed instead of a table without rows.
     """
     heads = [TableColumn(column) if isinstance(column, str) else column for column in columns]
     out = file or sys.stdout
@@ -74,7 +76,9 @@ def _cells(heads: Sequence[TableColumn], row: object) -> Sequence[object]:
 
 
 def json_out(value: object, *, file: TextIO | None = None) -> None:
-    """Print plain containers as indented JSON, with times in ISO 8601 and durations in seconds."""
+    """Print dictionaries, lists and simple values as indented JSON. Times are printed in ISO 8601,
+    durations in seconds.
+    """
     import json
 
     text = json.dumps(value, indent=2, default=_plain, ensure_ascii=False)
@@ -89,7 +93,7 @@ def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -
     for name, value in pairs:
         text, indent = _text(None, value), before
         if width is not None and layout.longest_word(text) > width - before:
-            indent = len(layout.GAP)  # the value begins below its name
+            indent = len(layout.GAP)  # The value is printed below its name.
         lines = layout.wrap_text(text, width and width - indent)
         head = _bold(layout.pad(name, before - len(layout.GAP)), out)
         first = f"{head}{layout.GAP}{lines.pop(0)}" if indent == before else head.rstrip()
@@ -98,8 +102,8 @@ def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -
 
 
 def text_out(text: str, file: TextIO | None = None) -> None:
-    """Print a sentence, wrapped between words on a terminal. Prints nothing if the sentence is
-    empty.
+    """Print a sentence, wrapped between words if the output is a terminal. An empty sentence prints
+    nothing.
     """
     out = file or sys.stdout
     for line in layout.wrap_text(text, _width(out)) if text else ():
@@ -107,7 +111,7 @@ def text_out(text: str, file: TextIO | None = None) -> None:
 
 
 def _width(out: TextIO) -> int | None:
-    """The width to fit the output into, or None if there is no limit."""
+    """The width in characters that the output may use, or None if there is no limit."""
     context = click.get_current_context(silent=True)
     wide = context is not None and context.meta.get(_WIDE, False)
     return None if wide else layout.terminal_width(out)
@@ -169,14 +173,14 @@ def _write_table(
 
 
 def _write_cards(titles: Sequence[str], table: Iterable[Sequence[str]], out: TextIO) -> None:
-    """Print each row as a block of lines, without the cells that have no value."""
+    """Print each row as a block of lines. Cells without a value are left out."""
     for number, texts in enumerate(table):
         out.write("\n" if number else "")
         pairs_out([pair for pair in zip(titles, texts, strict=True) if pair[1] != "-"], out)
 
 
 def _column(head: TableColumn, values: Sequence[object]) -> tuple[TableColumn, list[str]]:
-    """A column with its heading and its cells. If all its times have the same time zone, the
+    """A column with its heading and its cells. If all times in it have the same time zone, the
     heading shows the zone.
     """
     title = head.title if head.title is not None else head.name.replace("_", " ").upper()
@@ -209,7 +213,7 @@ def _text(head: TableColumn | None, value: object) -> str:
         return show_time(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    # Each row is one line of the table, and text from nodes must not move the cursor.
+    # Each row is one line of the table. Text from nodes must not move the cursor.
     return "".join(char if char.isprintable() else " " for char in str(value))
 
 

@@ -1,4 +1,4 @@
-"""Shows a followed job: with a live line on a terminal, as plain lines elsewhere."""
+"""Shows a followed job: with a live line on a terminal, as plain lines otherwise."""
 
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,8 @@ from cavvy.cli.view.job_story import JobStory
 if TYPE_CHECKING:
     from cavvy.client.wire import EventView, JobDetail
 
-_LONGEST = 1 << 20  # bytes; an unfinished line that is longer is printed at once
+# maximum bytes of an unfinished line that is held back; a longer line is printed at once
+_LONGEST = 1 << 20
 
 
 class FollowScreen(Protocol):
@@ -32,7 +33,9 @@ class FollowScreen(Protocol):
 
 @contextmanager
 def open_screen(job: "JobDetail") -> Iterator[FollowScreen]:
-    """A live screen on a terminal, or a plain one in a pipe or a dumb terminal."""
+    """Open a live screen on a terminal, or a plain one in a pipe or a terminal without cursor
+    control.
+    """
     import os
 
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
@@ -60,7 +63,7 @@ class _Lines:
         self._rest: dict[int, bytes] = {}
 
     def take(self, rank: int, data: bytes) -> list[bytes]:
-        """The lines that this chunk completes, without newlines."""
+        """Add a chunk. Returns the lines that are complete now, without newlines."""
         *lines, rest = (self._rest.get(rank, b"") + data).split(b"\n")
         if len(rest) > _LONGEST:
             lines, rest = [*lines, rest], b""
@@ -68,7 +71,7 @@ class _Lines:
         return lines
 
     def left(self) -> list[tuple[int, bytes]]:
-        """The last, unfinished line of each rank."""
+        """The unfinished last line of each rank."""
         return [(rank, rest) for rank, rest in self._rest.items() if rest]
 
 
@@ -77,8 +80,8 @@ def _with_rank(rank: int, lines: list[bytes]) -> bytes:
 
 
 class _Plain:
-    """Writes the log to standard output and the events to standard error. With one rank the log is
-    unchanged; with several, each line begins with its rank.
+    """Writes the log to standard output and the events to standard error. If the job has several
+    ranks, each line begins with its rank.
     """
 
     def __init__(self, several: bool) -> None:
@@ -99,12 +102,12 @@ class _Plain:
             click.echo(f"[cavvy {show_clock(step.at)}] {self._story.text(step)}", err=True)
 
     def job(self, job: "JobDetail") -> None:
-        """Do nothing, because only a live screen shows progress."""
+        """Do nothing, because only the live screen shows progress."""
 
 
 class _Live:
-    """Prints log and events above a live line with the phase, the progress and the metrics of the
-    task.
+    """Prints log and events above a live line, which shows the phase, the progress and the task's
+    metrics.
     """
 
     def __init__(self, job: "JobDetail") -> None:
@@ -129,7 +132,7 @@ class _Live:
     def _print(self, rank: int, lines: list[bytes]) -> None:
         from rich.text import Text
 
-        # If a line was redrawn with carriage returns, its last state is shown.
+        # If a program redraws a line with carriage returns, only the last version is shown.
         texts = [
             line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for line in lines
         ]

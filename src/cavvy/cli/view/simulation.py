@@ -48,7 +48,7 @@ _RUN_FIELDS = (
 
 
 def print_scores(results: "Sequence[TrialResult]", output: str) -> None:
-    """Print a row for each policy and setting, and then a row for all settings of each policy."""
+    """Print one row for each policy and setting, then one row for each policy over all settings."""
     from cavvy.sim.traces.trials import ResultTally
 
     cells, totals = ResultTally(), ResultTally()
@@ -63,8 +63,8 @@ def print_scores(results: "Sequence[TrialResult]", output: str) -> None:
 
 
 def as_document(results: "Sequence[TrialResult]", *, segments: bool = False) -> dict[str, object]:
-    """The results by policy, and by policy and setting; with `segments`, also every run with its
-    segments.
+    """The results by policy, and by policy and setting. With `segments`, every run and its segments
+    are included.
     """
     from cavvy.sim.traces.trials import ResultTally
 
@@ -140,8 +140,8 @@ def write_fleet(
 def print_scenario(
     results: "Sequence[TrialResult]", waited: "QueueResult | None", output: str, *, segments: bool
 ) -> None:
-    """Print the results of a scenario: its jobs on spot capacity, one row for each job and policy,
-    and its fleet.
+    """Print the results of a scenario: its jobs on spot capacity, with one row for each job and
+    policy, and its queue of jobs.
     """
     if output == "json":
         document = as_document(results, segments=segments) if results else {}

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def summary_out(job: "JobDetail", cost: "CostView") -> None:
-    """Print the summary of a followed job to standard error, so that a pipe gets only the log."""
+    """Print the summary of a followed job to standard error, so that a pipe receives only the
+    log.
+    """
     import sys
 
     code = f", exit code {job.exit_code}" if job.exit_code is not None else ""
@@ -38,7 +40,7 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
         pairs.append(("reason", job.reason))
     if (
         result := last_figures(job)
-    ) and not sys.stdout.isatty():  # on a terminal, the live line already shows the progress
+    ) and not sys.stdout.isatty():  # On a terminal, the live line already shows the progress.
         pairs.append(("result", formatting.show_progress(result)))
     pairs.append(("time", time_text(cost)))
     pairs.append(("bill", bill_text(job, cost)))
@@ -61,7 +63,7 @@ def time_text(cost: "CostView") -> str:
 def bill_text(
     job: "JobDetail", cost: "CostView", show: Callable[[int], str] = formatting.show_money
 ) -> str:
-    """The bill in one line. `show` formats its amounts of micro-dollars."""
+    """The bill in one line. `show` formats amounts of micro-dollars."""
     from cavvy.domain.events import ChargeKind
 
     extra = {kind.value for kind in ChargeKind if kind.is_extra}
@@ -84,8 +86,8 @@ def bill_text(
 
 
 def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[CounterfactualCost]":
-    """What this job would have cost on the three cheapest offers that fit it, and that have the
-    memory that it was measured to use.
+    """The cost of the same job on the three cheapest offers that fit the task and that have at
+    least the memory that the job used.
     """
     from msgspec.json import decode
 

@@ -1,5 +1,5 @@
-"""Maps commands and options of other tools, and synonyms of Cavvy's commands, to the command or the
-option to use instead.
+"""Maps command and option names of other tools, and synonyms, to the matching command or option of
+Cavvy.
 """
 
 from collections.abc import Collection
@@ -40,7 +40,7 @@ _ADVICE = {
     "storage volume volumes bucket": "name storage in a task's `inputs`, `outputs` or `volumes`",
 }
 
-# Unknown options -> the options to use instead. A command may have only some of these.
+# Unknown options -> the options to use instead. A command may have only some of the replacements.
 _OPTIONS = {
     "--infra": ("--provider", "--region"),
     "--cloud": ("--provider",),
@@ -71,7 +71,7 @@ def find_advice(word: str) -> str:
 
 
 def find_option(option: str, known: Collection[str]) -> str:
-    """What to use in place of an unknown option, or "" if it is no known synonym. `known` contains
+    """What to use instead of an unknown option, or "" if it is no known synonym. `known` contains
     the options of the command.
     """
     instead = [each for each in _OPTIONS.get(option, ()) if each in known]
