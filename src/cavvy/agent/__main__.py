@@ -1,5 +1,5 @@
-"""Starts the agent: `python -I -S agent.pyz CONFIG`, or the same with the path of this file instead
-of the archive.
+"""Starts the agent: `python -I -S agent.pyz CONFIG`, or `python -I -S THIS_FILE CONFIG` without the
+archive.
 
 The package is loaded from this folder or archive under its own name, so the agent needs no
 installed distribution.

@@ -1,10 +1,11 @@
-"""Opens files in folders that the work can change, without following the work's symbolic links to
-other files.
+"""Opens files in folders that the work can change, without being led to other files by symbolic
+links that the work has created.
 
-The agent may see more files than the work, which may run in a container or in its own namespaces.
-So every path is opened name by name, each name relative to the folder opened before it, and the
-kernel follows no link. This module follows a link itself if the link's target is in an allowed
-folder. A link that appears after the check of a name causes an error.
+The agent may have access to more files than the work, which may run in a container or in its own
+namespaces. So every path is opened one name at a time, each relative to the folder opened before,
+and the kernel is told to follow no link. If a name is a link, this module follows it only if the
+link's target is in an allowed folder. If a name becomes a link after it was checked, opening it
+fails.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ _STEP = (
 
 
 class LeadsOutside(OSError):
-    """A path, or the target of a symbolic link on it, is not in an allowed folder."""
+    """A path, or the target of a symbolic link on it, is outside all allowed folders."""
 
 
 class AllowedFolders:
-    """The folders that the agent may access: opened files and the targets of links must be in one
+    """The folders that the agent may access. Opened files, and the targets of links, must be in one
     of them.
 
-    `own` are folders that the work might replace by a link: such a link is not followed. `given`
-    are folders that the user named: their paths may contain links. A path in `given` may also be
-    that of a file.
+    `own` are folders that the work could replace by a link, so a link at such a path is not
+    followed. `given` are folders that the user named; their paths may contain links. A path in
+    `given` may also be that of a file.
 
-    `seen` maps paths at which the work sees files to the paths of these files on this machine, for
-    links and folders on a path. The latter paths must be in `own` or `given`.
+    `seen` maps a path at which the work sees files to the path of these files on this machine. It
+    is used to resolve links and folders on a path. The paths on this machine must be in `own` or
+    `given`.
     """
 
     def __init__(
@@ -46,7 +48,8 @@ class AllowedFolders:
         given: list[str] | None = None,
         seen: dict[str, str] | None = None,
     ) -> None:
-        self._opened: dict[str, str] = {}  # path of a folder -> the path that is opened for it
+        # path of an allowed folder -> the path that is opened to reach it
+        self._opened: dict[str, str] = {}
         self._seen = {os.path.abspath(each): source for each, source in (seen or {}).items()}
         for path in map(os.path.abspath, own):
             parent, name = os.path.split(path)
@@ -70,10 +73,10 @@ class AllowedFolders:
 
     def find(self, path: str, *, follow: bool = True, make: bool = False) -> tuple[int, str]:
         """Open the folder that contains `path`. Returns its descriptor, which the caller must
-        close, and the name of `path` in it, or "." if `path` is an allowed folder.
+        close, and the last name of `path`, or "." if `path` is an allowed folder.
 
-        With `follow`, a link at the end of `path` is resolved first. With `make`, missing folders
-        above `path` are created. Raises LeadsOutside, OSError.
+        With `follow`, a link at `path` itself is resolved first. With `make`, missing folders above
+        `path` are created. Raises LeadsOutside, OSError.
         """
         walk = _Walk(self._opened, self._seen)
         try:
@@ -83,7 +86,7 @@ class AllowedFolders:
             walk.close()
 
     def resolve(self, path: str) -> str:
-        """The path without links and "..". Raises LeadsOutside, OSError."""
+        """The path after all links and ".." are resolved. Raises LeadsOutside, OSError."""
         walk = _Walk(self._opened, self._seen)
         try:
             name = self._walk(walk, path, follow=True, make=False)
@@ -145,22 +148,24 @@ class AllowedFolders:
 
 
 class _Walk:
-    """A position below an allowed folder, and the names that are still to be opened."""
+    """A position at or below an allowed folder, and the names on the path that are still to be
+    opened."""
 
     def __init__(self, opened: dict[str, str], seen: dict[str, str]) -> None:
         self._allowed, self._seen = opened, seen
         self._open: list[int] = []
         self.folder = ""  # the allowed folder
-        self._file_in = ""  # the folder of an allowed path that is no folder, else ""
-        self.names: list[str] = []  # the names opened below it
-        self.todo: list[str] = []  # the next name is the last item
+        self._file_in = ""  # if the allowed path is a file, the folder that contains it, else ""
+        self.names: list[str] = []  # the names opened so far, below `folder`
+        self.todo: list[str] = []  # the names still to be opened, in reverse order
 
     @property
     def here(self) -> int:
         return self._open[-1]
 
     def enter(self, path: str) -> None:
-        """Start in the innermost allowed folder on the path. Raises LeadsOutside, OSError."""
+        """Open the innermost allowed folder that contains the path, and start there. Raises
+        LeadsOutside, OSError."""
         folder = _find_innermost(path, self._allowed)
         if not folder:
             raise LeadsOutside(
@@ -188,7 +193,8 @@ class _Walk:
             self._continue_from(os.path.dirname(self._allowed[self.folder]))
 
     def turn(self, link: str) -> None:
-        """Continue with a link's target. Raises LeadsOutside, OSError."""
+        """Resolve a link: continue with the names of the link's target. Raises LeadsOutside,
+        OSError."""
         if link.startswith("/"):
             self._enter_seen("/".join([link, *reversed(self.todo)]))
         else:
@@ -197,22 +203,24 @@ class _Walk:
                 self._continue_from(self._file_in)
 
     def _continue_from(self, folder: str) -> None:
-        """Enter the allowed folder to which the next names lead from `folder`, a path without
-        links. Raises LeadsOutside, OSError."""
+        """Continue with the names still to be opened, which are relative to `folder`, a path
+        without links. Raises LeadsOutside, OSError."""
         while self.todo and self.todo[-1] == "..":
             folder = os.path.dirname(folder)
             self.todo.pop()
         self._enter_seen("/".join([folder.rstrip("/"), *reversed(self.todo)]))
 
     def _enter_seen(self, path: str) -> None:
-        """Start in the innermost folder on a path of the work. Raises LeadsOutside, OSError."""
+        """Start in the innermost folder of `seen` that contains a path as the work sees it. Raises
+        LeadsOutside, OSError."""
         shown = _find_innermost(path, self._seen)
         if shown and len(shown) >= len(_find_innermost(path, self._allowed)):
             path = self._seen[shown] + path[len(shown) :]
         self.enter(path)
 
     def step(self, name: str, *, make: bool) -> None:
-        """Go to a folder. Raises LeadsOutside, OSError."""
+        """Open the folder `name` in the current folder; with `make`, create it if missing. Raises
+        LeadsOutside, OSError."""
         if self._seen:
             path = os.path.join(self._allowed[self.folder], *self.names, name)
             if path in self._seen:
@@ -255,10 +263,10 @@ def open_below(folder: int, path: str, flags: int) -> int:
 
 
 def walk_below(folder: int, *, strict: bool = False) -> Iterator[tuple[str, os.DirEntry[str], int]]:
-    """Yield everything below an open folder: the path relative to it, the entry, and the open
-    folder that contains the entry, which is closed afterwards. A folder comes before its entries.
-    Links are not followed. Folders that cannot be listed are left out or, if `strict`, raise
-    OSError.
+    """Yield everything below an open folder: its relative path, its directory entry, and the
+    descriptor of the folder that contains it. That descriptor is closed when the iteration
+    continues. A folder comes before its entries. Links are not followed. Folders that cannot be
+    listed are left out; with `strict`, they raise OSError.
     """
     todo = [""]
     while todo:
@@ -285,7 +293,8 @@ def walk_below(folder: int, *, strict: bool = False) -> Iterator[tuple[str, os.D
 
 
 def check_regular(file: int, path: str) -> int:
-    """Return the descriptor of an open regular file; close any other file and raise OSError."""
+    """Return `file`, the descriptor of an open file, if the file is regular. Otherwise close it and
+    raise OSError."""
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file
     os.close(file)
@@ -293,7 +302,7 @@ def check_regular(file: int, path: str) -> int:
 
 
 def _find_innermost(path: str, folders: dict[str, str]) -> str:
-    """The innermost of the folders that contain the path or are the path; "" if there is none."""
+    """Return the innermost folder that contains the path or equals it; "" if there is none."""
     fits = (e for e in folders if path == e or path.startswith(e.rstrip("/") + "/"))
     return max(fits, key=len, default="")
 

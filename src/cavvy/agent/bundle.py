@@ -1,5 +1,5 @@
-"""Packs the agent for nodes without a Cavvy installation, and builds the command that starts it.
-Only servers use this module.
+"""Packs the agent into an archive for nodes without a Cavvy installation, and builds the command
+that starts the agent. Only servers use this module.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ def make_command() -> list[str]:
     """The command that starts the agent from this installation; the caller appends the path of the
     configuration file.
 
-    The files run in place, so that Python can cache their compiled forms. Python cannot cache
-    compiled files of an archive.
+    The command runs the installed files instead of an archive, because Python can cache the
+    compiled form of files but not of an archive's entries.
     """
     return [sys.executable, "-I", "-S", os.path.join(HERE, "__main__.py")]
 
 
 def make_archive(folder: str = HERE) -> bytes:
-    """Return a zip application with a folder's files, by default the agent's. The archive's entries
-    are sorted and have no timestamps, so that equal sources give equal bytes.
+    """Return a zip application that contains the files of `folder`, by default the agent's. The
+    archive's entries are sorted and have no timestamps, so that equal sources give equal bytes.
 
-    `python -I -S agent.pyz CONFIG` starts the archive with Python 3.8 or later.
+    Python 3.8 or later runs the archive with `python -I -S agent.pyz CONFIG`.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -40,7 +40,7 @@ def make_archive(folder: str = HERE) -> bytes:
 
 
 def list_sources(folder: str = HERE) -> list[str]:
-    """Paths of the files to pack, relative to the folder."""
+    """The relative paths of the files to pack."""
     found = []
     for inner, _, names in os.walk(folder):
         relative = os.path.relpath(inner, folder)

@@ -1,9 +1,8 @@
 """Uploads checkpoints to the control plane when the checkpoint folder is not on shared storage.
 
-The folder is checked every few seconds while the work runs. If the folder has changed since the
-last upload, but not since the previous check, a separate process uploads the changes. Only one
-upload runs at a time. A checkpoint is complete, and is reported, once the control plane has all of
-it.
+The folder is checked every few seconds while the work runs. A separate process uploads the changes
+once the folder has stayed unchanged between two checks. Only one upload runs at a time. A
+checkpoint is complete, and is reported, once the control plane has all of its files.
 """
 
 from __future__ import annotations
@@ -28,14 +27,16 @@ if TYPE_CHECKING:
 
 LOOK_S = 3.0
 HURRY_S = 0.5  # seconds between checks when the node is about to be reclaimed
-RESTLESS_S = 300.0  # seconds after which a constantly changing folder is reported
-VOIDS = 5  # failed uploads in a row after which a constantly changing file is reported
-LAST_TRIES = 3  # number of tries after the work's end, when the folder no longer changes
+RESTLESS_S = 300.0  # seconds of constant changes after which the user is warned
+# consecutive failed uploads after which the user is warned about a file that changes constantly
+VOIDS = 5
+# maximum number of uploads tried after the work's end, when the folder no longer changes
+LAST_TRIES = 3
 
 
 class CheckpointSync(SidecarProcess):
-    """A timer starts each check of the folder. `finish` uploads the final state and then calls
-    back; `kill` aborts that upload.
+    """Uploads checkpoints. A timer starts each check of the folder. `finish` uploads the final
+    state and then calls back; `kill` aborts that upload.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class CheckpointSync(SidecarProcess):
     ) -> None:
         super().__init__(loop, config, say, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._folder, self._given = folder, given
-        self._led_outside = False  # whether the user was warned that the folder leads elsewhere
+        # whether the user was warned that the folder is a link to another place
+        self._led_outside = False
         found = self._list()
-        # The files that exist now need no upload: the next attempt would restore them anyway.
+        # The files that exist before the work starts need no upload: the next attempt gets them
+        # anyway.
         self._safe = self._last = fingerprint(found)
         self._newest_ns = newest(found)
         self._began_ns = time.time_ns()
@@ -69,8 +72,8 @@ class CheckpointSync(SidecarProcess):
         self._every_s = min(self._every_s, HURRY_S)
 
     def find_unsafe(self) -> str:
-        """The checkpoint folder if it has changes that are not uploaded, else "". Also "" on a rank
-        that never uploads.
+        """The checkpoint folder if it has changes that are not uploaded yet, else "". Always "" on
+        a rank that does not upload.
         """
         found = fingerprint(self._list())
         return self._folder if found and found != self._safe and self._config.rank == 0 else ""
@@ -164,8 +167,8 @@ class CheckpointSync(SidecarProcess):
                 )
 
     def _not_now(self, trouble: str, reason: str) -> None:
-        """Warn about a failed upload, which is tried again later. If the bucket did not answer in
-        time after the work's end, the upload is not tried again.
+        """Warn about a failed upload. The upload is tried again later, unless the work has ended
+        and the bucket did not answer in time.
         """
         if trouble == "silent" and self._done is not None:
             self._tries = LAST_TRIES

@@ -1,7 +1,7 @@
 """Reads the agent's input: its configuration file, and the work that comes with the claim.
 
 Each class lists its fields with types and defaults, and is decoded from JSON. The annotations are
-read as text, because importing `typing` and `dataclasses` would take every rank some
+read as text: importing `typing` and `dataclasses` would slow down every agent's start by some
 milliseconds.
 """
 
@@ -23,8 +23,8 @@ TABLE = "dict[str, str]"
 
 
 class BadConfig(Exception):
-    """The configuration or the work does not follow this protocol version; the message names the
-    field.
+    """The configuration or the work does not have the format of this protocol version. The message
+    names the wrong field.
     """
 
 
@@ -56,7 +56,8 @@ EMPTY: dict[str, Callable[[], object]] = {
 
 
 class ConfigFields:
-    """Reads the fields of a JSON object, each with a type and a default. Errors name the field."""
+    """Reads the fields of a JSON object. Each field has a type and a default. Errors name the
+    field."""
 
     __slots__ = ("_raw", "_what")
 
@@ -103,8 +104,8 @@ def _shown(value: object) -> str:
 
 
 class ConfigRecord:
-    """A JSON object whose fields are the class's annotations. The value of a class attribute is
-    the field's default."""
+    """A JSON object. The class's annotations list its fields, and the class's attributes hold their
+    defaults."""
 
     def __init__(self, fields: ConfigFields) -> None:
         for name, kind in type(self).__annotations__.items():
@@ -112,14 +113,14 @@ class ConfigRecord:
 
 
 class ReclaimSignal(ConfigRecord):
-    """How the provider reclaims nodes: it sends SIGTERM unless the file `unless` exists, and may
-    first warn by creating the file `warning` or by sending `signal`.
+    """How the provider reclaims nodes: it sends SIGTERM to the agent while the file `unless` does
+    not exist. It may warn earlier, by creating the file `warning` or by sending `signal`.
     """
 
     source: str
     seconds: float  # grace period in seconds, between SIGTERM and SIGKILL
-    # If this file exists, the SIGTERM comes from Cavvy, not from the provider. If None, Cavvy never
-    # sends SIGTERM: it sends an order instead.
+    # If this file exists, Cavvy has sent the SIGTERM, not the provider. None if Cavvy never sends
+    # SIGTERM, but stops the agent by an order.
     unless: str | None
     warning: str | None
     signal: str | None  # a signal such as USR1
@@ -127,7 +128,8 @@ class ReclaimSignal(ConfigRecord):
 
 
 class NoticeTokenConfig(ConfigRecord):
-    """A token that the agent fetches first and then sends with each request."""
+    """A token for the notice address. The agent fetches the token first and sends it with each
+    request."""
 
     url: str
     header: str
@@ -137,7 +139,8 @@ class NoticeTokenConfig(ConfigRecord):
 
 
 class NoticeHoldConfig(ConfigRecord):
-    """The parameters of a long poll, which the server answers when its state changes."""
+    """The parameters of a long poll: a request that the server answers only when its state
+    changes."""
 
     query: str  # {tag} is replaced by the ETag of the last answer
     first_tag: str
@@ -145,15 +148,16 @@ class NoticeHoldConfig(ConfigRecord):
 
 
 class NoticeNodeConfig(ConfigRecord):
-    """The address that returns this node's name. An event concerns the node if the event's field
-    `field` lists that name."""
+    """The address that returns this node's name. An event concerns this node if the event's field
+    called `field` contains that name."""
 
     url: str
     field: str
 
 
 class NoticeReplyConfig(ConfigRecord):
-    """The acknowledgement of an event. The event's field `id` replaces {id} in `body`."""
+    """The request that acknowledges an event. In `body`, {id} is replaced by the value of the
+    event's field called `id`."""
 
     url: str
     body: str
@@ -161,8 +165,8 @@ class NoticeReplyConfig(ConfigRecord):
 
 
 class NoticeAddress(ConfigRecord):
-    """An address to poll for notices that the node will be reclaimed, and the format of its
-    answers."""
+    """An address that the agent polls for notices that the node will be reclaimed, and the format
+    of the answers."""
 
     source: str
     url: str
@@ -180,7 +184,7 @@ class NoticeAddress(ConfigRecord):
 
 
 class OrderConfig(ConfigRecord):
-    """An order of the control plane."""
+    """An order from the control plane to this agent, such as to stop the work."""
 
     seq: int
     kind: str
@@ -197,7 +201,7 @@ class ExecConfig(ConfigRecord):
 
 
 class RankPaths:
-    """The paths of one rank's files and folders, which lie below its home folder."""
+    """The paths of one rank's files and folders. All are in its home folder."""
 
     def __init__(self, home: str) -> None:
         self.folder = home + "/work"
@@ -237,8 +241,9 @@ class AgentConfig(ConfigRecord, RankPaths):
     covers: bool  # whether namespaces can hide the folder `hides` on this machine
     lease_s: float = 21600
     grace_s: float = 10
-    # seconds of the server's silence after which the agent exits. If 0, the agent waits for the
-    # server, because the provider deletes the rank's home with the node.
+    # After the work has ended, the agent exits if the server has been silent for this many seconds.
+    # 0: the agent waits for the server without limit, because the provider deletes the rank's home
+    # with the node.
     leaves_after_s: float = 0
     boxed: bool  # whether the node itself was started from the work's image
     devices: list[str] | None  # None means all GPUs of the node
@@ -247,7 +252,8 @@ class AgentConfig(ConfigRecord, RankPaths):
     cpus: float | None
     memory_mib: int = 0
     node_address: str = "127.0.0.1"
-    storage: str | None  # the nodes' persistent folder, if WorkConfig has another path
+    # the nodes' persistent folder, if its path here differs from the one in WorkConfig
+    storage: str | None
     taken: ReclaimSignal | None
     notices: list[NoticeAddress]
 
@@ -267,11 +273,11 @@ class AgentConfig(ConfigRecord, RankPaths):
 
 
 class CheckpointConfig(ConfigRecord):
-    """The checkpoint folder that outlives the work, and the storage behind it."""
+    """The task's checkpoint folder, which is kept after the work ends, and where it is stored."""
 
     path: str
     storage: str | None
-    sync: bool  # whether to upload checkpoints, for lack of shared storage
+    sync: bool  # whether the agent uploads checkpoints, because the nodes share no storage
     every_s: float | None
 
 
@@ -286,7 +292,8 @@ class VolumeConfig(ConfigRecord):
 
 
 class TransferConfig(ConfigRecord):
-    """An input or output. Either its source or its target is on this node."""
+    """One input or output of the task. One of `source` and `target` is a path on this node, the
+    other is a URL."""
 
     source: str
     target: str
@@ -304,19 +311,20 @@ class BuildConfig(ConfigRecord):
 
 
 class CheckConfig(ConfigRecord):
-    """What the node check requires: the memory of the GPU model, a share of the model's memory
-    bandwidth, and a link speed.
+    """What the node check requires: the memory of the GPU model, a minimum share of the model's
+    memory bandwidth, and a minimum link speed.
     """
 
     share: float
-    link_mbps: float = 0  # minimum speed between two nodes; 0 means to measure it only
+    # minimum speed between two nodes; if 0, the speed is measured but not judged
+    link_mbps: float = 0
     kind: str = ""  # the model of each GPU, or "" if it is unknown
     memory_mib: int = 0
     bandwidth_gbs: float = 0  # data-sheet bandwidth of the GPU's memory
 
 
 class WorkdirConfig(ConfigRecord):
-    """A frozen working folder; `snapshot` is the hash of its manifest."""
+    """A working folder as it was at submission. `snapshot` is the hash of its manifest."""
 
     snapshot: str
 
@@ -329,8 +337,8 @@ class GitConfig(ConfigRecord):
 
 
 class WorkConfig(ConfigRecord):
-    """This rank's work as the claim returned it; the server's class is `Assignment` of
-    `domain.messages`."""
+    """The work of this rank, which the control plane returns for the claim. The server's class for
+    it is `domain.messages.Assignment`."""
 
     job: str
     job_id: str
@@ -344,7 +352,8 @@ class WorkConfig(ConfigRecord):
     gang_key: str = ""
     setup: str | None
     setup_key: str | None
-    setup_uses: list[str] | None  # None: the setup may use the whole folder
+    # the parts of the working folder that the setup may use; None: all of it
+    setup_uses: list[str] | None
     image: str | None
     image_login: str | None  # USER:PASSWORD
     build: BuildConfig | None
@@ -359,19 +368,20 @@ class WorkConfig(ConfigRecord):
     outputs: list[TransferConfig]
     volumes: list[VolumeConfig]
     grace_s: float = 10
-    keep_s: float = 0  # seconds to wait for other work after this work ends
-    machine: bool  # whether to wait for other work also after a stop or a failed setup
+    keep_s: float = 0  # seconds that the agent waits for another job's work after this work ends
+    machine: bool  # whether the agent waits for other work also after a stop or a failed setup
     idle_s: float | None
     log_limit_mib: int = 1024
     # seconds of the server's silence after which the results of ended work are stored in the
-    # bucket; 0 if there is no bucket
+    # bucket. 0 if there is no bucket.
     deposit_after_s: float = 0
 
     def __init__(self, fields: ConfigFields) -> None:
         super().__init__(fields)
         self.addresses = self.addresses or ["127.0.0.1"]
         self.streams = [at for at, each in enumerate(self.inputs) if each.mode == "stream"]
-        self.mirrored = {  # outputs that are also sent while the work runs, with their intervals
+        # outputs that are also sent while the work runs, with their intervals in seconds
+        self.mirrored = {
             at: each.every_s for at, each in enumerate(self.outputs) if each.every_s is not None
         }
 

@@ -1,7 +1,8 @@
-"""The agent's connections to the control plane: claim, messages, log, orders, and the lease.
+"""The agent's connections to the control plane: it claims the work, sends messages and the log,
+receives orders, and renews the lease.
 
-Messages (with the claim), the log, and orders each have their own connection and back-off, so that
-a slow log does not delay messages. An unreachable control plane never delays the work.
+Messages (with the claim), the log, and orders each have their own connection and retry delays, so
+that a slow log does not delay messages. An unreachable control plane never delays the work.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from .outbox import MessageOutbox
 
     class Listener(Protocol):
-        """Events that the connection reports to the agent."""
+        """Events that the client reports to the agent."""
 
         def ordered(self, kind: str, seconds: float, reason: str) -> None: ...
         def asked(self, asked: ExecConfig) -> None: ...
@@ -41,8 +42,9 @@ TIMEOUT_S = 30.0
 ORDERS_WAIT_S = 30
 FIRST_DELAY_S = 0.1
 LAST_DELAY_S = 5.0
-LOG_PAUSE_S = 0.1  # seconds between two pieces of a log that grows slowly
-ORDERS_DELAY_S = 0.25  # seconds before the first request for orders; shorter work sends none
+LOG_PAUSE_S = 0.1  # seconds to wait for more output before a short piece of the log is sent
+# seconds from the claim to the first request for orders; work that ends earlier sends none
+ORDERS_DELAY_S = 0.25
 
 
 REFUSALS = (
@@ -51,13 +53,13 @@ REFUSALS = (
     409,
     410,
     426,
-)  # statuses that refuse a claim permanently
+)  # statuses that refuse a claim for good
 LOST = (409, 410)  # after the claim, these statuses mean that another agent now holds it
 
 
 class RetryingConnection:
-    """One connection and its back-off. After a request has failed, `retry` is called when the
-    back-off has passed."""
+    """One connection with its retry delay. After a request has failed, the callback `retry` is
+    called when the delay has passed."""
 
     def __init__(self, link: ControlPlaneClient, retry: Callable[[], None]) -> None:
         self._link = link
@@ -78,8 +80,8 @@ class RetryingConnection:
         reply: Callable[[ConfigFields], None],
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Send a request and pass a successful answer to `reply`. This method handles all other
-        answers.
+        """Send a request and pass a successful answer to `reply`. Failures and refusals are handled
+        here.
         """
         route = path.partition("?")[0]
 
@@ -122,7 +124,8 @@ class RetryingConnection:
 
 
 class ControlPlaneClient:
-    """Delivers the outbox and the log, and passes orders to the listener."""
+    """Delivers the queued messages and the log to the control plane, and passes orders to the
+    listener."""
 
     def __init__(
         self,
@@ -148,7 +151,8 @@ class ControlPlaneClient:
         self.refusals: tuple[int, ...] = REFUSALS
         self.closed = False
         self.answered = False  # whether the server has ever answered, even with an error
-        self.hurry = False  # whether the log is complete, so that its rest is sent at once
+        # whether the log is complete; if so, the rest of the log is sent at once
+        self.hurry = False
         self._log_at = 0.0
         self._log_timer: LoopTimer | None = None
         self.lease_until = time.monotonic() + config.lease_s
@@ -194,8 +198,8 @@ class ControlPlaneClient:
             go(work)
 
     def _take_token(self, token: str | None) -> None:
-        """Store and use the token that came with the claim, since the old token is valid only once.
-        Later agents of this rank read the stored token.
+        """Store and use the token that came with the claim, because the configured token can be
+        used only once. Later agents of this rank read the stored token.
         """
         if token is None:
             return
@@ -242,8 +246,8 @@ class ControlPlaneClient:
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
 
     def _pause(self) -> bool:
-        """Whether to wait for more log output before sending the output so far; if so, starts the
-        timer that sends it. Sending each line in its own request would cost too much.
+        """Return whether to wait for more log output before sending. If so, start the timer that
+        ends the wait. Sending each line in its own request would cost too much.
         """
         wait = self._log_at + LOG_PAUSE_S - time.monotonic()
         if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:
@@ -373,7 +377,7 @@ class ExecStream:
 
 
 def nothing() -> None:
-    """The default callback, which ignores the result."""
+    """The default callback, which does nothing."""
 
 
 def make_headers(config: AgentConfig) -> str:
@@ -389,8 +393,8 @@ def said(data: bytes) -> str:
 
 
 def complain(text: str) -> None:
-    """Write to the agent's own log, which the provider of the node keeps; the task's log holds only
-    the task's output."""
+    """Write to the agent's own log, which the node's provider keeps. Do not write to the task's
+    log, which holds only the task's output."""
     try:
         os.write(
             2, f"cavvy-agent: {text}\n".encode()

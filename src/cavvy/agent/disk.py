@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open a file of the agent. This function is an `opener` for `open`. A missing file is created
-    for its owner only. Raises OSError for a link, and does not wait for the other end of a pipe.
+    """Open a file of the agent. Pass this function to `open` as `opener`. A missing file is created
+    with access for its owner only. Raises OSError if the file is a link. Opening a pipe does not
+    block.
     """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def open_private(path: str, flags: int = 0) -> int:
-    """Open a file for reading and writing. A missing file is created for its owner only."""
+    """Open a file for reading and writing. A missing file is created with access for its owner
+    only."""
     return open_own(path, os.O_RDWR | os.O_CREAT | flags)
 
 
@@ -36,8 +38,8 @@ def open_entry(folder: str, name: str, flags: int) -> int:
 
 
 def write_whole(path: str, text: str, *, sync: bool = False) -> None:
-    """Write a private file atomically: readers see the old content or all of the new. `sync` waits
-    until the content is on the disk.
+    """Write a private file atomically: readers see either the old or the new content as a whole.
+    `sync` waits until the content is on the disk.
     """
     temporary = f"{path}.{os.getpid()}"
     try:
@@ -82,8 +84,8 @@ def read_known(path: str) -> dict[str, list[Any]]:
 
 
 def read_process(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat after the name: state, parent and so on; [] if there is no such
-    process."""
+    """The fields of /proc/PID/stat that follow the program's name, beginning with the state and the
+    parent's ID. [] if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -92,9 +94,9 @@ def read_process(pid: int) -> list[bytes]:
 
 
 def walk_files(folder: str | int) -> Iterator[tuple[str, os.stat_result, str]]:
-    """Yield the relative path, the status and the link target of each file below a folder. The
-    target is "" for all files but links. Files that vanish meanwhile are left out. `folder` may be
-    an open folder.
+    """Yield the relative path, the status and the link target of each file below a folder. The link
+    target is "" for a file that is not a link. Files that vanish meanwhile are left out. `folder`
+    is a path or the descriptor of an open folder.
     """
     from .allowed_folders import walk_below
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 EX_TEMPFAIL = 75  # from sysexits.h: the task has saved a checkpoint and asks to be run again
 LONGEST_ERROR = 1000  # maximum characters of a reported error
-# Signals that end a program by default and usually come from outside. A shell reports signal N as
-# exit code 128 + N.
+# Signals that end a program by default and are usually sent by another program. A shell reports
+# signal N as exit code 128 + N.
 DEADLY = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -37,26 +37,27 @@ DEADLY = (
 
 
 def may_leave(leaves_after_s: float, silent_s: float, *, stored: bool) -> bool:
-    """Whether the agent may exit after its work although the server does not answer. Exiting early
-    saves the cost of the node until the lease expires. Exiting early is safe if the work's result,
-    log and messages are `stored` where they outlive the node.
+    """Whether the agent may exit after its work although the server does not answer. If so, the
+    node costs nothing from then until its lease would have expired. Exiting early is safe if the
+    work's result, log and messages are `stored` outside the node.
     """
     return stored and 0 < leaves_after_s <= silent_s
 
 
 def describe_failure(fields: ConfigFields) -> str:
-    """How a task failed, from the task's message `failed`. Raises BadConfig."""
+    """Describe how a task failed, from the message `failed` that the task sent. Raises
+    BadConfig."""
     rank, ranks = fields.read("rank", "int"), fields.read("ranks", "int")
     error = fields.read("error", "str")[:LONGEST_ERROR]
     return f"rank {rank} of {ranks} failed: {error}" if ranks > 1 else f"the task failed: {error}"
 
 
 def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
-    """The outcome, exit code and reason of work that ended by itself or was ended because of
-    `ending`.
+    """The outcome, exit code and reason of work that has ended. `ending` is the outcome and reason
+    if the agent ended the work, None if the work ended by itself.
 
-    Exit code 0 after a signal does not count as success here: the control plane decides about
-    success from the work's reports.
+    If the agent has signalled the work, exit code 0 does not count as success here: the control
+    plane decides from the work's reports.
     """
     if ending is not None:
         return ending[0], code, ending[1]

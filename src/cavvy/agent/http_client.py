@@ -37,21 +37,21 @@ TRIES = 8  # consecutive failures of one request; a failure without any answer c
 TOLD_EVERY_S = 10.0
 FAULTS = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSError
 REFUSALS = (401, 403, 404, 409, 410)
-PASSING = (408, 425, 429)  # statuses of the form 4xx after which the same request may succeed later
-TROUBLE = "data-trouble"  # error code for a failing storage behind the control plane
+PASSING = (408, 425, 429)  # 4xx statuses after which the same request may succeed later
+TROUBLE = "data-trouble"  # error code of an answer: the control plane cannot reach the storage
 
 
 class TransferFailed(Exception):
-    """The transfer is impossible; the message explains it to the user."""
+    """The transfer failed for good; the message tells the user why."""
 
 
 class StorageTimeout(TransferFailed):
-    """The storage gave no good answer within the agent's timeout."""
+    """The storage gave no successful answer within the agent's timeout."""
 
 
 class RetryBudget:
-    """Counts a request's failures in a row and waits before each retry; `tell` is called about long
-    waits.
+    """Counts the consecutive failures of a request and waits before each retry. `tell` is called
+    with a message about each long wait.
     """
 
     def __init__(self, tell: Tell | None = None, *, tries: int | None = None) -> None:
@@ -65,8 +65,8 @@ class RetryBudget:
         self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S)
 
     def lose(self, reason: str, *, silent: bool = False, status: int = 0) -> None:
-        """Wait before the next try. After too many failures in a row, raises TransferFailed if the
-        last request was refused, else StorageTimeout.
+        """Count a failure and wait before the next try. After too many consecutive failures, raises
+        TransferFailed if the last request was refused, else StorageTimeout.
         """
         self._tries += 2 if silent else 1
         waited = time.monotonic() - self._since
@@ -78,7 +78,7 @@ class RetryBudget:
         time.sleep(self._delay.next())
 
     def lose_request(self, name: str, error: Exception, url: object) -> int:
-        """Like `lose`, for a request to a storage that raised `error`. Returns the answer's status,
+        """Like `lose`, when a request to a storage has raised `error`. Returns the answer's status,
         or 0 without an answer.
         """
         status = error.code if isinstance(error, urllib.error.HTTPError) else 0
@@ -108,8 +108,8 @@ class BlockingClient:
         body: object = None,
         query: str = "",
     ) -> http.client.HTTPResponse:
-        """Return the answer, with any status; the gang's name is added to the request. Raises
-        OSError, HTTPException."""
+        """Send a request that includes the gang's name, and return the answer whatever its status.
+        Raises OSError, HTTPException."""
         address = ServerAddress(self._config.address, self._config.pin)
         headers = {
             "Authorization": f"Bearer {self._config.token}",
@@ -152,8 +152,8 @@ class BlockingClient:
     ) -> bytes:
         """Return the body of a successful answer. Raises TransferFailed if the request is refused.
 
-        Raises StorageTimeout if the storage behind the control plane does not answer; before that,
-        `tell` is called about the wait.
+        Raises StorageTimeout if the control plane gets no answer from the storage; `tell` is called
+        about the wait before that.
         """
         budget = RetryBudget(tell)
         while True:
@@ -168,8 +168,8 @@ class BlockingClient:
                 self.wait()
 
     def check(self, status: int, asked: str) -> None:
-        """Raise TransferFailed if a retry cannot change the status. `asked` describes the request
-        for the error message.
+        """Raise TransferFailed if `status` is an error that a retry cannot change. `asked`
+        describes the request for the error message.
         """
         if status in REFUSALS:
             raise TransferFailed(f"the control plane refused {asked} (status {status})")
@@ -289,7 +289,9 @@ def connect(address: ServerAddress) -> http.client.HTTPConnection:
             secure.close()
             raise
         secure.auto_open = (
-            0  # a connection that http.client reopens would skip the certificate check
+            # http.client reopens no connection by itself: a reopened one would skip the certificate
+            # check
+            0
         )
         return secure
     connection = http.client.HTTPConnection(
@@ -303,8 +305,8 @@ def connect(address: ServerAddress) -> http.client.HTTPConnection:
 
 
 class BlockingMailboxConnection(http.client.HTTPConnection):
-    """An HTTP connection for http.client over a mailbox. The connection sends one request at a time
-    and waits for the answer.
+    """An http.client connection whose requests travel through a mailbox, one request at a time. The
+    connection waits for each answer.
     """
 
     def __init__(self, path: str) -> None:

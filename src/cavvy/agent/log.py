@@ -1,9 +1,9 @@
-"""Spools the task's output to disk in bounded segments until the control plane has it, without
-blocking the task.
+"""Stores the task's output on disk until the control plane has received it, without blocking the
+task.
 
-`home/log/` holds undelivered output in files named by the position of their first byte in the whole
-output. If the files exceed the limit, the oldest of them are dropped, except the output at the very
-beginning (up to a tenth of the limit).
+`home/log/` holds the undelivered output in files, called segments. A segment's name is the position
+of its first byte in the whole output. If all segments together exceed the limit, the oldest are
+dropped, but the first output is kept (up to a tenth of the limit).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import partial
 
 from .disk import open_entry
 
-CHUNK = 256 * 1024  # maximum bytes of one request
-HELD = 4 * 1024 * 1024  # bytes kept in memory while the disk is full
+CHUNK = 256 * 1024  # maximum bytes sent in one request
+HELD = 4 * 1024 * 1024  # maximum bytes kept in memory while the disk is full
 
 
 class LogSpool:
@@ -64,13 +64,13 @@ class LogSpool:
             self._segments[-1][1] += written
         self.size += written
         if written < len(data):
-            self._end()  # the rest of the data did not fit on the disk and begins a new segment
+            self._end()  # the data that did not fit on the disk begins a new segment
             self._hold(data[written:])
         self._trim()
 
     def chunk(self) -> tuple[int, int, bytes]:
-        """The position of the next bytes to send, the number of lost bytes just before them, and
-        the bytes.
+        """The next bytes to send: their position in the output, the number of bytes lost just
+        before them, and the bytes themselves.
         """
         while self._segments:
             position, size = self._segments[0]
@@ -81,8 +81,8 @@ class LogSpool:
         return self.size, self.size - self._acked, b""
 
     def pieces(self) -> Iterator[tuple[int, int, int, Callable[[int, int], bytes]]]:
-        """Yield the undelivered output in pieces: position, number of lost bytes just before it,
-        size, and a function that reads bytes of the piece. Nothing is deleted.
+        """Yield the undelivered output in pieces. Each piece is its position, the number of bytes
+        lost just before it, its size, and a function that reads bytes of it. Nothing is deleted.
         """
         end = self._acked
         for position, size in self._segments:
@@ -97,8 +97,8 @@ class LogSpool:
         return self._read(position, skip + offset, length)
 
     def acknowledge(self, wanted: int) -> None:
-        """Continue at the position `wanted`, where the output begins that the server does not have.
-        This position may be before the last one, as long as the bytes there are still stored.
+        """Delete the output before the position `wanted`, from which the server needs the output.
+        `wanted` may be before the previous position, as long as the bytes there are still stored.
         """
         self._acked = min(wanted, self.size)
         while self._segments and sum(self._segments[0]) <= self._acked:
@@ -107,7 +107,7 @@ class LogSpool:
                 and self._file >= 0
                 and self._segments[0][1] < self._segment
             ):
-                break  # output is still appended to the last segment
+                break  # the last segment is still being written
             self._drop(0)
 
     @property
@@ -172,8 +172,8 @@ class LogSpool:
             return file.read(length)
 
     def _load(self) -> None:
-        """Take over the undelivered output of an earlier agent. The server's answers later show
-        which part of it the server already has.
+        """Load the undelivered output that an earlier agent has stored. The server's answers show
+        later which part the server already has.
         """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.isdigit())

@@ -13,7 +13,8 @@ WRITE = select.POLLOUT
 
 
 class LoopTimer:
-    """A callback that is due at a time of the monotonic clock, unless it is cancelled."""
+    """A callback that is called at the time `due` of the monotonic clock, unless it is
+    cancelled."""
 
     __slots__ = ("call", "due")
 
@@ -38,8 +39,8 @@ class EventLoop:
         self._running = True
 
     def watch(self, fd: int, events: int, handler: Callable[[int], object]) -> None:
-        """Call `handler(events)` whenever `fd` is ready; a second call changes events and
-        handler.
+        """Call `handler(events)` whenever `fd` is ready for `events`. A second call for the same
+        `fd` replaces its events and its handler.
         """
         self._poll.register(fd, events)
         self._handlers[fd] = handler
@@ -50,18 +51,18 @@ class EventLoop:
             self._poll.unregister(fd)
 
     def after(self, seconds: float, call: Callable[[], None]) -> LoopTimer:
-        """Call back once, `seconds` from now."""
+        """Call `call` once, `seconds` from now."""
         timer = LoopTimer(time.monotonic() + seconds, call)
         self._timers.append(timer)
         return timer
 
     def cancel(self, timer: LoopTimer | None) -> None:
-        """Cancel the timer; no error if it has fired or was cancelled before."""
+        """Cancel the timer. Does nothing if the timer has already fired or was cancelled."""
         if timer in self._timers:
             self._timers.remove(timer)
 
     def on_signal(self, number: int, call: Callable[[], None]) -> None:
-        """Call back from the loop after the signal has arrived."""
+        """Call `call` from the loop whenever the signal has arrived."""
         if self._wake is None:
             self._wake = make_wake_pipe()
             self.watch(self._wake[0], READ, self._signalled)
@@ -72,8 +73,8 @@ class EventLoop:
         self._running = False
 
     def close(self) -> None:
-        """Stop receiving signals, so that another loop can. The signals must stay blocked until the
-        other loop has its own handlers.
+        """Stop receiving signals, so that another loop can receive them. The caller must keep the
+        signals blocked until the other loop has its own handlers.
         """
         if self._wake is not None:
             signal.set_wakeup_fd(-1)
@@ -137,7 +138,7 @@ class PipeReader:
             self._loop.watch(self._fd, 0 if paused else READ, self._read)
 
     def write(self, data: bytes) -> None:
-        """Write to the other end of a socket, if it is still open."""
+        """Write data, if the file is a socket whose other end is still open."""
         if self._fd >= 0:
             try:
                 os.write(self._fd, data)
@@ -174,7 +175,8 @@ class PipeReader:
 
 
 def by_line(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Return a function that receives the pieces of a stream and passes whole lines to `take`."""
+    """Return a function that takes a stream piece by piece and passes each complete line to
+    `take`."""
     rest = b""
 
     def feed(data: bytes) -> None:
@@ -187,8 +189,8 @@ def by_line(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
 
 def make_wake_pipe() -> tuple[int, int]:
-    """A non-blocking pipe; the interpreter writes to it the number of each signal that it
-    catches.
+    """A non-blocking pipe that reports signals: the interpreter writes the number of each caught
+    signal to it.
     """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)

@@ -1,10 +1,10 @@
-"""The transport for nodes without a network: requests are files in a folder that the node and a
-login-node helper share.
+"""The transport for nodes without a network. Requests are files in a folder that the node shares
+with a helper process on the cluster's login node.
 
-A request is a file `SENDER@NUMBER` next to the sender's folder; its answer is the file `NUMBER` in
-that folder. Requests and answers are written under another name and renamed once complete. Network
-file systems do not announce new files, so the agent polls with growing pauses. The agent lists the
-folder, because listing makes the file system ask its server instead of its cache.
+A request is a file `SENDER@NUMBER`; its answer is the file `NUMBER` in the folder `SENDER` next to
+it. Requests and answers are written under a temporary name and renamed when they are complete.
+Network file systems do not announce new files, so the agent polls with growing pauses. The agent
+polls by listing the folder, because a listing bypasses the file system's cache.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .wire import BackOff, RequestConnection, ServerAddress, parse_reply
 
 FIRST_PAUSE_S = 0.02
 LAST_PAUSE_S = 1.0
-GROWTH = 1.2  # each pause is this many times as long as the one before
+GROWTH = 1.2  # factor by which each pause is longer than the one before
 
 
 class AgentMailbox:
     """Posts requests and reads answers. Raises OSError."""
 
-    _count = 0  # requests of all mailboxes of this process; makes each number unique
+    _count = 0  # requests of all mailboxes of this process, counted to make each number unique
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -84,7 +84,7 @@ class AgentMailbox:
 
 
 def make_pause() -> BackOff:
-    """The growing pauses between polls of a mailbox."""
+    """Create the growing pauses between polls of a mailbox."""
     return BackOff(FIRST_PAUSE_S, LAST_PAUSE_S, GROWTH)
 
 

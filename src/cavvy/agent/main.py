@@ -28,8 +28,8 @@ USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the agent and return its exit code: 0 if nothing is left to do, 2 for a wrong
-    configuration.
+    """Run the agent and return its exit code: 0 if nothing is left to do, 2 if the configuration is
+    wrong.
 
     With `--deliver`, the exit code is 1 if messages are left, or EX_TEMPFAIL if messages are left
     because the server did not answer.
@@ -54,8 +54,8 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
-    """Run the work, then any further work that arrives while the node is kept. Each work gets a new
-    runner, as if a new agent had been started.
+    """Run the job's work, then the work of other jobs that arrives while the node is kept. Work of
+    each job gets a new runner, as if a new agent had been started.
     """
     code, keep_s = act(config, lock, deliver, None)
     while keep_s > 0 and code == 0:
@@ -65,8 +65,9 @@ def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
 
 
 def clear(config: AgentConfig) -> None:
-    """Remove all files of the finished work, and links with which the work has replaced files of
-    the agent. The claim is removed first, so that a later agent does not report about this work.
+    """Remove all files of the finished work, and any links that the work has put in place of the
+    agent's files. The claim is removed first, so that a later agent sends no reports about this
+    work.
     """
     from .work.trees import remove_tree
 
@@ -77,10 +78,9 @@ def clear(config: AgentConfig) -> None:
 
 
 def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
-    """Run the work. If an earlier agent has started the work, deliver that agent's messages
-    instead.
+    """Run the work. If an earlier agent has already started it, only deliver that agent's messages.
 
-    Returns the exit code, and the seconds to wait for more work afterwards. `waits_s` is the time
+    Returns the exit code, and the seconds to wait for more work afterwards. `waits_s` is how long
     to wait for work if other work ran here before, else None.
     """
     loop = EventLoop(lock)
@@ -96,7 +96,7 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
         runner.claim(waits_s)
     loop.run()
     if runner.keep_s:
-        # The next agent handles signals that arrive from now on.
+        # Block signals: those that arrive from now on are handled by the next agent.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         loop.close()
     mark_debt(config, runner.owes)
@@ -119,7 +119,7 @@ def take_lock(home: str) -> int | None:
     """Lock this rank's home folder and return the open file, or None if another agent holds the
     lock.
 
-    Waits for a while, since the reaper of a killed agent holds the lock until the work is dead.
+    Waits for a while, because the reaper of a killed agent holds the lock until the work has ended.
     """
     lock = open_private(home + "/lock")
     until = time.monotonic() + LOCK_WAIT_S
@@ -138,8 +138,8 @@ def take_lock(home: str) -> int | None:
 
 
 def agent_lives(home: str) -> bool:
-    """Whether the agent that wrote agent.json is still alive. A later process with the same ID does
-    not make the result True.
+    """Whether the agent that wrote agent.json is still alive. A later process that has the same
+    process ID does not count.
     """
     try:
         with open(home + "/agent.json", encoding="utf-8") as file:
@@ -159,8 +159,8 @@ def start_time(pid: int) -> int | None:
 
 
 def take_nonce(home: str) -> str:
-    """The nonce of this agent's claim. The nonce is stored, so that the agent repeats the same
-    claim after a restart or a lost answer.
+    """The random value (nonce) that identifies this agent's claim. It is stored, so that the agent
+    can repeat the same claim after a restart or a lost answer.
     """
     path = home + "/claim"
     nonce = read_text(path)

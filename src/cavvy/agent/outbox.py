@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 VOLATILE = (
     "progress",
     "telemetry",
-)  # while the server does not answer, only the newest values of these kinds are kept
-VOLATILE_S = 0.5  # minimum seconds between two volatile messages when nothing else is sent
+)  # while the server does not answer, only the newest message of each of these kinds is kept
+VOLATILE_S = 0.5  # minimum seconds between two messages of these kinds when nothing else is sent
 REWRITE_BYTES = 256 * 1024
 LAST_SECOND = 253402300799.0  # the end of 9999, the last year that can be formatted
 
 
 class MessageOutbox:
-    """Queues messages in a file with one message per line. The number of the first message in the
-    file shows how many acknowledged messages were removed.
+    """Queues messages in a file with one message per line. Messages are numbered from 1.
+    Acknowledged messages are removed from the file, so the file may begin with a later number.
     """
 
     def __init__(self, path: str) -> None:
@@ -46,7 +46,7 @@ class MessageOutbox:
         self._file = open_private(path, os.O_APPEND)
         os.ftruncate(
             self._file, sum(len(line) + 1 for line in whole)
-        )  # remove a torn last line before appending
+        )  # remove an incomplete last line before appending
 
     @property
     def empty(self) -> bool:
@@ -71,7 +71,7 @@ class MessageOutbox:
             self._append(kind, dict(fields, at=now_text()))
 
     def settle(self) -> None:
-        """Number and queue the newest volatile messages."""
+        """Give numbers to the newest volatile messages and queue them."""
         latest, self._latest = self._latest, {}
         self._settled_at = time.monotonic()
         for kind, fields in latest.items():
@@ -86,8 +86,8 @@ class MessageOutbox:
         return ("[" + ",".join(line for _, line in self._unsent[:limit]) + "]").encode()
 
     def finish(self, exit: dict[str, object]) -> list[str]:
-        """All undelivered messages, each as JSON. If none of them is `exited`, an `exited` message
-        with the fields `exit` is added. The added message is not queued.
+        """All undelivered messages, each as JSON. If none of them is of the kind `exited`, an
+        `exited` message with the fields of `exit` is added to the list, but not to the queue.
         """
         self.settle()
         lines = [line for _, line in self._unsent]
@@ -97,7 +97,7 @@ class MessageOutbox:
         return lines
 
     def acknowledge(self, seq: int) -> None:
-        """Remove all messages up to number `seq`, since the server has applied them."""
+        """Remove all messages up to number `seq`, which the server has processed."""
         self._unsent = [(number, line) for number, line in self._unsent if number > seq]
         if not self._unsent and os.fstat(self._file).st_size > REWRITE_BYTES:
             os.ftruncate(self._file, 0)
@@ -123,8 +123,8 @@ def now_text() -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Format seconds since the epoch as RFC 3339 with milliseconds, in UTC. A time outside the
-    valid range, such as a wrong file time, is replaced by the nearest valid time.
+    """Format seconds since the epoch as RFC 3339 with milliseconds, in UTC. A time that cannot be
+    formatted, such as a wrong file time, is replaced by the nearest one that can.
     """
     seconds = max(0.0, min(seconds, LAST_SECOND))
     return (
@@ -134,8 +134,8 @@ def time_text(seconds: float) -> str:
 
 
 def _lines(path: str) -> list[str]:
-    """The complete lines of the outbox file. A torn last line is left out, since it was never
-    sent.
+    """The complete lines of the outbox file. An incomplete last line is left out, because it was
+    never sent.
     """
     try:
         with open(path, encoding="utf-8", opener=open_own) as file:

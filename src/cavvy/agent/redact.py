@@ -1,18 +1,20 @@
-"""Removes the values of secrets from a stream of bytes, even if a value spans several chunks."""
+"""Removes the values of secrets from a stream of bytes, even if a value is split over several
+chunks."""
 
 from __future__ import annotations
 
 import re
 
-# minimum bytes of a hidden value; hiding shorter values would make logs unreadable and reveal the
-# values
+# minimum bytes of a value that is hidden; hiding shorter values would make logs unreadable, and the
+# gaps would reveal the values
 SHORTEST = 4
-SHORTEST_LINE = 8  # a single line of a secret is also hidden if it has at least this many bytes
+SHORTEST_LINE = 8  # minimum bytes of a single line of a secret that is hidden on its own
 MASK = b"***"
 
 
 class Redactor:
-    """`feed` returns the bytes that are safe to show; `flush` returns the rest at the end."""
+    """Removes secrets from a stream. `feed` returns the bytes that are safe to show so far; `flush`
+    returns the rest at the end."""
 
     def __init__(self, secrets: list[str]) -> None:
         values = set()
@@ -64,8 +66,8 @@ class Redactor:
         return (self._pattern.sub(MASK, data) if self._pattern else data).decode("utf-8", "replace")
 
     def _hold_from(self, data: bytes, start: int) -> int:
-        """The position (not before `start`) of the longest tail that may be the beginning of a
-        secret."""
+        """The first position at or after `start` from which the rest of the data may be the
+        beginning of a secret."""
         longest = 0
         for value in self._values:
             for size in range(min(len(value) - 1, len(data) - start), longest, -1):

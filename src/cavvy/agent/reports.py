@@ -18,14 +18,14 @@ class TaskReports:
     """The task's reports so far."""
 
     def __init__(self) -> None:
-        self.again = False  # whether the task has saved its state and asked to be run again
+        self.again = False  # whether the task has saved its state and asked to be restarted
         # how the task failed, keyed by the number of the reporting process on this node
         self._failures: dict[int, str] = {}
         self.cost_s: float | None = None  # seconds that saving the newest checkpoint took
 
     @property
     def failure(self) -> str:
-        """How the task failed, in its newest report of a failure; "" if there is none."""
+        """The newest report of how the task failed; "" if there is none."""
         return next(reversed(self._failures.values()), "")
 
     def hear(self, fields: ConfigFields) -> None:

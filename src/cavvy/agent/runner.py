@@ -1,5 +1,5 @@
-"""Controls one rank's work: the claim, the folder, the setup, the run, and the exit, which is
-reported last.
+"""Controls one rank's work: claims it, prepares its folder, runs its setup and its task, and
+finally reports its exit.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ if TYPE_CHECKING:
     from .notices.notification_socket import NotificationSocket
     from .notices.poll import NoticePoll
 
-# seconds after which the node counts as broken if the kernel has not ended a killed process
+# If a killed process still exists after this many seconds, the node counts as broken.
 KILL_WAIT_S = 30.0
-FAREWELL_S = 2.0  # seconds for the last messages when SIGTERM arrives after the work's end
-# Outcomes after which a kept node waits for other work; the key is whether the node belongs to a
-# machine.
+FAREWELL_S = 2.0  # seconds for the last messages if SIGTERM arrives after the work has ended
+# Outcomes after which the agent waits on a kept node for the work of other jobs. The key is whether
+# the node belongs to a `cavvy machine`.
 SPARES_NODE = {False: ("succeeded", "exit"), True: ("succeeded", "exit", "setup", "stopped")}
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
-DELIVER_S = 20.0  # how many seconds an agent with --deliver tries to deliver messages
+# maximum seconds for which an agent started with --deliver tries to deliver messages
+DELIVER_S = 20.0
 
 
 class RankRunner:
-    """Runs one rank's work. The loop, the connection and the processes call its methods, which
-    never block.
+    """Runs one rank's work. The event loop, the connection and the processes call its methods. No
+    method blocks.
     """
 
     def __init__(self, loop: EventLoop, config: AgentConfig, nonce: str) -> None:
@@ -54,7 +55,7 @@ class RankRunner:
         self._redactor = Redactor([])
         self._work: WorkConfig | None = None
         self._env: dict[str, str] = {}
-        # outcome and reason; set when the work is told to end
+        # outcome and reason, set when something other than the work itself ends the work
         self._ending: tuple[str, str] | None = None
         self._kill_timer: LoopTimer | None = None
         self._state = AgentState.WAITING
@@ -76,8 +77,8 @@ class RankRunner:
         self.link = ControlPlaneClient(loop, config, nonce, self._outbox, self._log, self)
 
     def claim(self, waits_s: float | None = None) -> None:
-        """Request the work and run it. If earlier work ran here, exit if no new work arrives within
-        `waits_s` seconds.
+        """Request work and run it. `waits_s` is set if earlier work ran on this node: the agent
+        then exits if no new work arrives within this many seconds.
         """
         self.link.claim(self._begin)
         if waits_s is not None:
@@ -85,16 +86,15 @@ class RankRunner:
         self._loop.after(1, self._tick)
 
     def kept(self, seconds: float) -> None:
-        """If earlier work ran here, wait `seconds` from now for more work."""
+        """If earlier work ran on this node, wait for more work until `seconds` from now."""
         if self._waiting is not None:
             self._loop.cancel(self._waiting)
             self._waiting = self._loop.after(seconds, self._give_up_waiting)
 
     def recover(self, *, patient: bool) -> None:
-        """Deliver the messages of an earlier agent. That agent's work is dead, and is never started
-        again.
+        """Deliver the messages of an earlier agent, whose work has ended and is not started again.
 
-        If not `patient`, exit after DELIVER_S even if messages remain.
+        Unless `patient`, exit after DELIVER_S seconds even if messages remain.
         """
         self._move(AgentState.EXITED if self._outbox.has("exited") else AgentState.OVER)
         try:
@@ -116,7 +116,7 @@ class RankRunner:
         return self._state in DONE
 
     def _move(self, to: AgentState) -> bool:
-        """Change the state if the move is legal; returns whether the state changed."""
+        """Change the state if this change is allowed; returns whether the state changed."""
         legal = (self._state, to) in MOVES
         if legal:
             self._state = to
@@ -162,7 +162,7 @@ class RankRunner:
             self.execs.start(command, stream, list(self._work.secrets.values()))
 
     def dismissed(self, reason: str) -> None:
-        """Stop all work and report nothing, since another agent holds the claim."""
+        """Stop all work and report nothing, because another agent now holds the claim."""
         self._move(AgentState.DISMISSED)
         if self._steps.process is None:
             self._leave()
@@ -172,8 +172,8 @@ class RankRunner:
         self._loop.after(KILL_WAIT_S, self._leave)
 
     def delivered(self) -> None:
-        """Take the next step after messages or output were delivered. Once the whole log is
-        delivered, send the exit, which is the last message. Once all messages are delivered, exit.
+        """Continue after messages or output were delivered. Once the whole log is delivered, send
+        the exit message, which is the last one. Once all messages are delivered, exit.
         """
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
@@ -238,15 +238,15 @@ class RankRunner:
 
     def noticed(self, seconds: float, source: str, reason: str) -> None:
         """Handle a notice that the node will be reclaimed: notify the task and the control plane,
-        and end the work at once.
+        and begin to end the work.
         """
         if self._ending is None:
             self.say("notice", seconds=seconds, source=source)
         self.ordered("notice", seconds, reason)
 
     def advised(self, source: str, reason: str) -> None:
-        """Handle a warning that the node is at risk. A task that listens can save a checkpoint,
-        which is uploaded soon. The work continues.
+        """Handle a warning that the node is at risk. The task may save a checkpoint, which is then
+        uploaded soon. The work continues.
         """
         if self._ending is None:
             self.say("event", name="advice", text=reason)
@@ -258,7 +258,7 @@ class RankRunner:
     # Messages to and from the task over its socket.
 
     def paced(self, every_s: float) -> None:
-        """Pass a new checkpoint interval of the control plane to the task."""
+        """Pass the new checkpoint interval from the control plane to the task."""
         if every_s != self._every_s:
             self._every_s = every_s
             self._tell_task("every_s", every_s)
@@ -325,7 +325,8 @@ class RankRunner:
             )
 
     def say(self, kind: str, **fields: object) -> None:
-        """Report to the control plane; secrets are redacted from the task's own text."""
+        """Queue a message to the control plane. Secrets are redacted from text that the task
+        wrote."""
         values = fields.get("values")
         if isinstance(values, dict):
             fields["values"] = {
@@ -358,7 +359,7 @@ class RankRunner:
             self._steps.run(work, self._env, reused=False)
 
     def prepared(self, *, reused: bool) -> None:
-        """Run the task, since the folder is ready and every process that prepared it has ended."""
+        """Run the task: the folder is ready, and every process that prepared it has ended."""
         if (work := self._may_go_on()) is not None:
             self._steps.run(work, self._env, reused=reused)
 
@@ -382,12 +383,12 @@ class RankRunner:
             self._conclude(outcome, code, reason)
 
     def ran(self, code: int, oom_kills: int) -> None:
-        """Report the exit, since all processes of the work have ended."""
+        """Report the exit: all processes of the work have ended."""
         if self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is None and self._config.taken is not None:
-            # Batch systems signal the work together with its agent: the work may end before the
-            # agent's signal arrives.
+            # Batch systems send a signal to the work and the agent at the same time. The work may
+            # end before the signal reaches the agent.
             self._loop.after(SIGNAL_WAIT_S[code != 0], lambda: self._ran(code, oom_kills))
         else:
             self._ran(code, oom_kills)
@@ -412,7 +413,8 @@ class RankRunner:
         return outcome, code, reason
 
     def _foresee(self) -> Ended | None:
-        """The exit message and the unsent files of ended work, or None while the work runs."""
+        """The exit message that ended work will have, and its unsent files. None while the work
+        runs."""
         if self._over:
             return None if self._state is AgentState.DISMISSED else (self._exit, "", [])
         if not self._steps.ended:
@@ -427,13 +429,13 @@ class RankRunner:
     # The end.
 
     def _end(self, outcome: str, reason: str, seconds: float, reserve: float = 0.0) -> None:
-        """End the work and its uploads within `seconds`; the work itself must end `reserve` seconds
-        earlier. A stop takes precedence over a notice, and the earlier of two deadlines applies.
+        """End the work and its uploads within `seconds`; the work itself has `reserve` seconds
+        less. A stop takes precedence over a notice, and the earlier of two deadlines applies.
         """
         if self._over:
             return
-        # If the work has already ended by itself, only the upload of its files is shortened.
-        # Copying the outputs is not shortened: without outputs the work has not succeeded.
+        # If the work has already ended by itself, only the upload of its files is shortened. The
+        # time to copy the outputs is not shortened: work without its outputs has not succeeded.
         finishing = self._steps.finishing
         asked = finishing or self._ending is not None
         if (not finishing or self._steps.process is not None) and (
@@ -499,8 +501,8 @@ class RankRunner:
         }
 
     def _write_exit(self, outcome: str, code: int | None, reason: str) -> None:
-        """Record the exit on disk before reporting it, so that nothing is lost if this agent is
-        killed."""
+        """Record the exit on disk before reporting it, so that a later agent can report it if this
+        agent is killed."""
         self._exit = self._describe_exit(outcome, code, reason)
         try:
             write_whole(self._config.exit_file, json.dumps(self._exit), sync=True)

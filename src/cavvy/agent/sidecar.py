@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class SidecarProcess(ABC):
-    """Runs at most one process at a time. Each line that the process prints is a JSON object.
-    `finish` starts the last run, and `kill` ends it early.
+    """Runs a helper process, at most one at a time. Each line that the process prints is a JSON
+    object. `finish` starts the last run, and `kill` ends the last run early.
 
-    Subclasses implement `_look` (called every `every_s` seconds to start a process if needed),
-    `_heard` (handle a line), `_over` (handle the end of a process) and `_finish` (do the remaining
-    work, then call `done`).
+    Subclasses implement `_look` (called every `every_s` seconds; starts a process if needed),
+    `_heard` (handles a line), `_over` (handles the end of a process) and `_finish` (does what
+    remains after the work, then calls `done`).
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SidecarProcess(ABC):
             self._finish(done)
 
     def kill(self) -> None:
-        """Kill the process, and start no other."""
+        """Kill the running process and start no further one."""
         self._off = True
         if self._process is not None:
             self._process.kill()
@@ -93,7 +93,7 @@ class SidecarProcess(ABC):
 
     @abstractmethod
     def _look(self) -> None:
-        """Start a process if there is something to do."""
+        """Start a process if one is needed."""
 
     @abstractmethod
     def _heard(self, told: dict[str, Any]) -> None:
@@ -105,6 +105,6 @@ class SidecarProcess(ABC):
 
     @abstractmethod
     def _finish(self, done: Callable[[], None]) -> None:
-        """Finish after the work has ended, then call `done`. Called again after each process has
-        ended.
+        """Do what remains after the work has ended, then call `done`. Called once when the work
+        ends, and again whenever a process ends after that.
         """

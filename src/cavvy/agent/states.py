@@ -1,4 +1,4 @@
-"""The states of one rank's agent, and every legal move between two states with its reason."""
+"""The states of one rank's agent, and every allowed change of state with its reason."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from enum import Enum
 
 
 class AgentState(Enum):
-    """The state of one rank's agent. `RankRunner` makes the moves in MOVES and ignores all
-    others.
+    """The state of one rank's agent. `RankRunner` changes the state only as MOVES allows, and
+    ignores every other request.
     """
 
-    WAITING = "waiting"  # waiting for its claim
+    WAITING = "waiting"  # waiting for its claim to be granted
     WORKING = "working"
-    ENDING = "ending"  # the work was asked to end and may have received the agent's signal
-    RECLAIMED = "reclaimed"  # like ENDING, but the signal may be the provider's own
+    ENDING = "ending"  # something asked the work to end; the agent may have sent it a signal
+    RECLAIMED = "reclaimed"  # like ENDING, but the provider may have sent the signal
     OVER = "over"  # the outcome is known; the log is being delivered
     EXITED = "exited"  # the log is delivered, and the exit is in the outbox
     DISMISSED = "dismissed"  # another agent has the claim: nothing is left to report

@@ -50,7 +50,7 @@ EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")
 
 
 class StepRunner:
-    """Starts each step as a process and reports its end to the owner."""
+    """Runs each step in a process and reports the step's result to the owner."""
 
     def __init__(self, loop: EventLoop, config: AgentConfig, owner: Owner) -> None:
         self._loop = loop
@@ -58,8 +58,9 @@ class StepRunner:
         self._owner = owner
         self.process: WorkProcess | None = None
         self._code: int | None = None
-        self._task_code: int | None = None  # the task's exit code, while its last files are sent
-        self.ended = False  # whether the task has ended; its last files may not be sent yet
+        # the task's exit code; set when the task has ended and its last files are still being sent
+        self._task_code: int | None = None
+        self.ended = False  # whether the task has ended; its last files may still be unsent
         self._oom_kills = 0
         self._asked = False  # whether the step's first process received SIGTERM before it ended
         self.interrupted = False  # whether the task itself received SIGTERM before it ended
@@ -80,12 +81,12 @@ class StepRunner:
         self._touched = 0.0
 
     def ask(self) -> None:
-        """Send SIGTERM to the current step."""
+        """Send SIGTERM to the current step's processes."""
         if self.process is not None:
             self.process.ask()
 
     def kill(self, *, save: bool = False) -> None:
-        """Send SIGKILL to the current step and, unless `save`, to the uploads."""
+        """Send SIGKILL to the current step's processes. If not `save`, also kill the uploads."""
         if self.process is not None:
             self.process.kill()
         if not save:
@@ -101,12 +102,12 @@ class StepRunner:
         return any(each.finishing for each in self._rescuers())
 
     def hurry(self) -> None:
-        """Upload the work's files now, since the node may be reclaimed soon."""
+        """Upload the work's files now, because the node may be reclaimed soon."""
         for each in self._rescuers():
             each.hurry()
 
     def reserve(self, seconds: float) -> float:
-        """The part of a notice's `seconds` to reserve for the upload of the work's last files."""
+        """How many of a notice's `seconds` to reserve for uploading the work's last files."""
         self.hurry()
         needed = sum(
             1.5 * each.seconds + 1 if each.seconds else seconds / 4 for each in self._rescuers()
@@ -114,14 +115,15 @@ class StepRunner:
         return min(needed, seconds / 2)
 
     def check(self, work: WorkConfig, env: dict[str, str]) -> None:
-        """Check the node; then call `checked` or `failed`."""
+        """Check the node; then call the owner's `checked` or `failed`."""
         from .check.node import LIMIT_S, check_node
 
         self._check_until = time.monotonic() + LIMIT_S
         self._call(lambda channel: check_node(self._config, work, env, channel), env, self._checked)
 
     def prepare(self, work: WorkConfig, env: dict[str, str]) -> None:
-        """Make the folder and run the setup; then call `prepared` or `failed`."""
+        """Create the working folder and run the setup; then call the owner's `prepared` or
+        `failed`."""
         from .work.prepare import find_setup, prepare
 
         if work.setup is not None and work.image is None:
@@ -134,7 +136,7 @@ class StepRunner:
         self._call(lambda channel: prepare(self._config, work, env, channel), env, self._prepared)
 
     def run(self, work: WorkConfig, env: dict[str, str], *, reused: bool) -> None:
-        """Run the task; then call `ran` or `failed`."""
+        """Run the task; then call the owner's `ran` or `failed`."""
         self._work, self._env = work, env
         checkpoint = work.checkpoint
         if checkpoint is not None:
@@ -199,8 +201,8 @@ class StepRunner:
         self._start(command, self._run_gone)
 
     def share_view(self, command: ChildCommand) -> None:
-        """Hide from a program the same folder as from the work. While the work runs, the program
-        enters the work's namespaces.
+        """Hide the same folder from a user's program as from the work. While the work runs, the
+        program also enters the work's namespaces.
         """
         if self._config.covers:
             command.hidden = (self._config.hides, self._config.shown)
@@ -208,8 +210,8 @@ class StepRunner:
                 command.beside = self.process.reaper
 
     def look(self) -> tuple[str, str] | None:
-        """Report news of the work. Returns the outcome and reason if the work must be ended, for
-        example because it has been idle for too long.
+        """Report what has changed in the work. Returns the outcome and reason if the work must be
+        ended, for example because it has been idle for too long.
         """
         if self._check_until is not None and time.monotonic() > self._check_until:
             self._check_until = None
@@ -333,7 +335,8 @@ class StepRunner:
             self._watch.gpus = values
 
     def _start(self, command: ChildCommand, gone: Callable[[], None]) -> None:
-        """Start a step's process; `gone` is called at its end. Raises OSError."""
+        """Start the process of a step; `gone` is called when all processes of the step have ended.
+        Raises OSError."""
         self._code, self._result = None, {}
         self.process = WorkProcess(
             self._loop,
@@ -347,7 +350,7 @@ class StepRunner:
     def _call(
         self, call: Callable[[int], int], env: dict[str, str], gone: Callable[[], None]
     ) -> None:
-        """Run a step that is a function of the agent, not a program."""
+        """Run a step that is a Python function of the agent instead of a program."""
         try:
             self._start(ChildCommand([], env, self._config.home, call), gone)
         except OSError as error:
@@ -365,7 +368,7 @@ class StepRunner:
             self._asked = self.process.interrupted
 
     def _gone(self, then: Callable[[], None]) -> None:
-        """Clean up after every process of a step has ended, and call `then`."""
+        """Clean up when every process of a step has ended, then call `then`."""
         self.process = None
         if self._watch is not None:
             self._watch.end()
@@ -378,7 +381,8 @@ class StepRunner:
         then()
 
     def _heard(self, line: bytes) -> None:
-        """Handle a step's line: `setup`, an event's name and text, or the result as JSON."""
+        """Handle a line from a step: `setup`, the name and text of an event, or the step's result
+        as JSON."""
         word, _, text = line.partition(b" ")
         if line == b"setup":
             self._owner.say("setup")
@@ -444,8 +448,8 @@ class StepRunner:
 
     @property
     def unsent(self) -> tuple[str, list[int]]:
-        """What is still being sent after the task's end: the checkpoint folder or "", and the
-        numbers of the outputs.
+        """What is not sent yet after the task's end: the checkpoint folder (or ""), and the indices
+        of the outputs.
         """
         sync = self.checkpoint_sync
         failure, code, _ = self.verdict
@@ -500,5 +504,5 @@ def needs_preparing(work: WorkConfig) -> bool:
 
 
 def log_failure(data: bytes) -> None:
-    """Log the output of a process that writes only when it fails."""
+    """Write the output of a process to the agent's log. Such a process writes only if it fails."""
     complain(data.decode("utf-8", "replace").rstrip())

@@ -1,8 +1,8 @@
 """A small non-blocking HTTP/1.1 client on the event loop. The client keeps its connection open and
 sends one request at a time.
 
-All errors are reported by `failed(reason)`, after which the caller retries. Every request of the
-agent's protocol is idempotent.
+All errors are reported by `failed(reason)`, after which the caller retries. The caller may repeat
+any request, because all requests of the agent's protocol are idempotent.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ if TYPE_CHECKING:
     Replied = Callable[[int, bytes], None]
     Failed = Callable[[str], None]
 
-MAX_REPLY = 64 * 1024 * 1024  # bytes; blobs of working folders use another client
+# maximum bytes of an answer; blobs of working folders are fetched by another client
+MAX_REPLY = 64 * 1024 * 1024
 
 
 class ServerAddress:
     """The control plane's address: `unix:/path`, `http://host:port`, `https://host:port` or
     `mailbox:/path`.
 
-    A host name is resolved only once, before the work starts, since the lookup can block for many
+    A host name is resolved only once, before the work starts, because the lookup can block for many
     seconds. If the control plane changes its IP address while work runs, the old address must stay
     reachable until the work ends.
     """
 
     def __init__(self, address: str, pin: str = "") -> None:
         self.text = address
-        self.pin = pin  # SHA-256 of the only trusted certificate, instead of the authorities
+        # SHA-256 of the only trusted certificate; if set, certificate authorities are not used
+        self.pin = pin
         self.tls = address.startswith("https://")
         self.prefix = ""
         self.targets: list[tuple[int, object]] = []
@@ -93,12 +95,12 @@ class BackOff:
 
     @property
     def fresh(self) -> bool:
-        """Whether the last try succeeded, or no try was made yet."""
+        """Whether no delay has been used since the start or the last success."""
         return self._delay == self._first
 
 
 class RequestConnection(ABC):
-    """Sends one request at a time to the control plane; subclasses implement the transport."""
+    """Sends one request at a time to the control plane. Each subclass implements one transport."""
 
     silence = "no answer within {:g} s"
 
@@ -137,7 +139,7 @@ class RequestConnection(ABC):
         self._start()
 
     def close(self) -> None:
-        """Abandon the request and disconnect; no callback is called after that."""
+        """Cancel the request and disconnect. No callback is called after this."""
         self._end()
         self._disconnect()
 
@@ -147,10 +149,10 @@ class RequestConnection(ABC):
 
     @abstractmethod
     def _disconnect(self) -> None:
-        """Close the connection of the request, or withdraw the message with the request."""
+        """Close the connection, or withdraw the request from the mailbox."""
 
     def _end(self) -> tuple[Replied | None, Failed | None]:
-        """Clear the finished request's timer and callbacks; returns the callbacks."""
+        """Forget the finished request: clear its timer and callbacks, and return the callbacks."""
         callbacks = self._replied, self._failed
         self._replied = self._failed = None
         self._loop.cancel(self._timer)
@@ -172,8 +174,8 @@ class RequestConnection(ABC):
 
 
 class LoopConnection(RequestConnection):
-    """Sends requests over a socket. The first request connects the socket. If the socket is closed,
-    the next request connects it again.
+    """Sends requests over a socket. The first request opens the socket. If the socket has been
+    closed, the next request opens a new one.
     """
 
     def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
@@ -182,7 +184,7 @@ class LoopConnection(RequestConnection):
         self._ready = False  # whether the socket is connected and the TLS handshake is complete
         self._wrapped = False  # whether the socket uses TLS
         self._fresh = True  # True until the first answer arrives on this connection
-        self._turn = 0  # index of the resolved address that is tried
+        self._turn = 0  # index of the resolved address to try next
         self._out = memoryview(b"")
         self._in = bytearray()
         self.said: dict[str, str] = {}  # headers of the last answer
@@ -296,8 +298,8 @@ class LoopConnection(RequestConnection):
         self._parse(False)
 
     def _ended(self) -> None:
-        """Handle the end of the connection. The server may end a connection between requests, and
-        after a body without a length.
+        """Handle that the server has closed the connection. This is no error between two requests,
+        or at the end of a body that has no length.
         """
         if self.busy and self._in and self._parse(True):
             return
@@ -321,8 +323,8 @@ class LoopConnection(RequestConnection):
         return True
 
     def _broken(self, reason: str) -> None:
-        """Handle a broken connection. If a kept connection breaks before the answer, retry
-        silently, since servers close idle connections.
+        """Handle a broken connection. If a connection from an earlier request breaks before the
+        answer, retry silently, because servers close idle connections.
         """
         again = self.busy and not self._fresh and not self._in
         self._disconnect()
@@ -348,8 +350,8 @@ def make_connection(loop: EventLoop, address: ServerAddress, headers: str) -> Re
 
 
 def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
-    """The status, the body, and whether the connection stays open, or None while the answer is
-    incomplete. Raises ValueError.
+    """Return the status, the body, and whether the connection stays open. Returns None while the
+    answer is incomplete. Raises ValueError.
     """
     end = data.find(b"\r\n\r\n")
     if end < 0:
@@ -409,8 +411,8 @@ def _unchunk(data: bytearray, at: int) -> bytes | None:
 
 
 def wrap_tls(connection: socket.socket, address: ServerAddress) -> ssl.SSLSocket:
-    """Start TLS. The peer is verified in the handshake, or by `check_pin` after the handshake.
-    Raises OSError.
+    """Start TLS on a connection. Either the handshake verifies the peer, or the caller must call
+    `check_pin` after the handshake. Raises OSError.
     """
     context = make_context(address)
     return context.wrap_socket(
@@ -419,8 +421,9 @@ def wrap_tls(connection: socket.socket, address: ServerAddress) -> ssl.SSLSocket
 
 
 def make_context(address: ServerAddress) -> ssl.SSLContext:
-    """A TLS context that trusts the system's authorities. If the certificate's hash is configured,
-    the context accepts any certificate, and `check_pin` verifies the hash.
+    """A TLS context that trusts the system's certificate authorities. If the hash of the server's
+    certificate is configured, the context accepts any certificate instead, and `check_pin` must
+    verify the hash.
     """
     import ssl  # imported only by agents that use TLS
 
@@ -436,8 +439,8 @@ def make_context(address: ServerAddress) -> ssl.SSLContext:
 
 
 def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
-    """Verify the certificate's hash after the handshake, before sending anything. Raises OSError if
-    another server answers."""
+    """Verify after the handshake, before anything is sent, that the certificate has the configured
+    hash. Raises OSError if it has not."""
     if not address.pin:
         return
     import hashlib
@@ -448,8 +451,8 @@ def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
 
 
 def _wants(error: OSError) -> int:
-    """The event that a TLS connection waits for, or 0 for any other error. Only TLS sockets
-    raise errors about waiting.
+    """The poll event that a TLS connection is waiting for according to `error`; 0 for any other
+    error. Only TLS sockets raise such errors.
     """
     kind = type(error).__name__
     return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0

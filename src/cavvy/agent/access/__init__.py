@@ -1,1 +1,2 @@
-"""Gives users access to this node: commands, shells, connections and files."""
+"""Lets users reach this node: runs their commands and shells, and forwards connections and
+files."""

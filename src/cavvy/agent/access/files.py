@@ -1,5 +1,5 @@
-"""Executes the file operations of a user's remote session. Each call gets one answer; open files
-are identified by numbers.
+"""Executes the file operations of a user's remote session. Each call gets one answer. Open files
+are identified by numbers (handles).
 
 A call consists of a line of JSON, `{"op", ...}`, and the bytes that follow it. An answer consists
 of a line of JSON, `{}` or `{"error", "errno"}`, and the bytes that follow it. Paths are given as
@@ -29,7 +29,7 @@ _FLAGS = {"read": os.O_RDONLY, "write": os.O_WRONLY, "both": os.O_RDWR}
 
 
 def answer(root: Callable[[], str], payload: bytes) -> bytes:
-    """Execute one call."""
+    """Execute one encoded call and return the encoded answer. Errors are returned in the answer."""
     line, _, data = payload.partition(b"\n")
     try:
         asked = json.loads(line)
@@ -48,7 +48,7 @@ def answer(root: Callable[[], str], payload: bytes) -> bytes:
 class NodeFileCalls:
     """Resolves the user's paths below `root`, the root folder of the work's container.
 
-    Without a container, `root` is "", and this process sees the same files as the work.
+    Without a container, `root` is "", because this process then sees the same files as the work.
     """
 
     def __init__(self, root: str) -> None:
@@ -58,7 +58,7 @@ class NodeFileCalls:
         self._inside = AllowedFolders.of_root(root)
 
     def read_path(self, asked: Fields, name: str = "path") -> str:
-        """The absolute path that the user means."""
+        """The absolute path in the call's field `name`."""
         path = str(asked[name])
         if path == "~" or path.startswith("~/"):
             path = os.path.expanduser("~") + path[1:]
@@ -70,8 +70,9 @@ class NodeFileCalls:
     def find(
         self, asked: Fields, name: str = "path", *, follow: bool = True, make: bool = False
     ) -> Iterator[str]:
-        """The path on this node for the user's path. In a container, `follow` also resolves a link
-        at the end of the path. With `make`, missing parent folders are created. Raises OSError.
+        """Yield the path on this node that corresponds to the user's path. In a container, `follow`
+        also resolves a link in the last name of the path. With `make`, missing parent folders are
+        created. Raises OSError.
         """
         path = self.read_path(asked, name)
         if not self.root:
@@ -87,8 +88,8 @@ class NodeFileCalls:
 
     @contextmanager
     def hold(self, asked: Fields) -> Iterator[str]:
-        """Like `find`, but in a container the path leads to the same file even if the work renames
-        or replaces it. Raises OSError.
+        """Like `find`, but the yielded path stays valid in a container even if the work renames or
+        replaces the file meanwhile. Raises OSError.
         """
         with self.find(asked) as path:
             if not self.root:
@@ -101,7 +102,7 @@ class NodeFileCalls:
             os.close(file)
 
     def resolve(self, asked: Fields) -> str:
-        """The user's path without links. Raises OSError."""
+        """The user's path with all symbolic links resolved. Raises OSError."""
         path = self.read_path(asked)
         if not self.root:
             return os.path.realpath(path)
@@ -184,8 +185,8 @@ def change(target: str | int, asked: Fields) -> None:
 
 
 def do_list(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    """List a folder's names and their types, as JSON in the answer's bytes, because the list can be
-    large.
+    """List a folder's names and their types. The list can be large, so it is returned as JSON in
+    the answer's bytes.
     """
     with files.hold(asked) as path, os.scandir(path) as entries:
         found = [[entry.name, describe(entry.stat(follow_symlinks=False))] for entry in entries]

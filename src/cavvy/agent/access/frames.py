@@ -1,6 +1,6 @@
 """Encodes and decodes the frames of a tunnel to a node. A frame is a header (`HEAD`: channel, kind
-and length) and a payload. Both ends of a tunnel use this module. On each channel, an end sends at
-most WINDOW bytes of data that the other end has not confirmed yet.
+and length) and a payload. Both ends of a tunnel use this module. On each channel, at most WINDOW
+bytes of data may be sent before the receiver confirms them.
 """
 
 from __future__ import annotations

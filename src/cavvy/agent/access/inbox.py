@@ -1,4 +1,4 @@
-"""Fetches a user's input from the control plane, and forwards it to a process on this node as fast
+"""Fetches the input that a user sends to a command, and writes it to the command's process as fast
 as the process reads.
 """
 
@@ -20,7 +20,7 @@ WAIT_S = 20.0
 
 
 class ExecInbox:
-    """One input stream, which either end can close."""
+    """One input stream, which the user or the process can close."""
 
     def __init__(self, link: ControlPlaneClient, exec_id: str, sink: socket.socket) -> None:
         self._loop, self._sink = link.loop, sink
@@ -33,7 +33,7 @@ class ExecInbox:
         self._ask()
 
     def close(self) -> None:
-        """Stop fetching input, since the process no longer reads its input."""
+        """Stop fetching input, because the process has closed its standard input."""
         if not self._closed:
             self._closed = True
             self._channel.close()

@@ -1,4 +1,5 @@
-"""Gives a user shells, connections and files on this node, all over one pair of streams.
+"""Gives a user shells, connections and files on this node, multiplexed over one input stream and
+one output stream.
 
 Runs in a separate process with the work's environment. `docs/guides/access.md` and `client/tunnel`
 describe the frames.
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-FROM_HERE = 1 << 31  # the number of the first channel that this end of the tunnel opens
+# the first channel number that this end assigns; the user's end assigns the numbers below
+FROM_HERE = 1 << 31
 
 
 class SessionTarget:
@@ -61,8 +63,8 @@ class SessionTarget:
         self._prefix = prefix
 
     def command(self, asked: Fields) -> list[str]:
-        """The command that runs the user's arguments or shell line, or an interactive shell if the
-        user gave neither."""
+        """Return the command that runs the user's arguments or shell line. Without either, return
+        the command that starts an interactive shell."""
         words = asked.get("argv") or (
             ["/bin/sh", "-c", asked["line"]] if asked.get("line") else None
         )
@@ -89,7 +91,7 @@ class SessionChannel:
         self.number = number
         self.sources: dict[int, int] = {}  # file descriptor -> kind of its frames
         self.sink = -1
-        self.credit = WINDOW  # bytes that may still be sent to the peer
+        self.credit = WINDOW  # bytes that may still be sent before the peer confirms some
         self.waiting = bytearray()  # bytes waiting for the sink
         self.ended = False  # whether the peer sends no more data
         self.child: subprocess.Popen[bytes] | None = None
@@ -265,8 +267,8 @@ class RemoteSession:
     # Moving bytes between files and frames
 
     def _watch(self, channel: SessionChannel) -> None:
-        """Poll the sources while the peer accepts data, and poll the sink while data waits to be
-        written.
+        """Poll the sources while the peer accepts data. Poll the sink while data waits to be
+        written to it.
         """
         for fd in channel.sources:
             self._want(fd, select.POLLIN if channel.credit > 0 else 0)

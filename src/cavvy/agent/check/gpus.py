@@ -1,10 +1,10 @@
 """Checks through the driver's libraries that each GPU has its model's full memory, stores data
 correctly, and reaches the required memory speed.
 
-The check allocates blocks that fill nearly all of the free memory. The check writes random bytes to
-the first block and copies them from block to block, so that the last block shows the errors of all
-blocks. A second pass does the same with the complement of the bytes. GPU events measure the time of
-the copies, which gives the memory's speed. Each copied byte counts twice: as a read and as a write.
+The check allocates blocks that fill nearly all of the free memory. It writes random bytes to the
+first block and copies them from block to block, so an error in any block appears in the last block
+too. A second pass repeats this with all bits inverted. GPU events measure the time of the copies,
+which gives the memory's speed. Each copied byte counts twice: as a read and as a write.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import os
 from ..config import CheckConfig
 
 BLOCK = 256 << 20
-PIECE = 4 << 20  # bytes of random data, which are repeated within a block
+PIECE = 4 << 20  # bytes of random data; repeated to fill a block
 SPARED = 512 << 20  # bytes of free memory left for the driver and a display
 LEAST_BLOCKS = 4
-# minimum share of the model's nominal memory that a GPU reports; drivers and ECC use the rest
+# minimum share of the model's nominal memory that a GPU must report; drivers and ECC use the rest
 LEAST_TOTAL = 0.9
-LEAST_FREE = 0.8  # minimum share of the total memory that is free
+LEAST_FREE = 0.8  # minimum share of the total memory that must be free
 COMPLEMENT = bytes(255 - value for value in range(256))
 UNCORRECTED, SINCE_BOOT = 1, 0  # values of nvmlMemoryErrorType_t and nvmlEccCounterType_t
 
 
 class GpuFault(Exception):
-    """A GPU or its driver is faulty. The message contains what was measured."""
+    """A GPU or its driver is faulty. The message contains what the check measured."""
 
 
 class CudaDriver:
@@ -108,7 +108,7 @@ class CheckedGpu:
 
     def run_through(self, blocks: list[ctypes.c_ulonglong], piece: bytes) -> float:
         """Copy `piece` through all blocks; returns the memory's bytes per second. Raises GpuFault
-        if the bytes in the last block differ.
+        if the last block does not contain `piece`.
         """
         size = ctypes.c_size_t(PIECE)
         for offset in range(0, BLOCK, PIECE):
@@ -144,8 +144,8 @@ class CheckedGpu:
 
 
 def check_gpus(wanted: CheckConfig, count: int) -> list[str]:
-    """Return one line for each GPU. If a GPU fails the check, raises GpuFault with what was
-    measured; the remaining GPUs are not checked.
+    """Return one line for each GPU. If a GPU fails the check, GpuFault is raised with the measured
+    values, and the remaining GPUs are not checked.
     """
     cuda = CudaDriver()
     found = cuda.count()

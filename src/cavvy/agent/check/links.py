@@ -18,7 +18,8 @@ from contextlib import suppress
 
 from ..config import CheckConfig, WorkConfig
 
-# the port is the master's port + this offset + the rank, since ranks may share a machine
+# the port is the master's port + this offset + the rank, because several ranks may run on one
+# machine
 PORT_AFTER_MASTER = 2
 STREAMS = 4
 SECONDS = 2.0
@@ -33,8 +34,8 @@ class SlowLink(Exception):
 
 
 def check_links(wanted: CheckConfig, work: WorkConfig, rank: int) -> str:
-    """Measure the links to the two neighbours in the ring; returns the result as text. Raises
-    SlowLink."""
+    """Measure the links to the two neighbours in the ring. Returns the result as text. Raises
+    SlowLink if a link is missing or too slow."""
     before, after = (rank - 1) % work.nodes, (rank + 1) % work.nodes
     end = time.monotonic() + MEET_S
     key = work.gang_key.encode()

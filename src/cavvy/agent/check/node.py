@@ -1,5 +1,5 @@
-"""Runs the whole check of one rank's node in a separate process, since a faulty driver can hang
-forever."""
+"""Runs the whole check of one rank's node in a separate process, because a faulty GPU driver can
+hang forever."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def check_node(config: AgentConfig, work: WorkConfig, env: dict[str, str], chann
     os.environ.update(env)  # contains the indices of the GPUs assigned to the work
     outcome = reason = ""
     try:
-        # Links are checked first: if the GPU check failed first, the peers would wait in vain.
+        # Check the links first. If the GPU check failed first, the other ranks would wait for this
+        # one in vain.
         if work.nodes > 1:
             _tell(channel, check_links(_wanted(work), work, config.rank))
         _check_gpus(config, work, channel)

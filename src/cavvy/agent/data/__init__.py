@@ -1,1 +1,1 @@
-"""Transfers the work's inputs and outputs from and to storages, and provides its volumes."""
+"""Downloads the work's inputs, uploads its outputs, and provides its volumes."""

@@ -1,5 +1,5 @@
-"""Stores the results of ended work in a bucket while the server is away, so that the node need not
-wait for the server.
+"""Stores the results of ended work in a bucket if the server does not answer, so that the node can
+be released before the server is back.
 
 The server signs the uploads beforehand, while the work runs. The results are one sequence of bytes:
 undelivered output, files of the checkpoint, and files of the outputs. The sequence is cut into
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
 ASK_S = 1.0  # seconds until the first request for signed uploads; shorter work sends none
 RETRY_S = 60.0
-PART_BYTES = 16 * 1024 * 1024  # minimum bytes of a part
+PART_BYTES = 16 * 1024 * 1024  # minimum bytes of one object (a part of the results)
 MANIFEST_BYTES = 16 * 1024 * 1024  # maximum bytes of a manifest that the server reads
 
 
 class ResultsDeposit:
-    """Keeps signed uploads while the work runs, and stores the results in a separate process once
-    the server has been silent for long enough.
+    """Gets signed uploads from the server while the work runs. Stores the results in a separate
+    process once the server has been silent for long enough.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ResultsDeposit:
         self._link, self._outbox, self._log, self._foresee = link, outbox, log, foresee
         self._channel = RetryingConnection(link, self._ask)
         self._uploads: list[Entry] = []
-        self._most_bytes = 0  # maximum bytes of a part
+        self._most_bytes = 0  # maximum bytes of one object
         self._valid_until = 0.0
         self._process: WorkProcess | None = None
         self._retry_at = 0.0
@@ -78,8 +78,9 @@ class ResultsDeposit:
         self._timer: LoopTimer | None = loop.after(ASK_S, self._ask)
 
     def is_complete(self) -> bool:
-        """Whether the results are in the bucket and the server is still silent. Each call, one per
-        second, also starts to store the results if the silence has lasted long enough.
+        """Whether the results are in the bucket and the server is still silent. Called once per
+        second. Each call also starts to store the results if the server has been silent for long
+        enough.
         """
         now = time.monotonic()
         valid = len(self._uploads) > 1 and now < self._valid_until
@@ -140,8 +141,9 @@ class ResultsDeposit:
 
 
 class Results:
-    """Everything about the ended work that the server does not have yet. `folder` is an unsent
-    checkpoint folder or ""; `outputs` are the numbers of unsent outputs.
+    """Everything about the ended work that the server does not have yet. `folder` is the checkpoint
+    folder if it is not uploaded yet, else "". `outputs` are the indices of the outputs that are not
+    sent yet.
     """
 
     def __init__(
@@ -159,8 +161,8 @@ class Results:
         self.pieces: list[Piece] = []
 
     def collect(self) -> None:
-        """List the bytes to store. Outputs that cannot be read or copied are left out, and
-        successful work then counts as failed. Raises FileChanged, OSError.
+        """List the bytes to store. Outputs that cannot be read or copied are left out, and the
+        result "succeeded" then becomes a failure. Raises FileChanged, OSError.
         """
         for offset, lost, size, read in self._log.pieces():
             self.pieces.append(({"kind": "log", "offset": offset, "lost": lost}, size, read))
@@ -180,7 +182,8 @@ class Results:
                 self._fail(f"the output {self._work.outputs[index].source}", error)
 
     def make_manifest(self, part_bytes: int) -> bytes:
-        """Return the manifest, which describes the bytes in their order. Raises TransferFailed."""
+        """Return the manifest, which lists what the bytes of the sequence are. Raises
+        TransferFailed."""
         manifest = {
             "gang": self._config.gang,
             "rank": self._config.rank,
@@ -196,7 +199,7 @@ class Results:
         return content
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read bytes of the sequence, from one or several pieces."""
+        """Read bytes of the sequence; they may span several pieces."""
         found = bytearray()
         for _, size, read in self.pieces:
             if len(found) < length and offset < size:
@@ -227,8 +230,8 @@ class Results:
                 self.pieces.append((fields, folders.stat(source).st_size, read))
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Note that an output is left out. The messages get a reason without the error's text,
-        since the secrets in that text are not redacted.
+        """Record that an output is left out. The reason in the messages does not contain the
+        error's text, because secrets in that text would not be redacted.
         """
         _refuse(f"{what} is not stored: {error}")
         exit = json.loads(self._messages[-1])
@@ -242,7 +245,8 @@ class Results:
 
 
 class SignedUploads:
-    """Uploads that the server signed earlier, in place of a `TransferClient`."""
+    """Uploads that the server signed earlier. Has the methods of `TransferClient` that an upload
+    needs."""
 
     def __init__(self, uploads: list[Entry], part_bytes: int) -> None:
         self._uploads, self._part_bytes = uploads, part_bytes
@@ -258,14 +262,15 @@ class SignedUploads:
         raise TransferFailed("the server is away and cannot relay")
 
     def abort(self, ask: Entry) -> None:
-        """Do nothing: the server deletes the objects."""
+        """Do nothing: the server deletes aborted uploads."""
 
 
 def store(results: Results, uploads: list[Entry], most_bytes: int) -> int:
-    """Send the results, and the manifest last. Returns an exit code; runs in its own process.
+    """Upload the results, the manifest last. Returns the exit code of the process, which runs only
+    this function.
 
-    An earlier manifest is emptied first: it would describe the new parts wrongly if the node ended
-    before the new manifest is sent.
+    A manifest from an earlier try is replaced by an empty one first. Otherwise it would describe
+    the new objects wrongly if the node ended before the new manifest is sent.
     """
     try:
         results.collect()
@@ -295,7 +300,8 @@ def send_manifest(uploads: list[Entry], content: bytes) -> None:
 def read_file(
     config: AgentConfig, folders: AllowedFolders, path: str, offset: int, length: int
 ) -> bytes:
-    """Bytes of an output file. Raises CannotBuild, LeadsOutside, OSError."""
+    """Read `length` bytes of an output file at `offset`. Raises CannotBuild, LeadsOutside,
+    OSError."""
     with open(folders.open_file(path), "rb") as file:
         check_seen(config, f"/proc/self/fd/{file.fileno()}")
         return os.pread(file.fileno(), length, offset)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     Entry = dict[str, object]
 
 WORKERS = 8
-PENDING = 256  # maximum files queued for the workers; the listing is read no faster
+# maximum files queued for the workers; while the queue is full, no more files are listed
+PENDING = 256
 
 
 def fetch_input(
@@ -89,8 +90,8 @@ def open_input(
 
 
 def has_content(path: str, entry: Entry) -> bool:
-    """Whether `path` already holds the same content. Storages report the MD5 of the content. The
-    weakness of MD5 does no harm here, since the hash protects no secret.
+    """Whether the file at `path` already has the content of `entry`. The MD5 that storages report
+    is compared. MD5 is good enough here, because the comparison protects no secret.
     """
     if not entry["md5"] or not os.path.isfile(path) or os.path.getsize(path) != entry["size"]:
         return False

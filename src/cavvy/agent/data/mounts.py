@@ -1,4 +1,5 @@
-"""Gives the work its volumes: volumes that the provider has mounted, folders of the node, and NFS.
+"""Makes the task's volumes visible to the work: volumes that the provider has mounted, folders of
+the node, and NFS exports.
 
 Without a container, a volume's path becomes a link to its files; in a container, the files are
 bind-mounted.
@@ -23,9 +24,7 @@ BESIDE = "/cavvy/volumes"  # where the provider mounts volumes with a relative p
 def find_volumes(
     config: AgentConfig, work: WorkConfig, folder: str
 ) -> list[tuple[VolumeConfig, str]]:
-    """Return each volume with the folder of this node that holds its files. Raises CannotBuild,
-    OSError.
-    """
+    """Return each volume with the path of its files on this node. Raises CannotBuild, OSError."""
     return [(volume, find_source(config, volume, folder)) for volume in work.volumes]
 
 
@@ -60,7 +59,8 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
 
 
 def list_checkpoint_volumes(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """The folder of this node to which the checkpoint's path leads if a volume has that path."""
+    """Return the folder of this node that holds the checkpoints if the checkpoint's path is in a
+    volume. The list has one item, or none."""
     if work.checkpoint is None:
         return []
     try:
@@ -155,9 +155,9 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
 
 
 def list_home_links(config: AgentConfig, work: WorkConfig) -> list[tuple[str, str]]:
-    """The files that the work sees in its home folder, as (source, path below the home). Images
-    have their own home folder, so their container makes these links itself. Raises CannotBuild,
-    OSError.
+    """The files that the work sees in its home folder, as (source, path relative to the home).
+    Images have their own home folder, so their container makes these links itself. Raises
+    CannotBuild, OSError.
     """
     inputs = [
         (f"{config.home}/inputs/{index}", each.target) for index, each in enumerate(work.inputs)
@@ -179,9 +179,9 @@ def find_path(volume: VolumeConfig, folder: str) -> str:
 
 
 def link(config: AgentConfig, source: str, path: str) -> None:
-    """Link `path` to `source`; `remove_links` removes the link. Ranks of a gang on one machine
-    share the link of the rank that was first. Raises CannotBuild if another file is at `path`,
-    or this user has no permission to create the link.
+    """Link `path` to `source`; `remove_links` removes the link. If several ranks of a gang run on
+    one machine, the first rank creates the link and the others use it. Raises CannotBuild if there
+    is another file at `path`, or if this user may not create the link.
     """
     listed = f"{config.home}/links"
     with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
@@ -196,7 +196,7 @@ def link(config: AgentConfig, source: str, path: str) -> None:
         os.rmdir(path)
     if os.path.lexists(path):
         if _is_equal(source, path):
-            return  # on the user's own machine, the path may already lead to the same file
+            return  # on the user's own machine, `path` may already hold the same files
         raise CannotBuild(
             f"{source} cannot be linked at {path}: the path is already in use on this node"
         )
@@ -214,7 +214,7 @@ def link(config: AgentConfig, source: str, path: str) -> None:
 
 
 def remove_links(config: AgentConfig) -> None:
-    """Remove the links that the ended work used, if they lead to files of the gang. Only the last
+    """Remove the links that the ended work used, if their targets belong to the gang. Only the last
     rank of a gang that ends on this machine removes links.
     """
     gang = os.path.dirname(config.home)
@@ -231,7 +231,7 @@ def remove_links(config: AgentConfig) -> None:
         try:
             if os.path.islink(path) and os.readlink(path).startswith(gang + "/"):
                 os.unlink(path)
-        except OSError:  # the link stays, and the next work that needs its path replaces it
+        except OSError:  # the link stays; the next work that needs its path replaces it
             continue
 
 
@@ -260,7 +260,8 @@ def _is_read_only(path: str) -> bool:
 
 
 def _decode(text: str) -> str:
-    """Decode a path in which the kernel has written blanks and backslashes in octal."""
+    """Decode a path from /proc/self/mounts, where the kernel writes blanks and backslashes as octal
+    codes."""
     for octal, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(octal, plain)
     return text

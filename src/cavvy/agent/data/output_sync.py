@@ -29,8 +29,8 @@ STILL_S = 2.0
 
 
 class OutputSync(SidecarProcess):
-    """A timer starts each check. `finish` sends the remaining changes and then calls back; `kill`
-    aborts this last transfer.
+    """Sends changed outputs. A timer starts each check for changes. `finish` sends the remaining
+    changes and then calls back; `kill` aborts this last transfer.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class OutputSync(SidecarProcess):
 
 
 def send_changed(config: AgentConfig, work: WorkConfig, still_s: float, *, quiet: bool) -> int:
-    """Send changed outputs once; runs in its own process. Lines on standard output report what was
-    sent; the last line is the result.
+    """Send the changed outputs once; runs in its own process. The lines printed on standard output
+    report progress; the last line is the result.
     """
     began, files, problem = time.monotonic(), 0, ""
 

@@ -39,7 +39,8 @@ def link_input(config: AgentConfig, path: str, target: str) -> None:
 
 
 def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """The inputs with absolute paths as SOURCE:PATH, the engines' bind syntax."""
+    """The inputs with absolute paths, each as SOURCE:PATH, the form of the container engines' bind
+    option."""
     return [
         f"{config.home}/inputs/{index}:{each.target}"
         for index, each in enumerate(work.inputs)
@@ -50,8 +51,8 @@ def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
 def find_output(
     config: AgentConfig, work: WorkConfig, output: int
 ) -> tuple[str, dict[str, list[int]]]:
-    """The path of an output, and the files that its target already has, as path -> [size, mtime in
-    ns]. Raises CannotBuild.
+    """The path of an output on this node, and the files that were already sent to its target, as
+    path -> [size, mtime in ns]. Raises CannotBuild.
     """
     path, brought = _find_output(config, work, work.outputs[output])
     return path, {**brought, **read_known(f"{config.home}/sent-{output}.json")}
@@ -109,7 +110,8 @@ def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
 
 
 def remember(config: AgentConfig, index: int, path: str) -> None:
-    """Record the fetched files, so that unchanged files are not sent back."""
+    """Record the downloaded files, so that an output with the same target does not send them back
+    unchanged."""
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:

@@ -1,8 +1,9 @@
-"""Streams inputs: the work reads them from pipes while it runs, and no file is stored on the disk.
+"""Streams inputs: the work reads them from named pipes while it runs, so they are not stored on the
+disk.
 
 A pipe can be read only once. The pipe of a folder contains the files one after another, sorted by
-name. If a stream fails, its pipe stays open, so that the work does not take the incomplete data for
-complete. The agent then ends the work.
+name. If a stream fails, its pipe stays open, so that the work does not mistake incomplete data for
+the whole input. The agent then ends the work.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def make_pipe(folders: AllowedFolders, path: str) -> None:
 
 
 def open_pipe(folders: AllowedFolders, path: str) -> int:
-    """Open a named pipe once the work reads it. Raises OSError if the work has replaced the
-    pipe."""
+    """Open a named pipe; waits until the work opens it for reading. Raises OSError if the work has
+    replaced the pipe."""
     pipe = folders.open(path, os.O_WRONLY, follow=False)
     if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
         os.close(pipe)
@@ -75,7 +76,7 @@ def stream_inputs(config: AgentConfig, wanted: list[tuple[int, str, str]], chann
 
 
 class InputStream:
-    """Stream one input into one pipe."""
+    """Streams one input into one pipe."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class InputStream:
                     self._meter.moved(len(data))
                 self._meter.moved(0, 1)
         except BrokenPipeError:
-            pass  # the work has closed the pipe, since it needs no more data
+            pass  # the work has closed the pipe, because it needs no more data
         else:
             os.close(pipe)
         self._meter.end()

@@ -1,4 +1,4 @@
-"""Transfers objects by signed requests, for inputs, streams, outputs and checkpoints.
+"""Transfers the objects of inputs, outputs and checkpoints by signed requests to the storage.
 
 The control plane signs the requests, so that this node needs no credentials of the storage. A
 broken transfer resumes where it stopped, and an expired request is signed again. If this node
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Entry = dict[str, object]
 
     class UploadSigner(Protocol):
-        """A `TransferClient`, or uploads that were signed earlier."""
+        """What an upload needs: a `TransferClient`, or uploads that were signed earlier."""
 
         def read(self, method: str, route: str = "", ask: object = None) -> Entry: ...
         def ask(
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         def abort(self, ask: Entry) -> None: ...
 
 
-LINE = 2000  # maximum bytes of a message; a pipe keeps up to 4096 bytes of one write together
+LINE = 2000  # maximum bytes of a message; a pipe never splits a write of up to 4096 bytes
 EXPIRED = (400, 401, 403)  # statuses that storages send for an expired request
 RELAY = 4 * 1024 * 1024  # maximum bytes of one answer that the control plane relays
 
@@ -110,7 +110,7 @@ class ObjectDownload:
             and self._size is not None
             and isinstance(fault, urllib.error.URLError)
         ):
-            self._signed = None  # this node cannot reach it: let the control plane relay
+            self._signed = None  # this node cannot reach the storage: let the control plane relay
             return
         if status == 412:
             raise TransferFailed(f"{self._name} changed while it was copied")
@@ -224,8 +224,8 @@ class ObjectUpload:
             raise
 
     def _put(self, part: Entry, data: bytes) -> str:
-        """Upload one part and return its ETag, or "" if this node cannot reach the storage and the
-        control plane can relay the part. Raises TransferFailed.
+        """Upload one part and return its ETag. Returns "" if this node cannot reach the storage but
+        the control plane can relay the part. Raises TransferFailed.
         """
         digest = base64.b64encode(hashlib.md5(data).digest()).decode()
         budget, reached, status = RetryBudget(self._waits), False, 401
@@ -244,8 +244,8 @@ class ObjectUpload:
 
 
 class TransferProgress:
-    """Reports a transfer's progress every few seconds, and what the transfer is waiting for. The
-    transfer may use several threads.
+    """Reports a transfer's progress every few seconds, and why it is waiting. Several threads may
+    call the methods.
 
     If `quiet`, waits are not reported, because the user already knows the reason.
     """

@@ -35,14 +35,14 @@ def send_output(
     quiet: bool = False,
     refuse: Callable[[str], None] = lambda text: None,
 ) -> TransferProgress:
-    """Send a file or a folder. Files of the folder that are `known` to be at the target are not
-    sent. Sent files are added to `known`. Links may lead to `folders`; `refuse` is called for each
-    link that leads elsewhere.
+    """Send a file or a folder. Files in `known` are already at the target, so they are not sent
+    unless they have changed. Sent files are added to `known`. Links whose target is in one of
+    `folders` are followed; `refuse` is called for each other link.
 
     If `still_s` is above 0, the work is still running. Files that the work wrote within the last
     `still_s` seconds, or writes during the upload, are skipped. With `quiet`, waits for the storage
-    are not reported. The caller must end the returned meter. Raises TransferFailed, LeadsOutside,
-    OSError.
+    are not reported. The caller must call `end` of the returned meter. Raises TransferFailed,
+    LeadsOutside, OSError.
     """
     meter = TransferProgress(f"output {target}", tell, quiet=quiet)
     try:
@@ -68,8 +68,8 @@ def send_output(
 def list_files(
     folders: AllowedFolders, source: str, target: str, refuse: Callable[[str], None]
 ) -> list[tuple[str, str]]:
-    """The path of each file, and its path relative to the target. A symbolic link to a file is sent
-    as that file if it leads to one of `folders`. Raises LeadsOutside, OSError."""
+    """The path of each file on this node, and its path relative to the target. A symbolic link to a
+    file is sent as that file if it leads to one of `folders`. Raises LeadsOutside, OSError."""
     if not stat.S_ISDIR(folders.stat(source).st_mode):
         return [(source, os.path.basename(source) if target.endswith("/") else "")]
     found, top = [], folders.open_folder(source)
@@ -93,7 +93,7 @@ def list_files(
 def is_due(
     folders: AllowedFolders, path: str, name: str, known: dict[str, list[int]], still_s: float
 ) -> bool:
-    """Whether to send a file: its content differs from the target's, and it has not changed for
+    """Whether to send a file: it has changed since it was last sent, and has not changed for
     `still_s` seconds."""
     try:
         seen = folders.stat(path)
@@ -114,8 +114,8 @@ def send_file(
     meter: TransferProgress,
     known: dict[str, list[int]],
 ) -> None:
-    """Send one file. Raises OutputChanged if the file changes during the upload, TransferFailed,
-    CannotBuild, LeadsOutside, OSError.
+    """Send one file. Raises OutputChanged if the file changes during the upload. Also raises
+    TransferFailed, CannotBuild, LeadsOutside, OSError.
     """
     transfers = TransferClient(config, f"outputs/{index}", meter.waits)
     with open(folders.open_file(path), "rb") as file:

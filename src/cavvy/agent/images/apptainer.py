@@ -1,5 +1,5 @@
-"""Runs the work in an image with Apptainer or Singularity. Clusters have one of these instead of an
-engine with a daemon.
+"""Runs the work in an image with Apptainer or Singularity. Clusters usually have one of these
+instead of docker or podman.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PROGRAMS = ("apptainer", "singularity")
 
 
 def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> str:
-    """Store the image as a file in the machine's cache and return its path. Nodes of a cluster that
-    share the cache share the image.
+    """Store the image as a file in the machine's cache and return the file's path. Nodes that share
+    the cache share the file.
 
     Raises CannotBuild, OSError.
     """
@@ -89,8 +89,8 @@ def make_argv(
     config: AgentConfig,
     mounts: list[str],
 ) -> list[str]:
-    """The start of a command line; the arguments that follow it are run in the image. Variables are
-    passed in the environment, not as arguments.
+    """The first arguments of a command line. The caller appends the command to run in the image.
+    Environment variables are passed as in `inner_environment`, not as arguments.
     """
     argv = [program, "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--pwd", config.folder]
     for mount in mounts:
@@ -101,8 +101,8 @@ def make_argv(
 
 
 def inner_environment(outer: dict[str, str], env: dict[str, str]) -> dict[str, str]:
-    """The environment for Apptainer: Apptainer's own variables, and the variables of the work with
-    a prefix that Apptainer strips.
+    """The environment in which to run Apptainer. It contains Apptainer's own variables, and the
+    work's variables with a prefix that Apptainer removes inside the container.
     """
     given = {
         f"{name}ENV_{key}": value

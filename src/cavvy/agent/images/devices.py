@@ -7,8 +7,8 @@ import shutil
 
 from ..config import AgentConfig
 
-# The device files of each vendor's accelerators, below /dev. If the work has the whole node, its
-# vendor is the first in this table whose first file exists.
+# The device files of each vendor's accelerators, below /dev. If the work has all devices of the
+# node, the vendor is the first one in this table whose first file exists.
 FILES = {
     "nvidia": ("nvidiactl",),
     "amd": ("kfd", "dri"),
@@ -18,7 +18,8 @@ FILES = {
 }
 # The device files of RDMA (InfiniBand, RoCE, EFA), and of NVIDIA's GDRCopy driver
 FABRIC = ("infiniband", "gdrdrv")
-SPECS = ("/etc/cdi", "/var/run/cdi")  # where engines read descriptions of devices (CDI)
+# where engines look for descriptions of devices in the Container Device Interface (CDI)
+SPECS = ("/etc/cdi", "/var/run/cdi")
 
 
 def find_vendor(config: AgentConfig, dev: str = "/dev") -> str:
@@ -44,8 +45,8 @@ def make_device_flags(engine: str, config: AgentConfig, dev: str = "/dev") -> li
 
 
 def make_specs_command(engine: str, config: AgentConfig) -> list[str]:
-    """The command that describes this node's NVIDIA GPUs to podman. [] if the command is not
-    needed, or if NVIDIA's toolkit is not installed.
+    """The command that writes the CDI description of this node's NVIDIA GPUs for podman. [] if the
+    command is not needed, or if NVIDIA's toolkit is not installed.
     """
     program = shutil.which("nvidia-ctk")
     known = any(glob.glob(folder + "/nvidia*") for folder in SPECS)

@@ -45,7 +45,8 @@ def read_driver() -> str | None:
 
 
 def find_objection(env: dict[str, str], labels: dict[str, str], driver: str | None) -> str | None:
-    """The reason why the image's CUDA cannot run on this driver, or None if no reason is known."""
+    """The reason why the image's CUDA cannot run on this driver; None if nothing is known to
+    prevent it."""
     if driver is None or env.get("NVIDIA_DISABLE_REQUIRE", "").lower() in ("1", "true"):
         return None
     wanted = find_cuda(env, labels)
@@ -86,8 +87,8 @@ def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | 
 
 
 def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
-    """Whether the requirement lists this driver as an exception, such as `driver>=470,driver<471`.
-    For such drivers, the image contains a compatibility package.
+    """Whether the requirement accepts this driver as an exception, such as
+    `driver>=470,driver<471`. Images contain a compatibility package for such drivers.
     """
     for word in requirement.split():
         terms = [re.fullmatch(r"driver(>=|<)([0-9.]+)", term) for term in word.split(",")]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     FindLogin = Callable[[str], str | None]
 
-HUB = "https://index.docker.io/v1/"  # the name that engines use to store Docker Hub's login
+HUB = "https://index.docker.io/v1/"  # the key under which engines store Docker Hub's login
 
 
 def bring_image(
@@ -70,7 +70,7 @@ def pull(
             own = find_login(image)
         except NoIdentity as error:
             why_not = f" without a login (the node has no identity for this registry: {error})"
-        # an identity without rights would hide a public image
+        # the node's identity may have no rights to a public image, which needs none
         code = pull_as(own, engine, config, image, env) if own else 1
         if code:
             code = wait([engine, "pull", image], env)
@@ -160,8 +160,8 @@ def build(
 
 
 def build_ways(engine: str) -> list[list[str]]:
-    """The options of each build attempt, in order. Podman's second attempt uses chroot, which needs
-    no container runtime.
+    """The options of each build attempt, in the order of the attempts. Podman's second attempt uses
+    chroot, which needs no container runtime.
     """
     return (
         [["--network", "host"], ["--network", "host", "--isolation", "chroot"]]
@@ -199,7 +199,7 @@ def wait(argv: list[str], env: dict[str, str]) -> int:
 
 
 def quiet(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program without output in the task's log; returns its exit code."""
+    """Run a program and discard its output; returns its exit code."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
         actions = [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]

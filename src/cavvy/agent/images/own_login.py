@@ -25,7 +25,7 @@ METADATA = "http://169.254.169.254"  # the address of the metadata service in al
 _METADATA_S = 3.0  # time limit of a request to the metadata service, which may not exist
 _API_S = 15.0
 _MOST_BYTES = 1 << 20
-_MOST_SAID = 300  # bytes of a refusal that are shown
+_MOST_SAID = 300  # maximum bytes of a registry's refusal that are shown to the user
 
 _ECR = re.compile(r"\d{12}\.dkr\.(ecr|ecr-fips)\.([a-z0-9-]+)\.(amazonaws\.com(?:\.cn)?)")
 _GOOGLE = re.compile(r"[a-z0-9-]+-docker\.pkg\.dev|(?:[a-z]+\.)?gcr\.io")
@@ -35,15 +35,15 @@ _TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
 
 
 class NoIdentity(Exception):
-    """The node has no identity, or the identity has no login for the registry; the message says
+    """The node has no identity, or the registry gave no login for its identity. The message says
     why.
     """
 
 
 def find_own_login(image: str, metadata: str = METADATA, api: str = "") -> str | None:
-    """The login USER:PASSWORD for the image's registry; None if it is not a cloud's registry, or
-    if the image names no registry. Tests set the addresses of the metadata service and of the
-    registry's API. Raises NoIdentity.
+    """The login USER:PASSWORD for the image's registry; None if the image names no registry of a
+    cloud. `metadata` and `api` are the addresses of the metadata service and of the registry's API;
+    only tests set them. Raises NoIdentity.
     """
     registry = image.partition("/")[0] if "/" in image else ""
     try:
@@ -81,7 +81,7 @@ def _ask_amazon(registry: re.Match[str], metadata: str, api: str) -> str:
 
 
 def sign(keys: dict[str, str], host: str, region: str, body: bytes, at: str) -> dict[str, str]:
-    """The headers of a call of GetAuthorizationToken with AWS's signature version 4. `at` is the
+    """The headers of a GetAuthorizationToken call, signed with AWS signature version 4. `at` is the
     time, such as 20300101T120000Z.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
@@ -137,8 +137,9 @@ def _ask(
     body: bytes | None = None,
     timeout_s: float = _API_S,
 ) -> bytes:
-    """Send a request and return the body of the answer. A proxy of the environment is used only
-    for the registry's API. Raises OSError, HTTPException, NoIdentity.
+    """Send a request and return the body of the answer. A proxy that is set in the environment is
+    used for the registry's API, but not for the metadata service. Raises OSError, HTTPException,
+    NoIdentity.
     """
     request = urllib.request.Request(url, data=body, headers=headers, method=method)
     direct = [urllib.request.ProxyHandler({})] if timeout_s == _METADATA_S else []

@@ -1,5 +1,5 @@
-"""Detects signs of a broken GPU in the task's output and in the kernel's log. A failure with a sign
-of a broken GPU is not the task's fault.
+"""Detects signs of a broken GPU in the task's output and in the kernel's log. If a task fails with
+such a sign, the failure is not counted as the task's fault.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import os
 import re
 
 # Messages of CUDA, NVML and nvidia-smi about a faulty device. Illegal accesses and full memory are
-# not listed, since they are the program's fault.
+# not listed, because the program causes them.
 _SAID = (
     b"uncorrectable ECC error",
     b"GPU has fallen off the bus",
@@ -17,13 +17,14 @@ _SAID = (
 )
 # Xid errors caused by the hardware or driver, from NVIDIA's catalogue
 # (docs.nvidia.com/deploy/xid-errors): double bit ECC, page retirement, NVLink, fallen off the bus,
-# contained and uncontained ECC, GSP. 13, 31, 43, 45 and 68 are mostly the program's fault.
+# contained and uncontained ECC, GSP. The numbers 13, 31, 43, 45 and 68 are left out, because
+# programs usually cause them.
 HARDWARE_XIDS = frozenset((48, 64, 74, 79, 94, 95, 119, 120, 140))
 _XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (\d+)")
 GPU, LINK, NETWORK = "gpu-fault", "slow-link", "network"
 # kind of fault -> outcome, and the beginning of its reason
 FAILURES = {GPU: "GPU fault: ", LINK: "slow link: ", NETWORK: ""}
-_KEPT = 512  # bytes of output kept, since a sign may continue in the next piece
+_KEPT = 512  # bytes of output kept between calls, because a sign may continue in the next piece
 _KERNEL_LOG = "/dev/kmsg"
 _MOST_RECORDS = 20000
 

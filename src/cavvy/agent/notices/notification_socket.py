@@ -1,4 +1,4 @@
-"""The socket `$CAVVY_NOTICE`, over which agent and task exchange messages as lines of JSON.
+"""The socket `$CAVVY_NOTICE`. The agent and the task exchange messages over it, as lines of JSON.
 
 Sent to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}}, {"safe": {...}}. Received
 from the task: {"saved": {...}}, {"again": {}}, {"failed": {...}}.
@@ -24,7 +24,7 @@ REMARK = "a line that the task sent to $CAVVY_NOTICE"
 
 
 class NotificationSocket:
-    """Sends messages to the task's programs. The newest message of each kind is kept for programs
+    """Sends messages to the task's programs. Keeps the newest message of each kind for programs
     that connect later.
     """
 
@@ -72,7 +72,8 @@ class NotificationSocket:
             listener.bind(self.path)
             os.chmod(self.path, 0o600)
             listener.listen(BACKLOG)
-        except OSError as error:  # no sockets on this file system; file and signal still work
+        # this file system has no sockets; the notice file and the signal still work
+        except OSError as error:
             complain(f"cannot create the notice socket at {self.path}: {error}")
             listener.close()
             self.path = ""

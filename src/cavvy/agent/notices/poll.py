@@ -1,4 +1,5 @@
-"""Polls the node's own addresses for reclaim notices; the configuration lists these addresses."""
+"""Polls the provider's addresses on the node for notices that the node will be reclaimed. The
+configuration lists these addresses."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ NOTHING = (204, 404, 410)
 
 class NoticePoll:
     """Polls one source of notices. The first requests fetch a token and the node's name, if the
-    source needs them.
+    source requires them.
     """
 
     def __init__(self, loop: EventLoop, notice: NoticeAddress, listener: Listener) -> None:
@@ -161,8 +162,8 @@ class NoticePoll:
 
 
 class NoticeRequest:
-    """Sends one request at a time to any address. `tag` and `date` are headers of the last answer;
-    status 0 means that there was no answer.
+    """Sends one request at a time to any address. `tag` and `date` are the ETag and Date headers of
+    the last answer. The status passed to the callback is 0 if there was no answer.
     """
 
     def __init__(self, loop: EventLoop) -> None:

@@ -1,3 +1,3 @@
-"""The work on a node: its folder, its processes and their limits, its container, and its
-measurements.
+"""Runs the work on a node: prepares its folder, starts its processes or container, enforces its
+limits, and measures its use of resources.
 """

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from ..config import AgentConfig
 
-SMALL = 256 * 1024  # bytes of the largest blob in a pack
-PACK = 2048  # blobs requested together; the answer holds as many as fit into 8 MiB
+SMALL = 256 * 1024  # maximum bytes of a blob that is sent in a pack
+# maximum blobs requested together; the answer (a pack) contains as many as fit into 8 MiB
+PACK = 2048
 
 
 class BlobCache:
@@ -44,8 +45,8 @@ class BlobCache:
     def bring(self, digests: Iterable[str]) -> None:
         """Fetch many small blobs into the cache, in packs. Raises TransferFailed, OSError.
 
-        Blobs that were in no pack are downloaded later, by `fetch`. If the control plane is too old
-        for packs, `fetch` downloads all blobs.
+        A pack may lack some blobs; `fetch` downloads these later. If the control plane is too old
+        to send packs, `fetch` downloads all of them.
         """
         wanted = [digest for digest in dict.fromkeys(digests) if not touch(self._path(digest))]
         while wanted:
@@ -113,8 +114,8 @@ def fetch_to(line: BlockingClient, digest: str, path: str) -> None:
 
 
 def read_blob(digest: str, data: bytes, reply: HTTPResponse) -> Iterator[bytes | None]:
-    """Yield the blob's pieces, `data` first. If the connection breaks, the last item is None.
-    Raises TransferFailed if the content does not match the hash.
+    """Yield the blob's pieces, `data` first. If the connection breaks, None is yielded last. Raises
+    TransferFailed if the content does not match the hash.
     """
     found = hashlib.sha256()
     while data:
@@ -135,8 +136,8 @@ def check_hash(digest: str, found: str) -> None:
 
 
 def write_anew(path: str, pieces: Iterable[bytes | None]) -> bool:
-    """Write the pieces to `path` atomically; returns False, and writes no file, if a piece is
-    None."""
+    """Write the pieces to `path` atomically and return True. If a piece is None, write no file and
+    return False."""
     temporary = f"{path}.{os.getpid()}"
     remove_tree(temporary)
     try:

@@ -1,6 +1,6 @@
 """Cleans the cache that the agents of one machine share. The cleaning removes entries that were not
 used for a long time and, if the cache is too large, also the least recently used entries. Agents
-update the time of the entries that they use, so that entries in use are never old.
+mark the entries that they use, so that an entry in use is never removed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ DAY_S = 86400.0
 EVERY_S = DAY_S
 AGE_S = 14 * DAY_S  # seconds without use after which an entry is removed
 YOUNG_S = DAY_S  # an entry is never removed within this many seconds after its last use
-TOUCH_S = 3600.0  # seconds between two updates of the time of an entry in use
-SHARE = 0.25  # share of the file system that the cache may fill
+TOUCH_S = 3600.0  # minimum seconds between two marks of an entry in use
+SHARE = 0.25  # maximum share of the file system that the cache may fill
 
 
 def is_due(cache: str) -> bool:
-    """Whether the last cleaning was so long ago that the next cleaning is due. A new cache counts
-    as cleaned.
-    """
+    """Whether it is time to clean the cache again. A new cache counts as just cleaned."""
     mark = cache + "/swept"
     try:
         return time.time() - os.stat(mark).st_mtime >= EVERY_S
@@ -38,7 +36,8 @@ def is_due(cache: str) -> bool:
 
 
 def touch(path: str, *, make: bool = False) -> bool:
-    """Mark the entry as used now; returns whether it exists."""
+    """Mark the entry as used now. Returns False if the entry does not exist. With `make`, creates
+    it."""
     try:
         if make:
             os.close(open_private(path))
@@ -50,7 +49,8 @@ def touch(path: str, *, make: bool = False) -> bool:
 
 def sweep(cache: str, *, limit: float | None = None) -> int:
     """Remove old entries, then the least recently used entries until the cache has at most `limit`
-    bytes (by default a share of the file system). Always returns 0.
+    bytes (by default a share of the file system). Returns 0, the exit code of the process that runs
+    this function.
     """
     os.nice(19)
     touch(cache + "/swept", make=True)
@@ -67,7 +67,7 @@ def sweep(cache: str, *, limit: float | None = None) -> int:
     for used, size, path in parts:
         idle = now - used
         if idle < YOUNG_S or (idle < AGE_S and total <= most):
-            break  # all following entries were used later
+            break  # all following entries were used more recently
         if _remove(path, used):
             total -= size
     return 0
@@ -112,9 +112,9 @@ def _measure(folder: str) -> int:
 
 def _remove(path: str, used: float) -> bool:
     """Remove an entry unless it was used after the time `used`. Returns whether the entry was
-    removed. A setup is not removed while an agent makes or copies it.
+    removed. A setup is not removed while an agent creates or copies it.
 
-    The lock file of a removed setup is kept, since agents may be waiting for the lock.
+    The lock file of a removed setup is kept, because agents may be waiting for the lock.
     """
     try:
         if not os.path.isdir(path):
@@ -130,7 +130,9 @@ def _remove(path: str, used: float) -> bool:
                 return False
             remove_tree(
                 mark
-            )  # delete the mark first, so that a partly removed setup does not count as finished
+                # remove the file `finished` first, so that a partly removed setup does not count as
+                # finished
+            )
             remove_tree(path + "/tree")
             remove_tree(path + "/dir")
             remove_tree(path + "/venv")

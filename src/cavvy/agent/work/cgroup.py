@@ -1,8 +1,8 @@
 """Creates a control group for the work if the system allows it. The kernel then enforces the work's
 memory limit.
 
-Version 2 (one tree) and version 1 (a tree for each controller) are tried. If both fail, the agent
-itself watches the memory.
+Tries version 2 of control groups (one tree), then version 1 (a tree for each controller). If both
+fail, the agent itself measures the memory and enforces the limit.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def make_group(name: str, memory_mib: int) -> str | None:
 
 
 def list_parents() -> list[str]:
-    """Folders where a group can be created, best first: below the root, or else below the
-    agent's own group.
+    """Folders in which a group could be created, the best first. With cgroup v2, a folder below the
+    root comes before the agent's own group.
     """
     unified, own = _own_groups()
     if os.path.exists(os.path.join(unified or ROOT, "cgroup.controllers")) and unified:
@@ -73,7 +73,8 @@ def _enable(folder: str) -> None:
         with open(folder + "/cgroup.subtree_control", "w", encoding="ascii") as file:
             file.write("+memory")
     except OSError:
-        return  # no permission to write; creating the group will show whether limits are enabled
+        # writing is not permitted; creating the group will show whether limits are enabled anyway
+        return
 
 
 def _limit(folder: str, size: int) -> None:

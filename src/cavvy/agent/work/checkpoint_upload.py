@@ -1,10 +1,10 @@
-"""Uploads the checkpoint folder to the control plane, and downloads the newest checkpoint; both may
+"""Uploads the checkpoint folder to the control plane, and downloads the newest checkpoint. Both may
 block.
 
 The upload runs in a separate process during the work, and reports its result as a line of JSON:
 `state` is `saved`, `void` (the work changed a file meanwhile; try again), `silent` (the bucket does
-not answer; try again), `failed` (an error on this node; try again) or `refused`. Earlier lines,
-`full` or `waits`, report what the upload is waiting for.
+not answer; try again), `failed` (an error on this node; try again) or `refused`. Earlier lines
+(`full` or `waits`) report what the upload is waiting for.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ if TYPE_CHECKING:
 
     Tell = Callable[[str], None]
 
-# `link` is the target of a link, "" for a file.
+# `link` is the target of a symbolic link; "" for a file.
 FileEntry = namedtuple("FileEntry", "path size mtime_ns inode mode link")
-# Errors of opening a file that the work has removed, or replaced by a link or another file.
+# Errors that opening a listed file raises if the work has removed it, or replaced it by a link or
+# another file.
 REPLACED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 FULL = 507
 MISMATCH = 422
-# A file that changed less than this many ns before it was read may change again without a new time.
+# If a file changed less than this many ns before it was read, it may change again without getting a
+# different time.
 RACY_NS = 2_000_000_000
-COMMITS = 5  # tries of a commit; files that the control plane has lost are sent again
+# tries of a commit; before each retry, files that the control plane has lost are sent again
+COMMITS = 5
 RESTORES = 5
 SETTLE_S = 0.5  # seconds between checks whether rank 0 has finished
-PART = 16 * 1024 * 1024  # bytes of one request; some transports take no more than 64 MiB
+PART = 16 * 1024 * 1024  # maximum bytes of one request; some transports allow at most 64 MiB
 
 
 class FileChanged(Exception):
     """A file changed while it was read."""
 
 
-# Exception -> state of the upload; the first class that matches the exception applies. Unreadable
+# The state of the upload after each exception. The first class that matches applies. Unreadable
 # files raise an OSError.
 FAILURES = {
     FileChanged: "void",
@@ -64,8 +67,8 @@ FAILURES = {
 def list_checkpoint(
     config: AgentConfig, folder: str, given: list[str] | None = None
 ) -> list[FileEntry]:
-    """Every file and link below the checkpoint folder, which must be in the working folder or one
-    of the volumes `given`; [] if it is missing. Raises LeadsOutside, OSError."""
+    """Every file and link below the checkpoint folder, which must be in the working folder or in
+    one of the volumes `given`. [] if the folder is missing. Raises LeadsOutside, OSError."""
     try:
         top = AllowedFolders([config.folder], given).open_folder(folder)
     except FileNotFoundError:
@@ -77,8 +80,8 @@ def list_checkpoint(
 
 
 def list_folder(folder: str | int) -> list[FileEntry]:
-    """Every file and link below the folder, by path; files that vanish meanwhile are left out.
-    `folder` may be open."""
+    """Every file and link below the folder, sorted by path. Files that vanish meanwhile are left
+    out. `folder` is a path or the descriptor of an open folder."""
     found: list[FileEntry] = []
     for path, seen, link in walk_files(folder):
         if stat.S_ISLNK(seen.st_mode):
@@ -91,7 +94,7 @@ def list_folder(folder: str | int) -> list[FileEntry]:
 
 
 def fingerprint(entries: list[FileEntry]) -> str:
-    """A fingerprint of the folder, which changes when a file is written; "" for an empty folder."""
+    """A text that changes when a file of the folder is written; "" for an empty folder."""
     return (
         hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest()
         if entries
@@ -113,8 +116,8 @@ def hand_over(
     result.
 
     `since_ns`: time of the newest change already uploaded; `began_ns`: when this attempt's work
-    started. `quiet`: report no waits for the bucket. `copy_first`: upload copies of the files on
-    this disk, since the work changes the files faster than they can be uploaded. `given`: see
+    started. `quiet`: do not report waits for the bucket. `copy_first`: first copy the files on this
+    disk and upload the copies, because the work changes the files during each upload. `given`: see
     `list_checkpoint`.
     """
     from .monitor import written
@@ -162,13 +165,13 @@ def copies_of(config: AgentConfig) -> str:
 
 
 def tell_waiting(text: str) -> None:
-    """Print the line that reports what the upload waits for."""
+    """Print a line that reports what the upload is waiting for."""
     os.write(1, (json.dumps({"state": "waits", "reason": text}) + "\n").encode())
 
 
 class CheckpointUpload:
-    """Uploads the listed files of the folder. The files are held open, so that this process can
-    read their content after the work has replaced or removed them.
+    """Uploads the listed files of the folder. Keeps the files open, so that this process can read
+    their content even after the work has replaced or removed them.
     """
 
     def __init__(
@@ -195,12 +198,12 @@ class CheckpointUpload:
                 if not entry.link:
                     self._open[entry.path] = self._open_entry(entry)
             except OSError:
-                # This process may open no more files: the remaining files are opened and checked
+                # This process may open no more files. The remaining files are opened and checked
                 # when they are read.
                 break
 
     def copy(self) -> None:
-        """Copy the files that the server may not have. The upload then reads the copies."""
+        """Copy the files that the server may not have. The upload then reads these copies."""
         remove_tree(self._copies)
         os.makedirs(self._copies)
         folder = open_own(self._copies, os.O_RDONLY | os.O_DIRECTORY)
@@ -226,7 +229,7 @@ class CheckpointUpload:
         try:
             write_whole(self._known_path, json.dumps(kept))
         except OSError:
-            return  # the next upload then reads all files again
+            return  # without the stored hashes, the next upload reads all files again
 
     def send(self) -> tuple[int, int]:
         """Send the missing files and commit the checkpoint. Returns the checkpoint's number and the
@@ -266,8 +269,8 @@ class CheckpointUpload:
         return data
 
     def _send(self, entry: FileEntry, name: str) -> None:
-        """Send one file. After a failure, continue after the bytes that the control plane already
-        has.
+        """Send one file to the control plane. After a failure, continue after the last byte that
+        the control plane has received.
         """
         offset, size = 0, entry.size
         while True:
@@ -305,7 +308,8 @@ class CheckpointUpload:
         return found
 
     def describe(self) -> dict[str, object]:
-        """The hashed files and the time of the newest one, in the format of a commit request."""
+        """The hashed files and the time of the newest one, in the form that a commit request
+        has."""
         files: list[dict[str, object]] = []
         for path, size, mtime, _, mode, link in self._entries:
             if link:
@@ -338,8 +342,8 @@ class CheckpointUpload:
         return str(known[3]) if known and known[:3] == list(entry[1:4]) else None
 
     def get_file(self, entry: FileEntry) -> int:
-        """A descriptor of the listed file, which is opened if necessary. Raises FileChanged if the
-        work has replaced the file.
+        """Return a descriptor of the listed file; opens the file if necessary. Raises FileChanged
+        if the work has replaced the file.
         """
         if entry.path not in self._open:
             opened = self._open_entry(entry)
@@ -350,7 +354,8 @@ class CheckpointUpload:
         return self._open[entry.path]
 
     def _open_entry(self, entry: FileEntry) -> int:
-        """Open the file that was listed, not a replacement. Raises FileChanged, OSError."""
+        """Open the file that was listed. Raises FileChanged if another file now has its path.
+        Raises OSError."""
         try:
             file = open_below(self._top, entry.path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -363,7 +368,7 @@ class CheckpointUpload:
         return file
 
     def _check(self, entry: FileEntry) -> None:
-        """Raises FileChanged if the file differs from the listing."""
+        """Raise FileChanged if the open file differs from its entry in the listing."""
         if entry.path in self._open:
             seen = os.fstat(self._open[entry.path])
             if (seen.st_size, seen.st_mtime_ns) != (entry.size, entry.mtime_ns):
@@ -371,7 +376,7 @@ class CheckpointUpload:
 
 
 class UploadBody:
-    """One file, or a part of it, in the form that http.client needs for a request body."""
+    """One file, or a part of it, as an object that http.client accepts as a request body."""
 
     def __init__(
         self, saving: CheckpointUpload, entry: FileEntry, start: int = 0, end: int | None = None
@@ -395,9 +400,9 @@ class UploadBody:
 
 
 def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = None) -> str:
-    """Download a newer checkpoint, if there is one, to a folder that the nodes share. Rank 0
-    downloads the checkpoint while the other ranks wait. See `restore` for the result and the
-    errors.
+    """If the control plane has a newer checkpoint than the folder that the nodes share, download it
+    to that folder. Rank 0 downloads while the other ranks wait. See `restore` for the result and
+    the errors.
 
     The file `attempt` next to the folder contains the number of the attempt that used the folder
     last. A checkpoint that a later attempt uploaded is newer than the folder.
@@ -420,8 +425,8 @@ def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = 
 def restore(
     config: AgentConfig, folder: str, tell: Tell | None = None, later_than: int = -1
 ) -> str:
-    """Download the newest checkpoint of the job to `folder`, if the number of the attempt that
-    uploaded it is above `later_than`.
+    """Download the newest checkpoint of the job to `folder`, if an attempt with a number above
+    `later_than` uploaded it.
 
     Returns a message for the user, or "" if nothing was downloaded. `tell` is called about long
     waits. Raises TransferFailed, StorageTimeout, OSError.
@@ -436,7 +441,7 @@ def restore(
             fetch(config, found["files"], folder, tell, direct=bool(found.get("direct")))
         except TransferFailed as error:
             if tries_left and not isinstance(error, StorageTimeout):
-                continue  # a newer checkpoint has replaced this checkpoint
+                continue  # a newer checkpoint has replaced this one meanwhile
             raise
         files = len(found["files"])
         size = f"{files} file{'' if files == 1 else 's'}, {found['bytes'] / 2**20:.1f} MiB"
@@ -460,7 +465,7 @@ def fetch(
     fresh, line = (
         folder + ".cavvy-new",
         BlockingClient(config),
-    )  # the new folder has the same parent, so that one rename replaces the old folder
+    )  # a folder with the same parent as `folder`, so that one rename replaces the old folder
     remove_tree(fresh)
     os.makedirs(fresh)
     for each in files:
@@ -482,13 +487,13 @@ def fetch(
 
 
 def newest(entries: list[FileEntry]) -> int:
-    """The time when the newest file was written, in nanoseconds since the epoch; 0 if there are
-    no files."""
+    """The time of the last change to any file, in nanoseconds since the epoch; 0 if there are no
+    files."""
     return max((entry.mtime_ns for entry in entries), default=0)
 
 
 def raise_limit() -> None:
-    """Raise this process's limit of open files to the maximum."""
+    """Raise this process's limit on open files to the allowed maximum."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

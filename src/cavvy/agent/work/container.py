@@ -19,11 +19,11 @@ from .folder import CannotBuild
 from .reaper import ChildCommand, report
 
 ENGINES = ("podman", "docker")
-# These options are used on hosts that refuse the default limits. Some hosts also need another
-# runtime than crun, or refuse a memory limit: see `_ways`.
+# These options are used on hosts that refuse the default limits. Some hosts also need a runtime
+# other than crun, or refuse a memory limit: see `_ways`.
 ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
-# The first process of a container handles signals for all of them, since the engine sends SIGTERM
-# only to it.
+# The script of a container's first process. The engine sends SIGTERM only to this process, so it
+# passes the signal on to all others.
 ENTRY = """\
 trap 't=1; kill -TERM -1 2>/dev/null' TERM
 if command -v bash >/dev/null 2>&1; then s=bash; else s=sh; fi
@@ -35,7 +35,7 @@ go() {
 go {run}
 exit $?
 """
-# Shell commands that link a file or folder into the home folder of the image's user.
+# Shell commands that create a link in the home folder of the image's user.
 LINK = """\
 [ -L ~/{path} ] || rmdir ~/{path} 2>/dev/null
 if [ -e ~/{path} ] && [ ! -L ~/{path} ]; then
@@ -50,8 +50,8 @@ go {setup} || { c=$?; echo failed >{phase}; exit $c; }
 
 
 def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> ChildCommand:
-    """The command that runs the work's container; its process group contains the engine's client.
-    Raises CannotBuild if there is no engine.
+    """The command that runs the work's container. Its process group contains the engine's client
+    program. Raises CannotBuild if there is no engine.
     """
     engine = find_engine()
     if engine is None:
@@ -79,14 +79,15 @@ def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -
 
 
 def find_engine() -> str | None:
-    """The program that runs containers on this node: the first of podman, docker, Apptainer and
-    Singularity.
+    """The program that runs containers on this node: podman, docker, Apptainer or Singularity,
+    whichever is found first in this order. None if none is installed.
     """
     return next((path for path in map(shutil.which, (*ENGINES, *PROGRAMS)) if path), None)
 
 
 def make_name(config: AgentConfig) -> str:
-    """The container's name, by which the container of a killed agent is found and removed."""
+    """The container's name, by which a later agent finds and removes the container of a killed
+    agent."""
     return f"{config.gang}-{config.rank}"
 
 
@@ -130,8 +131,8 @@ def run_container(
     env: dict[str, str],
     command: ChildCommand,
 ) -> int:
-    """Pull the image, run the container to its end, and return its command's exit code. Raises
-    CannotBuild, OSError.
+    """Pull the image, run the container, wait until it ends, and return the exit code of its
+    command. Raises CannotBuild, OSError.
     """
     stopped = _outlive_stop()
     image = str(work.image)
@@ -150,7 +151,8 @@ def run_container(
         code = wait([*argv, image, "sh", config.entry_script], command.env)
         if os.path.exists(config.phase_file) or stopped:
             os.makedirs(config.cache, mode=0o700, exist_ok=True)
-            # The next container uses these options first: failed attempts would clutter the log.
+            # Record the options that worked. The next container tries them first, because failed
+            # tries would fill the log.
             write_whole(known, str(way))
             return code
     raise CannotBuild(f"{program} could not start a container of {image}; see the log")
@@ -176,8 +178,9 @@ def run_sif(
 
 
 def _outlive_stop() -> list[int]:
-    """Survive SIGTERM, which also reaches the engine's client: the client passes it on, and this
-    process waits for the client. Returns a list that contains the signal once it has arrived.
+    """Keep this process alive when SIGTERM arrives. The signal also reaches the engine's client,
+    which passes it on to the container; this process waits for the client. Returns a list that
+    contains the signal once it has arrived.
     """
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
@@ -202,9 +205,9 @@ def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 
 def _ways(engine: str, config: AgentConfig) -> list[list[str]]:
-    """Sets of options to add to the command, the best set first. The next set is tried only if the
-    container did not start. If the work uses devices, the first set lets the work lock all memory,
-    which RDMA requires.
+    """Lists of options to add to the command, the best list first. The next list is tried only if
+    the container did not start. If the work uses devices, the first list lets the work lock all
+    memory, which RDMA requires.
     """
     memory = ["--memory", f"{config.memory_mib}m"] if config.memory_mib else []
     locks = ["--ulimit", "memlock=-1:-1"] if make_device_flags(engine, config) else []
@@ -245,7 +248,8 @@ def _flags(engine: str, name: str, config: AgentConfig, env: dict[str, str]) -> 
             flags += [
                 "--env",
                 variable,
-                # the client's environment holds the value, because all users can read arguments
+                # pass only the name: the client's environment has the value, and all users can read
+                # arguments
             ]
     if engine.endswith("podman"):
         flags += ["--security-opt", "label=disable"]
@@ -255,7 +259,8 @@ def _flags(engine: str, name: str, config: AgentConfig, env: dict[str, str]) -> 
 
 
 def _devices(config: AgentConfig) -> dict[str, str]:
-    """The variable that selects the GPUs: in a container, NVIDIA devices are numbered from 0."""
+    """The environment variable that selects the work's GPUs in a container, where NVIDIA devices
+    are numbered from 0."""
     if config.devices and config.vendor in ("nvidia", ""):
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(len(config.devices)))

@@ -1,4 +1,5 @@
-"""The environment of the work: a clean base, the user's variables, and Cavvy's variables."""
+"""Builds the environment of the work: base variables, the user's variables, and Cavvy's
+variables."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import sys
 from ..config import AgentConfig, WorkConfig
 from ..disk import write_whole
 
-# A login shell's variables, and those needed to reach the network from this node.
-# The agent's other variables are left out, since a server may have started it with credentials.
+# A login shell's variables, and those needed to reach the network from this node. The agent's other
+# variables are left out, because they may contain the credentials of a server that has started the
+# agent.
 BASE = {
     "HOME",
     "LANG",
@@ -40,7 +42,9 @@ BASE = {
     "NO_PROXY",
 }
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-LONGEST_HOME = 80  # bytes; tmux appends /tmux-UID/NAME, and sockets have paths of at most 107
+# maximum bytes of a socket's folder: tmux appends /tmux-UID/NAME, and a socket's path has at most
+# 107 bytes
+LONGEST_HOME = 80
 DEVICE_VARIABLES = {
     "nvidia": "CUDA_VISIBLE_DEVICES",
     "amd": "ROCR_VISIBLE_DEVICES",
@@ -50,8 +54,8 @@ DEVICE_VARIABLES = {
 
 
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
-# The shell ignores SIGTERM so that it can report the exit code of its commands, which also receive
-# the signal.
+# The shell survives SIGTERM, which its commands also receive, so that it can report their exit
+# code.
 SHELL_LINE = 'trap : TERM; . "$0"'
 
 
@@ -79,7 +83,7 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
 
 
 def find_shell() -> str:
-    """The shell that runs the task's commands: bash if available."""
+    """The shell that runs the task's commands: bash if the node has it, else sh."""
     return next(path for path in SHELLS if os.path.exists(path))
 
 
@@ -106,7 +110,7 @@ def device_variables(config: AgentConfig) -> dict[str, str]:
     ids = [str(index) for index in config.device_indices] or config.devices
     variables = {DEVICE_VARIABLES.get(config.vendor, "CUDA_VISIBLE_DEVICES"): ",".join(ids)}
     if config.vendor in ("nvidia", ""):
-        # CUDA must number the GPUs in the order in which these indices were counted
+        # make CUDA number the GPUs in the same order as these indices
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return variables
 
@@ -132,7 +136,7 @@ def _identity(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
 
 
 def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
-    """The gang's variables that torchrun and similar launchers need."""
+    """The environment variables about the gang that torchrun and similar launchers need."""
     return {
         "MASTER_ADDR": work.addresses[0],
         "MASTER_PORT": str(work.master_port),
@@ -147,8 +151,8 @@ def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
 
 
 def write_rank_files(config: AgentConfig, work: WorkConfig) -> None:
-    """Write the files that the rank's variables name: the hosts as `address slots=N`, and the
-    program that starts MPI on these hosts.
+    """Write the files to which the gang's variables point: the list of hosts (lines `address
+    slots=N`), and the program that starts MPI on these hosts.
     """
     slots = work.accelerators_per_node or 1
     write_whole(

@@ -1,4 +1,5 @@
-"""Builds the working folder from the frozen snapshot or a Git commit, and links the checkpoints."""
+"""Builds the working folder from the snapshot of the user's folder or from a Git commit, and links
+the checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class CannotBuild(Exception):
-    """The folder or image cannot be made as the task requires. The message tells the user why."""
+    """The working folder or the image cannot be made as the task requires. The message tells the
+    user why."""
 
 
 def build_folder(
@@ -31,8 +33,8 @@ def build_folder(
     env: dict[str, str],
     only: list[str] | None = None,
 ) -> None:
-    """Create `folder` anew. If `only` is given, the folder has only these files and folders. Raises
-    CannotBuild, OSError.
+    """Create `folder` anew. If `only` is given, the new folder contains only these files and
+    folders. Raises CannotBuild, OSError.
     """
     remove_tree(folder)
     os.makedirs(folder)
@@ -78,7 +80,7 @@ def unpack(blobs: BlobCache, snapshot: str, folder: str, only: list[str] | None 
 
 
 def reduce(folder: str, only: list[str]) -> None:
-    """Remove every file that is not in `only` or below one of its folders. Raises OSError."""
+    """Remove every file that is neither in `only` nor in a folder of `only`. Raises OSError."""
     for parent, folders, files in os.walk(folder, topdown=False):
         for name in files + [
             name for name in folders if os.path.islink(os.path.join(parent, name))
@@ -91,8 +93,8 @@ def reduce(folder: str, only: list[str]) -> None:
 
 
 def is_used(path: str, uses: list[str]) -> bool:
-    """Whether a file is in `uses` or below one of its folders; the control plane computes the
-    setup's key the same way.
+    """Whether `path` is in `uses` or in a folder of `uses`. The control plane applies the same rule
+    to compute the setup's key.
     """
     return any(path == use or path.startswith(use + "/") for use in uses)
 
@@ -117,7 +119,7 @@ def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
 
 
 def check_seen(config: AgentConfig, path: str) -> None:
-    """Raise CannotBuild if the path is in a folder that the work must not see, or contains this
+    """Raise CannotBuild if the path is in the folder that is hidden from the work, or contains that
     folder.
     """
     if config.hides and is_hidden(config.hides, config.shown, path):
@@ -136,11 +138,11 @@ def transfer(
     what: str,
     refuse: Callable[[str], None] | None = None,
 ) -> None:
-    """Copy one input or output over existing files. The target must be in `targets`. If `targets`
-    is None, the user named the target, and the target's path may contain links.
+    """Copy one input or output; existing files are overwritten. The target must be in one of
+    `targets`. None means that the user named the target, whose path may then contain links.
 
-    Links are copied. If `refuse` is given, links that lead out of `sources` are left out, and
-    `refuse` is called for each. Raises CannotBuild, LeadsOutside, OSError.
+    Links are copied as links. If `refuse` is given, links that lead out of `sources` are left out,
+    and `refuse` is called for each. Raises CannotBuild, LeadsOutside, OSError.
     """
     for path in (source, target):
         check_seen(config, path)
@@ -219,10 +221,10 @@ def _replace(config: AgentConfig, source: int, targets: AllowedFolders | None, t
 
 
 def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:
-    """Link the checkpoint's path to its storage and return the storage. Raises CannotBuild,
-    OSError.
+    """Make the checkpoint's path in the working folder a link to its storage folder, and return the
+    storage folder. Raises CannotBuild, OSError.
 
-    If the storage is empty, files that the working folder has at that path become the first
+    If the storage folder is empty, files that the working folder has at that path become the first
     checkpoint.
     """
     path = inside(folder, checkpoint.path)
@@ -242,7 +244,7 @@ def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:
 
 
 def inside(folder: str, path: str) -> str:
-    """Resolve a path that must stay within the folder. Raises CannotBuild."""
+    """Return the full path of `path`, which must be in the folder. Raises CannotBuild."""
     found = os.path.normpath(path)
     if os.path.isabs(found) or found == ".." or found.startswith("../") or found == ".":
         raise CannotBuild(f"{path!r} is not in the working folder; use a path relative to it")
@@ -256,8 +258,8 @@ def inside(folder: str, path: str) -> str:
 
 
 def run(argv: list[str], env: dict[str, str], hidden: tuple[str, list[str]] | None = None) -> int:
-    """Run a program to its end and return its exit code, or 127 if the program is missing. See
-    `ChildCommand.hidden`.
+    """Run a program, wait until it ends, and return its exit code, or 127 if the program is
+    missing. For `hidden`, see `ChildCommand.hidden`.
     """
     try:
         pid = os.posix_spawnp(argv[0], argv, env) if hidden is None else _fork(argv, env, hidden)

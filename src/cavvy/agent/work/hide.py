@@ -1,10 +1,11 @@
 """Hides a folder of this machine from the work, such as the server's folder with its token, key and
 database.
 
-The work sees the machine through its own mount namespace, in which an empty file system covers the
-folder, except some folders below it. The work also gets its own user namespace, in which user IDs
-stay the same. The user namespace keeps the work from removing the cover and from reading the memory
-and files of processes outside. Needs Linux and permission to create these namespaces.
+The work gets its own mount namespace, in which an empty file system is mounted over the folder;
+some folders below it stay visible. The work also gets its own user namespace, in which user IDs
+stay the same. The user namespace prevents the work from unmounting the empty file system, and from
+reading the memory and files of processes outside. This requires Linux, and permission to create
+these namespaces.
 
 Usage: python hide.py FOLDER SHOWN. The exit code is 0 if the folder can be hidden here.
 """
@@ -21,18 +22,18 @@ CLONE_NEWNS = 0x20000
 CLONE_NEWUSER = 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
 ALL_IDS = "0 0 4294967295"
-ENTER_S = 10.0  # maximum time for a process of the work to hide the folder
+ENTER_S = 10.0  # maximum seconds to wait until a process of the work has hidden the folder
 
 
 def hide(folder: str, shown: list[str]) -> None:
-    """Hide `folder` from this process and its later children, except those folders of `shown` that
-    exist.
+    """Hide `folder` from this process and its later children, except the folders in `shown`, if
+    they exist.
 
-    The process must have one thread. Raises OSError; after an error, a part of the folder may stay
-    visible.
+    The process must have one thread. Raises OSError; after an error, parts of the folder may still
+    be visible.
     """
     shown = [path for path in shown if os.path.isdir(path)]
-    if os.geteuid() == 0:  # cover first, so that the new user namespace cannot undo the cover
+    if os.geteuid() == 0:  # mount first: the new user namespace then cannot remove the mount
         _call("unshare", CLONE_NEWNS)
         _cover(folder, shown)
         _enter_user_namespace()
@@ -62,7 +63,7 @@ def enter(folder: str, find: Callable[[], int]) -> None:
 
 
 def _has_hidden(pid: int, folder: str) -> bool:
-    """Whether a process runs in separate namespaces, in which the folder is hidden."""
+    """Whether a process has its own namespaces, and the folder is hidden in them."""
     try:
         with open(f"/proc/{pid}/gid_map") as ids:
             return (
@@ -101,8 +102,8 @@ def _cover(folder: str, shown: list[str]) -> None:
 
 
 def _enter_user_namespace() -> None:
-    """Enter a new user namespace with all IDs. A child process outside the namespace maps the IDs,
-    because a process inside may not do so.
+    """Enter a new user namespace in which all user IDs stay the same. A child process that stays
+    outside maps the IDs, because a process inside is not permitted to.
     """
     reader, writer = os.pipe()
     parent = os.getpid()

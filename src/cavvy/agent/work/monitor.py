@@ -21,20 +21,22 @@ if TYPE_CHECKING:
     Say = Callable[..., None]
 
 MARK = b"CAVVY_PROGRESS "
-LONGEST_LINE = 65536  # bytes; a longer line is not a progress line
+LONGEST_LINE = 65536  # maximum bytes of a progress line
 LONGEST_TEXT = 1000  # maximum characters of one value
 MOST_VALUES = 100
 TELEMETRY_S = 10.0
 CHECKPOINT_S = 3.0
-SHORTEST_S = 0.02  # seconds; a shorter write gives no useful rate
-IDLE_CPU_PERCENT = 1.0  # percent of one CPU; a process that only waits uses less
+# minimum seconds of a write whose rate is measured; the rate of a shorter write is useless
+SHORTEST_S = 0.02
+IDLE_CPU_PERCENT = 1.0  # percent of one CPU; work that uses less counts as waiting
 IDLE_GPU_PERCENT = 1.0
-WARN_S = 300.0  # seconds from the warning to the end of idle work; at most half of the idle limit
+WARN_S = 300.0  # seconds from the warning until idle work is ended; at most half of the idle limit
 _AT_FDCWD, _NO_FOLLOW, _STATX_BTIME = -100, 0x100, 0x800  # linux/fcntl.h, linux/stat.h
 
 
 class ProgressScanner:
-    """Finds progress in the output, or in the file that the task may write instead."""
+    """Finds progress values in the task's output, or in the progress file that the task may write
+    instead."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -42,7 +44,8 @@ class ProgressScanner:
         self._line = b""
 
     def feed(self, data: bytes) -> dict[str, object]:
-        """The newest value of each name in these bytes of the output; {} if there are none."""
+        """The newest value of each name that these bytes of the output report; {} if there are
+        none."""
         if MARK not in data and not self._line:
             tail = data.rfind(b"\n") + 1
             self._line = data[tail:] if _may_begin(data[tail:]) else b""
@@ -56,7 +59,7 @@ class ProgressScanner:
         return found
 
     def look(self) -> dict[str, object]:
-        """The values in the file, or {} if it has not changed since the last call."""
+        """The values in the progress file; {} if the file has not changed since the last call."""
         try:
             found = os.lstat(self._path)
             changed = found.st_mtime_ns
@@ -71,8 +74,9 @@ class ProgressScanner:
 
 
 class CheckpointWatcher:
-    """Detects new checkpoints. A checkpoint is new when files of the folder have changed and then
-    stay the same. The object must be created before the work starts.
+    """Detects new checkpoints. A new checkpoint exists when files of the folder have changed and
+    have then stayed unchanged between two checks. The object must be created before the work
+    starts.
     """
 
     def __init__(self, folder: str) -> None:
@@ -81,8 +85,8 @@ class CheckpointWatcher:
         self._began_ns = time.time_ns()
 
     def look(self, *, last: bool = False) -> dict[str, object]:
-        """The fields of a `checkpoint` message, or {} if there is no new checkpoint. With `last`,
-        the work no longer writes.
+        """The fields of a `checkpoint` message, or {} if there is no new checkpoint. Pass `last`
+        when the work has ended and writes no more.
         """
         found = measure(self._folder)
         still, self._last = found == self._last or last, found
@@ -108,8 +112,8 @@ class CheckpointWatcher:
 
 
 class WorkMonitor:
-    """Combines all watchers. The caller must call `tick` about once a second, and `wrote` with each
-    piece of output.
+    """Watches progress, checkpoints, resource use and idleness together. The caller must call
+    `tick` about once a second, and `wrote` with each piece of output.
     """
 
     def __init__(
@@ -129,7 +133,8 @@ class WorkMonitor:
         self._checkpoints = checkpoints
         self.usage = usage
         self.gpus: dict[str, float] = {}
-        # the memory limit that the agent enforces; 0 if the kernel enforces it or none is set
+        # the memory limit in MiB that the agent enforces; 0 if the kernel enforces it or if there
+        # is none
         self.memory_mib = 0
         self._idle_s = idle_s
         self._busy_at = self._checkpoints_at = self._looked_at = time.monotonic()
@@ -208,9 +213,9 @@ def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> 
     """The size in bytes of the files that changed after `since`, and the seconds that writing them
     took.
 
-    The time runs from the creation of the first file to the last change of any file. If the
-    creation time is unknown, the file's last change is used. Files created before `watched` are
-    from earlier attempts. `since` and `watched` are in ns since the epoch.
+    The time runs from the creation of the first file to the last change of any file. If a file's
+    creation time is unknown, its last change is used instead. Files created before `watched` belong
+    to earlier attempts. `since` and `watched` are in ns since the epoch.
     """
     fresh = [entry for entry in entries if entry.mtime_ns > since and not entry.link]
     if not fresh:
@@ -229,7 +234,7 @@ def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> 
 
 def born_ns(path: str) -> int | None:
     """When the file was created, in ns since the epoch, or None if the file system does not record
-    it. Calls statx(2), which the standard library lacks.
+    it. Calls statx(2) through the C library, because Python's standard library does not offer it.
     """
     try:
         from ctypes import CDLL, c_uint, create_string_buffer
@@ -246,8 +251,8 @@ def born_ns(path: str) -> int | None:
 
 
 def parse_progress(text: bytes) -> dict[str, object]:
-    """The numbers and strings of a JSON object by name, with true and false as 1 and 0. Returns {}
-    for any other input."""
+    """The values of a JSON object by name. Only numbers, strings, and true and false (as 1 and 0)
+    are returned. Returns {} for any other input."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -263,7 +268,8 @@ def parse_progress(text: bytes) -> dict[str, object]:
 
 
 def measure(folder: str) -> tuple[int, int, int]:
-    """The number of files, their total size, and the newest change (ns since the epoch)."""
+    """The number of files, their total size in bytes, and the time of the newest change (ns since
+    the epoch)."""
     files = size = newest = 0
     for _, seen, _ in walk_files(folder):
         files, size, newest = files + 1, size + seen.st_size, max(newest, seen.st_mtime_ns)
@@ -279,7 +285,7 @@ def _is_value(value: object) -> bool:
 
 
 def _may_begin(line: bytes) -> bool:
-    """Whether an unfinished line may become a progress line."""
+    """Whether a line that is not complete yet may be a progress line."""
     return (
         bool(line) and len(line) < LONGEST_LINE and (line.startswith(MARK) or MARK.startswith(line))
     )

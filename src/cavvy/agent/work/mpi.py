@@ -1,10 +1,10 @@
-"""Runs an MPI launcher over the nodes of a gang, without SSH between them: `$CAVVY_MPI mpirun
+"""Runs an MPI launcher on the nodes of a gang without SSH between the nodes: `$CAVVY_MPI mpirun
 ...`.
 
-Every rank runs the same command. Rank 0 waits for the others, then runs the launcher. The
-launcher's remote shell is this program again (`--rsh HOST COMMAND`). The other ranks connect to
-rank 0, run its commands, and exit with its exit code. Both ends prove that they know the gang's
-key, and each message carries an authentication code.
+Every rank runs the same command. Rank 0 waits for the others, then runs the launcher. The launcher
+uses this program as its remote shell (`--rsh HOST COMMAND`). The other ranks connect to rank 0, run
+its commands, and exit with its exit code. Both ends prove that they know the gang's key, and each
+message contains an authentication code.
 
 The agent copies this file to the node's folder. There the file runs without the rest of Cavvy, on
 Python 3.8 or later.
@@ -36,7 +36,7 @@ SHELL = "cavvy-rsh"
 
 
 class RankLink:
-    """A connection over which each message is a line of JSON. Each line has an authentication code,
+    """A connection between two ranks. Each message is a line of JSON with an authentication code,
     which also covers the message's number."""
 
     def __init__(self, connection: socket.socket, key: bytes) -> None:
@@ -46,8 +46,8 @@ class RankLink:
         self._writing = threading.Lock()
 
     def greet(self, caller: bool) -> None:
-        """Derive this connection's key from the gang's key and a random value of each end. The
-        first message proves that both ends know the gang's key.
+        """Derive this connection's key from the gang's key and a random value from each end. Only
+        an end that knows the gang's key can send a valid first message.
         """
         mine = os.urandom(16).hex()
         self._file.write(mine.encode() + b"\n")
@@ -103,7 +103,8 @@ class LaunchHub:
             server.settimeout(max(0.1, end - time.monotonic()))
             try:
                 connection, _ = server.accept()
-            except OSError:  # timeout errors, whose name differs between Python versions
+            # timeout errors; the name of their class differs between Python versions
+            except OSError:
                 raise TimeoutError(
                     f"only {len(self._lines) + 1} of {len(self._hosts)} ranks connected"
                 ) from None
@@ -136,8 +137,8 @@ class LaunchHub:
                 line.send({"end": code})
 
     def _serve_shell(self, connection: socket.socket) -> None:
-        """Serve one remote shell of the launcher: pass its command to the ranks, and their results
-        back."""
+        """Serve one remote shell of the launcher: pass its command to the rank that it names, and
+        return the result."""
         with connection, connection.makefile("rwb") as file:
             asked = json.loads(file.readline() or b"{}")
             ranks = [rank for rank in sorted(self._lines) if self._hosts[rank] == asked.get("host")]
@@ -229,8 +230,8 @@ def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
 
 
 def lay_shell(home: str) -> None:
-    """Put the remote shell on PATH: daemons on other ranks require it, though they never call
-    it.
+    """Put the remote shell on PATH. Daemons on other ranks fail without it, although they never
+    call it.
     """
     folder = os.path.join(home, "mpi-bin")
     os.makedirs(folder, exist_ok=True)
@@ -279,8 +280,8 @@ def follow(rank: int, key: bytes) -> int:
 
 def _run(line: RankLink, number: int, command: str) -> None:
     pipe = subprocess.PIPE
-    # The pipes are not closed at the end: a daemon that the command left behind may keep them open,
-    # and a close would wait for the threads that read them.
+    # The pipes are not closed at the end. A daemon that the command left behind may keep them open,
+    # and closing would then wait for the threads that still read them.
     process = subprocess.Popen(
         ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
     )
@@ -306,8 +307,8 @@ def _tell(line: RankLink, number: int, name: str, stream: BinaryIO) -> None:
 
 
 def remote_shell(where: str, words: list[str]) -> int:
-    """Act as the launcher's rsh: run a command on a host. Options and a user name before the host
-    are skipped."""
+    """Act as the launcher's rsh: run a command on a host. Options before the host, and a user name
+    in front of it, are ignored."""
     while words and words[0].startswith("-"):
         words = words[2:] if words[0] in ("-l", "-p") else words[1:]
     with socket.socket(socket.AF_UNIX) as connection:

@@ -1,14 +1,15 @@
-"""Prepares the working folder and runs the setup, in a separate process because both may take long.
+"""Prepares the working folder and runs the setup. Both may take long, so they run in a separate
+process.
 
 A setup that has finished on this machine is not run again. `cache/setups/KEY@HOST/` keeps its
 results: `venv`, the virtual environment that comes first in the PATH of the setup and the task;
-`dir`, a folder for the setup's own files, which it knows as CAVVY_SETUP_DIR; and `tree`, the
-working folder after the setup, from which later attempts start. The file `finished` is written
-last. If several agents need the setup with the same key, one agent runs the setup and the others
-wait.
+`dir`, a folder for the setup's own files, whose path is in the variable CAVVY_SETUP_DIR; and
+`tree`, a copy of the working folder after the setup, with which later attempts start. The file
+`finished` is written last. KEY is a hash of the setup and of the files that it uses. If several
+agents need the setup with the same key, one agent runs it and the others wait.
 
-If a setup lists the files that it uses, the setup runs in a folder with only these files. The
-results of the setup are then copied into the whole folder.
+If a setup lists the files that it uses, the setup runs in a folder with only these files. Its
+results are then copied into the whole folder.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class SetupFailed(Exception):
 
 
 def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> int:
-    """Prepare the folder, the inputs and the setup. Lines on `channel` report `setup`, events, and
-    at the end the result as JSON.
+    """Prepare the folder, the inputs and the setup. Lines written to `channel` report the start of
+    the setup, events, and at the end the result as JSON.
     """
     outcome, code, reason, reused = "", None, "", False
     try:
@@ -67,7 +68,8 @@ def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
 
 
 def carry_out(config: AgentConfig, work: WorkConfig, channel: int) -> int:
-    """Copy the outputs of successful work to their targets; returns an exit code of sysexits.h."""
+    """Copy the outputs of successful work to their targets. Returns the process's exit code, as in
+    sysexits.h."""
     try:
         copy_outputs(config, work, write_log)
         for index, each in enumerate(work.outputs):
@@ -115,7 +117,7 @@ def _send(config: AgentConfig, work: WorkConfig, index: int, channel: int) -> No
     except LeadsOutside as error:
         raise CannotBuild(f"{source}: {error}") from error
     if meter.files or index not in work.mirrored:
-        meter.end()  # files sent while the work ran have been reported already
+        meter.end()  # report only files that were not reported while the work ran
 
 
 def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
@@ -154,14 +156,15 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
 
 def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
     """The folders below `config.hides` that the work sees: its setup, checkpoints and volumes, and
-    the folders of all ranks of its gang on this machine. A rank may use links to the files of
+    the folders of all ranks of its gang on this machine. A rank may use links that lead to files of
     another rank.
     """
     gang = os.path.dirname(config.home)
-    # Each rank's home is shown on its own: the work cannot replace a mounted folder by a link.
+    # Show each rank's home folder separately, because the work cannot replace a mounted folder by a
+    # link.
     ranks = [f"{gang}/{name}" for name in sorted(os.listdir(gang)) if name.isdigit()]
     shown = [gang, *ranks, config.cache + "/mounts"]
-    if work.setup is not None:  # except `tree`, from which the agent copies later
+    if work.setup is not None:  # do not show `tree`, because the agent copies from it later
         shown += [f"{find_setup(config, work)}/{name}" for name in ("dir", "venv")]
     if work.checkpoint is not None and work.checkpoint.storage is not None:
         shown.append(work.checkpoint.storage)
@@ -169,8 +172,8 @@ def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
-    """The folder that keeps the work's setup. The folder's name contains the host's name, since
-    hosts may share the cache, and a setup may install into the host itself.
+    """The folder that keeps the work's setup. The folder's name contains the host's name, because
+    hosts may share the cache while a setup may install files on the host itself.
     """
     folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None
     key = work.setup_key or hashlib.sha256(json.dumps([work.setup, folder]).encode()).hexdigest()
@@ -238,14 +241,14 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
     if not os.path.exists(kept + "/finished"):
         os.write(
             channel, b"setup\n"
-        )  # reported even if another agent is running an identical setup
+        )  # report the setup even if another agent is running the same setup
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         if os.path.exists(kept + "/finished"):
             _restore(config, work, kept, config.folder, env)
             return True
         build_folder(config, work, config.folder, env, work.setup_uses)
-        remove_tree(kept + "/dir")  # partial results of a failed setup are worse than none
+        remove_tree(kept + "/dir")  # remove the partial results of a failed setup
         os.mkdir(kept + "/dir")
         if not config.boxed:
             make_venv(kept + "/venv", env)
@@ -275,8 +278,8 @@ def _keep(kept: str, folder: str) -> None:
 
 
 def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
-    """The environment of a setup. The environment contains the parameters only if the setup names
-    them, since otherwise their values are not part of the setup's key.
+    """The environment of a setup. It contains the task's parameters only if the setup mentions
+    them: their values are part of the setup's key only then.
     """
     if "CAVVY_PARAM_" in (work.setup or ""):
         return env
@@ -286,8 +289,8 @@ def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
 def _restore(
     config: AgentConfig, work: WorkConfig, kept: str, folder: str, env: dict[str, str]
 ) -> None:
-    """Recreate the working folder as the setup left it. In scripts, the path of the original folder
-    is replaced by the path of this folder.
+    """Recreate the working folder as the setup left it. The path of the original folder is replaced
+    by the path of the new folder in all scripts.
     """
     if work.setup_uses is None:
         remove_tree(folder)

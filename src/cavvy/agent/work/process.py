@@ -1,4 +1,4 @@
-"""Runs a process of the work and reports its output, its end, and the end of all processes that it
+"""Runs a process of the work. Reports its output, its end, and the end of all processes that it
 started.
 """
 
@@ -74,7 +74,7 @@ class WorkProcess:
         self._output.pause(paused)
 
     def close(self) -> None:
-        """Read the remaining output, but do not pass it on."""
+        """Read and discard the remaining output."""
         self._output.drain()
 
     def _heard(self, line: bytes) -> None:
@@ -84,11 +84,12 @@ class WorkProcess:
         self._ended(code)
 
     def _finish(self) -> None:
-        """Pass on the remaining output, since the reaper and all of the work have ended."""
+        """Pass on the remaining output. Called when the reaper and all processes of the work have
+        ended."""
         if self._reported:
             reap()
         else:
-            sweep()  # the reaper was killed, so this process must kill the work
+            sweep()  # the reaper was killed, so this process must kill the work's processes
         for reader in self._readers:
             reader.drain()
         if not self._reported:

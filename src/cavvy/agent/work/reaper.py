@@ -1,11 +1,12 @@
-"""The reaper: the small process between the agent and the work, which ends all processes of the
-work if the agent dies.
+"""The reaper: a small process that is the agent's child and the work's parent. It ends all
+processes of the work if the agent dies.
 
-The reaper is a fork of the agent, and adopts all orphans of the work. The agent and the reaper hold
-the two ends of a socket pair: one letter requests SIGTERM (T) or SIGKILL (K) for the work, and the
-end of the stream means that the agent is dead. When the work's first process has ended, the reaper
-answers with one line, `exit CODE OOM ASKED`: its exit code, the number of processes that the kernel
-killed because the work used too much memory, and 1 if the work received SIGTERM before it ended.
+The reaper is a fork of the agent, and adopts all orphans of the work. The agent and the reaper
+communicate over a socket pair. The agent sends the letter T or K to request SIGTERM or SIGKILL for
+the work. The end of the stream means that the agent is dead. When the work's first process has
+ended, the reaper reports one line, `exit CODE OOM ASKED`: its exit code, the number of processes
+that the kernel killed because the work used too much memory, and 1 if the work received SIGTERM
+before it ended.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SWEEP_MS = 10
 LINUX = os.uname().sysname == "Linux"
-# Signals that programs expect to have the default action. The agent may have inherited another.
+# Signals whose default action programs expect. The agent may have inherited a different action.
 _DEFAULTED = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -37,7 +38,8 @@ _DEFAULTED = (
 
 
 class ChildCommand:
-    """A program or a function of the agent to start, with its folder and environment."""
+    """A program, or a function of the agent, to start as a child process, with its folder and
+    environment."""
 
     def __init__(
         self,
@@ -52,17 +54,18 @@ class ChildCommand:
         self.call = call  # a function to run instead of the program: channel -> exit code
         # a folder to hide from the program, and the folders below it that the program sees
         self.hidden: tuple[str, list[str]] | None = None
-        # the reaper of the work whose namespaces the program enters; if 0, the program gets its own
-        # namespaces to hide the folder
+        # the reaper of running work, if the program enters that work's namespaces; 0 if the program
+        # gets its own namespaces to hide the folder
         self.beside = 0
         self.cgroup: str | None = (
             None  # folder of the control group to enter, and to remove at the end
         )
         self.cleanup: list[str] | None = (
-            None  # a program to run at the end, for example to remove the container
+            None  # a program to run at the end, such as the command that removes the container
         )
         self.channel = -1  # the file descriptor of a channel that only `call` writes to
-        self.leaves = False  # whether the program's child processes may outlive the program
+        # whether child processes of the program may continue to run after the program has ended
+        self.leaves = False
         self.status_path: str | None = (
             None  # the file in which the exit code is recorded before it is reported
         )
@@ -71,8 +74,8 @@ class ChildCommand:
 def report(
     channel: int, outcome: str, reason: str, code: int | None = None, *, reused: bool = False
 ) -> int:
-    """Write the result of a step to its channel; returns the exit code for the step's process. An
-    empty outcome means success.
+    """Write the result of a step to its channel. Returns the exit code of the step's process. An
+    empty `outcome` means success.
     """
     import json
 
@@ -82,10 +85,10 @@ def report(
 
 
 def guard(command: ChildCommand, control: int, output: int, keep: int) -> None:
-    """Run the work to its end and exit. `keep` is the agent's lock, held until every process of the
-    work has ended.
+    """Act as the reaper: run the work until it ends, then exit. `keep` is the descriptor of the
+    agent's lock, which stays locked until every process of the work has ended.
     """
-    os.setsid()  # a signal to the agent's process group must not kill its reaper
+    os.setsid()  # a signal to the agent's process group must not kill the reaper
     agent = os.getppid()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -114,7 +117,8 @@ def _clean_up(command: ChildCommand, control: int) -> None:
         pid = os.posix_spawn(command.cleanup[0], command.cleanup, command.env, file_actions=actions)
         os.waitpid(pid, 0)
     busy = command.cgroup is not None and not removed_group(command.cgroup)
-    os.close(control)  # the agent need not wait for the cleanup below
+    # tell the agent that the work has ended; the agent need not wait for the cleanup below
+    os.close(control)
     for _ in range(100):
         if not busy or command.cgroup is None:
             return
@@ -134,7 +138,7 @@ class Reaper:
         self._status_path = command.status_path
         self._cgroup = command.cgroup
         self._leaves = command.leaves
-        # whether the work's first process is not reaped yet, so that its process ID is valid
+        # whether the work's first process is not reaped yet; only then is its process ID valid
         self._alive = True
         self._asked = False  # whether the work was asked to end and is in its grace period
         # whether the work's first process was still running when the end was requested
@@ -178,7 +182,7 @@ class Reaper:
         try:
             os.write(self._control, b"exit %d %d %d\n" % (code, kills, self._interrupted))
         except OSError:
-            self._killing = True  # the agent is dead
+            self._killing = True  # the agent has died
         if self._asked:
             self._signal_rest(signal.SIGTERM)
         elif not self._leaves:
@@ -191,7 +195,8 @@ class Reaper:
         except OSError:
             letters = b""
         if b"T" in letters:
-            self._reap()  # first: a process that has already ended was not ended by the signal
+            # reap first: a process that has already ended was not ended by this signal
+            self._reap()
             self._asked, self._interrupted = True, self._alive
             if self._alive:
                 _signal_group(self._work, signal.SIGTERM)
@@ -210,14 +215,14 @@ class Reaper:
 
 
 def descendants(*roots: int) -> list[int]:
-    """The IDs of all processes below these reapers. Orphans are included, because the nearest
-    reaper adopts them.
+    """The IDs of all processes below these reapers. Orphaned processes are included, because
+    reapers adopt them.
     """
     children: dict[int, list[int]] = {}
     try:
         names = os.listdir("/proc")
     except FileNotFoundError:
-        return []  # without /proc, signal only the process group
+        return []  # without /proc, only the process group can be signalled
     for name in names:
         if name.isdigit() and (fields := read_process(int(name))):
             children.setdefault(int(fields[1]), []).append(int(name))
@@ -230,8 +235,8 @@ def descendants(*roots: int) -> list[int]:
 
 
 def find_first(reaper: int) -> int:
-    """The oldest child of a reaper, which is the work's first process while that runs; 0 if there
-    is none.
+    """The oldest child of a reaper; 0 if there is none. While the work's first process runs, it is
+    the oldest child.
     """
     found = ((pid, read_process(pid)) for pid in descendants(reaper))
     begun = [(int(each[19]), pid) for pid, each in found if each and int(each[1]) == reaper]
@@ -244,8 +249,8 @@ def exit_code(status: int) -> int:
 
 
 def removed_group(folder: str) -> bool:
-    """Remove a control group; it can be busy for some milliseconds after its last process has
-    ended.
+    """Remove a control group; returns whether it is removed. A group can be busy for some
+    milliseconds after its last process has ended.
     """
     try:
         os.rmdir(folder)
@@ -257,8 +262,8 @@ def removed_group(folder: str) -> bool:
 
 
 def sweep() -> None:
-    """Kill and reap everything below this process, which must be a reaper; used after the loss of
-    another reaper.
+    """Kill and reap all processes below this process, which must be a reaper. Used when another
+    reaper was killed.
     """
     for _ in range(500):
         for pid in descendants(os.getpid()):
@@ -283,7 +288,7 @@ def prctl(option: int, value: int) -> bool:
     if not LINUX:
         return False
     try:
-        import _ctypes  # this module loads in a fifth of the time of ctypes
+        import _ctypes  # loads five times as fast as ctypes
 
         program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is this program, as in ctypes.CDLL(None)
         address = _ctypes.dlsym(program, "prctl")
@@ -324,7 +329,7 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
                 enter(command.hidden[0], lambda: find_first(command.beside))
             else:
                 hide(*command.hidden)
-            # a change of credentials clears the death signal
+            # changing the user clears the death signal, so set it again
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         for number in _DEFAULTED:
@@ -355,8 +360,8 @@ def _tell(text: str) -> None:
 
 
 def _pass_on(agent: int) -> None:
-    """Pass SIGTERM on to the agent. The reaper has the same command line as the agent, so a signal
-    for the agent may reach the reaper.
+    """Pass SIGTERM on to the agent. A signal that is meant for the agent may reach the reaper,
+    because both have the same command line.
     """
     if os.getppid() == agent:
         _signal(agent, signal.SIGTERM)
@@ -366,8 +371,8 @@ def _signal_group(group: int, number: int) -> None:
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
-        # the process has not created its group yet, or some processes of the group belong to
-        # another user
+        # The process has not created its group yet, or the group contains processes of another
+        # user.
         _signal(group, number)
 
 
@@ -381,7 +386,7 @@ def _signal(pid: int, number: int) -> None:
 def _close_all_but(keep: set[int]) -> None:
     for name in os.listdir(
         "/dev/fd" if os.path.isdir("/dev/fd") else "/proc/self/fd"
-    ):  # a minimal root file system may lack one of them
+    ):  # a minimal root file system may lack one of these folders
         if int(name) not in keep:
             try:
                 os.close(int(name))

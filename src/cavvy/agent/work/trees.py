@@ -1,5 +1,6 @@
-"""Copies files and folders; copies share nothing with their originals except disk blocks, where
-supported. Links are copied, but not followed, because the work may still change the folders.
+"""Copies files and folders. Copies share disk blocks with their originals where the file system
+supports it, and nothing else. Links are copied but not followed, because the work may still change
+the folders.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until either is written to
-TEXT_LIMIT = 256 * 1024  # bytes; scripts are smaller, data files are larger
+TEXT_LIMIT = 256 * 1024  # maximum bytes of a text file; scripts are smaller, data files are larger
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -40,7 +41,7 @@ def copy_open(
     with open(made, "wb") as writer, open(source, "rb", closefd=False) as reader:
         try:
             fcntl.ioctl(made, FICLONE, source)
-        except OSError:  # another disk, or no support for sharing: copy the bytes
+        except OSError:  # another disk, or a file system that cannot share blocks: copy the bytes
             shutil.copyfileobj(reader, writer, 1024 * 1024)
             writer.flush()
         found = os.fstat(source)
@@ -73,8 +74,8 @@ def copy_below(
     marker: bytes = b"",
     takes_link: Callable[[str], bool] = lambda path: True,
 ) -> list[str]:
-    """Like `copy_tree`, between two open folders. Links whose path `takes_link` refuses are left
-    out. Raises OSError."""
+    """Like `copy_tree`, between two open folders. Links for whose path `takes_link` returns False
+    are left out. Raises OSError."""
     marked, modes = [], [("", os.fstat(source).st_mode)]
     above, there = "", os.dup(target)
     try:
@@ -94,7 +95,8 @@ def copy_below(
                 marked.append(path)
     finally:
         os.close(there)
-    for path, mode in reversed(modes):  # set last, because a read-only folder could not be filled
+    # set the modes last, because files cannot be added to a read-only folder
+    for path, mode in reversed(modes):
         folder = open_below(target, path, FOLDER)
         os.fchmod(folder, stat.S_IMODE(mode))
         os.close(folder)
@@ -115,7 +117,8 @@ def _copy_entry(here: int, name: str, there: int, marker: bytes) -> bool:
 
 
 def _make_folder(folder: int, name: str) -> None:
-    """Make a folder, in place of any file of that name. Raises OSError."""
+    """Make a folder, or use the existing one. Another file of that name is removed. Raises
+    OSError."""
     try:
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             return
@@ -161,7 +164,7 @@ def remove_tree(path: str) -> None:
 
 
 def remove_below(folder: int, name: str) -> None:
-    """Remove a file, link or folder of an open folder; no error if it is missing. Raises
+    """Remove a file, link or folder in an open folder; no error if it is missing. Raises
     OSError."""
     try:
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):

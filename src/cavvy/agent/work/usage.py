@@ -20,8 +20,8 @@ GPU_EVERY_S = 10.0
 
 class UsageMeter:
     """Measures CPU and memory of all processes below a reaper or, in a container, of all processes
-    with `mark` in their environment. The CPU use of users' commands is included; `others` are the
-    reapers of these commands.
+    with `mark` in their environment. The CPU use of commands that users run on the node is
+    included; `others` returns the reapers of these commands.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class UsageMeter:
         self._reaper = reaper
         self._others = others
         self._mark = mark
-        self.known = True  # whether the agent can see the engine's processes
+        self.known = True  # whether the agent can see the processes of the container engine
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._before: dict[int, int] = {}
         self._at = time.monotonic()
-        self.cpu_percent = 0.0  # CPU use since the previous measurement, as a share of one CPU
+        self.cpu_percent = 0.0  # CPU use since the previous measurement, in percent of one CPU
         self.memory_mib = 0.0
         self.memory_peak_mib = 0.0  # the highest measurement so far
 
@@ -58,8 +58,8 @@ class UsageMeter:
 
 
 def list_marked(mark: bytes) -> list[int]:
-    """The processes with this variable in their environment, if the agent may read the
-    environment.
+    """The IDs of the processes whose environment contains `mark`. Processes whose environment the
+    agent may not read are left out.
     """
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
@@ -75,7 +75,7 @@ def list_marked(mark: bytes) -> list[int]:
 
 def measure_gpus(devices: list[str] | None, indices: list[int]) -> int:
     """Print the usage of these GPUs (of all GPUs if None) as a line of JSON every ten seconds. Runs
-    in its own process, since a faulty driver can hang forever.
+    in its own process, because a faulty GPU driver can hang forever.
     """
     import ctypes
 

@@ -1,5 +1,5 @@
-"""Creates the virtual environment of a setup. In this environment, the setup can install packages
-with pip without changing the node's own Python.
+"""Creates the virtual environment of a setup, in which the setup can install packages with pip
+without changing the node's own Python.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from .folder import run
 from .trees import remove_tree
 
-# Replaces pip, so that no other pip is found further along PATH.
+# A program that stands in for a missing pip, so that no pip of another Python is found on PATH.
 NO_PIP = """#!/bin/sh
 echo "cavvy: this node has no pip for the job's virtual environment: install python3-venv or uv \
 on the node, or name an image" >&2
@@ -23,14 +23,14 @@ WITHOUT_PIP = 3  # exit code of make_venv.py if there is no pip
 
 
 def use_venv(env: dict[str, str], folder: str) -> None:
-    """Put the environment at `folder`, which may not exist yet, first in the PATH."""
+    """Put the environment at `folder`, which need not exist yet, first in the PATH."""
     env["PATH"] = f"{folder}/bin:{env['PATH']}"
     env["VIRTUAL_ENV"] = folder
 
 
 def make_venv(folder: str, env: dict[str, str]) -> None:
-    """Create the environment anew, with uv if this node has it. The environment uses the first
-    suitable Python on the job's PATH, else the agent's own Python.
+    """Replace the environment by a new one, made with uv if this node has it. The environment uses
+    the first suitable Python on the job's PATH, else the agent's own Python.
 
     If no Python is suitable, the environment contains only a `pip` that explains the problem.
     Raises OSError.
@@ -60,8 +60,8 @@ def _list_pythons(path: str) -> Iterator[str]:
 
 
 def _repair(uv: str, folder: str, env: dict[str, str], code: int) -> bool:
-    """Let uv install the missing pip or create the whole environment. Returns whether this
-    succeeded.
+    """Let uv install the missing pip, or create the whole environment if `code` shows that it does
+    not exist. Returns whether this succeeded.
     """
     if code == WITHOUT_PIP:
         command = [uv, "pip", "install", "--quiet", "--python", folder + "/bin/python", "pip"]
