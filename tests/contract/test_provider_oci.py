@@ -5,7 +5,7 @@ signature of every request and checks the request against OCI's published descri
 import asyncio
 import base64
 import email.utils
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -27,14 +27,14 @@ from tests.contract.oci_stand_in import (
     write_profile,
 )
 from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
+from tests.contract.rest_stand_in import RestRequest, RestServer
 from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers import oci
-from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.oci.cloud import OciCloud
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.recording import FOLDER
@@ -175,6 +175,27 @@ class TestOci(RestContract):
 
         asyncio.run(scenario())
         assert set(account.api.regions.values()) == {HOME, "eu-frankfurt-1"}
+
+    def test_a_region_that_fails_does_not_keep_machines_of_others(self, account: OciPlace) -> None:
+        table: dict[str, Scalar] = {"regions": f"{HOME}, eu-frankfurt-1"}
+
+        async def scenario() -> None:
+            harness, provider = account.harness(), account.provider("ours", **table)
+            offer = await pick(provider, A10, Purchase.ON_DEMAND, HOME)
+            gang = replace(await harness.spec("home"), offer=offer)
+            await provider.launch(gang)
+            await account.settle()
+            account.api.fail = fail_list_of("eu-frankfurt-1")
+            with pytest.raises(TryAgain):
+                await provider.remove(gang.name)
+            assert account.billed() == 0
+            account.api.fail = lambda _: None
+            await account.settle()
+            await provider.remove(gang.name)
+            (seen,) = await provider.gangs(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, False)
+
+        asyncio.run(scenario())
 
     @pytest.mark.parametrize(
         ("kind", "image"),
@@ -368,6 +389,17 @@ async def pick(provider: Any, kind: str, purchase: Purchase, region: str = HOME)
         for each in await provider.offers()
         if (each.instance_type, each.purchase, each.region) == (kind, purchase, region)
     )
+
+
+def fail_list_of(region: str) -> Callable[[RestRequest], tuple[CloudFault, bool] | None]:
+    """Let the lists of a region's instances fail."""
+
+    def fail(request: RestRequest) -> tuple[CloudFault, bool] | None:
+        path = f"/iaas/{region}/20160918/instances"
+        failing = request.method == "GET" and request.path.endswith(path)
+        return (CloudFault(503, "ServiceUnavailable"), False) if failing else None
+
+    return fail
 
 
 def launch(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.contract.vm_cloud import MemoryPlace
 
-from cavvy.providers.base import GangSpec, Provider, TryAgain
+from cavvy.providers.base import GangSpec, NoCapacity, Provider, TryAgain
 from cavvy.providers.contract import (
     ContractHarness,
     FaultTests,
@@ -92,5 +92,25 @@ def test_the_recording_of_a_launch_without_a_machine_ends_with_the_removal(tmp_p
             await harness.ours.launch(gang)
         await harness.ours.remove(gang.name)
         assert (tmp_path / FOLDER / f"{gang.name}.json").exists()
+
+    asyncio.run(scenario())
+
+
+def test_machines_of_a_failed_launch_are_deleted_while_the_list_fails(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        place = MemoryPlace(BARE, tmp_path)
+        harness = ContractHarness(place, VmContract().lose_reply)
+        gang = await harness.spec("half", nodes=2)
+        place.fail(1, LaunchFault.FULL)
+        place.fail_deletions(True)
+        with pytest.raises(NoCapacity):
+            await harness.ours.launch(gang)
+        assert place.billed() == 1
+        place.fail_deletions(False)
+        place.cloud.fails_lists = True
+        await place.settle()
+        with pytest.raises(TryAgain):
+            await harness.ours.gangs()
+        assert place.billed() == 0
 
     asyncio.run(scenario())

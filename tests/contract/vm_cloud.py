@@ -82,7 +82,7 @@ class MemoryCloud:
         self.machines: list[Rented] = []
         self.requests: list[MachineRequest] = []
         self.fault: tuple[int, LaunchFault] | None = None
-        self.fails_deletions = self.hides = False
+        self.fails_deletions = self.fails_lists = self.hides = False
         self.left = 250  # free machines
         self.boot_time = BOOT
         self.addresses: dict[str, str] = {}  # by machine, if it has another than all others
@@ -145,6 +145,8 @@ class MemoryCloud:
 
     async def list(self) -> Sequence[CloudMachine]:
         await asyncio.sleep(0)
+        if self.fails_lists:
+            raise _FAULTS[LaunchFault.BROKEN_LATE]
         shown = [self._show(each) for each in self.machines]
         return [] if self.hides else [each for each in shown if each is not None]
 

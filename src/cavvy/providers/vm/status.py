@@ -46,7 +46,7 @@ class VmStatus:
 
     async def look(self, name: str | None) -> Sequence[GangSeen]:
         """The launched gangs: the named one, or all if `name` is None. Raises TryAgain, Refused."""
-        shown = await self._machines.list()
+        shown = await self._list()
         now = self._now()
         since = now - self._machines.traits.ended_listed  # earlier sightings have no effect
         self._sighted = {each: at for each, at in self._sighted.items() if at > since}
@@ -66,18 +66,42 @@ class VmStatus:
         return [make_seen(record) for record in sorted(found, key=lambda each: each.name)]
 
     async def removal(self, name: str) -> None:
-        """Mark a gang as removed and delete its machines. The caller holds the gang's lock. Raises
-        TryAgain, Refused.
+        """Mark a gang as removed and delete its machines. The machines in the record are deleted
+        first, since a region that does not answer makes the list fail. The caller holds the gang's
+        lock. Raises TryAgain, Refused.
         """
-        shown, now = await self._machines.list(), self._now()
-        record = self._ledger.get(name) or recall(name, shown.of(name), now)
+        known = self._ledger.get(name)
+        if known is not None:
+            known = replace(known, removed=True)
+            await self._ledger.put(known)
+        deleted = _unwanted(known) if known else set()
+        failed: ProviderError | None = None
+        try:
+            await self._machines.delete(deleted)
+        except ProviderError as error:
+            failed = error
+        record = await self._remove_listed(name, known, deleted)
+        if failed is not None:
+            raise failed
+        if record is not None and record.leftovers:
+            await self._ledger.put(replace(record, leftovers=()))
+
+    async def _remove_listed(
+        self, name: str, known: VmGangRecord | None, deleted: set[str]
+    ) -> VmGangRecord | None:
+        """Delete the gang's machines that are listed and were not deleted yet; returns the updated
+        record.
+        """
+        shown = await self._machines.list()
+        record = known or recall(name, shown.of(name), self._now())
         if record is None:
-            return
-        record = replace(adopt(record, shown, self._machines), removed=True)
+            return None
+        seen = replace(adopt(record, shown, self._machines), removed=True)
+        record = _without_blame(replace(record, removed=True), seen)
         await self._ledger.put(record)
         alive = {machine.id for _, machine in shown.alive(name)}
-        await self._machines.delete(alive | record.ids | set(record.leftovers))
-        await self._ledger.put(replace(record, leftovers=()))
+        await self._machines.delete((alive | _unwanted(record)) - deleted)
+        return record
 
     async def fail(self, name: str, machine: str, reason: str) -> None:
         """Delete a machine of a gang whose agent cannot work or has ended. The node ends with this
@@ -90,6 +114,19 @@ class VmStatus:
                 failed = [replace(each, reason=reason, failed=True) for each in nodes]
                 await self._ledger.put(with_nodes(record, failed))
             await self._machines.delete([machine])
+
+    async def _list(self) -> GangMachines:
+        """The cloud's list. If it fails, machines that must be deleted anyway are deleted before
+        the error is raised. Raises TryAgain, Refused.
+        """
+        try:
+            return await self._machines.list()
+        except ProviderError:
+            for record in list(self._ledger.records.values()):
+                if not self._ledger.lock(record.name).locked():
+                    with suppress(ProviderError):
+                        await self._machines.delete(_unwanted(record))
+            raise
 
     @property
     def _lag(self) -> timedelta:
@@ -202,6 +239,11 @@ class VmStatus:
                 await self._ledger.drop(record.name)
             elif record.ended_at is None:  # keeps another launch from starting the gang
                 await self._ledger.put(replace(record, ended_at=self._now()))
+
+
+def _unwanted(record: VmGangRecord) -> set[str]:
+    """The ids of the machines that must be deleted, as far as the record has them."""
+    return set(record.leftovers) | (record.ids if record.removed else frozenset())
 
 
 def _without_blame(before: VmGangRecord, after: VmGangRecord) -> VmGangRecord:
