@@ -172,6 +172,7 @@ class OciStandIn(RestStandIn):
         self.tokens: dict[str, str] = {}  # machines by their retry tokens
         self.subnets = [make_subnet("net")]
         self.authorized = True  # whether a policy allows to list the compartment
+        self.terminates = True  # whether a policy allows to terminate instances
 
     def describe(self, fault: CloudFault) -> object:
         return {"code": fault.code, "message": fault.message}
@@ -229,6 +230,8 @@ class OciStandIn(RestStandIn):
                 return 200, self._show_vnic(self._find(region, vnic))
             case "DELETE", ["instances", machine]:
                 assert set(request.query) <= {"preserveBootVolume"}
+                if not self.terminates:
+                    raise self.faults["not-found"]
                 self.end(self._id(region, machine))
                 return 204, None
         raise CloudFault(404, "NotFound", "There is no operation at this path")

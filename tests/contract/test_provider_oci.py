@@ -249,6 +249,27 @@ class TestOci(RestContract):
         with pytest.raises(Refused, match=r"does not list .* check the setting `compartment`"):
             asyncio.run(account.provider("ours").gangs())
 
+    @pytest.mark.parametrize("listed", [True, False])
+    def test_an_instance_that_the_user_may_not_terminate_is_not_gone(
+        self, account: OciPlace, listed: bool
+    ) -> None:
+        """OCI hides missing rights behind the status of a missing instance."""
+
+        async def scenario() -> None:
+            provider = account.provider("ours")
+            gang = await account.harness().spec("kept")
+            await provider.launch(gang)
+            await account.settle()
+            await provider.gangs()
+            account.api.terminates, account.api.authorized = False, listed
+            with pytest.raises(Refused, match=r"check the .*policy of the user's group"):
+                await provider.remove(gang.name)
+            account.api.terminates = account.api.authorized = True
+            await provider.remove(gang.name)
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+
     @pytest.mark.proves(PROOF, "disk")
     def test_a_disk_type_is_a_number_of_performance_units(self, account: OciPlace) -> None:
         body = launch(account, A10, disk_type="30", disk_gib=20)

@@ -126,13 +126,38 @@ class OciCloud:
         return self._read(region, await self._api.get(region, f"/instances/{ocid}"))
 
     async def delete(self, machine: str) -> None:
-        """Terminate the instance; its boot volume is deleted too."""
+        """Terminate the instance; its boot volume is deleted too. The status 404 also means that
+        the user lacks the right, so the instance must be gone for other requests too.
+        """
         region, _, ocid = machine.partition("/")
-        await self._api.send(region, "DELETE", f"/instances/{ocid}?preserveBootVolume=false")
+        path = f"/instances/{ocid}"
+        try:
+            await self._api.send(region, "DELETE", f"{path}?preserveBootVolume=false")
+        except CloudFault as fault:
+            if fault.status == 404 and await self._is_left(region, ocid):
+                raise Refused(
+                    f"[providers.oci]: {region} does not terminate the instance {ocid}: {fault}; "
+                    "check the policy of the user's group (docs/guides/oci.md)"
+                ) from fault
+            raise
         self._deleted.add(machine)
 
     def is_full(self, fault: CloudFault) -> bool:
         return fault.code == _FULL
+
+    async def _is_left(self, region: str, ocid: str) -> bool:
+        """Whether an instance exists that was not terminated. Raises Refused if the user may not
+        list instances, since a missing instance then says nothing.
+        """
+        try:
+            found = [await self._api.get(region, f"/instances/{ocid}")]
+        except CloudFault as fault:
+            if fault.status != 404:
+                raise
+            compartment = await self._market.compartment()
+            found = [*await self._api.list(region, "/instances", compartmentId=compartment)]
+        states = [str(each["lifecycleState"]) for each in found if each["id"] == ocid]
+        return any(_STATES.get(each) is not MachineState.ENDED for each in states)
 
     async def _make_body(self, request: MachineRequest) -> Mapping[str, Any]:
         offer, gang = request.offer, request.gang
