@@ -97,6 +97,7 @@ class JarvislabsStandIn(RestStandIn):
         self.bodies: dict[str, dict[str, Any]] = {}  # of requests, by machine
         self.keys: list[dict[str, str]] = []
         self.rupees = False
+        self.template = "pytorch"  # of the instances
         self.destroys = True  # whether instances can be destroyed now
 
     def describe(self, fault: CloudFault) -> object:
@@ -121,7 +122,9 @@ class JarvislabsStandIn(RestStandIn):
                 return 200, self._find(machine)
             case "POST", ["templates", "pytorch", "create"] if region:
                 return 200, {"machine_id": self._create(region, request.body)}
-            case "POST", ["misc", "destroy"] if region:
+            case "POST", ["misc", "destroy"] if region and self.template != "vm":
+                return 200, self._destroy(region, request.query["machine_id"])
+            case "POST", ["templates", "vm", "destroy"] if region and self.template == "vm":
                 return 200, self._destroy(region, request.query["machine_id"])
         raise CloudFault(404, "", "Not Found")
 
@@ -193,7 +196,7 @@ class JarvislabsStandIn(RestStandIn):
             "machine_id": number_of(machine.id),
             "instance_name": machine.name,
             "status": self.states[machine.state],
-            "framework": "pytorch",
+            "framework": self.template,
             "gpu_type": "L4",
             "num_gpus": 1,
             "hdd": 100,

@@ -59,6 +59,25 @@ class TestJarvislabs(RestContract):
         with pytest.raises(Refused, match="Indian rupees"):
             _offers(account.provider("ours"))
 
+    def test_virtual_machines_are_refused_and_destroyed_at_their_own_endpoint(
+        self, account: RestPlace
+    ) -> None:
+        """An earlier setting may have made some."""
+        provider = account.provider("ours", template="vm")
+        with pytest.raises(Refused, match="`vm` makes virtual machines"):
+            _offers(provider)
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("virtual")
+            with pytest.raises(Refused, match="`vm` makes virtual machines"):
+                await provider.launch(replace(gang, name="another"))
+            account.api.template = "vm"
+            await harness.remove(gang.name)
+            assert account.billed() == 0
+
+        asyncio.run(scenario())
+
     def test_the_servers_key_is_added_to_the_account_once(self, account: RestPlace) -> None:
         async def scenario() -> None:
             harness = account.harness()

@@ -44,6 +44,7 @@ _PAUSED = ("Pausing", "Paused")
 _FULL = re.compile(r"no free|not available|capacity|unavailable", re.IGNORECASE)
 _BALANCE = re.compile(r"balance", re.IGNORECASE)
 _NO_FUNDS = "insufficient-balance"  # our code
+_VIRTUAL_MACHINE = "vm"  # the template of virtual machines, which have endpoints of their own
 _KEY_NAME = "cavvy"  # of the server's SSH key in the account
 
 
@@ -68,6 +69,7 @@ class JarvislabsCloud:
         self._made: dict[str, str] = {}  # regions of instances that this process made, by id
 
     async def offers(self) -> Sequence[Offer]:
+        self._template()
         if _succeeded(await self._api.get("/misc/")):  # the account pays in rupees
             raise Refused(
                 "[providers.jarvislabs]: the account is billed in Indian rupees, and Cavvy reads "
@@ -87,8 +89,8 @@ class JarvislabsCloud:
         return found
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
+        template, offer = self._template(), request.offer
         await self._add_key(request.public_key)
-        offer = request.offer
         count, _, gpu = offer.instance_type.partition("x_")
         api = self._apis.get(offer.region)
         if api is None or not count.isdecimal():
@@ -109,9 +111,7 @@ class JarvislabsCloud:
             "arguments": "",
         }
         try:
-            told = await api.send(
-                "POST", f"/templates/{self.account.settings['template']}/create", body
-            )
+            told = await api.send("POST", f"/templates/{template}/create", body)
         except CloudFault as fault:
             raise name_balance(fault) from fault
         if not told.get("machine_id"):
@@ -139,10 +139,13 @@ class JarvislabsCloud:
         told = await self._fetch(machine) or {}
         region = str(told.get("region") or self._made.get(machine) or "")
         apis = [self._apis[region]] if region in self._apis else [*self._apis.values()]
+        # as in `_lifecycle_endpoint` of the package
+        virtual = str(told.get("template") or told.get("framework") or "") == _VIRTUAL_MACHINE
+        path = "/templates/vm/destroy" if virtual else "/misc/destroy"
         fault = CloudFault(404, "not found", f"no instance {machine}")
         for api in apis:
             try:
-                done = await api.send("POST", f"/misc/destroy?machine_id={machine}")
+                done = await api.send("POST", f"{path}?machine_id={machine}")
             except CloudFault as error:
                 fault = fault if fault.uncertain else error
                 continue
@@ -155,6 +158,16 @@ class JarvislabsCloud:
 
     def is_full(self, fault: CloudFault) -> bool:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+
+    def _template(self) -> str:
+        """The template of instances. Raises Refused for virtual machines."""
+        template = str(self.account.settings["template"])
+        if template == _VIRTUAL_MACHINE:
+            raise Refused(
+                "[providers.jarvislabs] template: `vm` makes virtual machines, and Cavvy rents "
+                "containers only; set the id of another template, such as `pytorch`"
+            )
+        return template
 
     async def _fetch(self, machine: str) -> Json | None:
         """The instance as the API shows it; None if there is none."""
