@@ -2,8 +2,8 @@
 requests which the published description (https://docs.primeintellect.ai/api-reference, read in
 November 2026) does not allow, and returns lists in pages.
 
-The description does not contain the errors for missing capacity and the limits of names; these are
-assumptions.
+The description does not contain the errors for missing capacity and for prices above `maxPrice`,
+and the limits of names; these are assumptions.
 """
 
 from typing import Any
@@ -97,6 +97,7 @@ _POD = {
     "country": text(2),
     "security": one_of(("secure_cloud", "community_cloud")),
     "sshKeyId": text(36),
+    "maxPrice": lambda value: type(value) in (int, float) and value > 0,
     "autoRestart": flag,
 }
 _REQUIRED = ("cloudId", "gpuType", "socket", "gpuCount")
@@ -179,12 +180,16 @@ class PrimeIntellectStandIn(RestStandIn):
         pod = body["pod"]
         fields = {"cloudId": "cloudId", "gpuType": "gpuType", "gpuCount": "gpuCount"}
         fields |= {"socket": "socket", "dataCenterId": "dataCenter", "security": "security"}
-        if not any(
-            all(pod.get(name) == each[field] for name, field in fields.items())
-            and each["provider"] == body["provider"]["type"]
+        usd = [
+            each["prices"]["onDemand"]
             for each in self.available
-        ):
+            if all(pod.get(name) == each[field] for name, field in fields.items())
+            and each["provider"] == body["provider"]["type"]
+        ]
+        if not usd:
             raise CloudFault(422, "error", "there is no such configuration")
+        if min(usd) > pod["maxPrice"]:
+            raise CloudFault(400, "error", "nothing is available at this price")
         keys = {each["id"]: each["publicKey"] for each in self.keys}
         if pod["sshKeyId"] not in keys:
             raise CloudFault(422, "error", "there is no such SSH key")

@@ -97,6 +97,26 @@ class TestPrimeIntellect(RestContract):
 
         asyncio.run(scenario())
 
+    @pytest.mark.parametrize("known", [True, False])
+    def test_a_price_that_has_risen_is_missing_capacity(
+        self, account: RestPlace, known: bool
+    ) -> None:
+        """The provider may have listed the offers again since the plan."""
+
+        async def scenario() -> None:
+            harness, provider = account.harness(), account.provider("ours")
+            gang = await harness.spec("one")
+            assert gang.offer.rate.micros_per_hour == 1_900_000
+            await provider.offers()
+            account.api.available = OFFERS[2:]
+            if known:
+                await provider.offers()
+            with pytest.raises(NoCapacity, match=r"costs \$2\.5/h now" if known else "this price"):
+                await provider.launch(gang)
+
+        asyncio.run(scenario())
+        assert account.api.asked == []
+
     @pytest.mark.parametrize(
         ("fault", "error"),
         [

@@ -76,8 +76,12 @@ class PrimeIntellectCloud:
             await self.offers()
         if (told := self._found.get(key)) is None:
             raise CloudFault(400, _GONE, offer.instance_type)
+        if (now := _rate(told)) > offer.rate:  # the plan was made with another price
+            raise CloudFault(400, _GONE, f"{offer.instance_type} costs ${now.usd:f}/h now")
         pod = self._describe(told) | {
             "name": request.names[0],
+            # the price may rise after the last list of offers
+            "maxPrice": float(offer.rate.usd),
             "sshKeyId": await self._find_key(request.public_key),
         }
         body: dict[str, Json] = {"pod": pod, "provider": {"type": told["provider"]}}
