@@ -216,7 +216,7 @@ def test_charges_are_due_again_at_once_while_a_place_has_not_told_of_every_node(
     known = GangLook()
     for started, seconds, charged in ((1, 10, 1), (2, 20, 2), (2, 64, 0), (2, 65, 2)):
         known = replace(known, told=look(started), told_at=NOW + timedelta(seconds=seconds))
-        charges, known = accrue(attempt, known)
+        charges, known = accrue(attempt, known, ())
         assert len(charges) == charged, (started, seconds)
         assert all(charge.amount.micros == 1000 * seconds for charge in charges)
 

@@ -161,10 +161,10 @@ def test_the_price_of_an_earlier_charge_holds_if_the_provider_reports_none() -> 
 def test_charges_of_a_living_gang_end_where_its_end_was_missed() -> None:
     look = after_look(NEW, gang(node(0, 5), node(1, 5), micros=3_600_000), at(50))
     lost = gang(node(0, 5), node(1, 5, 95, unseen=True), micros=3_600_000)
-    charges, known = accrue(ATTEMPT, after_look(look, lost, at(100)))
+    charges, known = accrue(ATTEMPT, after_look(look, lost, at(100)), ())
     assert [(each.rank, each.amount.micros / 1000) for each in charges] == [(0, 95), (1, 45)]
     assert known.accrued_at == at(100)
-    again, _ = accrue(ATTEMPT, after_look(known, lost, at(100) + ACCRUE / 2))
+    again, _ = accrue(ATTEMPT, after_look(known, lost, at(100) + ACCRUE / 2), ())
     assert again == ()
 
 
@@ -273,7 +273,7 @@ def test_disks_and_addresses_count_for_the_budget() -> None:
 
 def test_disks_and_addresses_of_a_forgotten_gang_are_billed_at_their_earlier_rates() -> None:
     look = after_look(NEW, gang(replace(node(0, 5), extras=HAS)), at(30))
-    stored, _ = accrue(WITH_EXTRAS, look)
+    stored, _ = accrue(WITH_EXTRAS, look, ())
     bill = close(NEW, attempt=WITH_EXTRAS, stored=stored)
     assert kinds(bill.charges) == {
         ChargeKind.NODE: 25,
@@ -284,10 +284,28 @@ def test_disks_and_addresses_of_a_forgotten_gang_are_billed_at_their_earlier_rat
     assert bill.unseen_end.more == Money(3 * 75_000)  # until now, and from the launch on
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_provider_that_lost_its_record_takes_nothing_off_the_bill(ended: bool) -> None:
+    """Such a provider reports no disks, and a start that is the time of its next poll."""
+    look = after_look(NEW, gang(replace(node(0, 5), extras=HAS)), at(30))
+    stored, _ = accrue(WITH_EXTRAS, look, ())
+    lost = after_look(NEW, gang(node(0, 40)), at(100))
+    charges, _ = accrue(WITH_EXTRAS, lost, stored)
+    if ended:
+        told = gang(node(0, 40, 100), state=GangState.ENDED)
+        look = after_look(NEW, told, at(120))
+        charges = close(look, attempt=WITH_EXTRAS, stored=stored).charges
+    assert kinds(charges) == {
+        ChargeKind.NODE: 95,
+        ChargeKind.DISK: 95,
+        ChargeKind.ADDRESS: 95,
+    }
+
+
 def test_a_takeover_ends_the_charges_of_disks_and_addresses() -> None:
     kept = replace(WITH_EXTRAS, phase=AttemptPhase.KEPT, kept_since=at(20))
     look = after_look(NEW, gang(replace(node(0, 5), extras=HAS)), at(30))
-    stored, _ = accrue(kept, look)
+    stored, _ = accrue(kept, look, ())
     closed = closing_charges(kept, stored, at(40))
     assert closed is not None
     assert kinds(closed) == {

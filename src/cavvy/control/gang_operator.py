@@ -8,7 +8,7 @@ from cavvy.control.agents.sessions import AgentSessions, first_lease
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt import POLL, REMOVE_AGAIN, AdvanceAttempt
 from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, GangAbsence
-from cavvy.control.decide.bills import accrue
+from cavvy.control.decide.bills import accrue, is_accrual_due
 from cavvy.control.decide.looks import (
     FIRST_LOOK,
     GangLook,
@@ -86,11 +86,14 @@ class GangOperator:
             seen = await self._out.pool.look(attempt.offer.provider, attempt.gang)
             self._looks[attempt.gang] = after_look(self._look(attempt), seen, at)
 
-    def accrue(self, attempt: Attempt) -> RowChanges:
+    async def accrue(self, attempt: Attempt) -> RowChanges:
         """The charges that must be written now. Those of a kept gang are written together with its
         row, so that nothing is written if a job has taken the gang over meanwhile.
         """
-        charges, self._looks[attempt.gang] = accrue(attempt, self._look(attempt))
+        if not is_accrual_due(attempt, self._look(attempt)):
+            return RowChanges()
+        stored = await self._store.charges(attempt.job_id)
+        charges, self._looks[attempt.gang] = accrue(attempt, self._look(attempt), stored)
         kept = charges and attempt.phase is AttemptPhase.KEPT
         return RowChanges(charges=charges, attempts=(attempt,) if kept else ())
 

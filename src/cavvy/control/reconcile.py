@@ -126,7 +126,7 @@ class JobReconciler:
     async def _step_job(self, uow: UnitOfWork) -> timedelta | None:
         now = self._clock.now()
         for attempt in uow.rows.open:
-            uow.apply(self._operator.accrue(attempt))
+            uow.apply(await self._operator.accrue(attempt))
         view = await self._job_view(uow, now)
         action, rows = jobs.decide_job(view, now), uow.rows
         match action:

@@ -66,21 +66,52 @@ def paid_time(left: Money, rate: HourlyRate) -> timedelta:
     return timedelta(hours=min(_LONGEST_H, left.micros / rate.micros_per_hour))
 
 
-def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLook]:
-    """The charges of the gang's nodes until the last observation, if they are due."""
+def is_accrual_due(attempt: Attempt, look: GangLook) -> bool:
+    """Whether `accrue` returns charges now."""
     if look.told is None or look.told_at is None:
-        return (), look
+        return False
     paid = attempt.offer.rate.micros_per_hour or any(
         rate.micros_per_hour for _, rate in look.told.rates
     )
     due = look.accrued_at is None or look.told_at - look.accrued_at >= ACCRUE
-    if not due or not (paid or attempt.phase is AttemptPhase.KEPT):
+    return due and bool(paid or attempt.phase is AttemptPhase.KEPT)
+
+
+def accrue(
+    attempt: Attempt, look: GangLook, stored: Iterable[Charge]
+) -> tuple[tuple[Charge, ...], GangLook]:
+    """The charges of the gang's nodes until the last observation, if they are due. They replace the
+    `stored` charges of the same nodes, which tell what a provider that has lost its record of the
+    gang does not report: disks, addresses and earlier starts.
+    """
+    if look.told is None or look.told_at is None or not is_accrual_due(attempt, look):
         return (), look
-    charges = bill_gang(attempt, _until_seen(look.told, look), look.told_at, final=False)
+    earlier = [charge for charge in stored if charge.attempt_id == attempt.id]
+    told = _from_first_charge(_until_seen(look.told, look), earlier)
+    charges = bill_gang(attempt, told, look.told_at, final=False, earlier=earlier)
     # If ranks are missing, the provider has not reported the start of all nodes yet.
     if len({charge.rank for charge in charges}) == attempt.nodes:
         look = replace(look, accrued_at=look.told_at)
     return tuple(charges), look
+
+
+def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
+    """The gang, whose nodes start no later than their `earlier` charges of this attempt. A node
+    that ended when it started was not billed.
+    """
+    first: dict[int, datetime] = {}
+    for charge in earlier:
+        if not charge.kind.is_extra and charge.kind is not ChargeKind.MINIMUM:
+            first[charge.rank] = min(charge.since, first.get(charge.rank, charge.since))
+    return replace(
+        told,
+        nodes=[
+            replace(node, started_at=min(node.started_at, first.get(node.rank, node.started_at)))
+            if node.started_at and node.started_at != node.ended_at
+            else node
+            for node in told.nodes
+        ],
+    )
 
 
 def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
@@ -120,7 +151,9 @@ def close_bill(
     """
     billed = [charge for charge in stored if charge.attempt_id == attempt.id]
     billed = [charge for charge in billed if charge.kind is not ChargeKind.MINIMUM]
-    least, most = _bound_gang(attempt, look, nodes, billed, now)
+    least, most = (
+        _from_first_charge(each, billed) for each in _bound_gang(attempt, look, nodes, billed, now)
+    )
     charges = bill_gang(attempt, least, now, final=True, earlier=billed)
     ranks = {charge.rank for charge in charges}
     charges += [_until(each, each.since) for each in billed if each.rank not in ranks]
