@@ -28,9 +28,13 @@ CENTERS = ("no-luster-1", "gb-bournemouth-1")
 TYPES = {
     "epyc-milan-rtx-a6000": ("RTX A6000", 4, (1, 16), (0.125, 1), ("0.45", "0.0025", "0.0036")),
     "sapphire-rapids-h100": ("H100 SXM", 8, (12, 12), (0.1, 0.1), ("2.25", "0.0035", "0.0045")),
+    "cascade-lake-v100": ("V100", 4, (1, 16), (0.125, 1), ("0.39", "0.0025", "0.0036")),
+    "ice-lake-a100": ("A100 PCIe", 4, (1, 16), (0.125, 1), ("1.5", "0.0025", "0.0036")),
     "next": ("Z9000", 8, (1, 16), (0.1, 1), ("9.99", "0.01", "0.01")),
     "epyc-rome": ("", 0, (0, 0), (0.25, 1), ("0", "0.0025", "0.0036")),
 }
+# GiB of memory; the API does not list the A100 here
+MEMORY = {"RTX A6000": 48, "H100 SXM": 80, "V100": 16, "Z9000": 999}
 IMAGES = (
     "debian-12",
     "ubuntu-2204-nvidia-535-docker-v20240214",
@@ -87,6 +91,8 @@ class CudoStandIn(RestStandIn):
             case "GET", ["vms", "machine-types-2"] if not request.query:
                 kinds = [_type(each, center) for each in TYPES for center in CENTERS]
                 return 200, {"machineTypes": kinds}
+            case "GET", ["vms", "gpu-models"] if not request.query:
+                return 200, {"gpuModels": [_model(each) for each in MEMORY]}
             case "GET", ["vms", "public-images"] if not request.query:
                 return 200, {"images": [{"id": each, "platform": "linux"} for each in IMAGES]}
             case "GET", ["projects"] if not request.query:
@@ -142,6 +148,20 @@ class CudoStandIn(RestStandIn):
         }
 
 
+def _id(gpu: str) -> str:
+    return re.sub(r"\W", "-", gpu).lower()
+
+
+def _model(gpu: str) -> dict[str, Any]:
+    """A GPU, as the package's model `GpuModel` has it."""
+    return {
+        "id": _id(gpu),
+        "vendorName": "nvidia",
+        "modelName": gpu,
+        "memoryGib": MEMORY[gpu],
+    }
+
+
 def _type(name: str, center: str) -> dict[str, Any]:
     gpu, free, per_gpu, per_gib, (gpu_usd, vcpu_usd, memory_usd) = TYPES[name]
     prices = {"gpu": gpu_usd, "vcpu": vcpu_usd, "memoryGib": memory_usd}
@@ -152,7 +172,7 @@ def _type(name: str, center: str) -> dict[str, Any]:
         "machineType": name,
         "cpuModel": "a CPU",
         "gpuModel": gpu,
-        "gpuModelId": re.sub(r"\W", "-", gpu).lower(),
+        "gpuModelId": _id(gpu),
         "minVcpuPerGpu": per_gpu[0],
         "maxVcpuPerGpu": per_gpu[1],
         "minVcpuPerMemoryGib": per_gib[0],

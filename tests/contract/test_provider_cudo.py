@@ -45,6 +45,9 @@ class TestCudo(RestContract):
             "1x8x32.epyc-milan-rtx-a6000": ("A6000", 1, 48),
             "2x16x64.epyc-milan-rtx-a6000": ("A6000", 2, 48),
             "4x32x128.epyc-milan-rtx-a6000": ("A6000", 4, 48),
+            "1x8x32.cascade-lake-v100": ("V100", 1, 16),  # others have 32 GiB
+            "2x16x64.cascade-lake-v100": ("V100", 2, 16),
+            "4x32x128.cascade-lake-v100": ("V100", 4, 16),
             "1x12x120.sapphire-rapids-h100": ("H100", 1, 80),
             "2x24x240.sapphire-rapids-h100": ("H100", 2, 80),
             "4x48x480.sapphire-rapids-h100": ("H100", 4, 80),
@@ -54,7 +57,7 @@ class TestCudo(RestContract):
         # 0.45 + 8 * 0.0025 + 32 * 0.0036 + 100 * 0.0001 + 0.0049 USD
         assert one.rate.micros_per_hour == 600_100
         assert (one.vcpus, one.memory_mib, one.disk_gib) == (8, 32 * 1024, 100)
-        assert dict(asyncio.run(provider.whoami()))["unknown accelerators"] == "Z9000"
+        assert dict(asyncio.run(provider.whoami()))["unknown accelerators"] == "A100 PCIe, Z9000"
 
     def test_machines_boot_the_newest_image_with_a_driver_or_that_of_the_setting(
         self, account: RestPlace

@@ -62,14 +62,15 @@ class CudoCloud:
     async def offers(self) -> Sequence[Offer]:
         told = (await self._api.get("/vms/machine-types-2"))["machineTypes"]
         kinds = [each for each in told if each.get("gpuModel")]
+        models = (await self._api.get("/vms/gpu-models"))["gpuModels"]
+        sizes = {str(each["id"]): int(each.get("memoryGib") or 0) * 1024 for each in models}
         self.account.note_unknown(
-            str(each["gpuModel"]) for each in kinds if identify(str(each["gpuModel"])) is None
+            str(each["gpuModel"]) for each in kinds if _identify(each, sizes) is None
         )
         return [
             offer
             for each in kinds
-            if (known := identify(str(each["gpuModel"])))
-            and self.account.allows(str(each["dataCenterId"]))
+            if (known := _identify(each, sizes)) and self.account.allows(str(each["dataCenterId"]))
             for offer in self._list_offers(each, known)
         ]
 
@@ -144,7 +145,7 @@ class CudoCloud:
                 instance_type=f"{gpus}x{vcpus}x{memory_gib}.{kind['machineType']}",
                 accelerator=known.accelerator.name,
                 accelerator_count=gpus,
-                accelerator_memory_mib=_memory_mib(known),
+                accelerator_memory_mib=known.memory_mib or 0,
                 vcpus=vcpus,
                 memory_mib=memory_gib * 1024,
                 disk_gib=disk_gib,
@@ -170,10 +171,12 @@ class CudoCloud:
         return vcpus, max(memory_gib, math.ceil(kind["minMemoryGib"]))
 
 
-def _memory_mib(known: KnownAccelerator) -> int:
-    """The memory of a GPU. CUDO does not report it: of several sizes, this is the largest."""
-    sizes = known.accelerator.memory
-    return known.memory_mib or (sizes[-1].mib if sizes else 0)
+def _identify(kind: Json, sizes: Mapping[str, int]) -> KnownAccelerator | None:
+    """The GPU of a machine type. `sizes` are the MiB of memory by the id of the GPU model. Returns
+    None if the GPU, or which of its sizes it has, is not known.
+    """
+    known = identify(str(kind["gpuModel"]), sizes.get(str(kind.get("gpuModelId"))) or None)
+    return known if known and known.memory_mib else None
 
 
 def _read_error(told: Json) -> tuple[str, str]:
