@@ -91,6 +91,18 @@ class TestJarvislabs(RestContract):
 
         asyncio.run(scenario())
 
+    def test_a_key_that_was_removed_is_added_again(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            for word in ("one", "two"):
+                gang = await harness.running(word)
+                (key,) = account.api.keys
+                assert key["key_name"] == "cavvy"
+                await harness.remove(gang.name)
+                account.api.keys = []  # removed in the console
+
+        asyncio.run(scenario())
+
     def test_an_instance_is_made_and_destroyed_at_its_regions_address(
         self, account: RestPlace
     ) -> None:

@@ -65,7 +65,6 @@ class JarvislabsCloud:
         )
         self._api = self.account.api
         self._apis = dict(zip(_REGIONS, (self._api, *clients), strict=True))
-        self._keys: set[str] = set()  # public keys that the account has
         self._made: dict[str, str] = {}  # regions of instances that this process made, by id
 
     async def offers(self) -> Sequence[Offer]:
@@ -176,16 +175,14 @@ class JarvislabsCloud:
 
     async def _add_key(self, key: str) -> None:
         """Add the server's public key to the account, unless it has the key: new instances accept
-        all keys of the account.
+        all keys of the account. The keys are read before each launch, since an instance without
+        the key could never be reached.
         """
-        if key in self._keys:
+        if key in {str(each["ssh_key"]).strip() for each in await self._api.get("/ssh/")}:
             return
-        self._keys = {str(each["ssh_key"]).strip() for each in await self._api.get("/ssh/")}
-        if key not in self._keys:
-            told = await self._api.send("POST", "/ssh/", {"ssh_key": key, "key_name": _KEY_NAME})
-            if not _succeeded(told):
-                raise CloudFault(400, *_read_error(told))
-            self._keys.add(key)
+        told = await self._api.send("POST", "/ssh/", {"ssh_key": key, "key_name": _KEY_NAME})
+        if not _succeeded(told):
+            raise CloudFault(400, *_read_error(told))
 
     def _read_row(self, row: Json, known: KnownAccelerator) -> Sequence[Offer]:
         """The offers of one kind of GPU in one region."""
