@@ -9,6 +9,7 @@ The description does not list the codes of errors; "out_of_stock" is what users 
 import base64
 import hashlib
 import hmac
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -82,7 +83,16 @@ class CrusoeStandIn(RestStandIn):
         super().__init__(cloud, server)
         self.asked: list[dict[str, Any]] = []  # the bodies of requests for machines
         self.failed: dict[str, str] = {}  # codes of creations that failed, by machine
+        self.pending: set[str] = set()  # machines whose creation has not ended yet
         self.projects = [_PROJECT]
+
+    def machines(self) -> Sequence[CloudMachine]:
+        return [each for each in super().machines() if each.id not in self.pending]
+
+    def machine(self, machine: str) -> CloudMachine:
+        if machine in self.pending:
+            raise CloudFault(404, "not_found", "no such instance")
+        return super().machine(machine)
 
     def describe(self, fault: CloudFault) -> object:
         return {"code": fault.code, "message": fault.message or fault.code}
@@ -123,17 +133,25 @@ class CrusoeStandIn(RestStandIn):
         if (method, path) == ("POST", _INSTANCES):
             return 200, {"operation": self._create(request.body)}
         if path[:-1] == (*_INSTANCES, "operations") and method == "GET":
-            machine = path[-1].removeprefix("of-")
-            result = {"code": self.failed.get(machine), "message": "it failed"}
-            return 200, _operation(machine, "FAILED" if machine in self.failed else "SUCCEEDED") | {
-                "result": result
-            }
+            return 200, self._show_operation(path[-1].removeprefix("of-"))
+        if path == (*_INSTANCES, "operations") and method == "GET":
+            # operations that go on, and those that have ended and were not queried yet
+            machine = request.query["resource_id"]
+            shown = machine in self.pending or machine in self.failed
+            return 200, {"items": [self._show_operation(machine)] if shown else []}
         if path[:-1] == _INSTANCES and method == "GET":
             return 200, self._show(self.machine(path[-1]))
         if path[:-1] == _INSTANCES and method == "DELETE":
             self.end(path[-1])
             return 200, {"operation": _operation(path[-1], "IN_PROGRESS")}
         raise CloudFault(404, "not_found", request.path)
+
+    def _show_operation(self, machine: str) -> dict[str, Any]:
+        """The creation of a machine."""
+        ended = "FAILED" if machine in self.failed else "SUCCEEDED"
+        result = {"code": self.failed.get(machine), "message": "it failed"}
+        state = "IN_PROGRESS" if machine in self.pending else ended
+        return _operation(machine, state) | {"result": result}
 
     def _page(self, request: RestRequest) -> dict[str, Any]:
         """A page; the token of the next page is its number."""

@@ -119,6 +119,44 @@ class TestCrusoe(RestContract):
 
         asyncio.run(scenario())
 
+    @pytest.mark.parametrize("restarts", [True, False])
+    def test_a_creation_that_takes_long_is_not_lost(
+        self, account: RestPlace, restarts: bool
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("slow")
+            await harness.ours.launch(gang)
+            (made,) = account.cloud.machines
+            account.api.pending = {made.id}
+            if restarts:
+                harness.restart()
+            for _ in range(3):
+                await account.settle()
+                assert (await harness.one(gang.name)).state is GangState.STARTING
+            account.api.pending = set()
+            await account.settle()
+            seen = await harness.one(gang.name)
+            assert (seen.state, len(account.cloud.machines)) == (GangState.RUNNING, 1)
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_a_creation_of_an_earlier_process_that_failed_is_told(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("late")
+            await harness.ours.launch(gang)
+            (lost,) = account.cloud.machines
+            account.cloud.machines = []
+            account.api.failed[lost.id] = "out_of_stock"
+            harness.restart()
+            await account.settle()
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+
+        asyncio.run(scenario())
+
     def test_an_account_with_several_projects_must_name_one(self, account: RestPlace) -> None:
         (project,) = account.api.projects
         account.api.projects.append("another")

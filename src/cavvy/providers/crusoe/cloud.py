@@ -1,7 +1,7 @@
 """Calls Crusoe Cloud's API, version v1alpha5 (https://docs.crusoecloud.com/api).
 
-A creation is an operation, which can fail after the request was accepted. The API does not report
-prices; a setting contains them.
+A creation is an operation: the machine may be missing until the operation ends, and the operation
+can fail after the request was accepted. The API does not report prices; a setting contains them.
 """
 
 import re
@@ -121,11 +121,16 @@ class CrusoeCloud:
         try:
             return _read(await self._api.get(f"{root}/{machine}"))
         except CloudFault as fault:
-            if fault.status != 404 or machine not in self._operations:
+            if fault.status != 404:
                 raise
-        operation, name = self._operations[machine]
-        told = await self._api.get(f"{root}/operations/{operation}")
-        return _read_failure(machine, name, told)
+        operation, name = self._operations.get(machine, ("", ""))
+        if operation:
+            told = [await self._api.get(f"{root}/operations/{operation}")]
+        else:  # another process made the machine, or an operation began after its creation
+            path = f"{root}/operations?resource_id={machine}"
+            told = (await self._api.get(path))["items"]
+        found = [_read_operation(machine, name, each) for each in told]
+        return next(filter(None, found), None)
 
     async def delete(self, machine: str) -> None:
         await self._api.send("DELETE", f"{await self._root()}/compute/vms/instances/{machine}")
@@ -235,14 +240,17 @@ def _read(told: Json) -> CloudMachine:
     )
 
 
-def _read_failure(machine: str, name: str, told: Json) -> CloudMachine | None:
-    """The end of a machine whose creation failed, without a bill; None if the creation did not
-    fail.
+def _read_operation(machine: str, name: str, told: Json) -> CloudMachine | None:
+    """The machine of a creation that goes on, or the end of one whose creation failed, without a
+    bill; None if the creation has succeeded.
     """
-    if told["state"] != "FAILED":
+    state, result = str(told["state"]), told.get("result") or {}
+    if state == "SUCCEEDED":
         return None
-    result = told.get("result") or {}
-    code, at = str(result.get("code") or ""), datetime.fromisoformat(told["started_at"])
+    at = datetime.fromisoformat(told["started_at"])
+    if state != "FAILED":
+        return CloudMachine(id=machine, name=name, state=MachineState.REQUESTED, created_at=at)
+    code = str(result.get("code") or "")
     return CloudMachine(
         id=machine,
         name=name,

@@ -198,7 +198,8 @@ class VmStatus:
             return self._machines.sight(node, machine, now)
         started = node.started_at or start_of(node, None, now)
         seen_at = self._sighted.get(node.id, datetime.min.replace(tzinfo=now.tzinfo))
-        young = now - (node.asked_at or started) < self._lag
+        known = max(filter(None, (node.asked_at or started, node.booting_at)))
+        young = now - known < self._lag
         if young or now - seen_at < self._machines.traits.ended_listed:
             return node
         self._sighted.pop(node.id, None)
