@@ -1,1 +1,2 @@
-"""The control plane: reconcilers that observe, decide and act, the clock, and the worklist."""
+"""The control plane: reconcilers that bring jobs, gangs and machines to their wanted state, and the
+services that handle the requests of users and agents."""

@@ -1,4 +1,4 @@
-"""Compares the bills of ended attempts with what their providers report about the same gangs."""
+"""Compares the bills of ended attempts with the providers' own records of the same gangs."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -12,15 +12,16 @@ from cavvy.store.base import Store
 
 
 class BillAudit:
-    """Asks each provider once for its gangs; providers remember ended gangs for at least an
-    hour."""
+    """Compares bills with providers' records. Each provider is asked once for its gangs; providers
+    list ended gangs for at least an hour."""
 
     def __init__(self, store: Store, pool: ProviderPool) -> None:
         self._store = store
         self._pool = pool
 
     async def audit(self, jobs: Sequence[str]) -> tuple[list[AuditedBill], list[SilentPlace]]:
-        """The ended attempts of these jobs, by id, and the providers that did not answer."""
+        """The bills of these jobs' ended attempts, and the providers that did not answer. `jobs`
+        are job IDs."""
         attempts = [
             attempt
             for job in jobs

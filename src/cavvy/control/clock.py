@@ -1,4 +1,4 @@
-"""The only module that reads the time, real or simulated."""
+"""The clock of the control plane, real or simulated. No other module reads the time."""
 
 import asyncio
 import math
@@ -8,7 +8,7 @@ from selectors import SelectorKey, SelectSelector
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
-# Seconds are floats, so a wake-up may be early by less than this.
+# Times in seconds are floats, so a wake-up may come early by up to this much.
 _SLACK = timedelta(microseconds=1)
 
 
@@ -39,7 +39,7 @@ class WallClock:
 
 
 class VirtualClock:
-    """A clock whose time advances only when every task waits. Use it inside `run_virtual`."""
+    """A clock for `run_virtual`, whose time advances only while every task is waiting."""
 
     def __init__(self, start: datetime) -> None:
         self._start = start
@@ -56,11 +56,11 @@ class VirtualClock:
 
 
 class VirtualDeadlock(RuntimeError):
-    """Every task waits, but no timer is set that could wake one."""
+    """Every task is waiting, but no timer is set that could wake a task."""
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` on an event loop whose time jumps to the next timer as soon as nothing is ready.
+    """Run `main` on an event loop whose time jumps to the next timer as soon as no task is ready.
 
     Code that waits through asyncio (sleeps, timeouts, the driver itself) runs unchanged and in the
     same order each time. Threads, sockets and processes are not supported. Raises VirtualDeadlock
@@ -78,7 +78,7 @@ class _JumpingSelector(SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         if timeout is None:
             raise VirtualDeadlock("all tasks are waiting, but no timer is set")
-        if timeout > 0:  # always forward, even if the step is smaller than a float can represent
+        if timeout > 0:  # always advance, even if the step is smaller than a float can represent
             self.elapsed = max(self.elapsed + timeout, math.nextafter(self.elapsed, math.inf))
         return []
 

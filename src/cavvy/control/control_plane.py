@@ -1,4 +1,4 @@
-"""Assembles the control plane: takes a store and providers, returns a running control plane."""
+"""Assembles the control plane from a store and providers."""
 
 import asyncio
 import logging
@@ -60,7 +60,7 @@ from cavvy.providers.hosts.configs import LEAVES_AFTER_S
 from cavvy.store.base import RowNotFound, Store
 from cavvy.store.checkpoints.folders import CheckpointFolders
 
-_HOSTS = "hosts"  # the worklist key for publishing shared hosts
+_HOSTS = "hosts"  # the worklist's key for publishing shared hosts
 _HOSTS_EVERY = timedelta(minutes=1)
 _ROOM_PAUSE = timedelta(seconds=2)  # pause between two tries to write to a full disk
 _SIGNALS_PAUSE = timedelta(seconds=15)
@@ -79,17 +79,18 @@ class ControlPlaneDependencies:
     open_secrets: OpenSecrets
     storage: Callable[[Job], str]  # returns the folder of a job, which outlives its attempts
     folders: CheckpointFolders | None = (
-        None  # where checkpoints are kept; None if every provider reaches `storage`
+        None  # where checkpoints are stored; None if every provider has access to `storage`
     )
     read_blob: ReadBlob | None = None  # reads blobs of frozen folders
     environment: Mapping[str, str] = field(
         default_factory=dict
-    )  # the server's environment, with keys of storages for all projects
-    egress: ReadEgress | None = None  # reads the prices of outgoing data; None: data is free
+    )  # the server's environment variables, which may contain storage keys for all projects
+    # reads the prices of outgoing data; None means that all data is free
+    egress: ReadEgress | None = None
     tidy: Callable[[datetime], Awaitable[None]] | None = (
-        None  # removes data that no job needs; called with every garbage collection
+        None  # removes data that no job needs; called at every garbage collection
     )
-    deposits: DepositDependencies | None = None  # None: nodes leave no results in buckets
+    deposits: DepositDependencies | None = None  # None: nodes store no results in buckets
     notes: Notes | None = None  # where stops are recorded while the disk is full
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
 
@@ -247,11 +248,11 @@ class ControlPlane:
         return JobReconciler(self._deferred, self._clock, dependencies)
 
     def hint(self, key: str) -> None:
-        """Reconcile this key now, since its state has changed."""
+        """Reconcile this key now. Call this when the state behind the key has changed."""
         self._worklist.hint(key)
 
     async def start(self) -> None:
-        """Resume everything unfinished and start the reconcilers."""
+        """Start the reconcilers, which resume all unfinished jobs."""
         await self._publish_hosts()
         await self._stop_again()
         for key in (QUEUE, *await self._store.unfinished(), *await self._webhooks.unfinished()):
@@ -264,7 +265,7 @@ class ControlPlane:
         self._task = asyncio.create_task(self._run(), name="control")
 
     async def stop(self) -> None:
-        """Stop the reconcilers; everything can be resumed from the store."""
+        """Stop the reconcilers. The next start resumes everything from the store."""
         for provider in self._providers.values():
             if host := ability(provider, RUNS_AGENTS_HERE):
                 host.connect(None)
@@ -281,7 +282,8 @@ class ControlPlane:
                 await closeable.close()
 
     async def _stop_again(self) -> None:
-        """Apply the stops that an earlier server could not write because the disk was full."""
+        """Apply the stops that an earlier server could not write to the store because the disk was
+        full."""
         if self._notes is None:
             return
         for job_id, reason in self._notes.read().items():
@@ -300,13 +302,13 @@ class ControlPlane:
 
     @property
     def audit(self) -> BillAudit:
-        """Compares bills with the providers' own records."""
+        """Return an object that compares bills with the providers' own records."""
         return BillAudit(self.store, self.pool)
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that ended the control plane, or None. With an error, the server is
-        unhealthy.
+        """The error that stopped the control plane, or None. If there is one, the server reports
+        itself as unhealthy.
         """
         task = self._task
         return (
@@ -314,7 +316,7 @@ class ControlPlane:
         )
 
     async def idle(self) -> bool:
-        """Whether no work is left, so that the embedded server may stop by itself."""
+        """Whether no work is left, which means that the embedded server may exit."""
         return not await self._store.unfinished()
 
     async def down(self) -> OrphanReport:
@@ -356,8 +358,8 @@ class ControlPlane:
                     group.create_task(self._carry(name, relay))
 
     async def _follow(self, name: str, provider: SignalsChanges) -> None:
-        """Poll a gang as soon as its provider signals a change. Without signals, regular polls find
-        the change later."""
+        """Poll a gang as soon as its provider signals a change. If signals fail, the regular polls
+        find the change later."""
         while True:
             try:
                 gang = await provider.changed()
@@ -372,15 +374,16 @@ class ControlPlane:
             try:
                 attempt = await self._store.attempt_of_gang(gang)
             except RowNotFound:
-                # No job polls an unknown gang, but its provider may need a poll to proceed.
+                # No job polls an unknown gang, but its provider may make progress only when it is
+                # polled.
                 self.hint(SWEEP)
                 continue
             self._operator.look_now(gang)
             self.hint(attempt.job_id)
 
     async def _carry(self, name: str, provider: RelaysAgents) -> None:
-        """Keep a provider's relay running, and restart it if it fails. Agents continue their work
-        meanwhile.
+        """Run a provider's relay, which connects agents with the server, and restart it whenever it
+        fails. Agents continue their work meanwhile.
         """
         while True:
             try:
@@ -394,7 +397,7 @@ class ControlPlane:
             await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
 
     async def _settle(self) -> None:
-        """Write changes that a full disk delayed, as soon as there is space."""
+        """As soon as there is space, write changes that were delayed because the disk was full."""
         while True:
             await self._deferred.pending.wait()
             await self._clock.sleep_until(self._clock.now() + _ROOM_PAUSE)

@@ -1,10 +1,10 @@
-"""A store that works while the disk is full: changes that release nodes are kept in memory until
-there is space.
+"""A store that can be used while the disk is full. Changes that release nodes are kept in memory
+until there is space.
 
-A removal may be executed first and recorded later. A purchase is never deferred, since its row must
-be written before the purchase. Therefore `put` keeps changes to existing rows in memory, while
-`commit` raises StoreFull. Reads include the kept changes. All writes of rows pass through this
-class in order, and deferred changes are written first.
+The removal of nodes may be recorded after it has happened. A purchase must be recorded before it
+happens, so it is never deferred. Therefore `put` keeps changes to existing rows in memory, while
+`commit` raises StoreFull. Reads include the changes in memory. All writes of rows pass through this
+class, and deferred changes are written before later ones.
 """
 
 import asyncio
@@ -31,19 +31,19 @@ _log = logging.getLogger(__name__)
 
 
 class Notes(Protocol):
-    """Records which jobs must stop, so that the stops survive this process. Needs no new disk
-    space.
+    """Records which jobs must be stopped, so that a later server can stop them. Recording needs no
+    new disk space.
     """
 
     def read(self) -> dict[str, str]:
-        """Map the ID of each job to the reason of its stop."""
+        """Return the reason of each job's stop, keyed by job ID."""
 
     def write(self, stops: dict[str, str]) -> None: ...
 
 
 class Deferred:
-    """A store that can keep changes in memory. Methods that are not defined here are the store's
-    own. `pending` is set while changes are kept."""
+    """A store that can keep changes in memory. Methods that are not defined here are those of the
+    store. The event `pending` is set while changes are in memory."""
 
     def __init__(self, store: Store, notes: Notes | None = None) -> None:
         self._store = store
@@ -64,7 +64,8 @@ class Deferred:
     # Writing
 
     async def commit(self, changes: AtomicWrite) -> None:
-        """Like `Store.commit`. Also raises StoreFull while kept changes do not fit on the disk."""
+        """Like `Store.commit`. Also raises StoreFull while changes in memory cannot be written
+        because the disk is full."""
         if self._kept:
             await self.write_pending()
         if self._kept:
@@ -74,8 +75,8 @@ class Deferred:
         await self._store.commit(changes)
 
     async def put(self, changes: AtomicWrite) -> None:
-        """Like `commit`, but keep the changes if the disk is full, unless they create something
-        new.
+        """Like `commit`. If the disk is full, the changes are kept in memory; changes that create
+        something new raise StoreFull instead.
         """
         try:
             await self.commit(changes)
@@ -86,7 +87,7 @@ class Deferred:
                 self._keep(changes)
 
     async def write_pending(self) -> None:
-        """Write the kept changes, as far as there is space."""
+        """Write the changes in memory, as far as there is space on the disk."""
         async with self._order:
             while self._kept:
                 try:
@@ -95,7 +96,8 @@ class Deferred:
                     return
                 except (
                     StoreError
-                ) as error:  # another writer changed the rows: the reconciler decides again
+                    # another writer has changed the rows, so the reconciler must decide again
+                ) as error:
                     _log.warning(
                         "changes that were kept in memory cannot be written", exc_info=error
                     )
@@ -172,14 +174,14 @@ class Deferred:
     async def waiting(
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
     ) -> Sequence[Job]:
-        """Like `Store.waiting`, but without jobs that have unwritten changes, because these must
-        not start.
+        """Like `Store.waiting`, but without jobs that have unwritten changes: such jobs must not
+        start.
         """
         found = await self._store.waiting(now, limit, per_machine)
         return [job for job in found if job.id not in self._jobs]
 
     async def unfinished(self) -> Sequence[str]:
-        """Like `Store.unfinished`, but including all jobs with unwritten changes."""
+        """Like `Store.unfinished`, but also includes every job with unwritten changes."""
         kept = {*self._jobs, *(each.job_id for each in self._attempts.values())}
         return sorted({*await self._store.unfinished(), *kept})
 

@@ -1,4 +1,5 @@
-"""Executes decisions about gangs at their providers: polls, launches and removals."""
+"""Carries out decisions about gangs at their providers: polls gangs, launches them and removes
+them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,8 @@ class GangOperatorDependencies:
     pool: ProviderPool
     agents: AgentSessions
     installation: str
-    agent_endpoint: Callable[[str], AgentEndpoint]  # by gang
+    # returns the server's address for the agents of a gang
+    agent_endpoint: Callable[[str], AgentEndpoint]
 
 
 class GangOperator:
@@ -55,7 +57,7 @@ class GangOperator:
 
     @property
     def looks(self) -> Mapping[str, GangLook]:
-        """The known state of each gang, by its name."""
+        """What is known about each gang, by the gang's name."""
         return self._looks
 
     def afford(self, attempt: Attempt, pays: timedelta) -> None:
@@ -63,12 +65,14 @@ class GangOperator:
         self._change(attempt, pays=pays)
 
     def look_now(self, gang: str) -> None:
-        """Poll the gang before its next decision, since its provider signalled a change."""
+        """Poll the gang before its next decision. Called when its provider has signalled a
+        change."""
         if gang in self._looks:
             self._looks[gang] = replace(self._looks[gang], looked_at=None, fresh=False)
 
     def note(self, attempt: Attempt) -> None:
-        """Forget the gang if the written attempt has ended."""
+        """Must be called after the attempt was written. If the attempt has ended, its gang is
+        forgotten."""
         if attempt.phase is AttemptPhase.ENDED:
             self._looks.pop(attempt.gang, None)
             self._out.agents.forget(attempt)
@@ -81,7 +85,7 @@ class GangOperator:
         """Poll the gang if a poll is due."""
         if self.is_look_due(attempt):
             look, at = self._look(attempt), self._clock.now()
-            # Set before the poll, so that a signal during the poll makes its result stale.
+            # Set these before the poll, so that a signal during the poll leads to another poll.
             self._looks[attempt.gang] = replace(look, looked_at=at, fresh=True)
             seen = await self._out.pool.look(attempt.offer.provider, attempt.gang)
             self._looks[attempt.gang] = after_look(self._look(attempt), seen, at)
@@ -120,7 +124,7 @@ class GangOperator:
         )
 
     async def launch(self, rows: JobRows, attempt: Attempt) -> AdvanceAttempt | None:
-        """Request the gang from the provider; returns None if the answer was lost."""
+        """Request the gang from the provider. Returns None if no clear answer arrived."""
         asked = replace(
             self._look(attempt),
             requested=True,
@@ -138,7 +142,7 @@ class GangOperator:
         except Refused as error:
             reason = f"{attempt.offer.provider} refused: {error}"
             return self._deny(attempt, AttemptOutcome.REFUSED, reason, error.kind)
-        except TryAgain:  # the next poll waits briefly, since the launch may still succeed
+        except TryAgain:  # the launch may still succeed, so the next poll is not made at once
             self._change(attempt, unsure=True, looked_at=self._clock.now())
             return None
         self._change(attempt, doubt=False, looked_at=self._clock.now() - POLL + FIRST_LOOK)
@@ -146,8 +150,8 @@ class GangOperator:
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
 
     async def remove(self, attempt: Attempt) -> None:
-        """Request the gang's removal from the provider; a failed request is repeated sooner than
-        one without effect.
+        """Request the gang's removal from the provider. A request that fails is repeated sooner
+        than one that was accepted but had no effect.
         """
         now = self._clock.now()
         try:
@@ -158,7 +162,7 @@ class GangOperator:
 
     async def advance(self, rows: JobRows, number: int, action: AdvanceAttempt) -> RowChanges:
         """Move the attempt to its next phase. A gang that will be kept is polled first, because its
-        bill needs a poll.
+        charges depend on the poll.
         """
         attempt, now = rows.attempts[number], self._clock.now()
         self._looks[attempt.gang] = look = after_move(self._look(attempt), action.phase)
@@ -198,7 +202,7 @@ class GangOperator:
             longest=longest and max(timedelta(0), longest - rows.ran(self._clock.now())),
             allocations=tuple(sorted(mine, key=lambda allocation: allocation.rank)),
             labels={**task.tags, "project": job.project, "job": job.name},
-            volumes=[  # folders of the node are mounted by the agent, not by the provider
+            volumes=[  # the agent mounts folders of the node, so the provider does not
                 each for each in task.volumes if each.kind is not VolumeKind.FOLDER
             ],
             grace=task.grace,

@@ -1,5 +1,5 @@
-"""Finds and removes resources that run or are billed at a provider but are not wanted. Except in
-`cavvy down`, a gang is removed only after two observations.
+"""Finds and removes resources at providers that are running or billed but not wanted. A gang is
+removed only after two observations that it is not wanted, except by `cavvy down`.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,13 +15,14 @@ from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.providers.base import GangSeen, GangState, ProviderError, Refused, TryAgain
 from cavvy.store.base import RowNotFound, Store
 
-SWEEP = "sweep"  # the worklist key
+SWEEP = "sweep"  # the garbage collector's key on the worklist
 EVERY = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanReport:
-    """The result of a collection: gangs, uploads, and the providers that did not answer."""
+    """The result of a garbage collection: unwanted gangs, unfinished uploads, and the providers
+    that did not answer."""
 
     orphans: Sequence[OrphanGang] = ()
     problems: Sequence[SilentPlace] = ()
@@ -29,9 +30,9 @@ class OrphanReport:
 
 
 class GarbageCollector:
-    """Reconciles the key SWEEP, by which gangs alone are removed, so that a storage that does not
-    answer delays no removal of a gang. Also does the work of `cavvy gc` and the last part of `cavvy
-    down`.
+    """Reconciles the key SWEEP, which removes unwanted gangs but not uploads, so that a storage
+    that does not answer does not delay the removal of gangs. Also does the work of `cavvy gc` and
+    the last part of `cavvy down`.
     """
 
     def __init__(
@@ -41,16 +42,17 @@ class GarbageCollector:
         self._pool = pool
         self._clock = clock
         self._uploads = uploads
-        self._sighted: dict[str, datetime] = {}  # gang -> when it was first seen unwanted
+        # gang -> when it was first seen although not wanted
+        self._sighted: dict[str, datetime] = {}
 
     async def reconcile(self, key: str) -> timedelta | None:
         await self._sweep_gangs(remove=True, at_once=False)
         return EVERY
 
     async def sweep(self, *, remove: bool, at_once: bool = False) -> OrphanReport:
-        """List unwanted gangs, and unfinished uploads of attempts that are over. If `remove` is
-        set, abort these uploads, and remove the gangs that two observations show to be unwanted, or
-        all unwanted gangs if `at_once` is set.
+        """List the unwanted gangs, and the unfinished uploads of attempts that have ended. If
+        `remove` is set, also abort these uploads, and remove the gangs that two observations show
+        to be unwanted. If `at_once` is set too, one observation is enough.
         """
         found = await self._sweep_gangs(remove=remove, at_once=at_once)
         return replace(found, uploads=await self._uploads.sweep(remove=remove))
@@ -58,8 +60,9 @@ class GarbageCollector:
     async def _sweep_gangs(self, *, remove: bool, at_once: bool) -> OrphanReport:
         """The part of `sweep` for gangs.
 
-        The first observation: the database does not contain the gang, or its attempt has ended. The
-        second: the provider already showed the gang some time ago, or its nodes are old enough.
+        The first observation is that the gang is not in the database, or that its attempt has
+        ended. The second is that the provider already listed the gang some time ago, or that its
+        nodes are old enough.
         """
         found, problems = await self._look()
         orphans: list[OrphanGang] = []
@@ -79,7 +82,7 @@ class GarbageCollector:
         return OrphanReport(orphans=orphans, problems=problems)
 
     async def living(self) -> OrphanReport:
-        """All gangs of this installation that have not ended, wanted or not."""
+        """All gangs of this installation that have not ended, whether they are wanted or not."""
         found, problems = await self._look()
         orphans: list[OrphanGang] = []
         for provider, seen in found:
@@ -89,7 +92,7 @@ class GarbageCollector:
         return OrphanReport(orphans=orphans, problems=problems)
 
     async def _look(self) -> tuple[list[tuple[str, GangSeen]], list[SilentPlace]]:
-        """Every gang that has not ended, with its provider, and the providers that did not
+        """Return every gang that has not ended, with its provider, and the providers that did not
         answer."""
         found: list[tuple[str, GangSeen]] = []
         problems: list[SilentPlace] = []

@@ -1,4 +1,5 @@
-"""Turns users' requests (submit, stop, retry, drill) into rows. The reconcilers do the rest.
+"""Handles users' requests about jobs (submit, stop, retry, drill) by writing rows. The reconcilers
+then act on these rows.
 
 Errors:
 
@@ -38,12 +39,13 @@ from cavvy.domain.units import Money
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, StoreFull
 
 _RANDOM_BITS = 30
-_TRIES = 10  # tries of a write that fails because the row has a newer version
+_TRIES = 10  # tries of a write that fails because the row was changed meanwhile
 T = TypeVar("T")
 
 
 class JobServiceError(Exception):
-    """Base of this service's errors. `code` never changes; `hint` tells the user what to do."""
+    """Base class of this service's errors. `code` identifies the kind of error and never changes;
+    `hint` tells the user what to do."""
 
     code = "refused"
 
@@ -53,7 +55,7 @@ class JobServiceError(Exception):
 
 
 class TooLate(JobServiceError):
-    """The job's phase does not allow the request."""
+    """The job is in a phase that does not allow the request."""
 
     code = "too-late"
 
@@ -65,7 +67,8 @@ class UnsupportedTask(JobServiceError):
 
 
 class JobIds:
-    """Makes IDs of 16 characters that sort by time, even within one millisecond."""
+    """Makes IDs of 16 characters that sort in the order in which they were made, even within one
+    millisecond."""
 
     def __init__(
         self, clock: ControlClock, random_bits: Callable[[int], int] = secrets.randbits
@@ -75,7 +78,8 @@ class JobIds:
         self._last = 0
 
     def make(self) -> str:
-        """Return the next ID: 50 bits of milliseconds and 30 random bits."""
+        """Return the next ID. It contains 50 bits of the time in milliseconds and 30 random
+        bits."""
         millis = (self._clock.now() - EPOCH) // timedelta(milliseconds=1)
         value = (millis << _RANDOM_BITS) | self._random_bits(_RANDOM_BITS)
         self._last = value if value > self._last else self._last + 1
@@ -83,15 +87,15 @@ class JobIds:
 
 
 def gang_name(installation: str, attempt: str) -> str:
-    """The name of an attempt's gang at the provider. The name is unique, and shows which
-    installation the gang belongs to.
+    """The name of an attempt's gang at the provider. The name is unique and shows to which
+    installation the gang belongs.
     """
     return f"rm-{hashlib.sha256(installation.encode()).hexdigest()[:8]}-{attempt}"
 
 
 class JobService:
-    """Handles users' requests. `hint` puts a job's key on the worklist, `arrived` announces a
-    queued job, and `notify` starts the delivery of a webhook.
+    """Handles users' requests about jobs. `hint` puts a job on the worklist, `arrived` announces a
+    newly queued job, and `notify` starts the delivery of a webhook.
     """
 
     def __init__(
@@ -126,11 +130,11 @@ class JobService:
         ceiling: Money | None = None,
         job_id: str | None = None,
     ) -> Job:
-        """Queue a job. It gets the task's name, or the first free one of name-2, name-3, ... Raises
-        UnsupportedTask.
+        """Queue a job for the task. The job gets the task's name or, if that is in use, the first
+        free name of NAME-2, NAME-3 and so on. Raises UnsupportedTask.
 
-        The caller can propose a `job_id`, so that a repeated submission is detected: StaleVersion
-        is raised if this ID exists already.
+        The caller can choose the `job_id` to detect a repeated submission: StaleVersion is raised
+        if a job with this ID exists already.
         """
         now = self._clock.now()
         job = Job(
@@ -156,9 +160,9 @@ class JobService:
         return stored
 
     async def find_session(self, project: str, name: str) -> Job:
-        """The job with this name or ID. If there is no such job, or it is an ended session, returns
-        the newest unfinished session of the machine with this name, if there is one; callers must
-        then use the job's ID. Raises RowNotFound.
+        """Return the job with this name or ID. If there is none, or it is a session that has ended,
+        return the newest unfinished session of the machine with this name, if there is one. That
+        session may have another name, so callers must then use its ID. Raises RowNotFound.
         """
         try:
             job: Job | None = await self._store.find_job(project, name)
@@ -180,8 +184,8 @@ class JobService:
     ) -> Job:
         """Stop a job: at once if it is queued, otherwise with its grace period. Raises RowNotFound.
 
-        If the job has ended, its kept nodes are released. A machine is kept unless `release` is
-        set; then its nodes are released even if the job waits for a retry.
+        If the job has ended, the nodes that are kept after it are released. A machine's nodes are
+        released only if `release` is set, but then even if the job is waiting for a retry.
         """
 
         async def stop(job: Job) -> Job:
@@ -216,8 +220,8 @@ class JobService:
         return await self._on_job(project, name, retry)
 
     async def remove(self, project: str, name: str) -> tuple[Job, RemovedCheckpoints]:
-        """Delete an ended job with its checkpoints; its bill stays. If a crash interrupts the
-        removal, the job cannot be retried, and a repeated request completes the removal. Raises
+        """Delete an ended job and its checkpoints, but keep its bill. If a crash interrupts the
+        removal, a repeated request completes it; the job cannot be retried in between. Raises
         RowNotFound, TooLate.
         """
 
@@ -228,7 +232,8 @@ class JobService:
             ):
                 standing = "its nodes are not released yet" if job.phase in JOB_ENDS else job.phase
                 raise TooLate(f"job {job.name} cannot be removed: {standing}", "stop it first")
-            self._removing.add(job.id)  # prevents a retry, which needs the checkpoints
+            # prevents a retry during the removal, because a retry needs the checkpoints
+            self._removing.add(job.id)
             try:
                 if not job.removing:
                     marked = replace(job, removing=True)
@@ -261,7 +266,8 @@ class JobService:
         return await self._on_job(project, name, drill)
 
     async def _on_job(self, project: str, name: str, act: Callable[[Job], Awaitable[T]]) -> T:
-        """Apply a change to the job's current state; repeat if another write came first."""
+        """Apply `act` to the current state of the job. If the job was changed meanwhile, try again
+        with its new state."""
         for _ in range(_TRIES):
             with suppress(StaleVersion):
                 return await act(await self._store.find_job(project, name))
@@ -270,8 +276,8 @@ class JobService:
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: Job, changes: RowChanges
     ) -> Job:
-        """Write the changes. `write` is `put` for stops, which must work even if the disk is full,
-        since they free nodes."""
+        """Write the changes. `write` is `put` for stops: they free nodes, so they must work even if
+        the disk is full."""
         await write(make_write(changes))
         self._hint(job.id)
         for what in changes.notices if job.task.webhooks else ():

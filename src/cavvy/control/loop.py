@@ -1,5 +1,5 @@
-"""The driver takes a due key from the worklist, reconciles it, and puts it back. It works the same
-in production and on virtual time.
+"""Drives a reconciler: takes a due key from the worklist, reconciles it, and puts it back. The
+driver is the same in production and in simulated time.
 """
 
 import asyncio
@@ -12,24 +12,25 @@ from cavvy.control.worklist import Worklist
 
 _FIRST_PAUSE = timedelta(
     seconds=1
-)  # delay after a key's first failure; doubles with each failure in a row
+)  # delay after a key's first failure; doubles with each consecutive failure
 _LONGEST_PAUSE = timedelta(minutes=2)
 _log = logging.getLogger(__name__)
 
 
 class Reconciler(Protocol):
-    """Brings the job or resource of a key one step closer to its wanted state."""
+    """Brings what a key stands for, such as a job, one step closer to its wanted state."""
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Reconcile the key; returns the time until the next pass, or None to wait for a hint."""
+        """Reconcile the key. Returns the time until the next pass, or None if the key waits for a
+        hint."""
 
 
 class ReconcilerDriver:
-    """Runs one reconciler over a worklist: up to `width` different keys at a time.
+    """Reconciles the keys of a worklist, up to `width` different keys at a time.
 
-    Passes share the event loop with requests; `width` limits how many passes can delay a request.
-    If a pass raises an error, the error is logged and the pass is retried with growing delays.
-    Other passes continue.
+    Each reconciliation of a key is called a pass. Passes share the event loop with users' requests;
+    `width` limits how many of them can delay a request. If a pass raises an error, the error is
+    logged and the pass is retried with growing delays, while other passes continue.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class ReconcilerDriver:
         self._failures: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Reconcile due keys until cancelled."""
+        """Reconcile due keys until this task is cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._slots.acquire()

@@ -1,5 +1,5 @@
-"""Handles users' requests on named machines: list, start, stop, keep, forget; and the submission of
-jobs to them.
+"""Handles users' requests about named machines: list, start, stop, keep and forget. Also handles
+the submission of jobs to machines.
 
 Errors:
 
@@ -32,7 +32,7 @@ from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, Store
 
-_TRIES = 10  # tries of a write that fails because a row has a newer version
+_TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 
 
 class MachineUnfit(JobServiceError):
@@ -57,7 +57,7 @@ class MachineSubmission:
 
 
 class MachineService:
-    """Handles users' requests on machines. `hint` puts a job's key on the worklist."""
+    """Handles users' requests about machines. `hint` puts a job on the worklist."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class MachineService:
         return await self._status(await self._store.machine(project, name))
 
     async def prepare(self, task: Task) -> MachineSubmission:
-        """Complete a task for its machine. Raises MachineUnfit."""
+        """Complete a task with the settings of its machine. Raises MachineUnfit."""
         assert task.machine is not None
         machine = await self._pool.read(task.project, task.machine)
         _, gang = await self._pool.gang_of(machine)
@@ -92,7 +92,7 @@ class MachineService:
         return MachineSubmission(task=task, machine=machine, gang=gang)
 
     async def record(self, found: MachineSubmission, user: str, *, consented: bool) -> None:
-        """Store the machine of a task that is about to be submitted, with its new keep time."""
+        """Store the machine's row before its task is submitted, with the task's keep time."""
         row, task = found.machine, found.task
         if row is None:
             assert task.machine is not None
@@ -107,7 +107,7 @@ class MachineService:
                 await self._store.commit(AtomicWrite(machines=[changed]))
 
     async def start_task(self, project: str, name: str) -> tuple[Task, RunOrigin]:
-        """The task that starts a machine, and the origin of its setup's files. Raises
+        """The task that starts the machine, and the origin of the files that its setup uses. Raises
         RowNotFound.
         """
         machine = await self._store.machine(project, name)
@@ -121,15 +121,16 @@ class MachineService:
         jobs = [*await self._store.jobs_of_machine(project, name)]
         if machine.job_id is not None and machine.job_id not in jobs:
             jobs.append(machine.job_id)
-        for job_id in reversed(jobs):  # newest first, so that no waiting job takes the machine over
+        # newest first, so that no waiting job takes the machine over in between
+        for job_id in reversed(jobs):
             reason = f"machine {name} is being stopped"
-            with suppress(RowNotFound):  # the machine's last job has been removed
+            with suppress(RowNotFound):  # the machine's last job has already been removed
                 await self._jobs.stop(project, job_id, reason, release=True)
         return await self._status(machine)
 
     async def keep(self, project: str, name: str, length: timedelta) -> MachineStatus:
-        """Keep the machine's gang for `length` without work; for an idle machine, the time counts
-        from now. Raises RowNotFound, MachineStopped.
+        """Keep the machine's gang for the time `length` after its work, or from now if it is idle.
+        Raises RowNotFound, MachineStopped.
         """
         for _ in range(_TRIES):
             machine = await self._store.machine(project, name)
@@ -146,7 +147,7 @@ class MachineService:
         raise StaleVersion(f"other requests changed machine {name} in every try")
 
     async def forget(self, project: str, name: str) -> None:
-        """Delete a stopped machine. Raises RowNotFound, MachineInUse."""
+        """Delete the row of a stopped machine. Raises RowNotFound, MachineInUse."""
         machine = await self._store.machine(project, name)
         _, gang = await self._pool.gang_of(machine)
         if gang is not None or await self._store.jobs_of_machine(project, name):

@@ -1,5 +1,5 @@
-"""All providers behind one interface: calls have time limits, and offers are cached for a few
-seconds.
+"""Offers all providers behind one interface. Calls have time limits, and offers are cached for a
+few seconds.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ FREED_AGE = timedelta(seconds=1)  # maximum age of offers after capacity was fre
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """The nodes of an offer that were assigned to a gang."""
+    """Nodes of an offer that were assigned to a gang."""
 
     key: str
     nodes: int
@@ -60,7 +60,7 @@ class ProviderPool:
         self._snapshot: MarketSnapshot | None = None
         self._asking = asyncio.Lock()
         self._freed = False
-        # gangs that their providers may not know yet, keyed by name
+        # gangs that their providers may not list yet, keyed by name
         self._placed: dict[str, _Placed] = {}
 
     async def market(self, age: timedelta = OFFERS_AGE) -> MarketSnapshot:
@@ -76,47 +76,48 @@ class ProviderPool:
                 for each in {
                     **before,
                     **self._placed,
-                }.values():  # includes gangs placed while the providers were being asked
+                }.values():  # include gangs that were placed while the providers were being asked
                     if each.key in capacities:
                         take(self._snapshot.used, capacities[each.key], each.nodes)
             return self._snapshot
 
     def place(self, gang: str, offer: Offer, nodes: int) -> None:
-        """From now on, count a gang's nodes as used, although the gang is not launched yet and the
-        provider still reports the nodes as free.
+        """From now on, count a gang's nodes as used. The gang is not launched yet, so the provider
+        still reports these nodes as free.
         """
         if self._snapshot is not None:
             take(self._snapshot.used, offer, nodes)
         self._placed[gang] = _Placed(key=offer.key, nodes=nodes, at=self._clock.now())
 
     def free(self, gang: str, offer: Offer) -> bool:
-        """Stop counting the nodes of a gang that is gone or will not be launched. Returns whether a
-        waiting job may now fit."""
+        """Stop counting the nodes of a gang that has ended or will not be launched. Returns whether
+        this may make room for a waiting job."""
         self._placed.pop(gang, None)
         limited = offer.capacity is not None and not offer.shared
         self._freed |= limited
         return limited
 
     def next_news(self, otherwise: timedelta) -> timedelta:
-        """The time until the next check for free capacity; `otherwise` if none was freed."""
+        """The time until free capacity should be checked again; `otherwise` if none was freed
+        recently."""
         if not self._freed or self._snapshot is None:
             return otherwise
         return max(timedelta(0), self._snapshot.as_of + FREED_AGE - self._clock.now())
 
     def notice(self, name: str) -> timedelta | None:
-        """The minimum notice before a node is reclaimed, or None if the provider gives no notice or
-        is unknown.
+        """The minimum notice that the provider gives before it reclaims a node. None if it gives no
+        notice, or if the provider is unknown.
         """
         provider = self.providers.get(name)
         return provider.manifest.notice if provider is not None else None
 
     def reports_cancelled(self, name: str) -> bool:
-        """Whether the end of one of this provider's gangs shows that a person cancelled it."""
+        """Whether this provider reports at a gang's end if a person cancelled it."""
         provider = self.providers.get(name)
         return provider is not None and provider.manifest.reports_cancelled
 
     def expire(self) -> None:
-        """Discard the cached offers, since capacity or prices have changed."""
+        """Discard the cached offers. Called when capacity or prices have changed."""
         self._snapshot = None
 
     async def launch(self, spec: GangSpec) -> None:
@@ -127,7 +128,8 @@ class ProviderPool:
             self._placed.pop(spec.name, None)
 
     async def look(self, provider: str, gang: str) -> Seen:
-        """Poll the provider for the gang's state; UNKNOWN if the provider does not answer."""
+        """Poll the provider for the gang's state. Returns UNKNOWN if the provider does not
+        answer."""
         try:
             found = await self._call(provider, self._provider(provider).gangs(gang))
         except (TryAgain, Refused):
@@ -143,7 +145,7 @@ class ProviderPool:
         await self._call(provider, self._provider(provider).remove(gang))
 
     def visibility_delay(self, provider: str) -> timedelta:
-        """How long a new gang may be missing from the provider's answers."""
+        """How long a new gang may be missing from the provider's lists."""
         known = self.providers.get(provider)
         return known.manifest.visibility_delay if known else timedelta(minutes=2)
 
@@ -155,12 +157,13 @@ class ProviderPool:
         return None if telling is None else await self._call(provider, telling.quotas())
 
     def objections(self, task: Task, provider: str) -> Sequence[Objection]:
-        """The reasons why this provider cannot run the task even if all its capacity is free."""
+        """The reasons why this provider could not run the task even if all its capacity were
+        free."""
         return list_objections(task, self._provider(provider))
 
     def _not_launched(self, now: datetime) -> Mapping[str, _Placed]:
-        """The gangs whose launch has not been answered yet. Gangs that are neither launched nor
-        freed are dropped after CALL_TIMEOUT.
+        """The gangs whose launch the provider has not answered yet. A gang that is neither launched
+        nor freed is dropped after CALL_TIMEOUT.
         """
         self._placed = {
             gang: each for gang, each in self._placed.items() if now - each.at < CALL_TIMEOUT
@@ -168,8 +171,8 @@ class ProviderPool:
         return dict(self._placed)
 
     async def _ask_all(self) -> OfferedMarket:
-        """Query all providers at the same time. A slow provider delays the result by at most
-        OFFERS_TIMEOUT for each of its calls."""
+        """Query all providers at the same time. Each call has a time limit of OFFERS_TIMEOUT, so
+        that a slow provider cannot delay the result for longer."""
         answers = await asyncio.gather(
             *(self._ask(name, place) for name, place in self.providers.items())
         )
@@ -198,7 +201,7 @@ class ProviderPool:
             return market
         try:
             return replace(market, volumes=await self._call(name, holder.volumes(), OFFERS_TIMEOUT))
-        except ProviderError as error:  # tasks without volumes can still run
+        except ProviderError as error:  # offers can still be used for tasks without volumes
             problems = (*market.problems, SilentPlace(name, str(error)))
             return replace(market, blind=frozenset({name}), problems=problems)
 
@@ -210,8 +213,9 @@ class ProviderPool:
         return self.providers[name]
 
     async def _call(self, name: str, call: Awaitable[T], limit: timedelta = CALL_TIMEOUT) -> T:
-        """Await a provider's call. No method called here may raise NotFound. If a provider does,
-        that says nothing about the gang, so the call is repeated.
+        """Await a call of a provider, with a time limit. Raises TryAgain when the limit is reached.
+        A provider's NotFound is also turned into TryAgain: these calls must not raise it, so it
+        proves nothing about the gang.
         """
         try:
             async with asyncio.timeout(limit.total_seconds()):

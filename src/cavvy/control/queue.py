@@ -1,9 +1,9 @@
-"""The queue reconciler takes waiting jobs in order and places them. It has one key; a pass reads
-only the first jobs of the queue.
+"""The queue reconciler takes waiting jobs in order and places them. It has one key. A pass reads
+only the first jobs of the queue (its head).
 
-Placing a job writes the attempt, its nodes, its allocations and the job's new phase at once; the
-job's own reconciler then launches the gang. While the first jobs are blocked, later jobs are read
-only occasionally, since some may fit on other offers.
+To place a job means to write its attempt, nodes, allocations and new phase in one write. The job's
+own reconciler then launches the gang. While the first jobs are blocked, later jobs are read only
+occasionally, because some of them may fit on other offers.
 """
 
 from collections import defaultdict
@@ -58,18 +58,20 @@ from cavvy.store.base import (
 )
 
 _HEAD = 16  # jobs read by one pass
-_DEEP = 1000  # jobs read by a pass while the first jobs are blocked
-_DEEP_PER_MACHINE = 100  # jobs of each machine read by such a pass
-_HOSTS = "hosts"  # the key for publishing shared hosts again
-_SOON = timedelta(milliseconds=200)  # delay until a kept gang that was not ready is tried again
-_MACHINE_POLL = timedelta(seconds=1)  # polling interval while a job waits for its machine
+_DEEP = 1000  # jobs read by a pass that also looks behind blocked first jobs
+_DEEP_PER_MACHINE = 100  # jobs of each machine that such a pass reads
+_HOSTS = "hosts"  # the worklist's key for publishing shared hosts
+# delay before a job tries again to take over a kept gang that was not ready
+_SOON = timedelta(milliseconds=200)
+_MACHINE_POLL = timedelta(seconds=1)  # interval for checking a machine while a job waits for it
 _LOOK_AGAIN = timedelta(
     seconds=5
-)  # polling interval while jobs wait, since capacity may return without a signal
+)  # interval for reading offers while jobs wait, because capacity may become free without a signal
 
 
 class QueueReconciler:
-    """Places jobs. `name_gang` names an attempt's gang; `hint` puts a job's key on the worklist."""
+    """Places waiting jobs. `name_gang` returns the name of an attempt's gang; `hint` puts a job on
+    the worklist."""
 
     def __init__(
         self,
@@ -95,12 +97,13 @@ class QueueReconciler:
         self._notify = notify
         self._deep_at: datetime | None = None
         self._blocked = False
-        self._behind: set[str] = set()  # offers for which jobs waited in the last pass
+        self._behind: set[str] = set()  # offers for which jobs were waiting in the last pass
         self._snapshot: MarketSnapshot | None = None
         self._arrivals = Arrivals()
 
     def delay_of_arrival(self) -> timedelta:
-        """How long a new job's first placement may wait; called for each new job."""
+        """How long the first placement of a newly arrived job may wait. Must be called once for
+        each new job."""
         now = self._clock.now()
         self._arrivals, pause = note_arrival(self._arrivals, now, blocked=self._blocked)
         return pause
@@ -119,12 +122,13 @@ class QueueReconciler:
         except (
             AllocationConflict,
             RowNotFound,
-        ):  # a host's allocations have changed since the plan, or the store lacks the host
+        ):  # the host's allocations were changed meanwhile, or the store does not know the host
             self._hint(_HOSTS)
             return timedelta(seconds=1)
 
     async def _place_all(self, head: Sequence[Job], limit: int, now: datetime) -> timedelta | None:
-        """Give each job a turn. Jobs that wait for their machine block no other jobs."""
+        """Give each job a turn: start it, fail it, or record why it waits. Jobs that wait for their
+        machine do not block other jobs."""
         if not head:
             self._blocked = False
             return await self._until_next([], now)
@@ -146,8 +150,9 @@ class QueueReconciler:
     async def _give_turns(
         self, head: Sequence[Job], scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]]]:
-        """Give each job a turn. Returns the waits of jobs without a machine, and of each machine's
-        jobs. If a machine is busy, its later jobs wait for the same reason as its first one.
+        """Give each job a turn. Returns why the jobs without a machine wait, and why the jobs of
+        each machine wait. If a machine is busy, its later jobs wait for the same reason as its
+        first one.
         """
         stays: list[QueueWait] = []
         machines: defaultdict[tuple[str, str], list[QueueWait]] = defaultdict(list)
@@ -169,7 +174,8 @@ class QueueReconciler:
     async def _give_turn(
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
-        """Start the job if it can start now, or fail it; otherwise return why it waits."""
+        """Start the job if it can start now. If it can never start, end it as failed. Otherwise
+        return why it waits."""
         if job.task.machine is not None:
             return await self._give_machine(job, scheduler, snapshot, now)
         match await self._take_warm(job, scheduler, snapshot, now):
@@ -187,7 +193,8 @@ class QueueReconciler:
     async def _give_machine(
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
-        """Start the job on its machine; if the machine has no gang, buy one."""
+        """Start the job on its machine. If the machine has no gang, buy one for the job. Returns
+        why the job waits, or None."""
         match await self._machines.give_turn(job, now):
             case MachineIsBusy(reason=reason):
                 wait = JobWait(job=job, reason=reason, behind=())
@@ -209,7 +216,8 @@ class QueueReconciler:
         now: datetime,
         machine: NamedMachine | None = None,
     ) -> QueueWait | None:
-        """Start the job on an offer, or fail it; otherwise return why it waits."""
+        """Start the job on an offer. If no offer can ever fit, end it as failed. Otherwise return
+        why it waits."""
         found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
         resting = await self._advisor.history.cooling_down()
         decision = decide_turn(job, found, resting, scheduler, self._name_gang, now)
@@ -235,8 +243,8 @@ class QueueReconciler:
     async def _take_warm(
         self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> WarmGang | WarmGangNotReady | None:
-        """Give the job a kept gang of its project if one fits. A job with a deadline policy gets
-        none.
+        """Give the job a kept gang of its project, if one fits. Jobs with a deadline policy get no
+        kept gang.
 
         If the task orders its alternatives, an earlier alternative that can start now takes
         precedence over a kept gang that fits only a later alternative.
@@ -275,8 +283,8 @@ class QueueReconciler:
         return find_placement(job, snapshot, self._pool.objections, situation, now)
 
     async def _situation(self, job: Job, now: datetime) -> PlanningContext:
-        """The job's progress and cooldowns. Earlier attempts are read only if the job has
-        limits.
+        """The planner's context for the job: its progress, spending and cooldowns. Its earlier
+        attempts are read only if it has limits.
         """
         attempts = await self._store.attempts(job.id) if job.attempt and is_limited(job) else ()
         return await self._advisor.situation(job, attempts, now)
@@ -291,7 +299,7 @@ class QueueReconciler:
 
 
 def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: JobScheduler) -> bool:
-    """Whether to skip the remaining jobs, because a job waits for each offer and enough reasons are
-    known.
+    """Whether to skip the remaining jobs: every offer already has a job waiting for it, and enough
+    jobs have a reason to show.
     """
     return len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked)

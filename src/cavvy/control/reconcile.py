@@ -1,8 +1,9 @@
-"""Brings one job and its open attempts a step closer to their wanted state: observe, decide, act.
+"""Brings one job and its open attempts a step closer to their wanted state: polls their gangs,
+decides what to do, and does it.
 
-Each pass reads the rows once, and its steps work on them in memory; versions guard every write. A
-provider is called only after the reason for the call is stored. `decide/` makes the decisions;
-`gang_operator.py` calls the providers.
+Each pass reads the rows once and changes them in memory. A write fails if another writer has
+changed a row since. The reason for a call of a provider is stored before the call. `decide/` makes
+the decisions; `gang_operator.py` calls the providers.
 """
 
 from collections.abc import Callable
@@ -43,12 +44,12 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import RowNotFound, StaleVersion
 
 QUEUE = "queue"  # the queue reconciler's key on the same worklist
-UPLOADS = "uploads"  # the key for aborting uploads of ended attempts
+UPLOADS = "uploads"  # the worklist's key for aborting the uploads of ended attempts
 _LONGEST = timedelta(days=1)  # maximum time between two passes of a job
-_STEPS = 50  # maximum steps of one pass; the next pass continues
+_STEPS = 50  # maximum steps of one pass; the next pass takes further steps
 _AT_ONCE = timedelta(0)
 
-Notify = Callable[[str, Delivery], None]  # job id, event
+Notify = Callable[[str, Delivery], None]  # job ID, event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class JobReconcilerDependencies:
 
 
 class JobReconciler:
-    """Reconciles jobs; a key is the ID of a job."""
+    """Reconciles jobs. A key is the ID of a job."""
 
     def __init__(
         self, store: Deferred, clock: ControlClock, dependencies: JobReconcilerDependencies
@@ -93,10 +94,11 @@ class JobReconciler:
             return min(await self._out.schedules.step(job), _LONGEST)
         attempts = await self._store.attempts(job_id)
         if any(attempt.number > job.last_number for attempt in attempts):
-            # The queue placed the job between the two reads: read again, with the new attempt.
+            # The queue has placed the job between the two reads, so read again to get the new
+            # attempt.
             return _AT_ONCE
-        # Poll providers before reading the nodes: if the provider reports an end, an earlier report
-        # of the agent has then been read too.
+        # Poll the providers first and read the nodes afterwards. If a provider reports an end, any
+        # report that the agent sent before the end is then read too.
         opened = [attempt for attempt in attempts if attempt.phase is not AttemptPhase.ENDED]
         for attempt in opened:
             await self._operator.observe(attempt)
@@ -111,8 +113,8 @@ class JobReconciler:
         return None if after == NEVER else min(after or _AT_ONCE, _LONGEST)
 
     async def _step(self, uow: UnitOfWork) -> timedelta | None:
-        """Do everything that is due; returns the time until the next pass, or None to continue at
-        once."""
+        """Take the next steps of the job and its attempts. Returns the time until the next pass, or
+        None to continue at once."""
         after = await self._step_job(uow)
         for attempt in uow.rows.open:
             if after is None:
@@ -199,7 +201,7 @@ class JobReconciler:
                 return action.after
             case gangs.LaunchGang():
                 await self._flush(uow)
-                # The written rows may have a newer version of the attempt.
+                # The write gave the attempt a new version, so take it from the rows.
                 answer = await self._operator.launch(uow.rows, uow.rows.attempts[attempt.number])
                 if answer is not None:
                     uow.apply(await self._operator.advance(uow.rows, attempt.number, answer))
@@ -215,8 +217,8 @@ class JobReconciler:
         return None
 
     async def _view(self, uow: UnitOfWork, attempt: Attempt, now: datetime) -> AttemptSnapshot:
-        """Everything that is known about the attempt now. For ranks that may have left results in a
-        bucket, no outcome is decided until the results are read; all else continues.
+        """Everything that is known about the attempt now. The outcome of a rank that may have left
+        results in a bucket is not decided until these are read. All other decisions continue.
         """
         view, deposits = self._operator.view(uow.rows, attempt), self._out.deposits
         unreported = list_unreported(view, now)
@@ -226,12 +228,12 @@ class JobReconciler:
             return view
         await self._flush(uow)
         attempt = uow.rows.attempts[attempt.number]
-        # Results may have been applied after the nodes were read: read their exits from the store.
+        # Results may have been applied after the nodes were read, so read the nodes again.
         uow.read_nodes(attempt, await self._store.nodes(attempt.id))
         return replace(self._operator.view(uow.rows, attempt), collecting=collecting)
 
     async def _flush(self, uow: UnitOfWork) -> None:
-        """Write the pending changes, and notify the modules that depend on them."""
+        """Write the pending changes, and tell the other parts of the control plane about them."""
         if not uow.dirty:
             return
         changes = uow.take_changes()

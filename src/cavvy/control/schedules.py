@@ -1,7 +1,7 @@
-"""Handles jobs that wait outside the queue: repeating schedules, whose runs start when they are
+"""Handles held jobs, which wait outside the queue: repeating jobs, whose runs start when they are
 due, and jobs that wait for their time window.
 
-Both are queued jobs with `held_until`, which the queue ignores.
+A held job has the phase of a queued job and a value of `held_until`; the queue ignores it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,9 +27,10 @@ from cavvy.planner.calendar import HISTORY, Prices, TimeInterval
 from cavvy.planner.candidates import jobs_of
 from cavvy.store.base import RowNotFound, StaleVersion, Store
 
-_OLD = timedelta(seconds=60)  # maximum age of offers
+_OLD = timedelta(seconds=60)  # maximum age of the offers whose prices are used
 
-# Submits a run of a schedule: the schedule's job, the run's task, and the run's ID.
+# Submits one run of a repeating job. The arguments are the repeating job, the run's task, and the
+# run's ID.
 Submit = Callable[[Job, Task, str], Awaitable[Job]]
 
 
@@ -53,8 +54,8 @@ class ScheduleReconciler:
         self._arrived = arrived
 
     async def step(self, job: Job) -> timedelta:
-        """Do what is due; returns the time until the next step. Raises StaleVersion,
-        RowNotFound.
+        """Start the job or its next run if it is due. Returns the time until the next step. Raises
+        StaleVersion, RowNotFound.
         """
         now, schedule = self._clock.now(), job.task.schedule
         if job.held_until is not None and now < job.held_until:
@@ -81,7 +82,8 @@ class ScheduleReconciler:
         try:
             text = f"run {(await self._submit(job, run.task, run.run_id)).name} was submitted"
         except StaleVersion:
-            text = "the run had already been submitted"  # this server submitted it before a crash
+            # this server submitted the run before it crashed
+            text = "the run had already been submitted"
         return hold_schedule(job, schedule, run.run_id, text, now)
 
     async def _unfinished(self, job: Job) -> Job | None:
@@ -94,8 +96,8 @@ class ScheduleReconciler:
         return None if last.phase in JOB_ENDS else last
 
     async def _prices(self, job: Job, interval: TimeInterval, now: datetime) -> Prices:
-        """The recent prices of the offer that is cheapest now; () before the window opens, or if
-        there is no offer."""
+        """The recent prices of the offer that is cheapest now. () if the window is not open yet, or
+        if there is no offer."""
         if now < interval.start:
             return ()
         snapshot, objections = await self._pool.market(_OLD), self._pool.objections

@@ -1,5 +1,5 @@
-"""Holds one job's rows during a pass. They are changed in memory and written together; the version
-of each row guards the write.
+"""Holds one job's rows during a pass. The rows are changed in memory and written together. The
+write fails if another writer has changed the version of a row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,11 +14,12 @@ _NOTHING = RowChanges()
 
 
 class IllegalMove(AssertionError):
-    """A decision requested a phase change that the tables of `domain.jobs` do not allow: a bug."""
+    """A decision requested a phase change that the tables in `domain.jobs` do not allow. This is a
+    bug."""
 
 
 class UnitOfWork:
-    """The rows after the changes so far, and the unwritten changes."""
+    """The rows of a job with all changes so far, and the changes that are not written yet."""
 
     def __init__(
         self, job: Job, attempts: Sequence[Attempt], nodes: Iterable[Sequence[Node]]
@@ -39,15 +40,15 @@ class UnitOfWork:
         return self._changes != _NOTHING
 
     def read_nodes(self, attempt: Attempt, nodes: Sequence[Node]) -> None:
-        """Set the nodes of the attempt to newly read rows."""
+        """Replace the rows of the attempt's nodes by newly read ones."""
         self.rows = replace(self.rows, nodes={**self.rows.nodes, attempt.id: nodes})
 
     def set_spent(self, spent: Money) -> None:
-        """Set the job's spending until now, as computed in this pass."""
+        """Set what the job has spent until now, as computed in this pass."""
         self.rows = replace(self.rows, spent=spent)
 
     def apply(self, changes: RowChanges) -> None:
-        """Apply these changes to the rows; an unchanged job is not written."""
+        """Apply these changes to the rows. A job that they do not change is not written."""
         if changes == _NOTHING:
             return
         job, before_job = None if changes.job == self.job else changes.job, self.job.phase
@@ -62,7 +63,8 @@ class UnitOfWork:
         self._changes = self._changes.then(changes)
 
     def take_changes(self) -> RowChanges:
-        """Return the changes to write now, and set the rows to their versions after the write."""
+        """Return the changes to write now, and give the rows the versions that they will have after
+        the write."""
         changes, self._changes = self._changes, _NOTHING
         numbers = {attempt.number for attempt in changes.attempts}
         ranks = {(node.attempt_id, node.rank) for node in changes.nodes}

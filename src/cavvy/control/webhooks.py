@@ -1,9 +1,9 @@
 """Notifies users' own services that a job ended, failed or reached its budget. A failed delivery is
 retried for three quarters of an hour.
 
-A delivery is a key on the worklist; its success or failure becomes an event of the job. Deliveries
-that a restart interrupts are found again from recently ended jobs. A receiver may get the same
-message twice. Messages contain no secrets.
+A delivery is a key on the worklist. Its success or failure is recorded as an event of the job.
+Deliveries that a restart interrupts are resumed: they are found by looking at recently ended jobs.
+A receiver may get the same message twice. Messages contain no secrets.
 """
 
 import asyncio
@@ -26,12 +26,14 @@ from cavvy.store.objects.http import check_host
 
 _PREFIX = "webhook:"
 _TRIES = 10
-_FIRST_PAUSE = timedelta(seconds=5)  # doubles with each try: 5 s, 10 s, ... 21 min; 43 min in all
+# the pause doubles with each try: 5 s, 10 s, ... 21 min, which is 43 min in all
+_FIRST_PAUSE = timedelta(seconds=5)
 _TIMEOUT_S = 10
 _MOST_SAID = 200  # maximum characters of a problem's text, which may quote the receiver
 _LATELY = timedelta(hours=2)
 
-Post = Callable[[str, bytes], Awaitable[str]]  # URL, JSON -> "" or the problem
+# takes the URL and the JSON, and returns "" or the problem
+Post = Callable[[str, bytes], Awaitable[str]]
 
 
 def webhook_key(job_id: str, what: Delivery) -> str:
@@ -51,7 +53,7 @@ class Webhooks:
         self._clock = clock
         self._post = post or post_json
         self._tries: dict[str, int] = {}
-        self._told: dict[str, set[str]] = {}  # key -> URLs with a successful delivery
+        self._told: dict[str, set[str]] = {}  # key -> URLs to which the message was delivered
 
     async def reconcile(self, key: str) -> timedelta | None:
         _, job_id, word = key.split(":", 2)
@@ -80,7 +82,7 @@ class Webhooks:
         return None
 
     async def unfinished(self) -> list[str]:
-        """The keys of deliveries that a restart may have interrupted."""
+        """The keys of the deliveries that a restart may have interrupted."""
         page = await self._store.list_jobs(None, phases=JOB_ENDS | {JobPhase.STOPPING}, limit=100)
         keys = []
         for summary in page.jobs:
@@ -95,7 +97,7 @@ class Webhooks:
     async def _tell(self, job: Job, hook: Webhook, what: Delivery, text: str) -> None:
         host = (
             urllib.parse.urlsplit(hook.url).hostname or "the receiver"
-        )  # the rest of a URL may be a secret
+        )  # show only the host, because the rest of a URL may be a secret
         now, text = self._clock.now(), f"{what}: {host} {text}"
         event = make_event(job, now, "webhook", text, fact=what)
         await self._store.commit(AtomicWrite(events=[event]))
@@ -109,7 +111,7 @@ async def post_json(url: str, body: bytes) -> str:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Reports a redirect as the answer: following it would repeat the request without its body."""
+    """Returns a redirect as the answer. Following it would repeat the request without its body."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -126,7 +128,7 @@ def _post(url: str, body: bytes) -> str:
         with _OPENER.open(request, timeout=_TIMEOUT_S):
             return ""
     except http.client.InvalidURL:
-        # The error's text contains the wrong part of the URL, which may be a secret.
+        # do not show the error's text: it contains a part of the URL, which may be a secret
         return "the address cannot be called"
     except urllib.error.HTTPError as error:
         with error:

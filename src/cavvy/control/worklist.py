@@ -1,7 +1,8 @@
-"""The keys to reconcile, and when. An event only makes a key due earlier; it carries no data.
+"""The keys to reconcile, and the time at which each is due. A hint only makes a key due earlier and
+contains no data.
 
-A key in progress is not returned again until `finish` is called for it. Hints that arrive before
-this call take effect after it.
+A key in progress is not returned again until `finish` is called for it. Hints for that key that
+arrive before the call take effect after it.
 """
 
 import asyncio
@@ -11,26 +12,27 @@ from datetime import datetime, timedelta
 
 
 class Worklist:
-    """Decides which key (such as a job ID) is processed next. `now` returns the time; `wait`
-    returns when a key may have become due.
+    """Decides which key (such as a job ID) is processed next. `now` is a function that returns the
+    current time.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
         self._due: dict[str, datetime] = {}
         self._heap: list[tuple[datetime, int, str]] = []
-        self._count = 0  # equal times are served in the order of arrival
+        # counts added keys, so that keys due at the same time are taken in the order of arrival
+        self._count = 0
         self._busy: dict[
             str, datetime | None
-        ] = {}  # key -> the earliest time requested while the key was in progress
+        ] = {}  # earliest due time that was requested for each key in progress
         self._changed = asyncio.Event()
 
     def hint(self, key: str, after: timedelta = timedelta(0)) -> None:
-        """Make `key` due when `after` has passed, unless it is already due sooner."""
+        """Make `key` due after the time `after`, unless it is due sooner already."""
         self.add(key, self._now() + after)
 
     def add(self, key: str, due: datetime) -> None:
-        """Make `key` due at the time `due`, unless it is already due sooner."""
+        """Make `key` due at the time `due`, unless it is due sooner already."""
         if key in self._busy:
             asked = self._busy[key]
             self._busy[key] = due if asked is None else min(asked, due)
@@ -43,7 +45,7 @@ class Worklist:
     def next_due(self) -> datetime | None:
         """When the next key that is not in progress is due, or None."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
-            heapq.heappop(self._heap)  # replaced by an earlier time
+            heapq.heappop(self._heap)  # skip an entry that was replaced by one with an earlier time
         return self._heap[0][0] if self._heap else None
 
     def take(self) -> str | None:
@@ -57,8 +59,8 @@ class Worklist:
         return key
 
     def finish(self, key: str, again: timedelta | None) -> None:
-        """Mark `key` as no longer in progress. It becomes due when `again` has passed, or earlier
-        if a hint arrived in the meantime; if `again` is None, only a hint makes it due.
+        """Mark `key` as no longer in progress. The key becomes due after the time `again`, or
+        earlier if a hint has arrived meanwhile. If `again` is None, only a hint makes it due.
         """
         asked = self._busy.pop(key)
         if asked is not None:

@@ -1,1 +1,1 @@
-"""The services that grant work to agents, receive their reports, and send them orders."""
+"""The services that grant work to agents, handle their reports, and send them orders."""

@@ -1,8 +1,8 @@
-"""Checkpoints in a bucket: the server signs requests, nodes transfer the bytes, and database rows
-record which checkpoints are complete.
+"""Stores checkpoints in a bucket. The server signs the requests, and nodes transfer the bytes.
+Database rows record which checkpoints are complete.
 
-Below the task's URL, PROJECT/JOB/blobs/SHA256 contains files and lists of files, named by the hash
-of their content.
+In the folder that the task's URL names, the objects PROJECT/JOB/blobs/SHA256 are files and lists of
+files. Each is named by the hash of its content.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class BucketCheckpoints:
         self._url = url
 
     def held(self) -> dict[str, int]:
-        """Map the hash of each stored file to its size."""
+        """Return the size in bytes of each stored file, keyed by the file's hash."""
         found: dict[str, int] = {}
         after = ""
         while True:
@@ -46,18 +46,19 @@ class BucketCheckpoints:
                 return found
 
     def file(self, name: str) -> SignedObjects:
-        """One stored file. The server signs requests for the file, and nodes send them."""
+        """The objects of one stored file. The server signs requests for it, and nodes send these
+        requests."""
         return SignedObjects(self._bucket, self._key(name), self._url)
 
     def keep(self, files: Sequence[CheckpointFile]) -> str:
-        """Store the list of these files and return its hash."""
+        """Store a list of files and return the hash of the list."""
         content = msgspec.json.encode({"files": sorted(files, key=lambda each: each.path)})
         name = hashlib.sha256(content).hexdigest()
         self._bucket.put(self._key(name), content)
         return name
 
     def read(self, manifest: str) -> list[CheckpointFile]:
-        """The files of a checkpoint. Raises HashMismatch."""
+        """The files of the checkpoint whose list has the hash `manifest`. Raises HashMismatch."""
         try:
             content = self._bucket.get(self._key(manifest))
         except ObjectMissing as error:
@@ -69,13 +70,14 @@ class BucketCheckpoints:
         return _decode(content)["files"]
 
     def sweep(self, wanted: Collection[str]) -> RemovedCheckpoints:
-        """Remove files that are not `wanted`. Stops at the first failure; `kept` is its reason."""
+        """Remove the files that are not in `wanted`. Stops at the first failure; `kept` of the
+        result is its reason, or ""."""
         freed, fault = self.remove_others(wanted)
         return RemovedCheckpoints(bytes=freed, kept="" if fault is None else str(fault))
 
     def remove_others(self, wanted: Collection[str]) -> tuple[int, ObjectError | None]:
-        """Remove files that are not `wanted`. Stops at the first failed deletion. Returns the
-        number of removed bytes, and the failure.
+        """Remove the files that are not in `wanted`. Stops at the first failed deletion. Returns
+        the number of removed bytes, and the failure or None.
         """
         fault: ObjectError | None = None
 
@@ -99,7 +101,8 @@ class BucketCheckpoints:
 
 
 class BucketCheckpointOpener:
-    """Opens the buckets of jobs with the keys of the project or of the server."""
+    """Opens the buckets of jobs with the storage keys of the project or, without those, of the
+    server."""
 
     def __init__(
         self,
@@ -122,8 +125,8 @@ class BucketCheckpointOpener:
     async def open_folder(
         self, project: str, job_id: str, url: str, folder: str
     ) -> tuple[ObjectBucket, str]:
-        """Open the bucket of a URL with the project's keys. Returns the bucket and the prefix of
-        this folder of the job. Raises ObjectDenied.
+        """Open the bucket of a URL with the project's keys. Returns the bucket, and the prefix of
+        the keys in the job's folder `folder`. Raises ObjectDenied.
         """
         secrets = await self._open_secrets(project, KEYS)
         keys = merge_keys(self._environment, secrets)

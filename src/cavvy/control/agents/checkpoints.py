@@ -1,9 +1,9 @@
-"""Checkpoints: the state that an attempt starts from, and uploads from nodes that cannot reach the
-job's folder.
+"""Manages the checkpoints of jobs: which checkpoint an attempt starts from, and uploads from nodes
+that have no access to the job's folder.
 
 A checkpoint is complete once its row is written, which happens after all of its files are stored.
-Work on this machine writes to the job's folder instead of uploading. When a job moves between this
-machine and other nodes, its newest state is copied once, before the claim is granted.
+Work on the server's own machine writes to the job's folder and uploads nothing. When a job moves
+between this machine and other nodes, its newest state is copied once, before the claim is granted.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from cavvy.store.objects.base import ObjectError
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
 KEPT = 2  # checkpoints kept for each job
-_COMING = 1000  # maximum number of jobs whose current upload is remembered
+_COMING = 1000  # maximum number of jobs for which the files of a running upload are remembered
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -51,21 +51,22 @@ _LOSSES_KEPT = timedelta(minutes=1)
 
 
 class InvalidManifest(Exception):
-    """The list of files is invalid for a checkpoint: the agent has a bug, or the sender is not an
-    agent.
+    """The list of files is invalid for a checkpoint. Either the agent has a bug, or the sender is
+    not an agent.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesMissing:
-    """Files of the checkpoint that are not stored: the agent must send them and commit again."""
+    """The list of the checkpoint's files that are not stored. The agent must send them and commit
+    again."""
 
     blobs: Sequence[str]
 
 
 class Checkpoints:
     """Stores and restores the checkpoints of jobs. `folders` is None in the simulator, where every
-    provider reaches `storage`."""
+    provider has access to `storage`."""
 
     def __init__(
         self,
@@ -86,12 +87,12 @@ class Checkpoints:
         self._opened: dict[str, BucketCheckpoints | None] = {}
         self._losses: tuple[datetime, Mapping[str, NodeLosses]] | None = None
         self._coming: dict[str, frozenset[str]] = {}
-        self._untidy: set[str] = set()  # gangs whose failed cleanup was reported
+        self._untidy: set[str] = set()  # gangs for which a failed cleanup was already reported
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ready(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
-        """Make the job's newest checkpoint reachable from this attempt's nodes, and return how the
-        nodes reach it. Copying files may take long. Raises StoreFull.
+        """Make the job's newest checkpoint available to this attempt's nodes, and return how they
+        access it. Copying files may take long. Raises StoreFull.
         """
         wanted = job.task.checkpoint
         if wanted is None:
@@ -115,7 +116,8 @@ class Checkpoints:
         return CheckpointWork(path=wanted.path, sync=True, every_s=every_s)
 
     async def save_interval(self, job: Job, attempt: Attempt) -> CheckpointInterval | None:
-        """The current save interval. None if the task sets an interval or saves no checkpoints."""
+        """The current checkpoint interval. None if the task sets the interval itself or saves no
+        checkpoints."""
         wanted = job.task.checkpoint
         if wanted is None or not wanted.auto:
             return None
@@ -135,22 +137,23 @@ class Checkpoints:
         )
 
     async def losses_per_hour(self, attempt: Attempt) -> float:
-        """How often per hour a gang of this size loses a node in its market, as observed so far."""
+        """The rate, per hour, at which a gang of this size loses a node in its market, as observed
+        so far."""
         return loss_rate(await self._lost(attempt), spot=_is_spot(attempt)) * attempt.nodes
 
     async def _lost(self, attempt: Attempt) -> NodeLosses:
         return (await self._seen_losses()).get(attempt.offer.key, NodeLosses())
 
     async def _seen_losses(self) -> Mapping[str, NodeLosses]:
-        """The recent losses in all markets; read from the store at most once a minute."""
+        """The recent losses of nodes in each market; read from the store at most once a minute."""
         now = self._clock.now()
         if self._losses is None or now - self._losses[0] > _LOSSES_KEPT:
             self._losses = now, count_losses(await self._store.tallies(now - _LOSSES_SINCE))
         return self._losses[1]
 
     async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
-        """The checkpoint that this gang starts from: the newest of earlier attempts, so that all
-        ranks get the same one. Raises RowNotFound.
+        """The checkpoint that this gang starts from. This is the newest checkpoint of earlier
+        attempts, not of this one, so that all ranks get the same checkpoint. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         saved = await self._store.checkpoints(attempt.job_id)
@@ -182,15 +185,15 @@ class Checkpoints:
         return self._opened[gang]
 
     async def blobs(self, gang: str) -> BlobStore:
-        """The stored files of the gang's job. Raises RowNotFound."""
+        """The files that the server stores for the gang's job. Raises RowNotFound."""
         attempt = await self._store.attempt_of_gang(gang)
         if self._folders is None:
             raise RowNotFound("this server stores no checkpoints")
         return self._folders.blobs(attempt.project, attempt.job_id)
 
     async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
-        """The files of the next checkpoint that the agent must send. The server has the other files
-        already, and keeps them. Raises RowNotFound.
+        """Return the names of the files that the agent must send for its next checkpoint. The
+        server already has the other files and keeps them for it. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         bucket_checkpoints = await self.bucket_checkpoints(gang)
@@ -198,7 +201,7 @@ class Checkpoints:
         self._coming.pop(attempt.job_id, None)
         if (
             len(self._coming) >= _COMING
-        ):  # if an entry is lost, some files are sent again; nothing else goes wrong
+        ):  # a job whose entry is dropped may send some files again, with no other harm
             del self._coming[next(iter(self._coming))]
         self._coming[attempt.job_id] = frozenset(names)
         if bucket_checkpoints is not None:
@@ -210,8 +213,8 @@ class Checkpoints:
     async def commit(
         self, gang: str, rank: int, nonce: str, files: Sequence[CheckpointFile], made_at: datetime
     ) -> SavedCheckpoint | FilesMissing | ClaimLost:
-        """Make these files the job's newest checkpoint, if all are stored. Raises RowNotFound,
-        InvalidManifest, StoreFull.
+        """Make these files the job's newest checkpoint. Returns FilesMissing if some are not
+        stored. Raises RowNotFound, InvalidManifest, StoreFull.
         """
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)
@@ -235,9 +238,9 @@ class Checkpoints:
                 return ClaimLost(reason=str(error))
 
     async def remove(self, job: Job) -> RemovedCheckpoints:
-        """Delete the checkpoints of a job that has ended. Rows are deleted before files, so that no
-        row names missing files if the server crashes; a repeated call deletes the remaining files.
-        On a full disk, files are deleted first, which makes space.
+        """Delete the checkpoints of a job that has ended. Rows are deleted before files, so that
+        after a crash no row refers to missing files; another call then deletes the remaining files.
+        If the disk is full, files are deleted first to make space.
         """
         policy = job.task.checkpoint
         found: dict[str, RemovedCheckpoints] = {}
@@ -261,8 +264,8 @@ class Checkpoints:
         )
 
     async def _empty_bucket(self, job: Job) -> RemovedCheckpoints:
-        """Delete the job's files in its bucket. There is no time limit, because the job may be
-        removed only after its files.
+        """Delete the job's files in its bucket. There is no time limit, because the files must be
+        deleted before the job is removed.
         """
         try:
             bucket = await self._bucket_opener.open(job) if self._bucket_opener else None
@@ -279,8 +282,8 @@ class Checkpoints:
         files: Sequence[CheckpointFile],
         made_at: datetime,
     ) -> SavedCheckpoint | FilesMissing | ClaimLost:
-        """Like `commit`, for files in a bucket. Only sizes are compared now; contents are compared
-        when the files are fetched."""
+        """Like `commit`, for files in a bucket. Only the sizes of the files are checked now; their
+        contents are checked when they are downloaded."""
         held = await in_thread(bucket_checkpoints.held)
         wanted = [each for each in files if each.link is None]
         if missing := sorted(
@@ -300,7 +303,8 @@ class Checkpoints:
             return ClaimLost(reason=str(error))
         try:
             fault = await self._sweep_bucket(bucket_checkpoints, attempt)
-        except (ObjectError, HashMismatch) as error:  # only the cleanup failed
+        # the checkpoint is complete; only the cleanup of older files failed
+        except (ObjectError, HashMismatch) as error:
             fault = str(error)
         if fault:
             await self._tell_untidy(attempt, fault)
@@ -309,8 +313,8 @@ class Checkpoints:
         return saved
 
     async def _sweep_bucket(self, bucket_checkpoints: BucketCheckpoints, attempt: Attempt) -> str:
-        """Remove files that neither the kept checkpoints nor the next one need. Returns why some
-        could not be removed, or "". Raises ObjectError, HashMismatch.
+        """Remove the files that are needed neither by the kept checkpoints nor by the one being
+        uploaded. Returns why some could not be removed, or "". Raises ObjectError, HashMismatch.
         """
         needed = set(self._coming.pop(attempt.job_id, frozenset()))
         for each in await self._store.checkpoints(attempt.job_id):
@@ -318,12 +322,12 @@ class Checkpoints:
             needed |= {
                 file.sha256 for file in await in_thread(bucket_checkpoints.read, each.manifest)
             }
-        # the caller holds the lock, since the next upload may need a removed file again
+        # the caller holds the lock, because the next upload may need a file that is removed here
         return (await in_thread_to_its_end(bucket_checkpoints.sweep, needed)).kept
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
-        """Report that files could not be removed, since they cost the user money. A gang's failure
-        is reported once, until a cleanup succeeds.
+        """Report that files could not be removed, because they cost the user money. Reported once
+        for each gang, and again only after a cleanup has succeeded.
         """
         if attempt.gang in self._untidy:
             return
@@ -364,8 +368,8 @@ class Checkpoints:
         *,
         by: int,
     ) -> SavedCheckpoint:
-        """Write the row, then clean up. A crash in between leaves unneeded files; no needed file is
-        missing.
+        """Write the checkpoint's row, then remove unneeded files. A crash between the two only
+        leaves unneeded files.
         """
         project, job_id, now = attempt.project, attempt.job_id, self._clock.now()
         manifest = await asyncio.to_thread(folders.keep, project, job_id, files)
@@ -379,8 +383,8 @@ class Checkpoints:
         return saved
 
     async def _from_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
-        """Make a checkpoint of the files that work on this machine left in the job's folder; used
-        if the attempt runs on other nodes.
+        """Make a checkpoint of the files that work on this machine left in the job's folder. Called
+        when the next attempt runs on other nodes.
         """
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         saved = await self._store.checkpoints(job.id)
@@ -396,8 +400,8 @@ class Checkpoints:
         await self._tell(attempt, taken, f"the files that attempt {user} left on this machine")
 
     async def _to_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
-        """Fill the job's folder with the newest uploaded checkpoint; used if the attempt runs on
-        this machine."""
+        """Fill the job's folder with the newest uploaded checkpoint. Called when the attempt runs
+        on this machine."""
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         if user >= attempt.number:
             return
@@ -459,7 +463,8 @@ def _sweep(
     coming: frozenset[str],
     now: datetime,
 ) -> None:
-    """Remove the job's files that neither its kept checkpoints nor the one being uploaded need."""
+    """Remove the job's files that are needed neither by its kept checkpoints nor by the checkpoint
+    being uploaded."""
     wanted = set(coming)
     for each in kept:
         wanted.add(each.manifest)

@@ -1,8 +1,8 @@
-"""The format of the results that nodes store in a bucket while the server is unreachable, and a
-reader for them.
+"""Defines the format of the results that nodes store in a bucket while the server is unreachable,
+and reads them.
 
-Below the attempt's folder, RANK/0 is a rank's manifest: its messages, and a description of the
-bytes in the objects 1, 2 and so on.
+In the attempt's folder, the object RANK/0 is a rank's manifest. It contains the rank's messages,
+and describes the bytes in the objects RANK/1, RANK/2 and so on.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from cavvy.domain.checkpoints import CheckpointFile
 from cavvy.store.objects.base import ObjectBucket, ObjectInfo
 
 PARTS = 128  # maximum number of objects for the bytes of one rank
-MOST_BYTES = 256 << 20  # largest part, which the agent holds in memory
+MOST_BYTES = 256 << 20  # maximum bytes of a part; the agent holds a part in memory
 AT_ONCE = 4 << 20  # bytes read from the bucket in one request
 _MANIFEST_BYTES = 16 << 20
 _Position = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -27,14 +27,15 @@ class DepositPiece(Struct, frozen=True, kw_only=True):
 
     kind: Literal["log", "blob", "output"]
     bytes: Annotated[int, Meta(ge=0, le=PARTS * MOST_BYTES)]
-    offset: _Position = 0  # of a log: the position in the whole log
-    lost: _Position = 0  # of a log: bytes lost just before `offset`
-    index: Annotated[int, Meta(ge=0, le=100_000)] = 0  # of an output: its number in the task
-    name: Annotated[str, Meta(max_length=4096)] = ""  # SHA-256 of a blob, or path of an output
+    offset: _Position = 0  # for a log: the position in the whole log
+    lost: _Position = 0  # for a log: the number of bytes lost just before `offset`
+    index: Annotated[int, Meta(ge=0, le=100_000)] = 0  # for an output: its index in the task
+    # SHA-256 of a checkpoint file, or path of an output file
+    name: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class DepositedCheckpoint(Struct, frozen=True, kw_only=True):
-    """The undelivered checkpoint, with the same fields as a commit request."""
+    """A checkpoint that the node could not deliver. Has the same fields as a commit request."""
 
     made_at: Annotated[datetime, Meta(tz=True)]
     files: list[CheckpointFile]
@@ -51,13 +52,14 @@ class DepositManifest(Struct, frozen=True, kw_only=True):
 
 
 class InvalidDeposit(Exception):
-    """The stored results do not fit together: the node lied, or the objects were changed."""
+    """The stored results contradict each other: the node sent wrong data, or the objects were
+    changed."""
 
 
 class DepositReader:
     """Reads one rank's objects. After each answer of the bucket, `read` is called with the position
-    in the sequence of bytes; it can raise ObjectTryAgain to end the reading. Methods block on the
-    network and raise ObjectError.
+    up to which the bytes were read. `read` can raise ObjectTryAgain to stop the reader. Methods
+    block on the network and raise ObjectError.
     """
 
     def __init__(self, bucket: ObjectBucket, prefix: str, read: Callable[[int], None]) -> None:
@@ -66,7 +68,7 @@ class DepositReader:
         self._part_bytes = 1
 
     def read_manifest(self) -> bytes | None:
-        """The manifest; None if there is none, or an empty one. Raises InvalidDeposit if it is too
+        """The manifest, or None if it is missing or empty. Raises InvalidDeposit if it is too
         large.
         """
         objects, _ = self._bucket.list(self._prefix)
@@ -81,7 +83,7 @@ class DepositReader:
 
     @property
     def stored_at(self) -> datetime | None:
-        """When the manifest was stored, by the bucket's clock."""
+        """When the manifest was stored, according to the bucket's clock."""
         return self._objects["0"].changed_at
 
     def check(self, manifest: DepositManifest) -> None:
@@ -94,7 +96,7 @@ class DepositReader:
                 raise InvalidDeposit(f"part {number} is missing or has another size")
 
     def from_offset(self, start: int) -> Read:
-        """Return a function that reads bytes at offsets counted from `start`."""
+        """Return a function that reads bytes. Its offsets count from `start`."""
         return lambda offset, length: self._read(start + offset, length)
 
     def _read(self, offset: int, length: int) -> bytes:

@@ -1,5 +1,5 @@
-"""Records of the attempts whose agents have signed uploads for their results. With these records,
-the server removes the results from the bucket after their attempt has ended, even if an earlier
+"""Records which attempts have agents with signed uploads for their results. From these records, the
+server knows which results to remove from the bucket after an attempt has ended, even if an earlier
 server was killed before it removed them.
 """
 
@@ -18,16 +18,16 @@ from cavvy.store.base import RowNotFound, Store, StoreError, StoreFull
 from cavvy.store.objects.base import ObjectError, ObjectTryAgain
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
-FOLDER = "results/"  # the job's folder of results in the bucket
+FOLDER = "results/"  # the folder of the job's results in the bucket
 _COLLECTION = "results"
-# The document with the time since which the results of all new jobs have records. Earlier versions
-# of the server recorded none.
+# The document that contains the time since which the results of all new jobs have records. Earlier
+# versions of the server made no records.
 _SINCE = "results since"
 
 
 class DepositRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that may have results in the bucket's folder `url`. `kept` means that the attempt
-    has ended and that its results stay until its job is removed, because they were not applied.
+    has ended, but its results could not be applied and therefore stay until the job is removed.
     `project` is "" in records of earlier versions.
     """
 
@@ -39,8 +39,8 @@ class DepositRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DepositedResults:
-    """Removes the results of attempts that have ended, and records which attempts have any. `began`
-    is the time when this process began to make records.
+    """Records which attempts may have results in a bucket, and removes the results of attempts that
+    have ended. `began` is the time since which this process makes records.
     """
 
     def __init__(self, store: Store, opener: BucketCheckpointOpener, began: datetime) -> None:
@@ -58,9 +58,9 @@ class DepositedResults:
             self._recorded.add(attempt.id)
 
     async def remove_attempt(self, job: Job, attempt: Attempt, url: str = "") -> None:
-        """Remove the results of an ended attempt, but keep those that were not applied: the results
-        of a rank that has a manifest but no exit. `url` is the folder of results without a record,
-        of jobs from earlier versions. Raises ObjectError, StoreError.
+        """Remove the results of an ended attempt. Results that were not applied are kept: those of
+        a rank that has a manifest but has reported no exit. `url` is the folder of results that
+        have no record because an earlier version stored them. Raises ObjectError, StoreError.
         """
         if url and not await self._is_recorded(job):
             await self.record(attempt, url)
@@ -89,10 +89,10 @@ class DepositedResults:
                 await self._forget(document)
 
     async def remove_job(self, job: Job, url: str = "") -> str:
-        """Remove all results of a job that has ended; does not use the bucket if no attempt can
-        have results. `url` is the folder of results without a record, of jobs from earlier
-        versions. If some cannot be removed, returns their URL and the reason, otherwise "";
-        `sweep` tries again.
+        """Remove all results of a job that has ended. Does not access the bucket if no attempt can
+        have results. `url` is the folder of results that have no record because an earlier version
+        stored them. If some results cannot be removed, returns their URL and the reason, otherwise
+        ""; `sweep` tries again.
         """
         problems: list[str] = []
         by_url: dict[str, list[ProviderDocument]] = {}
@@ -111,10 +111,10 @@ class DepositedResults:
         return "; ".join(problems)
 
     async def sweep(self) -> None:
-        """Remove the results of all attempts that have ended, for example while no server ran, and
-        those of removed jobs. The
-        next sweep repeats what fails. If a storage does not answer, the project's other results
-        there wait for that sweep; other projects may reach the storage with other keys.
+        """Remove the results of all removed jobs, and of all attempts that have ended, for example
+        while no server was running. What fails is tried again by the next call. If a storage does
+        not answer, the same project's other results there are skipped until the next call. Results
+        of other projects are not skipped, because their keys may work.
         """
         await self._read_since()
         silent: set[tuple[str, str, str]] = set()
@@ -162,7 +162,7 @@ class DepositedResults:
         return job.submitted_at >= await self._read_since()
 
     async def _read_since(self) -> datetime:
-        """The time since which servers make records, which the first of them stores."""
+        """The time since which servers make records. The first such server has stored this time."""
         if self._since is not None:
             return self._since
         with suppress(StoreFull):
@@ -185,7 +185,7 @@ class DepositedResults:
         await self._store.swap_provider_document(RECORDS_OWNER, document)
 
     async def _forget(self, document: ProviderDocument) -> None:
-        """Delete a record, unless it has changed."""
+        """Delete a record, unless it was changed meanwhile."""
         last = ProviderDocument(
             collection=_COLLECTION, name=document.name, body="", version=document.version + 1
         )

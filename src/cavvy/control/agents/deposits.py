@@ -1,6 +1,7 @@
-"""Handles results that nodes store in a bucket while the server is unreachable. The server signs
-the uploads beforehand, and later applies the results as if the agents had sent them. The objects of
-an attempt are below PROJECT/JOB/results/ATTEMPT/ in the bucket's folder.
+"""Handles results that nodes store in a bucket while the server is unreachable, called deposits.
+The server signs the uploads beforehand. Later it reads the results from the bucket, and applies
+them as if the agents had sent them. The objects of an attempt are below
+PROJECT/JOB/results/ATTEMPT/ in the bucket's folder.
 """
 
 import asyncio
@@ -54,17 +55,18 @@ from cavvy.store.objects.base import (
 )
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
-_AGAIN = timedelta(hours=1)  # agents ask for new signatures this often
+_AGAIN = timedelta(hours=1)  # interval at which agents ask for new signatures
 _MARGIN = timedelta(hours=2)  # signatures are valid for the lease plus this time
 _LONGEST = timedelta(days=7)  # longest validity in S3 and Google Cloud Storage
-_PATIENCE = timedelta(minutes=10)  # how long to try to read a bucket that does not answer
-# The limit if the bucket refuses access, or while other nodes of the gang are billed.
+# time without progress after which the server gives up reading from a bucket
+_PATIENCE = timedelta(minutes=10)
+# The same if the bucket refuses access, or while other nodes of the gang are billed.
 _SHORT_PATIENCE = timedelta(minutes=2)
-# Gangs whose results are read at the same time. Each needs one of the threads that also serve the
-# transfers of running work.
+# Maximum number of gangs whose results are read at the same time. Reading uses the threads that
+# also serve the transfers of running work.
 _GANGS = 8
-_TRIES = 3  # failures at the same place before the server gives up the results
-_BATCH = 200  # messages per write; agents send as many at once
+_TRIES = 3  # consecutive failures at the same position after which the server gives up reading
+_BATCH = 200  # maximum messages per write; agents send the same number at once
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 Ranks = Mapping[int, datetime | None]  # rank -> time of its agent's last message
@@ -72,7 +74,7 @@ Ranks = Mapping[int, datetime | None]  # rank -> time of its agent's last messag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedDeposit:
-    """Signed uploads for one rank: first one for the manifest, then one for each part."""
+    """Signed uploads for one rank: the first is for the manifest, the others are for the parts."""
 
     uploads: Sequence[SignedRequest]
     valid: timedelta
@@ -82,7 +84,7 @@ class SignedDeposit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepositDependencies:
     """`url` is the bucket's folder for tasks without `checkpoint.storage`, or "". `read` decodes a
-    manifest and its messages as they are decoded from requests; it raises ValueError or
+    manifest and its messages with the same checks as requests. It raises ValueError or
     RecursionError.
     """
 
@@ -92,8 +94,8 @@ class DepositDependencies:
 
 
 class Deposits:
-    """Signs deposits and collects them. Without dependencies, as in the simulator, no job has a
-    bucket.
+    """Signs the uploads of deposits, and collects deposits. Without `dependencies`, as in the
+    simulator, no job has a bucket.
     """
 
     def __init__(
@@ -111,9 +113,9 @@ class Deposits:
         self._dependencies = dependencies
         self._results = DepositedResults(store, opener, clock.now())
         self._collections: dict[str, DepositCollection] = {}  # by gang
-        self._told: set[str] = set()  # gangs whose failure to sign was reported
+        self._told: set[str] = set()  # gangs for which a failure to sign was already reported
         self._tasks: set[asyncio.Task[None]] = set()
-        # A gang that is billed does not wait for gangs that cost nothing.
+        # Billed gangs have their own slots, so that they do not wait for gangs that cost nothing.
         self._slots, self._billed_slots = asyncio.Semaphore(_GANGS), asyncio.Semaphore(_GANGS)
 
     def find_url(self, job: Job) -> str:
@@ -124,8 +126,8 @@ class Deposits:
         return storage or self._dependencies.url
 
     async def sign(self, gang: str, rank: int) -> SignedDeposit:
-        """Sign the uploads of a rank; none if its job has no bucket or the bucket cannot be used.
-        Signatures stay valid longer than the lease. Raises RowNotFound, StoreError.
+        """Sign the uploads of a rank. Returns no uploads if the job has no bucket or the bucket
+        cannot be used. Signatures stay valid longer than the lease. Raises RowNotFound, StoreError.
         """
         attempt = await self._store.attempt_of_gang(gang)
         job = await self._store.job(attempt.job_id)
@@ -150,16 +152,19 @@ class Deposits:
     def collect(
         self, job: Job, attempt: Attempt, ranks: Ranks, *, billed: bool
     ) -> frozenset[int] | None:
-        """Read the results of these ranks, whose nodes have ended, from the bucket, and apply them
-        in the background. Returns the ranks whose results are still being read; None if there is
-        nothing to read. If a rank's agent has sent a message since, its results are read again.
+        """Read the results of these ranks, whose nodes have ended, from the bucket and apply them.
+        This runs in the background. Returns the ranks whose results are still being read; None if
+        there is nothing to read. If a rank's agent has sent a message since its results were read,
+        they are read again.
 
-        Reading without progress is given up; sooner if other nodes of the gang are `billed`. The
-        reading may wait until the results of other gangs, billed or not billed alike, are read.
+        Reading is given up after some time without progress, sooner if other nodes of the gang are
+        `billed`. Reading may first wait for that of other gangs: a billed gang waits only for
+        billed gangs, and any other gang for those that are not billed.
         """
         gang = attempt.gang
         if not ranks or not self.find_url(job):
-            return None  # do not stop a started reading: one poll may have failed
+            # do not stop reading that has begun: one poll of the provider may have failed
+            return None
         now, found = self._clock.now(), self._collections.get(gang)
         if found is None:
             found = self._collections[gang] = DepositCollection(self._clock.now)
@@ -179,8 +184,8 @@ class Deposits:
         return left
 
     def note(self, job: Job, attempt: Attempt) -> None:
-        """Called after each write of the attempt. Once the outcome of its work is decided, stop
-        reading its results. Once it has ended, remove its objects in the background.
+        """Must be called after each write of the attempt. Once the outcome of its work is decided,
+        stops reading its results. Once it has ended, removes its objects in the background.
         """
         if attempt.phase in COMING or attempt.phase is AttemptPhase.RUNNING:
             return
@@ -237,7 +242,8 @@ class Deposits:
             found.begin()
             bucket, prefix = await self._open(job, attempt)
             held = await in_thread(BucketCheckpoints(bucket, prefix).held)
-            # Ranks with a manifest. Nodes of other ranks were lost, or could not store results.
+            # The ranks that have a manifest. The nodes of other ranks were lost, or could not store
+            # results.
             left = [rank for rank in sorted(ranks) if held.get(f"{rank}/0")]
             found.settle({rank: heard for rank, heard in ranks.items() if rank not in left})
             readers = {
@@ -259,7 +265,7 @@ class Deposits:
             try:
                 await self._collect_rank(found, attempt, rank, reader)
             except (ObjectError, StoreFull, StaleVersion, OSError) as error:
-                fault = error  # the reconciler starts another try
+                fault = error  # the reconciler starts another try later
                 continue
             except (InvalidDeposit, StoreError) as error:
                 await self._refuse(attempt, rank, error)
@@ -274,7 +280,7 @@ class Deposits:
     ) -> None:
         node = await self._store.node(attempt.id, rank)
         if node.phase is NodePhase.EXITED:
-            return  # the agent has sent its results to the server
+            return  # the agent has already sent its results to the server
         body = await in_thread(reader.read_manifest)
         if body is None:
             return  # the manifest was removed meanwhile
@@ -287,7 +293,8 @@ class Deposits:
         reader.check(manifest)
         stored = (rank, hashlib.sha256(body).digest())
         await self._keep_files(attempt, node, manifest, reader, found.pieces, stored)
-        # The bucket's clock shows that the node was still alive; the node's own clock may be wrong.
+        # Use the bucket's clock, which shows when the node was still alive; the node's own clock
+        # may be wrong.
         seen = [each for each in (reader.stored_at, node.heard_at) if each is not None]
         heard = min(self._clock.now(), max(seen, default=attempt.created_at))
         await self._apply(attempt, rank, manifest.nonce, messages, heard)
@@ -302,7 +309,7 @@ class Deposits:
         messages: Sequence[AgentMessage],
         heard: datetime,
     ) -> None:
-        """Apply the messages, which must contain the exit of the rank."""
+        """Apply the messages, which must include the exit of the rank."""
         for at in range(0, len(messages), _BATCH):
             batch = messages[at : at + _BATCH]
             await self._agents.messages(attempt.gang, rank, nonce, batch, heard_at=heard)
@@ -318,8 +325,8 @@ class Deposits:
         pieces: defaultdict[tuple[int, bytes], int],
         stored: tuple[int, bytes],
     ) -> None:
-        """Store the pieces in their order: log, checkpoint and outputs. The first
-        `pieces[stored]` of them were stored before an interruption and are not read again.
+        """Store the pieces in their order: log, checkpoint and outputs. The first `pieces[stored]`
+        pieces were already stored before an interruption and are not read again.
         """
         checkpoint = manifest.checkpoint
         files = checkpoint.files if checkpoint is not None else []
@@ -346,8 +353,8 @@ class Deposits:
             await self._commit(attempt, node, manifest.nonce, checkpoint)
 
     def _keep_log(self, attempt: Attempt, rank: int, piece: DepositPiece, read: Read) -> None:
-        """Append output to the log. Missing bytes before this output no longer exist: the node
-        dropped them, or the server lost stored bytes when its machine crashed.
+        """Append output to the log. If bytes before this output are missing, they no longer exist:
+        the node dropped them, or the server lost them when its machine crashed.
         """
         where, logs = (attempt.project, attempt.job_id, attempt.number, rank), self._deps.logs
         for at in range(0, max(1, piece.bytes), AT_ONCE):
@@ -423,32 +430,36 @@ class Deposits:
 
 
 class DepositCollection:
-    """The progress of reading one gang's results. Threads call `read`."""
+    """The progress of reading one gang's results. `read` is called from other threads."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
-        # Ranks whose results are applied or given up.
+        # The ranks whose results were applied or given up, with the time of their agents' last
+        # message.
         self.settled: dict[int, datetime | None] = {}
-        # Number of stored pieces, by rank and SHA-256 of the manifest that describes them.
+        # The number of pieces already stored, keyed by rank and by the SHA-256 of the manifest that
+        # describes them.
         self.pieces: defaultdict[tuple[int, bytes], int] = defaultdict(int)
         self.task: asyncio.Task[None] | None = None
-        self.complete = True  # whether all ranks of the last try are settled
+        self.complete = True  # whether all ranks of the last try are settled (applied or given up)
         self.fault: BaseException | None = None  # the last failure
         self._stopped = False
         self._waits_since: datetime | None = None
-        self._furthest: dict[int, int] = {}  # the furthest position that was read, by rank
+        self._furthest: dict[int, int] = {}  # the furthest position that was read, keyed by rank
         self._read_at = self._failing_since = now()
-        self._failures = 0  # since the last progress
+        self._failures = 0  # failures since the last progress
 
     def wait(self) -> None:
-        """Called when the next try must wait until the results of other gangs are read."""
+        """Must be called when the next try has to wait until the results of other gangs are
+        read."""
         if self.complete:
             self._read_at, self._failures = self._now(), 0
         self.complete = False
         self._waits_since = self._now()
 
     def begin(self) -> None:
-        """Called when the try begins. The wait does not count toward time limits."""
+        """Must be called when the next try begins. The time that it waited does not count toward
+        time limits."""
         if self._waits_since is not None:
             waited = self._now() - self._waits_since
             self._read_at += waited
@@ -456,7 +467,7 @@ class DepositCollection:
             self._waits_since = None
 
     def read(self, rank: int, position: int) -> None:
-        """Note that the bucket has answered. Raises ObjectTryAgain if the reading must end."""
+        """Record that the bucket has answered. Raises ObjectTryAgain if the reader must stop."""
         if self._stopped:
             raise ObjectTryAgain("the server no longer reads these results")
         self._read_at = self._now()
@@ -480,7 +491,7 @@ class DepositCollection:
         self._failures = 0
 
     def ended(self, task: "asyncio.Task[None]") -> None:
-        """Note the end of a try. After a failure of any kind, another try follows."""
+        """Record the end of a try. If it failed for any reason, another try follows."""
         self.task = None
         self.fault = None if task.cancelled() else task.exception()
         if self.fault is not None:
@@ -489,8 +500,8 @@ class DepositCollection:
                 self._failing_since = self._now()
 
     def is_stuck(self, now: datetime, patience: timedelta) -> bool:
-        """Whether the reading has made no progress for this time: the bucket has not answered, or
-        every try has failed at the same place.
+        """Whether the reading has made no progress for the time `patience`: either the bucket has
+        not answered, or every try has failed at the same position.
         """
         if self.complete or self._waits_since is not None:
             return False
@@ -506,8 +517,8 @@ class DepositCollection:
 
 
 def _store_blob(blobs: BlobStore, piece: DepositPiece, read: Read) -> None:
-    """Store a file of the checkpoint. If the hash differs, store the file once more: an earlier
-    upload of the agent may have left a damaged beginning, which the first try deletes.
+    """Store a file of the checkpoint. If its hash is wrong, store the file once more: an earlier
+    upload may have left a damaged beginning, which the first try has deleted.
     """
     try:
         _append(blobs, piece, read)

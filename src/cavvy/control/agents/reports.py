@@ -1,4 +1,5 @@
-"""Applies agents' messages to the rows of their nodes, and creates events for users. No I/O."""
+"""Applies agents' messages to the rows of their nodes, and creates the events that users see. Does
+no I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,16 +24,16 @@ _ENDS = frozenset(
 )  # outcomes that an agent can report
 # The failures that an agent can report.
 _FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})
-# If some fields of a message are unreadable, these kinds, which change a rank's state, are applied
-# with their other fields. Other kinds are refused.
+# Messages of these kinds change a rank's state. If some of their fields cannot be read, they are
+# applied with the other fields. Messages of other kinds are then refused.
 _NEEDED = frozenset(
     {MessageKind.SETUP, MessageKind.RUNNING, MessageKind.CHECKPOINT, MessageKind.EXITED}
 )
 _REFUSALS_TOLD = 20  # maximum refusal events per rank; more are only counted
 _MOST_TOLD_BYTES = (
     16 << 20
-)  # maximum size of one rank's events; later events are dropped to save disk space
-_EVENT_BYTES = 200  # size of a stored event without its text
+)  # maximum bytes of one rank's events; later events are dropped to save disk space
+_EVENT_BYTES = 200  # bytes of a stored event without its text
 _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_STEP_MS = 86_400_000  # one day in ms; a longer step is not plausible
@@ -42,14 +43,14 @@ ADVICE = "advice"  # kind of events which report that a node is at risk
 
 @dataclass(slots=True)
 class ReportOutcome:
-    """The rows after applying messages. If `moved`, the reconciler should run at once."""
+    """The rows after messages were applied. If `moved`, the reconciler should run at once."""
 
     job: Job
     attempt: Attempt
     node: Node
     events: list[Event] = field(default_factory=list)
     moved: bool = False
-    saved: bool = False  # a checkpoint is complete
+    saved: bool = False  # whether a checkpoint has become complete
 
 
 def apply_messages(
@@ -61,8 +62,9 @@ def apply_messages(
     *,
     skips: bool = False,
 ) -> ReportOutcome:
-    """Apply the messages that follow the last applied one, in order, each once. `skips` says that
-    missing messages no longer exist; only then are messages after a gap applied.
+    """Apply the messages that follow the last applied one, in order, each once. If messages are
+    missing, those after the gap are applied only with `skips`, which means that the missing ones no
+    longer exist.
 
     If a message cannot be applied, an event reports its refusal; later messages are applied.
     """
@@ -86,8 +88,8 @@ def apply_messages(
 
 
 def _bound_events(report: ReportOutcome, told: int, message: AgentMessage, now: datetime) -> None:
-    """Drop the message's events, from index `told` on, if the rank has caused too many. The event
-    of the rank's exit is always recorded.
+    """Drop the events of this message, which begin at index `told`, if the rank has caused too many
+    events. The event of the rank's exit is always recorded.
     """
     before, new = report.node.told_bytes, report.events[told:]
     after = before + sum(_EVENT_BYTES + len(event.text.encode()) for event in new)
@@ -179,8 +181,8 @@ def _merged(old: Figures, new: Figures) -> Figures:
 
 
 def _measured(attempt: Attempt, message: AgentMessage) -> Attempt:
-    """The attempt's checkpoint state after this message. Fields that the message lacks keep their
-    values."""
+    """The attempt with the checkpoint sizes and times that this message reports. Values that the
+    message does not report stay unchanged."""
     cost, rate = message.cost_s, _rate(message)
     return replace(
         attempt,
@@ -193,7 +195,7 @@ def _measured(attempt: Attempt, message: AgentMessage) -> Attempt:
 
 
 def _rate(message: AgentMessage) -> float | None:
-    """Bytes per second, or None if nothing was sent or the time is unknown."""
+    """Bytes sent per second, or None if nothing was sent or the time is unknown."""
     if not message.seconds or not message.sent:
         return None
     rate = message.sent / message.seconds
@@ -217,8 +219,8 @@ def _checkpoint(message: AgentMessage) -> str:
 
 
 def step_of(job: Job, node: Node) -> timedelta:
-    """The time of one step of the work: as the work reports, otherwise as the task declares,
-    otherwise zero.
+    """The time of one step of the work: the time that the work reports, otherwise the time that the
+    task declares, otherwise zero.
     """
     said = node.progress.get("step_ms")
     if isinstance(said, (int, float)) and 0 < said < _LONGEST_STEP_MS:
@@ -243,7 +245,7 @@ def _exited(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
     tell(report, at, "exited", reason, failure or outcome)
 
 
-# The handler of each kind; unknown kinds come from newer agents, and are ignored.
+# The handler of each kind of message. Unknown kinds come from newer agents and are ignored.
 _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetime], None]] = {
     MessageKind.SETUP: _setup,
     MessageKind.RUNNING: _running,
@@ -257,15 +259,15 @@ _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetim
 
 
 def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
-    """The time by the node's clock, limited to the range from its claim to now, since the clock may
-    be wrong."""
+    """The time `at` of the node's clock, limited to the range from the node's claim to now, because
+    that clock may be wrong."""
     return min(now, max(at, node.claimed_at or _EARLIEST)).astimezone(UTC)
 
 
 def tell(
     report: ReportOutcome, at: datetime, kind: str, text: str, fact: str | None = None
 ) -> None:
-    """Add an event about the reporting rank."""
+    """Add an event about the rank that sent the message."""
     report.events.append(
         Event(
             project=report.attempt.project,

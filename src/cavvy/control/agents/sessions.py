@@ -1,8 +1,8 @@
 """The service that lets agents claim their work, report, and receive orders.
 
-Claims make a double launch harmless: each rank of an attempt is granted to one nonce only. Messages
-are numbered, and each is applied once. A lost wake-up only delays an answer by one polling
-interval.
+If a gang is launched twice by mistake, no work runs twice: each rank of an attempt is granted only
+to the agent with one nonce. Messages are numbered, and each is applied once. A lost wake-up only
+delays an answer by one polling interval.
 """
 
 import asyncio
@@ -37,17 +37,19 @@ from cavvy.domain.units import HourlyRate, Money, format_duration
 from cavvy.planner.checkpoint_interval import CheckpointInterval, fit_notice, is_news
 from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion, Store
 
-_ASK_AGAIN = timedelta(milliseconds=200)  # retry interval while ranks are missing
-_STANDBY_ASKS_AGAIN = timedelta(seconds=1)  # retry interval while another gang works
+# how soon an agent asks again while agents of other ranks are missing
+_ASK_AGAIN = timedelta(milliseconds=200)
+# how soon an agent of a standby gang asks again while another gang does the work
+_STANDBY_ASKS_AGAIN = timedelta(seconds=1)
 _KEPT_ASKS_AGAIN = timedelta(seconds=1)
 _WAITS = timedelta(
     seconds=30
-)  # the agent of a kept gang is ready if its last request is at most this old
+)  # maximum age of an agent's last request for work while its kept gang counts as ready
 _PATIENCE = timedelta(
     seconds=10
-)  # time that a claim waits for the newest checkpoint; agents retry after 30 s
+)  # how long a claim waits until the newest checkpoint is copied; agents retry after 30 s
 _UNREADY_ASKS_AGAIN = timedelta(seconds=1)
-_TRIES = 8  # tries of a write that fails because the row has a newer version
+_TRIES = 8  # tries of a write that fails because the row was changed meanwhile
 
 ReadBlob = Callable[[str], Awaitable[bytes]]  # manifest by hash; raises RowNotFound
 OpenSecrets = Callable[
@@ -61,7 +63,7 @@ async def no_save_interval(job: Job, attempt: Attempt) -> CheckpointInterval | N
 
 
 async def no_losses(attempt: Attempt) -> None:
-    """The default for `losses`: the rate is unknown."""
+    """The default for `losses`: the rate is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +76,12 @@ class AgentDependencies:
     ]  # returns None if the task saves no checkpoints
     accelerators: Callable[[Job, Attempt], int]  # per node
     save_interval: Callable[[Job, Attempt], Awaitable[CheckpointInterval | None]] = (
-        no_save_interval  # None unless Cavvy chooses the interval
+        no_save_interval  # None if Cavvy does not choose the interval
     )
     losses: Callable[[Attempt], Awaitable[float | None]] = (
-        no_losses  # losses of the whole gang per hour
+        no_losses  # expected losses of nodes per hour, for the whole gang
     )
-    # agents store results of ended work in a bucket after this time without an answer; 0: never
+    # how many seconds an agent waits for the server before it stores results in a bucket; 0: never
     deposit_after_s: Callable[[Job], float] = lambda job: 0
     notice: Callable[[Attempt], timedelta | None] = lambda attempt: (
         None
@@ -92,8 +94,8 @@ class _NotYet(Exception):
 
 
 class AgentSessions:
-    """Serves the requests of agents; see `docs/concepts/agent-protocol.md`. `hint` puts a job's key
-    on the worklist.
+    """Serves the requests of agents; see `docs/concepts/agent-protocol.md`. `hint` puts a job on
+    the worklist.
     """
 
     def __init__(
@@ -111,10 +113,10 @@ class AgentSessions:
         self._affordable: dict[str, datetime] = {}
         self._asked: dict[
             tuple[str, int], datetime
-        ] = {}  # when each agent of a kept gang last asked for its next work
+        ] = {}  # when each agent of a kept gang last asked for work
         self._readying: dict[
             str, asyncio.Future[CheckpointWork | None]
-        ] = {}  # copies of checkpoints, by attempt ID, until the claim is granted
+        ] = {}  # running copies of checkpoints, keyed by attempt ID, until the claim is granted
         self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     async def claim(
@@ -130,7 +132,7 @@ class AgentSessions:
         """Grant the rank to the first nonce that requests it. A repeated request with that nonce
         gets the same answer.
 
-        An agent with an older `protocol` is refused if the work has fields that it would ignore.
+        An agent with an older `protocol` is refused if it would ignore some fields of the work.
         """
         for _ in range(_TRIES):
             try:
@@ -153,7 +155,8 @@ class AgentSessions:
         heard_at: datetime | None = None,
     ) -> MessagesStored | ClaimLost:
         """Apply each message once and in order; messages after a gap must be sent again. Messages
-        that cannot be applied or stored are refused, but acknowledged.
+        that cannot be applied or stored are refused, but also acknowledged, so that agents do not
+        send them again.
 
         `heard_at` is set if the messages were read from a bucket. They are the last messages of
         their rank, so missing earlier messages are skipped.
@@ -219,8 +222,8 @@ class AgentSessions:
             waiter.set()
 
     async def lease(self, gang: str) -> timedelta:
-        """How long this gang's agents may work without an answer from the server. Raises
-        RowNotFound.
+        """How long this gang's agents may continue to work without an answer from the server.
+        Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         return self._lease(await self._store.job(attempt.job_id), attempt)
@@ -236,8 +239,8 @@ class AgentSessions:
         return all(at is not None and at >= since for at in asked)
 
     def afford(self, attempt_id: str, until: datetime | None) -> None:
-        """Let no lease of the attempt last beyond this time, until which the budget pays; None
-        removes the limit.
+        """Limit the leases of the attempt to the time `until`, which is when the budget is used up.
+        None removes the limit.
         """
         if until is None:
             self._affordable.pop(attempt_id, None)
@@ -255,7 +258,7 @@ class AgentSessions:
         self.notify(attempt.gang)
 
     async def close(self) -> None:
-        """Cancel unfinished copies of checkpoints; the next server starts them again."""
+        """Cancel running copies of checkpoints. The next server starts them again."""
         coming, self._readying = list(self._readying.values()), {}
         for each in coming:
             each.cancel()
@@ -296,7 +299,7 @@ class AgentSessions:
         if attempt.number != (await self._store.job(attempt.job_id)).attempt:
             return ClaimWait(
                 after=_STANDBY_ASKS_AGAIN
-            )  # a gang that does not own the job yet gets no work
+            )  # a standby gang gets no work until it has taken the job over
         return ClaimGranted(
             work=await self._assignment(job, attempt, nodes), lease=self._lease(job, attempt)
         )
@@ -360,8 +363,8 @@ class AgentSessions:
         return ", no ".join(list_unknown(protocol, await self._assignment(job, attempt, nodes)))
 
     async def _turn_away(self, attempt: Attempt, rank: int, why: str) -> ClaimRefused:
-        """Refuse the claim and report the reason. The gang is then launched again with
-        current agents."""
+        """Refuse the claim and report the reason. A new gang with current agents is launched
+        afterwards."""
         event = Event(
             project=attempt.project,
             job_id=attempt.job_id,
@@ -407,8 +410,8 @@ class AgentSessions:
         return coming.result()
 
     async def _manifest(self, job: Job) -> bytes | None:
-        """The frozen folder's manifest, if the setup's key depends only on some files of the
-        folder.
+        """The manifest of the working folder. It is read only if the setup's key depends on some of
+        the folder's files; otherwise None.
         """
         snapshot, read = job.origin.snapshot, self._dependencies.read_blob
         if job.task.setup_uses is None or snapshot is None or read is None:
@@ -416,7 +419,7 @@ class AgentSessions:
         try:
             return await read(snapshot)
         except RowNotFound:
-            return None  # the agent will find the file missing too, and report it
+            return None  # the agent will also find that the file is missing, and will report this
 
     async def _messages(
         self,
@@ -451,8 +454,8 @@ class AgentSessions:
         )
 
     def _warn_of_size(self, report: ReportOutcome, before: Attempt) -> None:
-        """Report that the provider's notice is too short for a checkpoint of this size; done once,
-        after the first measurement.
+        """Report that the provider's notice is too short to save a checkpoint of this size.
+        Reported once, after the first measurement.
         """
         attempt, notice = report.attempt, self._dependencies.notice(report.attempt)
         if attempt.checkpoint_rate is None or before.checkpoint_rate is not None or notice is None:
@@ -470,8 +473,8 @@ class AgentSessions:
             tell(report, self._clock.now(), "unsafe", text)
 
     async def _repace(self, report: ReportOutcome) -> None:
-        """Change the save interval if the newest checkpoint's cost makes another one clearly
-        better.
+        """Change the checkpoint interval if the cost of the newest checkpoint makes another
+        interval clearly better.
         """
         save_interval = await self._dependencies.save_interval(report.job, report.attempt)
         if save_interval is None or not is_news(
@@ -503,8 +506,9 @@ class AgentSessions:
 
 
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
-    """Return several messages unchanged, so that they are tried one by one. Reduce a single message
-    to the fields that can always be stored; raises HashMismatch if the message was reduced already.
+    """Return the messages to store one by one after storing them together has failed. A single
+    message is reduced to the fields that can always be stored. Raises HashMismatch if it was
+    already reduced.
     """
     if len(messages) != 1:
         return messages
@@ -525,7 +529,7 @@ def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
 
 def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datetime | None:
     """The time until which the rest of the budget pays for this attempt alone; used while the
-    attempt's spending is unknown. None means no limit.
+    attempt's own spending is unknown. None means no limit.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
@@ -535,8 +539,8 @@ def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datet
 
 
 def lease_paid_by(left: Money, rate: HourlyRate, job: Job) -> timedelta:
-    """How long work may last so that `left` also pays for its end: the paid time less the time to
-    end the work, but at least half of the paid time.
+    """How long work may continue so that `left` also pays for ending it. This is the paid time less
+    the time to end the work, but at least half of the paid time.
     """
     paid = paid_time(left, rate)
     return paid - min(job.task.grace + MARGIN, paid / 2)

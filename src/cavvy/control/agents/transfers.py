@@ -1,8 +1,8 @@
 """Signs requests for inputs, outputs and checkpoint files, so that agents need no credentials.
 
-An agent can request only transfers that its gang's task names, and only while its attempt lasts.
-Each signed request covers one object for a quarter of an hour; after that, the agent asks for
-another one.
+An agent can request only transfers that its gang's task names, and only until its attempt has
+ended. Each signed request covers one object for a quarter of an hour; after that, the agent asks
+for another one.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ _KNOWN = 256  # maximum number of storages that are kept open
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """One file of an input; the path "" is the input itself. Without `signed`, the control plane
+    """One file of an input; the path "" is the input itself. If `signed` is None, the control plane
     relays the file.
     """
 
@@ -58,8 +58,8 @@ class InputPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferUpload:
-    """How to upload one file in parts of `part_bytes`: each part by a signed request of its own or,
-    if `relay` is set, through the control plane.
+    """How to upload one file in parts of `part_bytes` bytes. Each part has its own signed request,
+    or goes through the control plane if `relay` is set.
     """
 
     upload: str  # "" if the whole file is sent in one request
@@ -68,9 +68,9 @@ class TransferUpload:
 
 
 class SignedObjects:
-    """The objects at one URL. Paths are relative to the URL; the path "" is the URL's own object.
-    Methods block on the network and raise ObjectError. `url` is the URL in the task; the server can
-    open the storage again by this URL.
+    """The objects below one URL. Paths are relative to the URL; the path "" is the object that has
+    the URL itself. Methods block on the network and raise ObjectError. `url` is the URL in the
+    task, from which the server can open the storage again.
     """
 
     def __init__(self, place: ObjectReader, key: str, url: str = "") -> None:
@@ -85,7 +85,7 @@ class SignedObjects:
         return isinstance(self.place, ObjectBucket) and self.place.bills_parts
 
     def page(self, after: str) -> InputPage:
-        """List the object with the URL's own name or, if it does not exist, everything below the
+        """List the object that has the URL itself or, if there is none, all objects below the
         URL."""
         place, key = self.place, self._key
         if not after and key and not key.endswith("/"):
@@ -153,8 +153,8 @@ class SignedObjects:
     def store(
         self, path: str, size: int, read: Callable[[int, int], bytes], how: TransferUpload
     ) -> None:
-        """Write a whole file, whose bytes `read(offset, length)` returns, by the upload `how` that
-        `begin` returned. If that fails, the upload is aborted.
+        """Upload a whole file. `read(offset, length)` returns its bytes; `how` is the upload that
+        `begin` returned. If this fails, the upload is aborted.
         """
         tags = []
         try:
@@ -189,8 +189,8 @@ class SignedObjects:
 
 
 class Transfers:
-    """Opens the inputs and outputs of jobs. `environment` is the server's own; the secrets of a
-    project override it."""
+    """Opens the inputs and outputs of jobs. `environment` contains the server's environment
+    variables, with storage keys. The secrets of a project override them."""
 
     def __init__(
         self,

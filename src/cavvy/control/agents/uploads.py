@@ -1,9 +1,9 @@
-"""Uploads in parts that agents or the server have started. The server records each one, and aborts
-it if it is not complete when its attempt's work has ended, because the storage keeps and bills its
-parts.
+"""Tracks uploads in parts that agents or the server have started. The server records each upload.
+If it is not complete when its attempt's work has ended, the server aborts it, because the storage
+would keep and bill its parts.
 
-A record is a document of the store's provider state, under an owner that no provider has as its
-name. Only an upload that the server started just before it was killed can lack its record.
+The records are documents in the store's provider state, with an owner name that no provider has. An
+upload can lack its record only if the server was killed just after it started the upload.
 """
 
 import hashlib
@@ -47,8 +47,8 @@ _UNKNOWN = UnfinishedUpload(project="", job_id="", attempt_id="", url="", key=""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftUpload:
-    """An upload whose attempt is over. `problem` is the reason why it could not be aborted. If the
-    server cannot read the upload's record, all fields of `upload` are "".
+    """An unfinished upload whose attempt has ended. `problem` is the reason why it could not be
+    aborted, or "". If the upload's record cannot be read, all fields of `upload` are "".
     """
 
     upload: UnfinishedUpload
@@ -58,7 +58,8 @@ class LeftUpload:
 
 class UnfinishedUploads:
     """Starts, completes and aborts uploads, and records those that are not complete. `environment`
-    is the server's own; the secrets of a project override it.
+    contains the server's environment variables, with storage keys. The secrets of a project
+    override them.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class UnfinishedUploads:
         self._clock = clock
         self._open_secrets = open_secrets
         self._environment = environment
-        self._recorded: set[str] = set()  # IDs of attempts whose uploads this process recorded
+        # IDs of the attempts for which this process has recorded uploads
+        self._recorded: set[str] = set()
 
     async def begin(
         self, gang: str, objects: SignedObjects, path: str, size: int
@@ -83,7 +85,7 @@ class UnfinishedUploads:
 
         def start() -> TransferUpload:
             how = objects.begin(path, size)
-            if too_late.is_set():  # the storage answered after the request had failed
+            if too_late.is_set():  # the request that started this upload has already failed
                 objects.abort(path, how.upload)
             return how
 
@@ -125,8 +127,8 @@ class UnfinishedUploads:
         size: int,
         read: Callable[[int, int], bytes],
     ) -> None:
-        """Write a whole file, whose bytes `read(offset, length)` returns. The record of an upload
-        that fails stays, so that `sweep` aborts the upload again. Raises like `begin`.
+        """Upload a whole file, whose bytes `read(offset, length)` returns. If the upload fails, its
+        record is kept, so that `sweep` aborts the upload again. Raises the same errors as `begin`.
         """
         how = await self.begin(gang, objects, path, size)
         await in_thread_to_its_end(objects.store, path, size, read, how)
@@ -142,9 +144,9 @@ class UnfinishedUploads:
         return attempt_id in self._recorded
 
     async def sweep(self, *, remove: bool) -> Sequence[LeftUpload]:
-        """The uploads whose attempt is over or unknown, which are aborted if `remove` is set, and
-        those whose record cannot be read. If a storage does not answer, its other uploads wait for
-        the next call.
+        """Return the unfinished uploads whose attempt has ended or is unknown, and those whose
+        record cannot be read. If `remove` is set, the former are aborted. If a storage does not
+        answer, its other uploads are left for the next call.
         """
         left: list[LeftUpload] = []
         silent: dict[tuple[str, str, str], str] = {}  # storages that did not answer, and why
@@ -176,8 +178,8 @@ class UnfinishedUploads:
     async def _try_abort(
         self, record: UnfinishedUpload, silent: dict[tuple[str, str, str], str]
     ) -> str:
-        """Abort an upload. Returns why that is not possible now, or "". Adds its storage to
-        `silent` if the storage does not answer; does nothing if `silent` contains the storage.
+        """Abort an upload. Returns why this is not possible now, or "". If the storage does not
+        answer, it is added to `silent`. If `silent` already contains the storage, nothing is tried.
         """
         where = urlsplit(record.url)
         storage = (record.project, where.scheme, where.netloc)
@@ -200,12 +202,12 @@ class UnfinishedUploads:
         return ""
 
     async def _forget_upload(self, objects: SignedObjects, path: str, upload: str) -> None:
-        if upload and objects.bills_parts:  # other uploads have no record
+        if upload and objects.bills_parts:  # other uploads have no records
             await self._forget(objects.url, objects.key(path), upload)
 
     async def _forget(self, url: str, key: str, upload: str) -> None:
-        """Delete a record. If that fails, `sweep` aborts the upload again, which succeeds even if
-        the upload no longer exists.
+        """Delete a record. If this fails, `sweep` aborts the upload again later, which is harmless
+        even if the upload no longer exists.
         """
         record = UnfinishedUpload(
             project="", job_id="", attempt_id="", url=url, key=key, upload=upload

@@ -22,7 +22,8 @@ from cavvy.domain.tasks import ImageBuild, Resources, Task, Transfer, Workdir
 from cavvy.planner.estimate.devices import device_of
 from cavvy.spec.uses import is_used
 
-# Below the first ephemeral port of Linux (32768) and above the ports of common services.
+# The range of ports for ranks: below Linux's first ephemeral port (32768), and above the ports of
+# common services.
 _FIRST_PORT, _PORTS = 20000, 12000
 
 
@@ -40,10 +41,11 @@ def make_assignment(
 ) -> Assignment:
     """Build the work of one attempt.
 
-    `secrets` are decrypted values by name; `checkpoint` describes where checkpoints are stored;
-    `manifest` is the manifest of the frozen working folder, for the key of a setup with `uses`;
-    `losses_per_hour` is the expected rate for the whole gang in its market; `deposit_after_s` is
-    the silence after which results go to a bucket.
+    `secrets` maps the names of secrets to their decrypted values; `checkpoint` describes where
+    checkpoints are stored; `manifest` is the manifest of the working folder's snapshot, needed for
+    the key of a setup with `uses`; `losses_per_hour` is the expected rate for the whole gang in its
+    market; `deposit_after_s` is how many seconds an agent waits for the server before it stores
+    results in a bucket.
     """
     task = job.task
     return replace(
@@ -68,7 +70,8 @@ def make_assignment(
 
 
 def _make_bare(job: Job, attempt: Attempt, nodes: Sequence[Node], accelerators: int) -> Assignment:
-    """The work with only its job, its nodes, and the files that it reads and writes."""
+    """The work without setup, secrets and checkpoints: its job, its nodes, and the files that it
+    reads and writes."""
     task, origin = job.task, job.origin
     return Assignment(
         job=job.name,
@@ -90,8 +93,8 @@ def _make_bare(job: Job, attempt: Attempt, nodes: Sequence[Node], accelerators: 
 
 
 def _check(need: Resources, offer: Offer) -> CheckWork | None:
-    """What the node check requires for this offer: a share of the speeds in the accelerator's data
-    sheet, and of the requested network speed.
+    """What the node check requires on this offer: minimum shares of the memory bandwidth in the
+    accelerator's data sheet, and of the requested network speed.
     """
     if need.check is None:
         return None
@@ -113,8 +116,8 @@ def _check(need: Resources, offer: Offer) -> CheckWork | None:
 
 
 def _price(attempt: Attempt) -> dict[str, str]:
-    """The whole gang's dollars per hour, for cost-tracking programs; {} for a part of a shared
-    host, because its price is unknown.
+    """The variable with the price of the whole gang in dollars per hour, for cost-tracking
+    programs. {} for a part of a shared host, because its price is unknown.
     """
     if attempt.offer.shared:
         return {}
@@ -122,7 +125,8 @@ def _price(attempt: Attempt) -> dict[str, str]:
 
 
 def _losses(per_hour: float | None) -> dict[str, str]:
-    """The expected losses per hour, for programs that choose their own save interval."""
+    """The variable with the gang's expected losses of nodes per hour, for programs that choose
+    their own checkpoint interval."""
     return {} if per_hour is None else {"CAVVY_LOSSES_PER_HOUR": f"{per_hour:.6g}"}
 
 
@@ -133,12 +137,12 @@ def _gang_key(nodes: Sequence[Node]) -> str:
 
 
 def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
-    """A hash of everything that a setup can see; equal keys mean that a finished setup can be
+    """A hash of everything that a setup can read. If two keys are equal, a finished setup can be
     reused.
 
     If the task lists `uses` and the manifest is known, the hash covers only the files in `uses`;
-    otherwise it covers the whole folder. It covers parameters if the setup names their variables;
-    `${{ params.x }}` is already replaced in the setup's text.
+    otherwise it covers the whole folder. It covers the parameters if the setup mentions their
+    variables; `${{ params.x }}` is already replaced in the setup's text.
     """
     task = job.task
     if task.setup is None:
@@ -170,7 +174,7 @@ def name_build(job: Job, build: ImageBuild) -> str:
 
 
 def _plain(part: ImageBuild | GitWork | None) -> dict[str, Any] | None:
-    """The value as a dictionary, as used for hashes."""
+    """Convert the value to a dictionary, from which hashes are computed."""
     return None if part is None else asdict(part)
 
 

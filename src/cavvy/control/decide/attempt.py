@@ -1,4 +1,4 @@
-"""Decides the next step of one attempt from its wanted and observed state."""
+"""Decides the next step of one attempt by comparing its wanted state with its observed state."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,10 +34,10 @@ POLL = timedelta(seconds=15)  # interval for polling a provider about a gang tha
 STEADY_POLL = timedelta(seconds=30)  # polling interval while the agents report running work
 LAUNCH_TIMEOUT = timedelta(
     minutes=10
-)  # a launch fails without a clear answer of the provider after this time
+)  # time after which a launch without a clear answer from the provider counts as failed
 BOOT_TIMEOUT = timedelta(minutes=20)  # the same as dstack's timeout for its slowest backends
-PRICE_RISE = 10  # even a sudden price rise by this factor must not exceed the budget
-REMOVE_AGAIN = timedelta(seconds=30)  # retry interval of a removal without effect
+PRICE_RISE = 10  # the budget must not be exceeded even if the price suddenly rises by this factor
+REMOVE_AGAIN = timedelta(seconds=30)  # how soon a removal that had no effect is requested again
 END_TIMES_TIMEOUT = timedelta(minutes=10)  # how long to wait for the end times of an ended gang
 _TOLD = frozenset(
     {AttemptOutcome.PREEMPTED, AttemptOutcome.STOPPED, AttemptOutcome.LIMIT}
@@ -47,15 +47,15 @@ _NONE = timedelta(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchGang:
-    """Request the gang from the provider; a repeated request with the same name creates no second
+    """Request the gang from the provider. A repeated request with the same name creates no second
     gang.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveGang:
-    """Request the gang's removal from the provider. `missed`: the last poll did not find the
-    gang.
+    """Request the gang's removal from the provider. `missed` means that the last poll did not find
+    the gang.
     """
 
     missed: bool = False
@@ -68,10 +68,11 @@ class AdvanceAttempt:
     phase: AttemptPhase
     reason: str
     outcome: AttemptOutcome | None = None
-    failure: FailureKind | None = None  # set if the outcome does not imply the kind of failure
+    # set if the kind of failure cannot be derived from the outcome
+    failure: FailureKind | None = None
     exit_code: int | None = None
     rank: int | None = None  # the rank that failed first
-    until: datetime | None = None  # for a kept gang: when it is released
+    until: datetime | None = None  # for a kept gang: when it is released if no job takes it over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ class ClearMisses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecheckAttempt:
-    """Do nothing until `after` has passed or an agent reports."""
+    """Do nothing until the time `after` has passed or an agent sends a report."""
 
     after: timedelta
 
@@ -107,7 +108,7 @@ Action = (
 
 
 def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
-    """The next step of one attempt; each phase has its own function.
+    """Return the next step of one attempt.
 
     If the task asks to keep its nodes, a gang whose work ends the job is kept instead of released.
     """
@@ -131,7 +132,8 @@ def _launching(view: AttemptSnapshot, now: datetime) -> Action:
         return _ending(_stop_outcome(view.job), view.job.stop_reason or "no longer wanted")
     if isinstance(view.seen, GangSeen):
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="the provider reports the gang")
-    # Some providers start one node per call of `launch`, so one agent does not show that all exist.
+    # Some providers start one node per call of `launch`, so an agent on one node does not prove
+    # that the other nodes exist.
     if view.nodes and all(node.claim for node in view.nodes):
         reason = "the agents of all ranks reported in"
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
@@ -197,7 +199,7 @@ def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
 
 
 def _kept(view: AttemptSnapshot, now: datetime) -> Action:
-    """The next step of a kept gang. The takeover by another job is decided elsewhere."""
+    """The next step of a kept gang. Another function decides whether a job takes it over."""
     attempt = view.attempt
     until = attempt.kept_until or now
     action = _gone(view, now)
@@ -217,7 +219,7 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
     seen = view.seen.nodes if isinstance(view.seen, GangSeen) else ()
     billed = len(seen) == attempt.nodes and all(
         node.started_at for node in seen
-    )  # no job can take over a gang whose billing has not begun
+    )  # a job cannot take over a gang before its billing has begun
     return action or RecheckAttempt(
         after=min(until - now, _next_look(view, now) if billed else _soon(attempt.since, now))
     )
@@ -238,8 +240,8 @@ DECIDE: dict[AttemptPhase, Callable[[AttemptSnapshot, datetime], Action]] = {
 
 
 def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """Whether and how the work has ended, judged by agents' reports, lost nodes and silent agents.
-    A gang fails as a whole, with the exit code of the first failure.
+    """The step that follows from the agents' reports, lost nodes and silent agents; None if the
+    work continues. If one rank fails, the whole gang fails, with that rank's exit code.
     """
     lost = _losses(view, now)
     exited = [node for node in view.nodes if node.phase is NodePhase.EXITED] + lost
@@ -252,8 +254,8 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     first = _first_cause(view, failures, now)
     waiting = _let_others_save(view, first, [node.rank for node in exited], now)
     if waiting is not None:
-        # While a job is being stopped, only the grace period of the stop counts: a provider's
-        # notice may last for days.
+        # While a job is being stopped, its grace period applies, not the time of a provider's
+        # notice, which may be days.
         return waiting if _wanted(view) else None
     outcome = _outcome_of(view, first, lost)
     alone = len(view.nodes) > 1 and outcome in (
@@ -269,7 +271,7 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _outcome_of(view: AttemptSnapshot, first: Node, lost: Sequence[Node]) -> AttemptOutcome:
-    """The outcome of the gang whose rank `first` failed first."""
+    """The outcome of a gang whose first failure was that of the rank `first`."""
     outcome = first.exit_outcome or AttemptOutcome.NODE
     if not _wanted(view) and (outcome is AttemptOutcome.STOPPED or first in lost):
         return _stop_outcome(view.job)
@@ -277,8 +279,8 @@ def _outcome_of(view: AttemptSnapshot, first: Node, lost: Sequence[Node]) -> Att
 
 
 def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
-    """The ranks whose node is gone or whose agent was silent for longer than its lease. Their rows
-    are changed as if the rank had exited. If the whole gang has ended, no rank is listed.
+    """The ranks whose node is gone, or whose agent has been silent for longer than its lease. The
+    returned rows say that these ranks have exited. If the whole gang has ended, the list is empty.
     """
     seen, lost = view.seen, []
     gone = seen.nodes if isinstance(seen, GangSeen) and seen.state is not GangState.ENDED else ()
@@ -308,8 +310,8 @@ def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
 
 
 def _first_cause(view: AttemptSnapshot, failures: Sequence[Node], now: datetime) -> Node:
-    """The failure that ended the gang. A rank that stopped on an order is not the cause. If the
-    user or a limit stopped the job, only a failure before the stop is a cause.
+    """The failure that caused the gang to end. A rank that stopped because of an order is not the
+    cause. If the user or a limit stopped the job, only an earlier failure can be the cause.
     """
     stopped = [node for node in failures if node.exit_outcome is AttemptOutcome.STOPPED]
     causes = [node for node in failures if node.exit_outcome is not AttemptOutcome.STOPPED]
@@ -319,11 +321,11 @@ def _first_cause(view: AttemptSnapshot, failures: Sequence[Node], now: datetime)
 
 
 def is_complete(nodes: Sequence[Node]) -> bool:
-    """Whether at least one rank reports how much is done, and every such rank reports complete
-    work.
+    """Whether the work is complete: at least one rank reports its progress, and every rank that
+    does reports complete work.
 
-    A rank reports complete work by `complete` or, without that, by a `fraction` of 1. `done` and
-    `total` are ignored, since they may refer to one epoch instead of the whole job.
+    A rank reports complete work by the value `complete` or, if that is missing, by a `fraction` of
+    1. `done` and `total` are ignored, because they may refer to one epoch instead of the whole job.
     """
     told = [found for node in nodes if (found := _completion(node.progress)) is not None]
     return bool(told) and all(told)
@@ -335,8 +337,8 @@ def _completion(progress: Mapping[str, float | str]) -> bool | None:
 
 
 def _succeeded(node: Node, complete: bool) -> bool:
-    """Whether the rank succeeded. Work that was ordered to end and exits with 0 has succeeded only
-    if it is complete.
+    """Whether the rank succeeded. A rank that was ordered to end and exited with code 0 has
+    succeeded only if the work is complete.
     """
     told = node.exit_code == 0 and node.exit_outcome in _TOLD
     return node.exit_outcome is AttemptOutcome.SUCCEEDED or (told and complete)
@@ -347,14 +349,15 @@ def _let_others_save(
 ) -> Action | None:
     """After the first failure, order the remaining ranks to end, and give them their grace period.
 
-    So they can save their state, and all end before the next attempt starts.
+    They can then save their state, and all of them end before the next attempt starts.
     """
     if not all(node.claim for node in view.nodes):
         return None  # no rank has received its work
     left = [node for node in view.nodes if node.rank not in over]
     working = _drop_collecting(view, left)
     if left and not working:
-        return RecheckAttempt(after=POLL)  # their results may contain an earlier failure
+        # the results of these ranks may contain an earlier failure
+        return RecheckAttempt(after=POLL)
     deadline = taken_at(view.attempt, view.nodes)
     taken = deadline is not None and first.exit_outcome is AttemptOutcome.PREEMPTED
     kinds = ("stop", "notice") if taken else ("stop",)
@@ -375,8 +378,8 @@ def _let_others_save(
 
 
 def _drop_collecting(view: AttemptSnapshot, nodes: Sequence[Node]) -> list[Node]:
-    """These nodes, except those whose results are being read from a bucket. The latter have ended:
-    they accept no orders and are not billed.
+    """Return these nodes without those whose results are being read from a bucket, which have
+    ended: they accept no orders and are not billed.
     """
     return [node for node in nodes if node.rank not in view.collecting]
 
@@ -386,13 +389,13 @@ def _is_told(node: Node, kinds: Sequence[str]) -> bool:
 
 
 def _told_at(nodes: Sequence[Node]) -> list[datetime]:
-    """The times when these ranks got their orders."""
+    """The times at which these ranks were sent their orders."""
     return [node.order.at for node in nodes if node.order is not None and node.order.at is not None]
 
 
 def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The next step of a stop by the user or a limit: first an order to the agents, then the
-    removal after the grace period.
+    """The next step while the user or a limit stops the job: first order the agents to end, then
+    remove the gang after the grace period.
     """
     job = view.job
     if _wanted(view):
@@ -417,8 +420,8 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The next step of an announced preemption: first notify every rank, then remove the gang at
-    the announced time.
+    """The next step after a preemption was announced: first notify every rank, then remove the gang
+    at the announced time.
     """
     until = taken_at(view.attempt, view.nodes)
     if until is None:
@@ -447,7 +450,7 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _ours(view: AttemptSnapshot) -> str:
-    """The reason why the control plane removes a gang itself."""
+    """The reason shown when the control plane itself removes a gang."""
     if not view.attempt.moved:
         return "a fire drill reclaims the node"
     return (
@@ -458,8 +461,8 @@ def _ours(view: AttemptSnapshot) -> str:
 
 
 def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The consequence of the provider's report about the gang. A missing gang counts as lost only
-    after a delay."""
+    """The step that follows from the provider's report about the gang, or None. If the provider
+    does not report the gang, it counts as lost only after a delay."""
     seen, attempt = view.seen, view.attempt
     if isinstance(seen, GangSeen):
         if seen.state is GangState.ENDED:
@@ -531,15 +534,15 @@ def _claimed(view: AttemptSnapshot) -> bool:
 
 
 def _counts(view: AttemptSnapshot, now: datetime) -> bool:
-    """Whether to count a poll that did not find the gang: if it is the first such poll, or if a
-    visibility delay has passed since the first one.
+    """Whether to count a poll that did not find the gang. It is counted if it is the first such
+    poll, or if a visibility delay has passed since the first one.
     """
     since = view.attempt.missed_since
     return since is None or (view.attempt.missed_looks < 2 and now - since >= view.visibility_delay)
 
 
 def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
-    """When the gang began to boot; now if it is still in the provider's queue."""
+    """When the gang began to boot. This is `now` if the gang is still in the provider's queue."""
     began = view.attempt.launched_at or view.attempt.created_at
     if isinstance(view.seen, GangSeen):
         if view.seen.state is GangState.QUEUED:
@@ -549,7 +552,7 @@ def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
 
 
 def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
-    """The time until the next poll, or until a known event if that is earlier."""
+    """The time until the next poll, or until the next known event if that comes earlier."""
     times = [STEADY_POLL if view.attempt.phase is AttemptPhase.RUNNING else POLL]
     deadline = taken_at(view.attempt, view.nodes)
     if deadline is not None and deadline > now:
@@ -562,16 +565,16 @@ def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
 
 
 def watch_price(pays: timedelta) -> timedelta:
-    """The interval for polling the price. The remaining budget lasts for `pays` at the current
-    price. Even at PRICE_RISE times this price, one interval costs at most half of the remaining
-    budget.
+    """How often to poll the price. `pays` is how long the remaining budget lasts at the current
+    price. The interval is so short that one interval costs at most half of the remaining budget,
+    even if the price rises by PRICE_RISE.
     """
     return max(timedelta(seconds=1), pays / (2 * PRICE_RISE))
 
 
 def _soon(since: datetime, now: datetime) -> timedelta:
-    """A growing interval: a quarter of the time already waited, but at least 0.1 s and at most the
-    polling interval.
+    """A polling interval that grows with the waiting time: a quarter of the time since `since`, but
+    at least 0.1 s and at most POLL.
     """
     return min(POLL, max(timedelta(milliseconds=100), (now - since) / 4))
 

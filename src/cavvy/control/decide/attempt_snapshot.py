@@ -1,4 +1,4 @@
-"""All inputs of a decision about an attempt, and conclusions about its nodes."""
+"""The inputs of a decision about an attempt, and what follows from them about its nodes."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,14 +10,18 @@ from cavvy.domain.units import Money
 
 HEARD_LATELY = timedelta(
     seconds=60
-)  # two long polls: a gang whose agent reported within this time exists, even if not listed
+    # the length of two long polls. A gang whose agent reported within this time exists, even if the
+    # provider does not list it.
+)
 MARGIN = timedelta(
     seconds=5
-)  # time added to the grace period for the signal, the last log lines and the report
+    # time added to the grace period, in which the signal, the last log lines and the report are
+    # delivered
+)
 
 
 class GangAbsence(StrEnum):
-    """The result of a poll that did not return the gang."""
+    """Why a poll did not return the gang."""
 
     UNKNOWN = "unknown"  # the provider was not polled, or did not answer
     ABSENT = "absent"  # the provider does not know the gang
@@ -34,21 +38,24 @@ class AttemptSnapshot:
     attempt: Attempt
     nodes: tuple[Node, ...]
     seen: Seen
-    visibility_delay: timedelta  # how long a new gang may be missing from the provider's answers
-    listening_since: datetime  # this server's start: agents count as silent only since then
-    asked: bool = False  # this server requested the launch, and no poll has succeeded since then
+    visibility_delay: timedelta  # how long a new gang may be missing from the provider's lists
+    # when this server started; the silence of agents is counted only since then
+    listening_since: datetime
+    # whether this server has requested the launch, and no poll has succeeded since then
+    asked: bool = False
     removed_at: datetime | None = None  # when this server last requested the removal
-    unsure: bool = False  # a launch request was never answered: it may still take effect
-    denied: bool = False  # the provider refused the last launch request
-    requested: bool = True  # this server, or an earlier one, may have requested the launch
-    spent: Money | None = None  # spent by the job until now, if it has a budget
+    # whether a launch request was never answered, so that it may still take effect
+    unsure: bool = False
+    denied: bool = False  # whether the provider refused the last launch request
+    requested: bool = True  # whether this server or an earlier one may have requested the launch
+    spent: Money | None = None  # what the job has spent until now; None if it has no budget
     pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
     collecting: frozenset[int] = frozenset()  # ranks whose results are being read from a bucket
 
 
 def is_surely_absent(view: AttemptSnapshot) -> bool:
-    """Whether two polls have missed the gang, so far apart that an existing gang would have
-    appeared in between.
+    """Whether the gang certainly does not exist: two polls did not find it, with so much time
+    between them that an existing gang would have appeared.
 
     One poll is enough if no launch was requested, or if the provider itself refused the only launch
     request.

@@ -1,4 +1,5 @@
-"""Computes the costs of gangs: until now, until their end, and until another job takes one over."""
+"""Computes the costs of gangs: until now, until their end, and until another job takes them
+over."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,9 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate, Money
 
-_LONGEST_H = 100_000  # longest time that is calculated, in hours
-_TOLERANCE = 100  # micro-dollars: reported start times of one node may differ by microseconds
+_LONGEST_H = 100_000  # maximum time in hours for which costs are computed
+# micro-dollars; a provider may report start times of the same node that differ by microseconds
+_TOLERANCE = 100
 ACCRUE = timedelta(seconds=45)  # time between two writes of the charges of running nodes
 
 
@@ -27,7 +29,7 @@ def spending(
     """The money that the job has spent until now, including minimum charges, and the hourly rate of
     all its running nodes.
 
-    Nodes are billed until now, although the last observation may be one polling interval old.
+    Running nodes are charged until `now`, although the last poll may be one polling interval old.
     """
     spent, rate = Money(0), 0
     for attempt in rows.attempts.values():
@@ -35,10 +37,10 @@ def spending(
         if attempt.phase is AttemptPhase.ENDED or look is None or look.told is None:
             charged = total(charge for charge in stored if charge.attempt_id == attempt.id)
             if attempt.phase is AttemptPhase.RUNNING and attempt.launched_at is not None:
-                price = attempt.offer.rate.times(attempt.nodes)  # no poll has seen the gang yet
+                price = attempt.offer.rate.times(attempt.nodes)  # no poll has found the gang yet
                 charged = max(charged, price.over(now - attempt.launched_at))
                 rate += price.micros_per_hour
-            unseen = attempt.unseen_end  # a budget also counts possible spending
+            unseen = attempt.unseen_end  # also count spending that is possible but not certain
             spent += charged if unseen is None else charged + unseen.more
             continue
         told = look.told
@@ -48,7 +50,7 @@ def spending(
 
 
 def _rate_running(offer: Offer, told: GangSeen, now: datetime) -> HourlyRate:
-    """The rate of the gang's running nodes with their disks and addresses."""
+    """The hourly rate of the gang's running nodes, including their disks and addresses."""
     alive = [node for node in told.nodes if node.started_at and not node.ended_at]
     price = max(told.rates, key=lambda entry: entry[0])[1] if told.rates else offer.rate
     extras = [rate_extras(offer, node.extras, now).micros_per_hour for node in alive]
@@ -115,8 +117,8 @@ def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
 
 
 def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
-    """The gang with missing ends filled in: a node without a recorded end counts as ended when it
-    was last seen."""
+    """The gang as observed, but with an end for every node: a node without a reported end counts as
+    ended when it was last seen."""
     return replace(
         told,
         nodes=[
@@ -130,7 +132,7 @@ def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedBill:
-    """The final charges of a gang, its end, and the amount that the charges may lack."""
+    """The final charges of a gang, when it ended, and how much higher the true charges may be."""
 
     charges: tuple[Charge, ...]
     ended_at: datetime
@@ -144,10 +146,11 @@ def close_bill(
     stored: Iterable[Charge],
     now: datetime,
 ) -> ClosedBill:
-    """The charges for each node's whole lifetime, until its reported end or until it was last seen.
+    """Compute the final charges: for each node's whole lifetime, until its reported end or until it
+    was last seen.
 
-    `stored` are the job's charges so far; `nodes` contain the times of the agents' last messages.
-    If a node turns out not to be billed, its stored charges are set to zero.
+    `stored` are the job's charges so far; `nodes` are the rows with the times of the agents' last
+    messages. If it turns out that a node is not billed, its stored charges are set to zero.
     """
     billed = [charge for charge in stored if charge.attempt_id == attempt.id]
     billed = [charge for charge in billed if charge.kind is not ChargeKind.MINIMUM]
@@ -192,8 +195,8 @@ def _bound_gang(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Life:
-    """The shortest and the longest possible lifetime of a node; None if the node may never have
-    run.
+    """The shortest and the longest possible lifetime of a node; `least` is None if the node may
+    never have run.
     """
 
     least: NodeSeen | None
@@ -203,7 +206,7 @@ class _Life:
 def _sightings(
     rank: int, look: GangLook, nodes: Sequence[Node], charges: Sequence[Charge]
 ) -> list[datetime]:
-    """Times when the node was certainly alive, according to its provider, its agent and its
+    """The times at which the node certainly existed, according to its provider, its agent and its
     charges.
     """
     agents = [at for node in nodes if node.rank == rank for at in (node.claimed_at, node.heard_at)]
@@ -230,7 +233,8 @@ def _bound_life(
 def _bound_unreported(
     attempt: Attempt, rank: int, look: GangLook, sightings: Sequence[datetime], now: datetime
 ) -> _Life:
-    """The possible lifetimes of a node whose start its provider did not report."""
+    """The shortest and the longest possible lifetime of a node whose start its provider did not
+    report."""
     began = attempt.adopted_at or attempt.created_at
     if sightings:
         node = NodeSeen(rank=rank, engine_id="", started_at=sightings[0], ended_at=sightings[-1])
@@ -239,7 +243,7 @@ def _bound_unreported(
     never_started = look.told is not None and look.told.state is GangState.ENDED
     if look.denied or not requested or never_started:
         return _Life(least=None, most=None)
-    began = look.told_at or began  # the node had not started at the last observation
+    began = look.told_at or began  # the node had not started at the time of the last poll
     node = NodeSeen(rank=rank, engine_id="", started_at=began, ended_at=now)
     return _Life(least=None, most=node)
 
@@ -252,13 +256,13 @@ def bill_gang(
     final: bool,
     earlier: Sequence[Charge] = (),
 ) -> list[Charge]:
-    """The charges of this attempt for the gang's nodes, each until the node's end or, if it runs,
-    until `until`.
+    """The charges of this attempt for the gang's nodes. Each node is charged until its end or, if
+    it is still running, until `until`.
 
-    If the attempt took the gang over, its charges begin with the takeover. The time for which the
-    gang was kept is charged separately. The minimum charge covers the node's whole lifetime. If the
-    provider no longer reports the disks and addresses of a node, the rates of its `earlier` charges
-    are used.
+    If the attempt took the gang over from another job, its charges begin at the takeover. The time
+    for which the gang was kept is a separate charge. The minimum charge applies to the node's whole
+    lifetime, not to each attempt. If the provider no longer reports the disks and addresses of a
+    node, the rates of its `earlier` charges are used.
     """
     charges: list[Charge] = []
     for node in told.nodes:
@@ -294,10 +298,10 @@ def bill_gang(
 
 
 def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> list[Charge] | None:
-    """The charges of a kept gang that another job takes over now, or None if a rank has no charge
-    yet."""
+    """The charges, until now, of a kept gang that another job takes over. None if a rank has no
+    charge yet."""
     mine = [charge for charge in charges if charge.attempt_id == kept.id]
-    # the last charge of each rank for its machine (None), and for each kind of extra
+    # the last charge of each rank, for its machine (None) and for each kind of extra
     last: dict[tuple[int, ChargeKind | None], Charge] = {}
     for charge in mine:
         if charge.kind is not ChargeKind.MINIMUM:
@@ -331,7 +335,8 @@ class BillVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedBill:
-    """The charges of an ended attempt, and the cost by its provider's record of the gang."""
+    """The charges of an ended attempt, and the cost according to its provider's record of the
+    gang."""
 
     attempt: Attempt
     billed: Money
@@ -339,8 +344,8 @@ class AuditedBill:
 
     @property
     def verdict(self) -> BillVerdict:
-        """If the end was not seen, every reported amount within the possible range agrees with the
-        bill.
+        """Whether the two amounts agree. If the gang's end was not seen, every reported amount in
+        the possible range agrees.
         """
         if self.reported is None:
             return BillVerdict.FORGOTTEN
@@ -351,15 +356,15 @@ class AuditedBill:
 
 
 def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge]) -> AuditedBill:
-    """Compare the charges of an ended attempt with the cost by its provider's record, `seen`, which
-    is None if the provider has no record.
+    """Compare the charges of an ended attempt with the cost according to its provider's record
+    `seen`. `seen` is None if the provider has no record.
     """
     mine = [charge for charge in charges if charge.attempt_id == attempt.id]
     billed = total(mine)
     if seen is None:
         return AuditedBill(attempt=attempt, billed=billed, reported=None)
     until = attempt.ended_at or attempt.since
-    handed_on = attempt.handed_on  # if true, another attempt pays for the gang's later time
+    handed_on = attempt.handed_on  # whether another attempt pays for the gang's later time
     nodes = [
         replace(node, ended_at=until) if handed_on or node.ended_at is None else node
         for node in seen.nodes

@@ -1,5 +1,5 @@
-"""Prepares the deadline policy's inputs for one job, and limits its recommendation to usable
-offers.
+"""Prepares the inputs of the deadline policy for one job, and restricts the policy's recommendation
+to offers that can be used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,16 @@ from cavvy.planner.deadline.recommendation import Recommendation, advise
 from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.spot.view import RunMode
 
-_LONG = timedelta(hours=2)  # the job does not wait for an offer with a longer cooldown
+# if an offer's cooldown is longer than this, the job does not wait for the offer
+_LONG = timedelta(hours=2)
 
 PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFacts:
-    """The job's rows in the store. `current` is the attempt that runs or starts."""
+    """What the store contains about the job. `current` is the attempt that is running or
+    starting."""
 
     attempts: Sequence[Attempt]
     nodes: Sequence[Node] = ()  # the nodes of the current attempt
@@ -80,23 +82,24 @@ def recommend(
 
 
 def list_worth(job: Job, usable: Sequence[Offer], now: datetime) -> list[Offer]:
-    """The offers that are worth waiting for, because their cooldown is short."""
+    """The offers that are free now or worth waiting for, because their cooldown ends soon."""
     return [offer for offer in usable if job.avoid.get(offer.key, now) - now <= _LONG]
 
 
 def is_reviewed(job: Job, current: Attempt) -> bool:
-    """Whether the policy may move the job: its gang is not ending, and no results would be lost."""
+    """Whether the policy may move the job. It may not if the job's gang is ending, or if results
+    would be lost."""
     saves = job.task.checkpoint is not None or current.running_at is None
     return saves and current.phase not in GOING
 
 
 def leave_offer(job: Job, offer: Offer, now: datetime) -> Job:
-    """The job, set to avoid this offer for a minute."""
+    """Return the job with a cooldown of one minute for this offer."""
     return replace(job, avoid={**job.avoid, offer.key: now + timedelta(minutes=1)})
 
 
 def find_successor(candidates: Candidates) -> Recommendation:
-    """The best offers for a second gang of a job without a deadline policy."""
+    """The recommended offers for a second gang of a job that has no deadline policy."""
     offers = tuple(offer for offer in candidates.offers if not offer.shared)
     spot = bool(offers) and offers[0].purchase is Purchase.SPOT
     mode = RunMode.SPOT if spot else RunMode.ON_DEMAND
@@ -104,13 +107,14 @@ def find_successor(candidates: Candidates) -> Recommendation:
 
 
 def may_go_ahead(job: Job, own: Attempt) -> bool:
-    """Whether a gang at risk can be left before it is reclaimed, without losing work."""
+    """Whether the job can leave a gang at risk, before the gang is reclaimed, without losing
+    work."""
     return job.task.checkpoint is not None and own.offer.purchase is Purchase.SPOT
 
 
 def go_ahead(job: Job, own: Attempt, best: Recommendation) -> Recommendation:
-    """The recommended spot offers in other markets whose price is about the gang's own price. If
-    there are none, the gang stays.
+    """Restrict the recommendation to spot offers in other markets that cost about as much as the
+    gang. If there are none, the job stays on its gang.
     """
     offers = tuple(
         offer
@@ -131,13 +135,14 @@ def _done(
     now: datetime,
     current: Attempt | None,
 ) -> float:
-    """The completed fraction of the work: as the task reports, else estimated by running time."""
+    """The completed fraction of the work, as the task reports it. Without such reports, it is
+    estimated from the running time."""
     if job.task.checkpoint is None and current is None:
         return 0.0
     for node in nodes:
         said = node.progress.get(
             "fraction"
-        )  # progress of the whole job; "done" of "total" may refer to one epoch
+        )  # use only the progress of the whole job; `done` and `total` may refer to one epoch
         if isinstance(said, float) and 0 <= said <= 1:
             return said
     return share_done(job.task, attempts, now, job.attempt)
@@ -171,8 +176,8 @@ def _setup_time(job: Job, nodes: Sequence[Node]) -> timedelta | None:
 def usable_now(
     recommendation: Recommendation, job: Job, knowledge: MarketKnowledge, now: datetime
 ) -> Recommendation:
-    """The recommendation without offers in their cooldown. If no offer is left, the recommendation
-    states when the first cooldown ends.
+    """Return the recommendation without the offers whose cooldown has not ended. If no offer is
+    left, it says when the first cooldown ends.
     """
     if not recommendation.offers:
         return recommendation

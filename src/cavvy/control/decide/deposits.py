@@ -14,12 +14,12 @@ from cavvy.domain.jobs import AttemptPhase, NodePhase
 
 
 def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
-    """The ranks whose agent has not reported the exit, and that have ended: either the node has
-    ended, or the agent was silent for longer than its lease. The server looks for their results
-    before it counts the ranks as lost.
+    """The ranks that have ended without a report of their exit: their node has ended, or their
+    agent was silent for longer than its lease. The server looks for their results in the bucket
+    before it counts these ranks as lost.
 
     An agent may have stored results even if it sent requests shortly before its node's end: the
-    server may have received these requests while its answers were lost.
+    server may have received the requests although its answers were lost.
     """
     if view.attempt.phase not in (AttemptPhase.BOOTING, AttemptPhase.RUNNING):
         return []

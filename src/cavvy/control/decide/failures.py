@@ -1,4 +1,5 @@
-"""Determines the kind of failure that ended an attempt, and the cooldown of the attempt's offer.
+"""Determines what kind of failure ended an attempt, and how long the job avoids the attempt's offer
+(the cooldown).
 
 `job.py` decides about retries.
 """
@@ -8,8 +9,9 @@ from datetime import timedelta
 from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind
 from cavvy.planner.markets import LONGEST_REST
 
-# Cooldowns as (first, maximum); they double with each failure in a row. Providers often return the
-# same broken node at once, so a broken GPU or link has a longer cooldown than missing capacity.
+# Cooldowns as (first, maximum). A cooldown doubles with each consecutive failure. Providers often
+# return the same broken node at once, so broken GPUs and links have longer cooldowns than missing
+# capacity.
 _COOLDOWNS: dict[FailureKind, tuple[timedelta, timedelta]] = {
     FailureKind.CAPACITY: (timedelta(seconds=30), LONGEST_REST),
     FailureKind.QUOTA: (timedelta(days=1), timedelta(days=1)),
@@ -45,15 +47,15 @@ _BY_OUTCOME = {
 
 
 def failure_of(attempt: Attempt) -> FailureKind:
-    """The kind of failure of an unsuccessful attempt; NODE unless more is known."""
+    """The kind of failure of an unsuccessful attempt; NODE if the attempt records no other kind."""
     known = attempt.failure or (attempt.outcome and _BY_OUTCOME.get(attempt.outcome))
     return known or FailureKind.NODE
 
 
 def cooldown_after(kind: FailureKind, attempt: Attempt, before: int) -> timedelta:
-    """The cooldown of the attempt's offer after `before` earlier failures of the kind.
+    """The cooldown of the attempt's offer, after `before` earlier failures of the same kind.
 
-    A shared host gets no cooldown for most failures, since one process may be the cause.
+    Most failures cause no cooldown of a shared host, because the cause may be a single process.
     """
     if attempt.offer.shared and kind not in _OF_THE_PLACE:
         return timedelta(0)

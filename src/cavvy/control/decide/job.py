@@ -9,7 +9,7 @@ from cavvy.control.decide.rows import NEVER, SOON
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, JobPhase, StopCause
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 
-MARGIN = timedelta(seconds=5)  # how long billing continues after the grace period of a stop
+MARGIN = timedelta(seconds=5)  # how long billing may continue after the grace period of a stop
 LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
 
@@ -21,10 +21,11 @@ class JobSnapshot:
     job: Job
     attempt: Attempt | None  # the latest attempt
     spent: Money  # spent by all attempts until now, minimum charges included
-    rate: HourlyRate  # the rate of all nodes of this job
+    rate: HourlyRate  # hourly rate of all nodes of this job
     ran: timedelta = timedelta(0)  # total running time of all attempts
-    standby: bool = False  # a standby gang can take over
-    # whether a person cancelled the gang at the provider will be known only at its end
+    standby: bool = False  # whether a standby gang can take over
+    # whether the server must wait for the gang's end to know if a person cancelled it at the
+    # provider
     awaits_end: bool = False
 
 
@@ -43,9 +44,9 @@ class RequeueJob:
 
     kind: str  # kind of failure, as counted in Job.retries
     reason: str
-    by_rules: bool = False  # True if the task's `retry` limits such retries
+    by_rules: bool = False  # whether the task's `retry` limits retries of this kind
     delay: timedelta = timedelta(0)
-    avoid: timedelta = timedelta(0)  # the failed offer's cooldown
+    avoid: timedelta = timedelta(0)  # the cooldown of the failed offer
 
     @property
     def text(self) -> str:
@@ -55,7 +56,7 @@ class RequeueJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOver:
-    """Give the job to a standby gang, since the job's own gang is lost."""
+    """Give the job to a standby gang, because the job's own gang is lost."""
 
     kind: str  # kind of failure, as counted in Job.retries
     reason: str
@@ -63,7 +64,7 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAtLimit:
-    """Stop the job, since a limit is reached."""
+    """Stop the job, because a limit is reached."""
 
     reason: str
     cause: StopCause
@@ -71,7 +72,7 @@ class StopAtLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecheckJob:
-    """Do nothing until `after` has passed or an agent reports."""
+    """Do nothing until the time `after` has passed or an agent sends a report."""
 
     after: timedelta = field(default=NEVER)
 
@@ -80,7 +81,7 @@ Action = AdvanceJob | RequeueJob | TakeOver | StopAtLimit | RecheckJob
 
 
 def decide_job(view: JobSnapshot, now: datetime) -> Action:
-    """The next step of one job; each phase has its own function.
+    """Return the next step of one job.
 
     A job with a standby gang is not queued again; instead, the standby gang takes over.
     """
@@ -185,7 +186,7 @@ def _limited(job: Job, attempt: Attempt) -> AdvanceJob:
 
 
 def ends_job(job: Job, outcome: AttemptOutcome | None, exit_code: int | None) -> bool:
-    """Whether work that ended by itself with this outcome and exit code is not retried."""
+    """Whether this outcome and exit code end the job, so that its work is not retried."""
     if outcome is not AttemptOutcome.EXIT:
         return outcome is AttemptOutcome.SUCCEEDED
     allowed = _tries_of(job, exit_code)
@@ -193,14 +194,14 @@ def ends_job(job: Job, outcome: AttemptOutcome | None, exit_code: int | None) ->
 
 
 def _tries_of(job: Job, exit_code: int | None) -> int | None:
-    """How often work with this exit code is retried, or None if there is no limit."""
+    """How many retries the task allows after this exit code, or None if there is no limit."""
     retry = job.task.retry
     return retry.exit if not retry.exit_codes or exit_code in retry.exit_codes else 0
 
 
 def _may_work_still(attempt: Attempt) -> bool:
-    """Whether a gang that the control plane removes may still work: its agents have not reported
-    their end, and the gang still exists.
+    """Whether the work may still be running in a gang that the control plane is removing: the gang
+    still exists, and its agents have not reported an exit.
     """
     ours = attempt.drill_until is not None and attempt.exit_code is None
     return ours and attempt.phase is not AttemptPhase.ENDED
@@ -223,7 +224,8 @@ def _again_or_fail(
 
 
 def _failed(attempt: Attempt, reason: str) -> AdvanceJob:
-    """Make the job fail. Omits the exit code 0 of work that was ordered to end."""
+    """End the job as failed. An exit code 0 is left out: it comes from work that was ordered to
+    end."""
     return AdvanceJob(phase=JobPhase.FAILED, reason=reason, exit_code=attempt.exit_code or None)
 
 
@@ -232,9 +234,7 @@ def _rest(job: Job, attempt: Attempt, kind: str) -> timedelta:
 
 
 def _limits(view: JobSnapshot, now: datetime) -> Action:
-    """Stop the job at the first limit that is reached; otherwise wait until the next limit may be
-    reached.
-    """
+    """Stop the job if a limit is reached. Otherwise wait until the next limit may be reached."""
     job, times = view.job, [NEVER]
     deadline = deadline_of(job)
     if deadline is not None:
@@ -272,7 +272,7 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
 
 
 def gives_back(job: Job) -> bool:
-    """Whether the deadline policy decided that the job releases its gang and waits for spot
+    """Whether the deadline policy has decided to release the job's gang and to wait for spot
     capacity.
     """
     return (
@@ -283,14 +283,15 @@ def gives_back(job: Job) -> bool:
 
 
 def deadline_of(job: Job) -> datetime | None:
-    """The earlier of the absolute deadline and the one counted from the submission."""
+    """The earlier of the two deadlines: the absolute one, and the one counted from the
+    submission."""
     limits = job.task.limits
     after = job.submitted_at + limits.deadline_after if limits.deadline_after is not None else None
     return min((time for time in (limits.deadline, after) if time is not None), default=None)
 
 
 def cap_of(job: Job) -> Money | None:
-    """The most that the job may spend: its budget, or the lower ceiling to which its user
+    """The maximum that the job may spend: its budget or, if lower, the ceiling to which its user
     consented.
     """
     return min(

@@ -1,4 +1,4 @@
-"""Decides when to poll a gang again, and which events a poll causes for the user."""
+"""Decides when to poll a gang again, and which events for the user follow from a poll."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,35 +11,37 @@ from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import Attempt, AttemptPhase, AttemptWait, Job, JobPhase, WaitKind
 
 _SHORTEST = timedelta(milliseconds=100)
-# Delay of the first poll after an accepted launch. Short work has ended by then and needs no poll.
+# Delay of the first poll after a launch was accepted. Short work has ended by then and needs no
+# poll.
 FIRST_LOOK = timedelta(seconds=3)
 _WAITS = {GangState.QUEUED: WaitKind.QUEUED, GangState.STARTING: WaitKind.STARTING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangLook:
-    """What this process knows about one gang in addition to the rows. After a restart, one poll
-    restores this knowledge.
+    """What this process knows about one gang that is not in the store. After a restart, one poll is
+    enough to know it again.
     """
 
     seen: Seen = GangAbsence.UNKNOWN
     looked_at: datetime | None = None
-    requested: bool = False  # this server, or an earlier one, may have requested the launch
-    doubt: bool = False  # an earlier server may have requested the launch
-    unsure: bool = False  # a launch request was never answered
-    denied: bool = False  # the last launch request was refused
-    fresh: bool = False  # the last poll is newer than the last request
+    requested: bool = False  # whether this server or an earlier one may have requested the launch
+    doubt: bool = False  # whether an earlier server may have requested the launch
+    unsure: bool = False  # whether a launch request was never answered
+    denied: bool = False  # whether the last launch request was refused
+    fresh: bool = False  # whether the last poll was made after the last request
     told: GangSeen | None = None  # the result of the last poll that found the gang
     told_at: datetime | None = None
-    alive_at: Mapping[int, datetime] = field(default_factory=dict)  # rank -> when last seen alive
+    # rank -> when its node was last seen alive
+    alive_at: Mapping[int, datetime] = field(default_factory=dict)
     removed_at: datetime | None = None  # when the gang's removal was last requested
     pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
     accrued_at: datetime | None = None  # the time until which charges are complete
 
 
 def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
-    """The GangLook before the first poll. If an earlier server may have requested the gang, its
-    launch is uncertain."""
+    """The GangLook before the first poll. If an earlier server may have requested the launch,
+    `doubt` is set."""
     doubt = attempt.created_at < started_at
     return GangLook(requested=doubt, doubt=doubt, unsure=doubt)
 
@@ -56,8 +58,8 @@ def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
 
 
 def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
-    """The GangLook after the attempt entered `phase`. When the attempt begins to end, its removal
-    must be requested again.
+    """The GangLook after the attempt entered `phase`. When the attempt begins to end, earlier
+    requests for its removal are forgotten, so that the removal is requested again.
     """
     if phase is AttemptPhase.KEPT:
         return replace(look, removed_at=None, looked_at=None, accrued_at=None)
@@ -82,7 +84,7 @@ def is_look_due(
 def look_interval(
     attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> timedelta:
-    """The maximum age of the last poll."""
+    """How old the last poll may become before the gang is polled again."""
     unbilled = attempt.phase is AttemptPhase.KEPT and look.accrued_at is None
     if attempt.phase in (AttemptPhase.ENDING, AttemptPhase.LAUNCHING) or unbilled:
         return min(POLL, max(_SHORTEST, (now - attempt.since) / 4))
@@ -103,10 +105,7 @@ def find_wait(attempt: Attempt, seen: Seen) -> AttemptWait | None:
 
 
 def note_wait(rows: JobRows, attempt: Attempt, seen: Seen, now: datetime) -> RowChanges:
-    """Record why a gang has not started yet, and when its provider expects the start.
-
-    A new reason becomes an event; a new expected start does not.
-    """
+    """A new reason is also recorded as an event; a new expected start is not."""
     wait = find_wait(attempt, seen)
     if wait is None or not isinstance(seen, GangSeen):
         return RowChanges()

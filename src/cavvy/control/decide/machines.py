@@ -1,4 +1,4 @@
-"""Decides how jobs get, share and lose named machines."""
+"""Decides how jobs get and give up named machines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, Resources, Task
 from cavvy.domain.units import Money, format_duration
 
-# The fields that a job takes from its machine if its own task does not set them.
+# the fields whose values come from the machine unless the job's task sets them
 _OF_IMAGE = ("image", "image_build", "image_login")
 _INHERITED = (*_OF_IMAGE, "volumes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineIsFree:
-    """The machine has no gang: the job gets a new gang."""
+    """The machine has no gang, so the job gets a new gang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +34,14 @@ class MachineIsReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineIsBusy:
-    """The job waits for the machine, for this reason."""
+    """The job waits for the machine, which is busy; `reason` says why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineIsUnfit:
-    """The machine cannot run the job, for this reason."""
+    """The machine cannot run the job; `reason` says why."""
 
     reason: str
 
@@ -50,7 +50,8 @@ MachineTurn = MachineIsFree | MachineIsReady | MachineIsBusy | MachineIsUnfit
 
 
 def find_gang(attempts: Sequence[Attempt], holder: Job | None) -> Attempt | None:
-    """The machine's gang among the attempts of its newest job, or None if it has no gang."""
+    """The machine's gang, which is among the attempts of its newest job. None if the machine has no
+    gang."""
     if holder is None:
         return None
     live = [each for each in attempts if each.phase not in GOING]
@@ -89,7 +90,8 @@ def decide_turn_on_machine(
 
 
 def complete_task(task: Task, machine: NamedMachine | None) -> Task:
-    """The task as it runs on the machine: values that it does not state come from the machine."""
+    """The task as it runs on the machine: fields that the task does not set have the machine's
+    values."""
     if machine is None:
         return replace(task, keep=task.keep or USUAL_KEEP)
     request = machine.task
@@ -99,7 +101,8 @@ def complete_task(task: Task, machine: NamedMachine | None) -> Task:
         **{name: getattr(request, name) for name in _INHERITED if not getattr(task, name)},
     )
     if task.image or task.image_build:
-        own = {name: getattr(task, name) for name in _OF_IMAGE}  # a login is for one registry
+        # a login is for one registry, so it belongs to its image
+        own = {name: getattr(task, name) for name in _OF_IMAGE}
         found = replace(found, **own)
     if task.resources == Resources() and task.nodes == 1:
         found = replace(found, resources=request.resources, nodes=request.nodes)
@@ -130,8 +133,8 @@ def _object_to_need(offer: Offer, need: Resources) -> str:
 
 
 def _held_share(offer: Offer, request: Resources) -> Offer:
-    """The part of the offer that the gang has: the requested size on a shared host, otherwise all
-    of it.
+    """The part of the offer that the gang occupies: the requested size on a shared host, otherwise
+    the whole offer.
     """
     if not offer.shared:
         return offer
@@ -141,7 +144,8 @@ def _held_share(offer: Offer, request: Resources) -> Offer:
 
 
 def describe_hardware(machine: NamedMachine, gang: Attempt | None) -> str:
-    """The hardware of one node, as the gang has it or, without a gang, as the task requests it."""
+    """Describe the hardware of one node: that of the gang or, without a gang, that which the task
+    requests."""
     need = machine.task.resources
     if gang is None:
         asked = [format_need(each) for each in need.accelerators[:1]]
@@ -159,8 +163,8 @@ def _count(nodes: int) -> str:
 def record_holder(
     machine: NamedMachine | None, job: Job, *, bought_at: datetime | None
 ) -> NamedMachine:
-    """The machine's row with the job as its newest job. `bought_at` is set if the job gets a new
-    gang; the job's task then becomes the machine's request.
+    """The machine's row, with the job as its newest job. `bought_at` is set if the job gets a new
+    gang. The job's task then becomes the task that defines the machine.
     """
     assert job.task.machine is not None
     row = machine or NamedMachine(project=job.project, name=job.task.machine, task=job.task)
@@ -174,8 +178,8 @@ def record_holder(
 def extend_machine(
     job: Job, gang: Attempt, keep: timedelta, spent: Money, now: datetime
 ) -> RowChanges:
-    """Keep the gang for `keep` after its work; for an idle gang, the time starts now. The job's
-    remaining budget limits the time.
+    """Keep the gang for the time `keep` after its work ends, or from now if it is idle. The time
+    may be shorter, because the job's remaining budget limits it.
     """
     paid = paid_for(job, gang, spent)
     kept = gang.phase is AttemptPhase.KEPT

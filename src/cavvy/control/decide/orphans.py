@@ -11,7 +11,8 @@ _LEAST_AGE = timedelta(seconds=30)  # minimum time between the two observations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanGang:
-    """One gang at a provider. `sure`: two observations agree that the gang is not wanted."""
+    """A gang that exists at a provider. `sure` means that two observations agree that the gang is
+    not wanted."""
 
     provider: str
     gang: str
@@ -32,11 +33,11 @@ def is_orphan(
     first: datetime,
     visibility_delay: timedelta,
 ) -> bool:
-    """Whether a gang without an open attempt is unwanted by two observations that are far enough
-    apart.
+    """Whether a gang without an open attempt can be removed, because two observations that are far
+    enough apart show that it is not wanted.
 
-    `first` is the time of the earlier observation; if the database lacks the gang, the start of one
-    of its nodes counts as an observation too.
+    `first` is the time of the earlier observation; if the gang is not in the database, the start of
+    one of its nodes also counts as an observation.
     """
     started = [node.started_at for node in seen.nodes if node.started_at]
     oldest = min([first, *started]) if attempt is None else first

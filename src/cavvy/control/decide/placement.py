@@ -1,4 +1,4 @@
-"""Finds the offers that can run a task, and makes the rows that start the task on an offer."""
+"""Finds the offers that can run a task, and creates the rows that start the task on an offer."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ from cavvy.scheduler.queue import JobPlacement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketSnapshot:
-    """The recent offers of all providers, and the capacity that was assigned since then."""
+    """The recent offers of all providers, and the capacity that was used since they were read."""
 
     market: OfferedMarket
     as_of: datetime
@@ -38,7 +38,7 @@ class MarketSnapshot:
     _matches: dict[Resources, OfferMatches] = field(default_factory=dict, init=False)
 
     def match(self, job: Job) -> OfferMatches:
-        """The offers that can run one node of the job; computed once for equal resources."""
+        """The offers that can run one node of the job. Computed only once for equal resources."""
         need = job.task.resources
         if need not in self._matches:
             self._matches[need] = match(job, self.market)
@@ -52,7 +52,8 @@ def find_placement(
     situation: PlanningContext,
     now: datetime,
 ) -> Candidates:
-    """The offers for the first alternative of the job's task, and the reason if no offer fits.
+    """Return the offers for the first alternative of the job's task, and the reason if no offer
+    fits.
 
     All code that places, refuses or moves a job uses this function.
     """
@@ -80,7 +81,8 @@ def find_allowed(
     situation: PlanningContext,
     now: datetime,
 ) -> Callable[[Offer], bool]:
-    """Return a function that checks whether the job may run on an offer if the offer is free."""
+    """Return a function that tells whether the job may run on an offer, assuming that the offer has
+    free capacity."""
 
     def allows(offer: Offer) -> bool:
         market = replace(snapshot.market, offers=[replace(offer, capacity=None)], hosts=())
@@ -91,11 +93,11 @@ def find_allowed(
 
 
 def list_usable(job: Job, snapshot: MarketSnapshot, objections: Objections) -> Sequence[Offer]:
-    """The offers that the job may use in principle, regardless of limits and cooldowns."""
+    """The offers that suit the job, regardless of its limits and of cooldowns."""
     return find_usable(job, snapshot.market, snapshot.match(job), objections)
 
 
-# The known state of a job
+# The job's progress and limits
 
 
 def is_steered(job: Job) -> bool:
@@ -106,7 +108,8 @@ def is_steered(job: Job) -> bool:
 
 
 def is_limited(job: Job) -> bool:
-    """Whether the job has limits, so that its progress and spending restrict its offers."""
+    """Whether the job has limits. If so, its progress and spending restrict the offers that it may
+    use."""
     limits = (cap_of(job), job.task.limits.duration, deadline_of(job))
     return any(limit is not None for limit in limits)
 
@@ -126,7 +129,7 @@ def make_situation(
 
 
 def take_advice(recommendation: Recommendation, now: datetime) -> Candidates:
-    """Convert the deadline policy's answer for a job without a gang to candidates."""
+    """Convert the deadline policy's recommendation for a job without a gang to candidates."""
     reason = recommendation.reason
     return Candidates(
         offers=recommendation.offers,
@@ -139,8 +142,8 @@ def take_advice(recommendation: Recommendation, now: datetime) -> Candidates:
 def record_plan(
     job: Job, recommendation: Recommendation, offer: Offer | None, now: datetime
 ) -> Job:
-    """The job with the policy's decision. The decision's time is that of the last change of mode or
-    offer.
+    """Return the job with the policy's decision recorded. The time of the decision is when its mode
+    or offer last changed.
     """
     plan = PlanState(
         at=now,
@@ -152,12 +155,12 @@ def record_plan(
 
 
 def date_plan(old: PlanState | None, new: PlanState) -> PlanState:
-    """The new decision; if mode and offer are unchanged, it keeps the time of the old decision."""
+    """Return the new decision. It keeps the time of the old one if mode and offer are unchanged."""
     return new if is_news(old, new) or old is None else replace(new, at=old.at)
 
 
 def is_news(old: PlanState | None, new: PlanState) -> bool:
-    """Whether a decision differs from the last one in more than its reason."""
+    """Whether a decision differs from the last one in anything except its reason."""
     return old is None or (old.mode, old.place) != (new.mode, new.place)
 
 
@@ -167,7 +170,7 @@ def is_news(old: PlanState | None, new: PlanState) -> bool:
 def make_attempt(
     job: Job, offer: Offer, name_gang: Callable[[str], str], now: datetime, reason: str
 ) -> tuple[Attempt, list[Node]]:
-    """The rows of the job's next attempt, which must be written before anything is bought."""
+    """Create the rows of the job's next attempt. They must be written before anything is bought."""
     number = job.last_number + 1
     mine = attempt_id(job.id, number)
     attempt = Attempt(
@@ -188,7 +191,7 @@ def make_attempt(
 
 
 def start_job(job: Job, attempt: Attempt, reason: str, now: datetime) -> Job:
-    """The job in phase STARTING, with this attempt as its own."""
+    """Return the job in phase STARTING, with this attempt as its own."""
     return replace(
         job,
         phase=JobPhase.STARTING,
@@ -207,7 +210,8 @@ def place_job(
     name_gang: Callable[[str], str],
     now: datetime,
 ) -> RowChanges:
-    """Start the job on its offer and, if the task wants parallel gangs, on further offers."""
+    """Start the job on its offer. If the task asks for parallel gangs, also start it on further
+    offers."""
     job, plan = place.job, candidates.plan_state
     attempt, nodes = make_attempt(job, place.offer, name_gang, now, "placed")
     reason = f"starts on {place.offer.key}"
@@ -240,7 +244,7 @@ def place_job(
 def list_rivals(
     job: Job, chosen: Offer, offers: Sequence[Offer], snapshot: MarketSnapshot
 ) -> Sequence[Offer]:
-    """The further offers on which a job with parallel gangs is started. Shared hosts are left
+    """The additional offers on which a job with parallel gangs starts. Shared hosts are left
     out.
     """
     if job.task.retry.parallel < 2 or chosen.shared:

@@ -13,11 +13,12 @@ from cavvy.domain.offers import Offer
 from cavvy.planner.candidates import Candidates, merge_candidates, rank_candidates
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, WaitingJob, place_of
 
-EXPLAINED = 4  # number of first waiting jobs whose reasons one pass updates
+# how many waiting jobs, counted from the head of the queue, get their reasons updated in one pass
+EXPLAINED = 4
 _DEEP_EVERY = timedelta(seconds=10)
 _BUSY_PAUSE = timedelta(
     milliseconds=250
-)  # delay of a new job's first placement while nothing is free
+)  # how long the first placement of a new job is delayed while no capacity is free
 _BURST, _BURST_SPAN, _BURST_PAUSE = 20, timedelta(milliseconds=200), timedelta(seconds=1)
 
 NameGang = Callable[[str], str]
@@ -32,7 +33,7 @@ class QueueWait:
     wait: JobWait
     plan: PlanState | None = None
     again_at: datetime | None = None
-    busy: bool = False  # the machine has a gang; the machine's later jobs wait too
+    busy: bool = False  # whether the machine has a gang; if so, later jobs for the machine wait too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,9 @@ def decide_turn(
     name_gang: NameGang,
     now: datetime,
 ) -> Start | QueueWait | AdvanceJob:
-    """Decide whether the job starts, waits, or fails because no offer can ever fit. `found` are the
-    candidates of each alternative. `resting` are the offers with a cooldown.
+    """Decide whether the job starts, waits, or fails because no offer can ever fit. `found`
+    contains the candidates for each alternative of the task. `resting` are the offers in their
+    cooldown.
     """
     candidates = merge_candidates([each for _, each in found])
     if candidates.hopeless and not candidates.offers:
@@ -81,8 +83,8 @@ def line_up(wish: Job, offers: tuple[Offer, ...], name_gang: NameGang, now: date
 def explain_waits(
     stays: Sequence[QueueWait], now: datetime, *on_machines: Sequence[QueueWait]
 ) -> tuple[Sequence[Job], Sequence[Event]]:
-    """The first waiting jobs, in the queue and at each machine, whose reasons have changed; and
-    events for new decisions of the deadline policy.
+    """Return the first waiting jobs, of the queue and of each machine, whose reasons for waiting
+    have changed. Also returns events about new decisions of the deadline policy.
     """
     jobs, events = [], []
     for each in [each for queue in (stays, *on_machines) for each in queue[:EXPLAINED]]:
@@ -97,7 +99,7 @@ def explain_waits(
 
 
 def is_blocked(snapshot: MarketSnapshot, blocked: Collection[str]) -> bool:
-    """Whether a job waits for each of the existing offers."""
+    """Whether every existing offer has a job waiting for it."""
     return all(place_of(offer) in blocked for offer in snapshot.market.offers)
 
 
@@ -107,8 +109,8 @@ def looks_deep(
     last: datetime | None,
     now: datetime,
 ) -> bool:
-    """Whether to read jobs behind the blocked first jobs. They may fit on an offer for which no job
-    waits. `behind` are the offers for which jobs wait.
+    """Whether to read more jobs than those at the head of the queue, which are blocked. Later jobs
+    may fit on an offer for which no job waits. `behind` are the offers for which jobs wait.
     """
     if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
         return False
@@ -117,7 +119,7 @@ def looks_deep(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """When the last jobs arrived, and when the current burst began."""
+    """When the latest jobs arrived, and when the current burst of arrivals began."""
 
     times: tuple[datetime, ...] = ()
     burst_since: datetime | None = None
@@ -126,8 +128,9 @@ class Arrivals:
 def note_arrival(arrivals: Arrivals, now: datetime, *, blocked: bool) -> tuple[Arrivals, timedelta]:
     """Record an arrival, and return how long the new job's first placement may wait.
 
-    The placement waits briefly while nothing is free, because the job cannot start anyway; and for
-    up to a second in a burst of submissions, whose requests are answered first.
+    The placement waits briefly while no capacity is free, because the job cannot start anyway.
+    During a burst of submissions it waits for up to a second, so that the requests are answered
+    first.
     """
     recent = tuple(at for at in arrivals.times[-_BURST:] if now - at < _BURST_SPAN)
     times = (*recent, now)

@@ -15,8 +15,8 @@ _RETRIED = frozenset({JobPhase.FAILED, JobPhase.STOPPED})
 
 
 def hold_job(job: Job, now: datetime) -> tuple[Job, Event]:
-    """The newly submitted job, held until it may start, and its event. Raises ValueError if the job
-    would never start."""
+    """Return the newly submitted job, which waits until it may start, and the event of its
+    submission. Raises ValueError if the job would never start."""
     not_before, held_until = find_hold(job.task, now)
     start = held_until if held_until is not None and held_until > now else not_before
     at_once = start in (None, FAR)
@@ -30,14 +30,14 @@ def hold_job(job: Job, now: datetime) -> tuple[Job, Event]:
 
 
 def is_timed(job: Job) -> bool:
-    """Whether a waiting job must be checked again at a known time."""
+    """Whether a waiting job must be looked at again at a known time."""
     limits = job.task.limits
     times = (job.held_until, limits.deadline, limits.deadline_after)
     return any(time is not None for time in times)
 
 
 def is_stopping(job: Job) -> bool:
-    """Whether the job has ended or is stopping, so that a stop would change nothing."""
+    """Whether the job has ended or is already stopping, so that a stop would change nothing."""
     return job.phase in JOB_ENDS or job.stop_reason is not None
 
 
@@ -56,7 +56,8 @@ def stop_job(job: Job, reason: str, now: datetime) -> RowChanges:
 
 
 def release_kept(job: Job, attempts: Sequence[Attempt], now: datetime) -> RowChanges | None:
-    """Release the gangs that the job keeps for the next job; returns None if it keeps none."""
+    """Release the gangs that are kept after the job's work for the next job. Returns None if there
+    are none."""
     kept = [attempt for attempt in attempts if attempt.phase is AttemptPhase.KEPT]
     if not kept:
         return None
@@ -67,7 +68,8 @@ def release_kept(job: Job, attempts: Sequence[Attempt], now: datetime) -> RowCha
 
 
 def object_to_retry(job: Job) -> tuple[str, str] | None:
-    """The reason why the job cannot be retried, and a hint, or None if it can be retried."""
+    """The reason why the job cannot be retried, with a hint for the user. None if the job can be
+    retried."""
     if job.removing:
         return f"job {job.name} is being removed", f"`cavvy rm {job.name}` completes the removal"
     if job.phase in _RETRIED:

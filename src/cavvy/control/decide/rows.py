@@ -1,4 +1,4 @@
-"""The rows of one job that decisions read, and the changes that decisions make."""
+"""The rows of one job that decisions read, and the changes to rows that decisions return."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,8 @@ def make_event(
     attempt: int | None = None,
     fact: str | None = None,
 ) -> Event:
-    """An event of the job's attempt with this number, by default of its current attempt."""
+    """An event of one of the job's attempts: the attempt with the number `attempt`, by default the
+    current one."""
     number = job.attempt if attempt is None else attempt
     return Event(
         project=job.project,
@@ -39,10 +40,10 @@ def make_event(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChanges:
-    """The changes of one decision, which are written together. If a row appears twice, the later
-    value is used.
+    """The changes of one decision, which are written together. If a row appears twice, its later
+    value is written.
 
-    Version 0 marks a new row. `notices` are webhooks to send after the write.
+    A row with version 0 is new. `notices` are webhooks to send after the write.
     """
 
     job: Job | None = None
@@ -55,7 +56,8 @@ class RowChanges:
     release: tuple[str, ...] = ()  # gangs whose allocations are released
     notices: tuple[Delivery, ...] = ()
     machine: NamedMachine | None = None
-    stale_market: bool = False  # True if cached offers may be outdated, so that they are read again
+    # whether cached offers may be outdated, so that offers must be read again
+    stale_market: bool = False
 
     def then(self, later: "RowChanges") -> "RowChanges":
         """Combine these changes and later ones into one write. Later charges of a rank replace its
@@ -77,8 +79,8 @@ class RowChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The changes to write now. `after` is the time to wait afterwards, or None to continue at
-    once.
+    """The changes to write now, and when to continue. `after` is the time to wait after the write;
+    None means to continue at once.
     """
 
     changes: RowChanges | None = None
@@ -88,7 +90,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRows:
-    """The job, its attempts by number, and the nodes of its open attempts by attempt ID."""
+    """The rows of one job: the job, its attempts by number, and the nodes of its open attempts by
+    attempt ID."""
 
     job: Job
     attempts: Mapping[int, Attempt]
@@ -106,7 +109,7 @@ class JobRows:
 
     @property
     def standbys(self) -> list[Attempt]:
-        """The standby gangs that may still take over, oldest first."""
+        """The standby gangs that may still take the job over, oldest first."""
         found = [self.attempts[number] for number in self.job.standbys if number in self.attempts]
         return [attempt for attempt in found if attempt.phase in COMING]
 
@@ -134,6 +137,6 @@ def ran(attempts: Iterable[Attempt], now: datetime) -> timedelta:
 
 
 def taken_at(attempt: Attempt, nodes: Sequence[Node]) -> datetime | None:
-    """When the gang will be reclaimed, if known."""
+    """When the gang will be reclaimed, or None if that is not known."""
     times = [node.notice_until for node in nodes if node.notice_until]
     return min([*times, attempt.drill_until] if attempt.drill_until else times, default=None)

@@ -1,4 +1,5 @@
-"""Decides when held jobs start: runs of schedules, and jobs that wait for their time window."""
+"""Decides when held jobs start: the runs of repeating jobs, and jobs that wait for their time
+window."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -23,8 +24,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def find_hold(task: Task, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """The values of `not_before` and `held_until` for a newly submitted job. Raises ValueError if
-    the job would never start.
+    """Return the values of `not_before` and `held_until` for a newly submitted job. Raises
+    ValueError if the job would never start.
     """
     schedule = task.schedule
     if schedule is not None and schedule.cron is not None:
@@ -38,14 +39,14 @@ def find_hold(task: Task, now: datetime) -> tuple[datetime | None, datetime | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRun:
-    """A run that is due. Every server that creates this run gives it the same `run_id`."""
+    """A run that is due. If several servers create the same run, they give it the same `run_id`."""
 
     task: Task
     run_id: str
 
 
 def find_run(job: Job, schedule: Schedule, now: datetime) -> ScheduledRun:
-    """The schedule's run that starts now."""
+    """Return the schedule's run that starts now."""
     due = job.held_until or now
     task = replace(job.task, schedule=None, name=_run_name(job, schedule, due))
     return ScheduledRun(task=task, run_id=make_run_id(job.id, due))
@@ -54,7 +55,8 @@ def find_run(job: Job, schedule: Schedule, now: datetime) -> ScheduledRun:
 def hold_schedule(
     job: Job, schedule: Schedule, run_id: str | None, text: str, now: datetime
 ) -> RowChanges:
-    """Hold the schedule until its next run; `run_id` is the run that starts now, if any."""
+    """Hold the schedule until its next run; `run_id` is the ID of the run that starts now, or
+    None."""
     upcoming = _next(schedule, now)
     reason = say_next(upcoming)
     held = replace(job, held_until=upcoming, last_run=run_id or job.last_run, reason=reason)
@@ -76,14 +78,15 @@ def say_next(upcoming: datetime) -> str:
 
 
 def make_run_id(job_id: str, due: datetime) -> str:
-    """Make the ID of a run. Equal runs get equal IDs; IDs sort by the runs' due times."""
+    """Return the ID of a run, which depends only on the job and the due time. IDs sort by due
+    time."""
     millis = (due - EPOCH) // timedelta(milliseconds=1)
     digest = hashlib.sha256(f"{job_id} {due.isoformat()}".encode()).digest()
     return spell_id((millis << 30) | (int.from_bytes(digest[:4], "big") >> 2))
 
 
 def spell_id(value: int) -> str:
-    """Encode 80 bits as 16 characters. The texts sort in the order of the numbers."""
+    """Encode 80 bits as 16 characters. The texts sort like the numbers."""
     return "".join(ALPHABET[(value >> shift) & 31] for shift in range(75, -5, -5))
 
 
@@ -91,7 +94,7 @@ def spell_id(value: int) -> str:
 
 
 def find_window(job: Job, now: datetime) -> TimeInterval | None:
-    """The time window that is open or comes next, or None if the job does not wait for a window."""
+    """The time window that is open or comes next. None if the job does not wait for a window."""
     window, deadline = job.task.window, deadline_of(job)
     if window is None or (deadline is not None and now >= deadline):
         return None
@@ -99,8 +102,8 @@ def find_window(job: Job, now: datetime) -> TimeInterval | None:
 
 
 def hold_window(job: Job, interval: TimeInterval, prices: Prices, now: datetime) -> RowChanges:
-    """Release the job, or hold it until its start or the next check of prices. A new start time is
-    recorded as an event.
+    """Put the job into the queue, or hold it until its start or until prices are checked again. A
+    new start time is recorded as an event.
     """
     start, deadline = choose_start(interval, now, prices), deadline_of(job)
     if start.at is None:
@@ -124,7 +127,7 @@ def _run_name(job: Job, schedule: Schedule, due: datetime) -> str:
 
 
 def _next(schedule: Schedule, after: datetime) -> datetime:
-    """The schedule's next time. Raises ValueError if the cron line matches no existing day."""
+    """The schedule's next time. Raises ValueError if no day ever matches the cron line."""
     found = next_time(parse_cron(schedule.cron or ""), ZoneInfo(schedule.time_zone), after)
     if found is None:
         raise ValueError(f"no day ever matches {schedule.cron!r}")

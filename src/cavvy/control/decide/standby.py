@@ -1,8 +1,10 @@
-"""Standby gangs: a second gang for a job whose own gang still works, or does not start.
+"""Decides about standby gangs. A standby gang is a second gang for a job whose own gang is still
+working, or does not start.
 
-The standby gang starts while the job's own gang exists, and takes the job over once the own gang
-can do no more work. Claims make the change safe: agents of a standby gang can claim their ranks,
-but get no work. One write moves the job and invalidates every open claim of the old gang.
+A standby gang starts while the job's own gang exists. It takes the job over once the own gang can
+do no more work. Agents of a standby gang can claim their ranks, but get no work before the
+takeover. The takeover is one write, which moves the job to the standby gang and invalidates all
+claims of the old gang that are not granted yet.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,20 +44,23 @@ from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.spot.view import RunMode
 
 REVIEW = timedelta(seconds=60)  # time between two calls of the deadline advisor
-# Time for the last checkpoint of a gang that is left, unless the task's grace period is longer.
+# How long a gang that the job leaves has for its last checkpoint, unless the task's grace period is
+# longer.
 _HANDOVER = timedelta(seconds=30)
-_LONGEST_WAIT = timedelta(minutes=10)  # longest wait for a checkpoint before a gang is left
-_RISKY = timedelta(minutes=30)  # time before a job may return to an offer at risk
-# Time before a job that moved after a warning may do so again; doubles with each further move.
+# maximum time to wait for a checkpoint before the job leaves a gang
+_LONGEST_WAIT = timedelta(minutes=10)
+_RISKY = timedelta(minutes=30)  # how long a job avoids an offer after a warning about it
+# How long a job that has moved after a warning must stay before it may do so again. Doubles with
+# each further move.
 _CALM = timedelta(minutes=5)
 _LONGEST_CALM = timedelta(hours=6)
 _ADVISED = "advice"  # key in Job.retries that counts moves after a warning
-_START = timedelta(minutes=10)  # how long the budget must pay for both gangs
+_START = timedelta(minutes=10)  # the budget must pay for both gangs for this long
 _MOVED_ENOUGH = (
     "the provider says that this gang is at risk, but the job has already moved after such a "
     "warning: it may move again after"
 )
-NO_STANDBY = Step(after=NEVER)  # for jobs without work that a second gang could take over
+NO_STANDBY = Step(after=NEVER)  # for jobs whose work a second gang could not take over
 
 NameGang = Callable[[str], str]  # attempt id -> the gang's name
 
@@ -70,22 +75,23 @@ class StandbyQuestion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskAdvisor:
-    """Ask the advisor; the next step depends on the answer."""
+    """Ask the deadline advisor. The next step depends on its answer."""
 
     question: StandbyQuestion
     key: str  # job ID or attempt ID; the time of the question is stored under this key
     nodes: Sequence[Node] = ()  # the rows of the gang's nodes, for the advisor
     changes: RowChanges | None = None  # changes to write before the answer
-    within: timedelta = NEVER  # after the answer, continue at the latest after this time
+    within: timedelta = NEVER  # after the answer, continue within this time
 
 
 def decide_standby(
     rows: JobRows, reviews: Mapping[str, datetime], now: datetime, *, awaits_end: bool = False
 ) -> Step | AskAdvisor:
-    """The next step that concerns standby gangs. It is taken before the job's own next step.
+    """The next step that concerns standby gangs. It is taken before `decide_job` is asked for the
+    job's next step.
 
     `reviews` maps keys to the earliest time when the advisor is asked again. If `awaits_end` is
-    set, no standby gang is started while the provider reclaims the job's own gang, since a person
+    set, no standby gang is started while the provider reclaims the job's own gang, because a person
     may have cancelled that gang.
     """
     job, own = rows.job, rows.own
@@ -111,7 +117,8 @@ def decide_standby(
 def _at_risk(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Ask whether to leave a gang at risk; a job that left a gang recently stays for now."""
+    """Ask whether to leave a gang at risk. If the job has recently left another gang, it stays for
+    now."""
     until, nodes = _calm_until(rows, own), rows.nodes_of(own)
     if until <= now:
         return _ask(StandbyQuestion.AHEAD, own.id, reviews, nodes, now)
@@ -145,8 +152,8 @@ def answer_standby(
 
 
 def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:
-    """Give the job to a standby gang after the job's own gang was lost, once the lost gang can do
-    no more work.
+    """Give the job to a standby gang after the job's own gang was lost, as soon as the lost gang
+    can do no more work.
     """
     own = rows.own
     if own is None or not _is_quiet(own, rows.nodes_of(own)):
@@ -187,8 +194,8 @@ def _without(job: Job, standbys: Sequence[Attempt]) -> Job:
 
 
 def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
-    """Give the job to a ready standby gang. If the own gang works, reclaim it after a last
-    checkpoint.
+    """Give the job to the standby gang once that is ready. If the job's own gang is still working,
+    first order it to save a last checkpoint.
     """
     leaves = taken_at(own, rows.nodes_of(own)) is not None
     if not leaves and (late := _late_standbys(rows, own)):
@@ -209,7 +216,8 @@ def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
 
 
 def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime) -> RowChanges:
-    """Reclaim the job's own gang after a notice that leaves time for a last checkpoint."""
+    """Reclaim the job's own gang. Its agents get a notice that leaves time for a last
+    checkpoint."""
     notice = max(_HANDOVER, rows.job.task.grace)
     return RowChanges(
         attempts=(replace(own, drill_until=now + notice, moved=True),),
@@ -218,7 +226,8 @@ def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime)
 
 
 def _late_standbys(rows: JobRows, own: Attempt) -> list[Attempt]:
-    """The standby gangs that started before the job's own gang began its work."""
+    """The standby gangs that are no longer needed, because they started before the job's own gang
+    began its work."""
     began = own.running_at
     return [] if began is None else [each for each in rows.standbys if each.created_at < began]
 
@@ -284,8 +293,8 @@ def _ask(
 def _follow(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Ask for a successor of a gang that the provider will reclaim soon. The successor starts while
-    this gang shuts down.
+    """Ask for a successor if the provider will reclaim the job's gang soon. The successor starts
+    while this gang shuts down.
     """
     if not _may_be_preempted(rows.job):
         return Step(after=NEVER)
@@ -313,7 +322,7 @@ def _leave_ahead(
     name_gang: NameGang,
     now: datetime,
 ) -> Step:
-    """Leave a gang at risk before it is reclaimed, if that costs little."""
+    """Leave a gang at risk before it is reclaimed, if leaving costs little."""
     job, key = rows.job, own.offer.key
     if recommendation.stay or not recommendation.offers:
         changes = _stay(rows, own, recommendation.reason, None, now)
@@ -330,7 +339,8 @@ def _leave_ahead(
 def _stay(
     rows: JobRows, own: Attempt, why: str, until: datetime | None, now: datetime
 ) -> RowChanges:
-    """Record why and until when a job stays on a gang at risk. A new decision becomes an event."""
+    """Record why and until when a job stays on a gang at risk. If this decision is new, also record
+    an event."""
     wait = AttemptWait(kind=WaitKind.AT_RISK, until=until)
     changed = replace(own, reason=why, wait=wait)
     text = f"stays on {own.offer.key}: {why}"
@@ -360,7 +370,8 @@ def _reviewed(
 
 
 def _leaves_to_wait(rows: JobRows, own: Attempt, now: datetime) -> bool:
-    """Whether an on-demand gang has just saved and may be released to wait for spot."""
+    """Whether an on-demand gang has just saved a checkpoint, and may be released so that the job
+    waits for spot capacity."""
     saved, job = own.checkpoint_at, rows.job
     if own.phase is not AttemptPhase.RUNNING or own.offer.purchase is Purchase.SPOT:
         return False
@@ -379,8 +390,8 @@ def _start_or_wait(
 def start_standby(
     rows: JobRows, recommendation: Recommendation, why: str, name_gang: NameGang, now: datetime
 ) -> RowChanges | None:
-    """Start a second gang on the best recommended offer that the job may use; returns None if there
-    is none."""
+    """Start a second gang on the best recommended offer that the job may use. Returns None if there
+    is no such offer."""
     job, own = rows.job, rows.own
     works = own is not None and own.phase is AttemptPhase.RUNNING
     offers = [each for each in recommendation.offers if _has_capacity(each, job)]
@@ -424,8 +435,8 @@ def _may_be_preempted(job: Job) -> bool:
 
 
 def _may_move(job: Job) -> bool:
-    """Whether the job may leave a working gang. A move does not count as a preemption, but jobs
-    whose task allows no preemption are not moved.
+    """Whether the job may leave a gang that is working. A move does not count as a preemption; but
+    a job whose task allows no preemptions is never moved.
     """
     return job.task.retry.preemption != 0
 
@@ -437,8 +448,8 @@ def _is_at_risk(rows: JobRows, own: Attempt) -> bool:
 
 
 def _calm_until(rows: JobRows, own: Attempt) -> datetime:
-    """The time until which warnings cause no further move. Each move doubles the waiting time,
-    which begins with the gang's work or with the launch of a later standby gang.
+    """The time until which a warning causes no further move. The waiting time doubles with each
+    move. It begins when the gang's work starts, or when a standby gang is launched later.
     """
     job = rows.job
     last = rows.attempts.get(job.last_number, own)
@@ -455,12 +466,12 @@ def _is_ready(rows: JobRows, attempt: Attempt) -> bool:
 
 
 def _has_work(rows: JobRows, own: Attempt) -> bool:
-    """Whether the gang's agents may have received the work, since every rank is claimed."""
+    """Whether the gang's agents may have received the work: every rank is claimed."""
     return all(node.claim for node in rows.nodes_of(own))
 
 
 def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
-    """Whether no rank of this gang can work any more."""
+    """Whether no rank of this gang can do any more work."""
     if own.phase is AttemptPhase.ENDED:
         return True
     claimed = [node for node in nodes if node.claim]
@@ -468,8 +479,8 @@ def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
 
 
 def _until_boundary(rows: JobRows, own: Attempt, ready: Attempt, now: datetime) -> timedelta:
-    """How long to wait for the working gang's next checkpoint, now that the other gang is ready; 0
-    if it has saved one since then or will save none.
+    """How long to wait for the next checkpoint of the working gang `own` after the standby gang has
+    become ready. 0 if `own` has saved a checkpoint since then, or saves none.
     """
     checkpoint = rows.job.task.checkpoint
     if checkpoint is None or own.phase in COMING:

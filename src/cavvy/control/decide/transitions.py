@@ -1,4 +1,4 @@
-"""Computes how an action changes the rows of a job or an attempt."""
+"""Computes how the rows of a job or an attempt change when an action is taken."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,14 +36,14 @@ from cavvy.domain.units import format_duration, format_usd
 def turn_job(
     job: Job, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None
 ) -> Job:
-    """The job in another phase."""
+    """Return the job, moved to another phase."""
     if phase not in JOB_ENDS:
         return replace(job, phase=phase, reason=reason, since=now, ended_at=None)
     return replace(job, phase=phase, reason=reason, since=now, ended_at=now, exit_code=exit_code)
 
 
 def advance_job(job: Job, action: jobs.AdvanceJob, now: datetime) -> RowChanges:
-    """Move the job to its next phase. Its end is also sent to its webhooks."""
+    """Move the job to its next phase. When the job ends, this is also announced to its webhooks."""
     turned = turn_job(job, action.phase, action.reason, now, action.exit_code)
     return RowChanges(
         job=turned,
@@ -58,7 +58,8 @@ def deliveries_of(job: Job) -> tuple[Delivery, ...]:
 
 
 def wanted_deliveries(job: Job) -> list[Delivery]:
-    """The job's webhook events so far to which at least one of its webhooks subscribes."""
+    """The webhook events that the job has caused so far, if at least one of its webhooks subscribes
+    to them."""
     news: tuple[Delivery, ...] = (Delivery.BUDGET,) if job.stop_cause is StopCause.BUDGET else ()
     news += deliveries_of(job) if job.phase in JOB_ENDS else ()
     return [what for what in news if any(what in hook.on for hook in job.task.webhooks)]
@@ -67,14 +68,15 @@ def wanted_deliveries(job: Job) -> list[Delivery]:
 def find_undelivered(
     job: Job, wanted: Sequence[Delivery], events: Sequence[Event]
 ) -> list[Delivery]:
-    """The deliveries that some webhook has neither received nor finally failed to receive."""
+    """The deliveries that at least one webhook has not received, and that have not failed for
+    good."""
     facts = [event.fact for event in events if event.kind == "webhook"]
     hooks = job.task.webhooks
     return [what for what in wanted if facts.count(what) < sum(what in hook.on for hook in hooks)]
 
 
 def stop_at_limit(job: Job, action: jobs.StopAtLimit, now: datetime) -> RowChanges:
-    """Stop the job: at once if it waits, otherwise with its grace period."""
+    """Stop the job: at once if it is waiting, otherwise with its grace period."""
     stopped = replace(job, stop_reason=action.reason, stop_cause=action.cause)
     changes = RowChanges(
         job=stopped,
@@ -90,7 +92,7 @@ def stop_at_limit(job: Job, action: jobs.StopAtLimit, now: datetime) -> RowChang
 def requeue_job(
     job: Job, own: Attempt | None, action: jobs.RequeueJob, failed: str, now: datetime
 ) -> RowChanges:
-    """Queue the job again; `failed` is the offer or host to avoid, or ""."""
+    """Queue the job again. `failed` is the offer or host that the job must avoid, or ""."""
     avoid = drop_past(job.avoid, now)
     if failed:
         avoid[failed] = now + action.avoid
@@ -126,7 +128,7 @@ def count_retry(job: Job, kind: str) -> dict[str, int]:
 
 
 def fails_a_host(attempt: Attempt) -> bool:
-    """Whether to avoid only the failed host instead of the offer, because the gang used several
+    """Whether to avoid only the failed host and not the whole offer, because the gang used several
     hosts.
     """
     shared = attempt.offer.shared and attempt.nodes > 1
@@ -134,9 +136,10 @@ def fails_a_host(attempt: Attempt) -> bool:
 
 
 def failed_place(attempt: Attempt, allocations: Sequence[Allocation]) -> str:
-    """The key for `Job.avoid`: the failed offer, or the host of the rank that failed first.
+    """The key for `Job.avoid` after a failure: the offer, or the host of the rank that failed
+    first.
 
-    `allocations` are needed only if `fails_a_host`.
+    `allocations` are needed only if `fails_a_host` returns True.
     """
     first = (attempt.gang, attempt.first_failed_rank)
     hosts = (each.host for each in allocations if (each.gang, each.rank) == first)
@@ -154,8 +157,8 @@ def advance_attempt(
     now: datetime,
     stored: Sequence[Charge] = (),
 ) -> RowChanges:
-    """Move the attempt to its next phase, and record what this shows about its market. `stored` are
-    the job's charges, which are needed only when the attempt has ended.
+    """Move the attempt to its next phase, and record the market observations that follow from this.
+    `stored` are the job's charges, which are needed only when the attempt has ended.
     """
     changes = _move(rows, attempt, action, look, now, stored)
     nodes = rows.nodes_of(attempt)
@@ -203,10 +206,11 @@ def _move(
 def _settled(
     attempt: Attempt, nodes: Sequence[Node], action: gangs.AdvanceAttempt, now: datetime
 ) -> Attempt:
-    """The attempt with the outcome of its work.
+    """Return the attempt with the outcome of its work.
 
-    The work ended at the last exit if all ranks reported their exits, otherwise now. If its start
-    has not been recorded yet, it is recorded now, so that the running time counts.
+    If all ranks have reported their exits, the work ended at the last exit, otherwise now. If the
+    start of the work was not recorded before, it is recorded too, so that the running time is
+    counted.
     """
     exits = [node.exited_at for node in nodes]
     known = [at for at in exits if at is not None]
@@ -249,7 +253,7 @@ def is_told_by_job(job: Job, outcome: AttemptOutcome | None) -> bool:
 
 
 def _close(rows: JobRows, ended: Attempt, bill: ClosedBill, now: datetime) -> RowChanges:
-    """Close the bill of an ended attempt and release the gang's allocations."""
+    """Close the bill of an attempt whose gang has ended, and release the gang's allocations."""
     cost = total(bill.charges)
     machines = [each for each in bill.charges if not each.kind.is_extra]
     life = sum((each.until - each.since for each in machines), timedelta(0))
@@ -276,8 +280,8 @@ def adjust_attempt(
     action: gangs.OrderRanks | gangs.CountMiss | gangs.ClearMisses,
     now: datetime,
 ) -> RowChanges:
-    """Change an attempt within its phase: send orders to its ranks, or change its count of missed
-    polls.
+    """Change an attempt without changing its phase: send orders to its ranks, or change its count
+    of missed polls.
     """
     match action:
         case gangs.OrderRanks():
@@ -291,7 +295,7 @@ def adjust_attempt(
 
 
 def count_miss(attempt: Attempt, now: datetime) -> Attempt:
-    """The attempt after another poll that did not find its gang."""
+    """Return the attempt after one more poll that did not find its gang."""
     since = attempt.missed_since or now
     return replace(attempt, missed_looks=attempt.missed_looks + 1, missed_since=since)
 
@@ -299,7 +303,8 @@ def count_miss(attempt: Attempt, now: datetime) -> Attempt:
 def order_ranks(
     rows: JobRows, attempt: Attempt, action: gangs.OrderRanks, now: datetime
 ) -> RowChanges:
-    """Send an order to each of the ranks. Later orders have greater numbers."""
+    """Send an order to each of these ranks. The number of an order is greater than those before
+    it."""
     nodes = []
     for rank in action.ranks:
         node = rows.nodes_of(attempt)[rank]
@@ -321,11 +326,11 @@ def _describe(action: gangs.OrderRanks) -> str:
     return f"{ranks} will be reclaimed in {action.seconds:.0f} s"
 
 
-# The consequences of a write
+# The effects of a write
 
 
 def is_freed(attempt: Attempt) -> bool:
-    """Whether the capacity that was reserved for the gang is free again or will not be used."""
+    """Whether capacity that was reserved for the gang is now free, or will not be used."""
     unbought = attempt.phase is AttemptPhase.ENDING and attempt.launched_at is None
     return unbought or attempt.phase is AttemptPhase.ENDED
 

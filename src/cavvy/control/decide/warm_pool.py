@@ -1,4 +1,5 @@
-"""Decides whether a gang is kept after its work, and which jobs can take it over, and how."""
+"""Decides whether a gang is kept after its work, which jobs can take it over, and what the takeover
+changes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -23,11 +24,11 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money, format_rate, format_usd
 
-# Time that an agent waits beyond the keep time, unless the server orders it to exit.
+# How much longer than the keep time an agent waits, unless the server orders it to exit.
 FAREWELL = timedelta(minutes=1)
 _NOTHING = timedelta(0)
-# Agents ask for their next work within a second; a kubelet reports a start two or more seconds
-# late.
+# How long after the work's end agents may need to ask for their next work: they ask within a
+# second, but a kubelet reports a start two or more seconds late.
 _FRESH = timedelta(seconds=10)
 _BY_ITSELF = frozenset({AttemptOutcome.SUCCEEDED, AttemptOutcome.EXIT})
 _WORKED = frozenset({AttemptPhase.BOOTING, AttemptPhase.RUNNING})
@@ -35,9 +36,10 @@ _LONGEST_H = 24
 
 
 def may_keep(task: Task, offer: Offer) -> bool:
-    """Whether the task asks to keep its nodes, and they can be kept. Unless the task names a
-    machine, nodes on a shared host are not kept, because the host frees devices at once. Nodes with
-    volumes or a time limit are not kept either, because they may not suit the next job.
+    """Whether the task asks to keep its nodes, and these nodes can be kept. Nodes of a machine can
+    always be kept. Other nodes on a shared host are not kept, because the host frees its devices at
+    once. Other nodes with volumes or a time limit are not kept, because they may not suit the next
+    job.
     """
     if task.keep <= _NOTHING:
         return False
@@ -51,7 +53,7 @@ def _endings(task: Task) -> frozenset[AttemptOutcome]:
 
 
 def waits_on(job: Job, attempt: Attempt, node: Node) -> bool:
-    """Whether an agent that asks for work at this rank may be waiting for the next job."""
+    """Whether an agent that asks for work for this rank may be one that waits for the next job."""
     if attempt.phase is AttemptPhase.KEPT:
         return True
     over = node.phase is NodePhase.EXITED and node.exit_outcome in _endings(job.task)
@@ -89,7 +91,7 @@ def keeps_until(
 
 
 def _leaves_nodes(job: Job, end: tuple[AttemptOutcome | None, int | None]) -> bool:
-    """Whether the nodes can do other work after this end."""
+    """Whether the nodes can do other work after the job's work has ended this way."""
     if job.task.machine is None:
         return job.stop_reason is None and ends_job(job, *end)
     timed = job.stop_cause in (StopCause.DURATION, StopCause.DEADLINE)
@@ -97,7 +99,7 @@ def _leaves_nodes(job: Job, end: tuple[AttemptOutcome | None, int | None]) -> bo
 
 
 def paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
-    """How long the rest of the budget pays for the gang, less the time to remove the gang."""
+    """How long the rest of the budget can pay for the gang, less the time to remove the gang."""
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
         return timedelta.max
@@ -107,8 +109,8 @@ def paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
 
 
 def fits(kept: Attempt, former: Job, job: Job) -> bool:
-    """Whether a kept gang suits the job as well as a new gang on the same offer. The caller
-    compares the offers.
+    """Whether a kept gang would suit the job as well as a new gang on the same offer. The offers
+    themselves are compared by the caller.
     """
     old, new = former.task, job.task
     if (
@@ -129,20 +131,20 @@ def fits(kept: Attempt, former: Job, job: Job) -> bool:
 
 
 def is_fresh(kept: Attempt, now: datetime) -> bool:
-    """Whether the gang was kept so recently that its agents may not have asked for their next work
-    yet.
+    """Whether the gang was kept so recently that its agents may still be about to ask for their
+    next work.
     """
     return now - (kept.kept_since or kept.since) < _FRESH
 
 
 def is_kept(attempt: Attempt, now: datetime) -> bool:
-    """Whether the gang still waits for a job."""
+    """Whether the gang is still waiting for a job."""
     until = attempt.kept_until
     return attempt.phase is AttemptPhase.KEPT and until is not None and until > now
 
 
 def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
-    """The project's kept gangs, the longest kept first."""
+    """The project's kept gangs. The gang that has been kept longest comes first."""
     mine = [each for each in kept if each.project == project]
     return sorted(mine, key=lambda each: (each.kept_since or each.since, each.id))
 
@@ -150,7 +152,8 @@ def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
 def hand_over(
     old: Attempt, former: Job, charges: Sequence[Charge], job: Job, now: datetime
 ) -> RowChanges:
-    """Make the gang a new attempt of the job; `charges` are the charges of the former attempt."""
+    """Turn a kept gang into a new attempt of the job. `charges` are the charges of the attempt that
+    had the gang before."""
     reason = f"took over the gang of {former.name}"
     fresh, nodes = make_attempt(job, old.offer, lambda _: old.gang, now, reason)
     adopted = replace(fresh, phase=AttemptPhase.BOOTING, launched_at=now, adopted_at=now)

@@ -1,1 +1,1 @@
-"""Observations of markets, and the decisions about jobs that use them."""
+"""Market observations, and the decisions about jobs that use them."""

@@ -1,4 +1,5 @@
-"""Asks the deadline policy about one job: reads its inputs and passes them to `decide.deadline`."""
+"""Asks the deadline policy for a recommendation about one job: reads the policy's inputs and passes
+them to `decide.deadline`."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -35,8 +36,9 @@ from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext
 from cavvy.store.base import Store
 
-_LAST = timedelta(seconds=30)  # maximum age of offers for a job that has a gang
-_EGRESS_AGE = timedelta(hours=1)  # when to read egress prices again: a catalog may be new
+_LAST = timedelta(seconds=30)  # maximum age of the offers that are used for a job with a gang
+# time after which egress prices are read again, because there may be a new catalog
+_EGRESS_AGE = timedelta(hours=1)
 
 # Reads prices per GB, by provider or "provider/region".
 ReadEgress = Callable[[], Awaitable[Mapping[str, Money]]]
@@ -85,8 +87,8 @@ class DeadlineAdvisor:
     async def successor(
         self, job: Job, attempts: Sequence[Attempt], current: Attempt
     ) -> Recommendation:
-        """Recommend where to move from a gang that will be reclaimed soon. Without offers, the job
-        cannot move for now."""
+        """Recommend where to move from a gang that will be reclaimed soon. If the recommendation
+        contains no offers, the job cannot move now."""
         snapshot, now = await self._pool.market(), self._clock.now()
         left = leave_offer(job, current.offer, now)
         facts = await self._facts(job, attempts, snapshot, None)
@@ -99,7 +101,7 @@ class DeadlineAdvisor:
         self, job: Job, attempts: Sequence[Attempt], now: datetime
     ) -> PlanningContext:
         """The planner's context: the job's progress and spending in these attempts, and the markets
-        with a cooldown.
+        that have a cooldown.
         """
         limited = bool(attempts) and cap_of(job) is not None
         spent = total(await self._store.charges(job.id)) if limited else Money(0)
@@ -112,8 +114,8 @@ class DeadlineAdvisor:
     async def ahead(
         self, job: Job, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]
     ) -> Recommendation | None:
-        """Recommend where to move from a gang at risk. Without offers, the job stays. Returns None
-        if a move would lose work.
+        """Recommend where to move from a gang at risk. If the recommendation contains no offers,
+        the job stays. Returns None if a move would lose work.
         """
         if not may_go_ahead(job, own):
             return None
@@ -122,7 +124,7 @@ class DeadlineAdvisor:
         return go_ahead(job, own, await self.successor(job, attempts, own))
 
     async def policy_inputs(self, job: Job) -> PolicyFacts | None:
-        """The policy's current inputs, for a forecast of the rest of the job."""
+        """The current inputs of the policy, from which the rest of the job can be forecast."""
         attempts = await self._store.attempts(job.id)
         current = next(
             (x for x in attempts if x.number == job.attempt and x.phase not in GOING), None
@@ -159,7 +161,7 @@ class DeadlineAdvisor:
         return make_facts(job, offers, knowledge, stored, now)
 
     async def _prices(self) -> Mapping[str, Money]:
-        """The clouds' prices for outgoing data, at most `_EGRESS_AGE` old."""
+        """The clouds' prices for outgoing data (egress), at most `_EGRESS_AGE` old."""
         now, read = self._clock.now(), self._egress_read
         is_old = read is None or not now - _EGRESS_AGE < read <= now
         if self._read_egress is not None and is_old:

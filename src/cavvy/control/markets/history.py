@@ -9,11 +9,11 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.planner.markets import LONGEST_REST, MarketKnowledge, MarketRecord, standings_of
 from cavvy.store.base import AtomicWrite, Store
 
-SINCE = timedelta(days=30)  # time range of market records
-RECENT = timedelta(days=3)  # time range of the single observations that policies see
+SINCE = timedelta(days=30)  # age of the oldest observations that market records include
+RECENT = timedelta(days=3)  # age of the oldest single observations that policies get
 KEEP = timedelta(days=90)
 _AGE = timedelta(seconds=5)
-_MOST = 400  # maximum observations that a policy sees in one decision
+_MOST = 400  # maximum number of observations that a policy gets for one decision
 
 
 class MarketHistory:
@@ -46,8 +46,8 @@ class MarketHistory:
         return MarketKnowledge(standings=await self.standings(), recent=recent)
 
     async def cooling_down(self) -> Collection[str]:
-        """The markets in which a launch or a gang of any job failed recently. Jobs try other
-        markets first."""
+        """The markets in which a launch or a gang of any job has failed recently. Jobs should try
+        other markets first."""
         now = self._clock.now()
         if self._rested_at is None or now - self._rested_at >= _AGE:
             lately = [
@@ -65,7 +65,7 @@ class MarketHistory:
         return self._resting
 
     async def note_prices(self, offers: Iterable[Offer]) -> None:
-        """Record spot prices that differ from the last known ones."""
+        """Record the spot prices that have changed since they were last recorded."""
         spot = {offer.key: offer.rate for offer in offers if offer.purchase is Purchase.SPOT}
         unknown = [key for key in spot if key not in self._prices]
         now = self._clock.now()

@@ -1,4 +1,5 @@
-"""Executes the decisions of `decide.standby`, and asks the deadline advisor for them."""
+"""Carries out the decisions of `decide.standby`, and asks the deadline advisor when a decision
+requires it."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -19,7 +20,7 @@ from cavvy.planner.deadline.recommendation import Recommendation
 
 
 class StandbyGangs:
-    """Executes the steps of jobs that concern their standby gangs."""
+    """Carries out the decisions about standby gangs."""
 
     def __init__(
         self, clock: ControlClock, advisor: DeadlineAdvisor, name_gang: Callable[[str], str]
@@ -30,8 +31,8 @@ class StandbyGangs:
         self._reviews: dict[str, dict[str, datetime]] = {}  # job -> key -> when to ask again
 
     async def step(self, uow: UnitOfWork, *, awaits_end: bool = False) -> timedelta | None:
-        """Do what is due before the job's own next step, see `decide_standby`. Returns None after
-        an action, otherwise the time until the next check.
+        """Do what `decide_standby` decides, before the job's own next step. Returns None if
+        something was done, otherwise the time until the next check.
         """
         now, job_id = self._clock.now(), uow.job.id
         reviews = self._reviews.setdefault(job_id, {})

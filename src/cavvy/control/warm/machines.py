@@ -18,7 +18,7 @@ from cavvy.store.base import RowNotFound, Store
 
 
 class MachinePool:
-    """Reads machines with their gangs, and hands gangs to jobs."""
+    """Reads machines and their gangs, and gives gangs of machines to jobs."""
 
     def __init__(self, store: Store, warm: WarmPool) -> None:
         self._store = store
@@ -32,7 +32,7 @@ class MachinePool:
             return None
 
     async def gang_of(self, machine: NamedMachine | None) -> tuple[Job | None, Attempt | None]:
-        """The machine's newest job and its gang, if it has one."""
+        """The machine's newest job, and the machine's gang if it has one."""
         if machine is None or machine.job_id is None:
             return None, None
         try:
@@ -44,8 +44,9 @@ class MachinePool:
     async def give_turn(
         self, job: Job, now: datetime
     ) -> MachineIsBusy | MachineIsUnfit | NamedMachine | None:
-        """Start the job on its machine and return None, or return why it must wait or fail. If the
-        machine has no gang, returns the row to write when the job gets a new one.
+        """Start the job on its machine and return None. If the job must wait or fail, return why.
+        If the machine has no gang, return the machine's row, which must be written when the job
+        gets a new gang.
         """
         assert job.task.machine is not None
         machine = await self.read(job.project, job.task.machine)

@@ -1,4 +1,5 @@
-"""Tracks the kept gangs. A waiting job takes a kept gang over in one write."""
+"""Tracks the gangs that are kept after their work. A waiting job takes over a kept gang in one
+write."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ Allows = Callable[[Offer], bool]  # returns whether a job may run on an offer no
 
 
 class AgentWaits(Protocol):
-    """Reports whether the agents of a kept gang wait for work."""
+    """Tells whether the agents of a kept gang are waiting for work."""
 
     def waits(self, attempt: Attempt) -> bool: ...
     def forget(self, attempt: Attempt) -> None: ...
@@ -36,24 +37,24 @@ class WarmGang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmGangNotReady:
-    """A gang that fits the job, but whose agents or charges are not ready for the next job, because
-    it was kept only recently.
+    """A gang that fits the job, but was kept so recently that its agents or its charges are not
+    ready for a takeover.
     """
 
     attempt: Attempt
 
 
 class WarmPool:
-    """Tracks which gangs are kept, after reading the open attempts once."""
+    """Knows which gangs are kept. The open attempts are read from the store only once."""
 
     def __init__(self, store: Store, clock: ControlClock, agents: AgentWaits) -> None:
         self._store = store
         self._clock = clock
         self._agents = agents
-        self._kept: dict[str, Attempt] | None = None  # by id
+        self._kept: dict[str, Attempt] | None = None  # the kept gangs' attempts, by attempt ID
 
     def note(self, attempt: Attempt) -> None:
-        """Update the kept gangs after the attempt was written."""
+        """Update the list of kept gangs. Must be called after each write of an attempt."""
         if self._kept is not None:
             if attempt.phase is AttemptPhase.KEPT:
                 self._kept[attempt.id] = attempt
@@ -65,7 +66,8 @@ class WarmPool:
         return len(await self._of(job.project)) > 0
 
     async def find(self, job: Job, allows: Allows) -> WarmGang | WarmGangNotReady | None:
-        """The kept gang that fits the job and has waited longest, if its agents wait for work."""
+        """The kept gang that fits the job. If several fit, the one that has been kept longest and
+        is ready is preferred."""
         soon: WarmGangNotReady | None = None
         for known in await self._of(job.project):
             now = self._clock.now()
@@ -88,8 +90,8 @@ class WarmPool:
         return soon
 
     async def prepare(self, kept: Attempt, former: Job, now: datetime) -> WarmGang | None:
-        """The kept gang with the final charges of its former job, or None if a job cannot take it
-        over yet.
+        """The kept gang with the final charges of its former job, or None if no job can take the
+        gang over yet.
         """
         charges = closing_charges(kept, await self._store.charges(former.id), now)
         if charges is None or not self._agents.waits(kept):
