@@ -266,6 +266,14 @@ class TestAzure(RestContract):
             harness = account.harness()
             with pytest.raises(Refused, match="name an image"):
                 await start_one(harness, "Standard_NP10s")
+            offers = await harness.ours.offers()
+            assert {each.instance_type for each in offers if each.requires is not None} == {
+                "Standard_NP10s",
+                "Standard_NV36ads_A10_v5",
+                "Standard_NV6ads_A10_v5",
+            }
+            named = account.provider("ours", image="a:b:c:latest")
+            assert {each.requires for each in await named.offers()} == {None}
 
         asyncio.run(scenario())
 

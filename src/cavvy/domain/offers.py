@@ -47,6 +47,16 @@ class ExtraPrice:
     as_of: date | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RequiredOption:
+    """An option in `resources.options` of the offer's provider without which no task can run on the
+    offer, and the reason.
+    """
+
+    name: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """One node's worth of capacity at one price.
@@ -85,6 +95,7 @@ class Offer:
     extras: tuple[ExtraPrice, ...] = ()  # what is billed in addition to `rate`
     # the nodes that the account's quotas allow if nothing else uses them; None if unknown
     quota_nodes: int | None = None
+    requires: RequiredOption | None = None  # what a task must state to use the offer
     source: str = ""
     as_of: date | None = None
 

@@ -20,6 +20,7 @@ from cavvy.domain.units import format_memory, format_rate
 from cavvy.planner.explain import explain, say_no_offer, wish
 from cavvy.planner.placements import PlacementPlan, PlanningContext
 from cavvy.planner.quotas import explain_quota
+from cavvy.planner.required_options import explain_missing_option
 from cavvy.planner.rank import order_of, plan
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 from cavvy.planner.volumes import explain_misplaced
@@ -149,7 +150,7 @@ def _able(
         if misplaced := explain_misplaced(task, offer, market.volumes, market.blind):
             reasons.append(f"{offer.provider}: {misplaced}")
             continue
-        if refusal := explain_quota(task, offer):
+        if refusal := explain_missing_option(task, offer) or explain_quota(task, offer):
             reasons.append(f"{offer.provider}: {refusal.reason}")
             continue
         able.append(offer)

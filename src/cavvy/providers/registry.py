@@ -62,6 +62,7 @@ _NOT_PROVIDERS = frozenset(
         "prices",
         "recording",
         "registry",
+        "required_images",
         "settings",
         "state",
         "vm",

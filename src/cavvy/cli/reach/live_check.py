@@ -108,6 +108,7 @@ def _find_cheapest(name: str, limit: "Money") -> "Offer":
         for each in found
         if each.purchase is Purchase.ON_DEMAND
         and each.capacity != 0
+        and each.requires is None
         and (not each.memory_mib or each.memory_mib >= _MEMORY_MIB)
     ]
     if not usable:

@@ -22,6 +22,7 @@ from cavvy.domain.units import Money
 from cavvy.planner.explain import Rejection
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.quotas import explain_quota
+from cavvy.planner.required_options import explain_missing_option
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 from cavvy.planner.volumes import explain_misplaced
 from cavvy.providers import registry
@@ -240,8 +241,8 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
 def _add_fitting(
     live: _Live, task: Task, name: str, offers: Sequence[Offer], answer: _Answer
 ) -> None:
-    """Add the offers that the quotas allow and from which the task's volumes can be reached; add
-    the others as rejected.
+    """Add the offers that the quotas allow, from which the task's volumes can be reached, and whose
+    required options the task states; add the others as rejected.
     """
     blind = {name} if answer.blind else ()
     rejected = {
@@ -249,6 +250,7 @@ def _add_fitting(
         for offer in offers
         if (
             objection := explain_misplaced(task, offer, answer.volumes, blind)
+            or explain_missing_option(task, offer)
             or explain_quota(task, offer)
         )
     }

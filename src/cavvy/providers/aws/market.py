@@ -16,6 +16,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.aws.account import HOME, AwsAccount, Json
 from cavvy.providers.aws.errors import NOT_ENABLED, AwsFault
+from cavvy.providers.aws.images import find_default
 from cavvy.providers.aws.prices import MINUTE, fetch_extras, fetch_on_demand, fetch_spot
 from cavvy.providers.aws.quotas import (
     Quotas,
@@ -33,6 +34,7 @@ from cavvy.providers.aws.shapes import (
 )
 from cavvy.providers.base import ProviderError, Refused, TryAgain
 from cavvy.providers.hosts.records import read, write
+from cavvy.providers.required_images import require_images
 
 _FACTS_AGE = timedelta(days=1)
 _SPOT_AGE = timedelta(minutes=5)
@@ -392,7 +394,12 @@ class AwsMarket:
             for (name, zone), rate in sorted(known.spot.items())
         ]
         offers = [limit(offer, known.quotas) for offer in offers]
-        return [*offers, *self._list_reserved(known, region)]
+        shapes = known.facts.shapes
+        return require_images(
+            [*offers, *self._list_reserved(known, region)],
+            self._settings.get("image"),
+            lambda offer: find_default(shapes[offer.instance_type]),
+        )
 
     def _list_reserved(self, known: _Region, region: str) -> list[Offer]:
         offers: dict[str, Offer] = {}

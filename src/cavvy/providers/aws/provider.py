@@ -257,6 +257,7 @@ class AwsProvider:
         """The actions that a launch of the region's cheapest offer needs and that the account may
         not call.
         """
+        offers = [each for each in offers if each.requires is None]
         if not offers:
             return []
         offer = min(offers, key=lambda each: (each.rate.micros_per_hour, each.key))

@@ -17,7 +17,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, Credential
 from cavvy.providers.azure.extras import make_filter, read_extras
-from cavvy.providers.azure.images import choose_image
+from cavvy.providers.azure.images import choose_image, find_default
 from cavvy.providers.azure.leftovers import AzureLeftovers
 from cavvy.providers.azure.machines import (
     MACHINES,
@@ -34,6 +34,7 @@ from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.azure.quotas import AzureQuotas
 from cavvy.providers.azure.sizes import AzureSize, FindInstance, read_sizes
 from cavvy.providers.prices import PriceError, PriceQuery
+from cavvy.providers.required_images import require_images
 from cavvy.providers.vm.cloud import (
     NAME_PREFIX,
     BillStart,
@@ -154,7 +155,7 @@ class AzureCloud:
             ]
             families = {each.name: each.family for each in sizes}
             found += await self._quotas.limit(region, here, families)
-        return found
+        return require_images(found, self._settings.get("image"), find_default)
 
     async def quotas(self) -> Sequence[Quota]:
         regions = await self._regions()

@@ -19,9 +19,10 @@ from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import ProviderError
 from cavvy.providers.gcp.api import FULL_CODES, QUOTA_CODES, GcpApi, last_part, read_operation
 from cavvy.providers.gcp.credentials import GoogleCredentials
-from cavvy.providers.gcp.instance import make_instances
+from cavvy.providers.gcp.instance import find_default, make_instances
 from cavvy.providers.gcp.market import GcpMarket, ListPrices
 from cavvy.providers.gcp.quotas import GcpQuotas
+from cavvy.providers.required_images import require_images
 from cavvy.providers.vm.cloud import (
     BillEnd,
     BillStart,
@@ -101,7 +102,9 @@ class GcpCloud:
         """The offers, without what the quotas leave no room for. Quotas that cannot be read limit
         no offer.
         """
-        offers = await self._market.offers()
+        offers = require_images(
+            await self._market.offers(), self._settings.get("image"), find_default
+        )
         return await self._quotas.limit(offers, self._market.gpus)
 
     async def quotas(self) -> Sequence[Quota]:

@@ -48,7 +48,7 @@ def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> S
     offer, gang = request.offer, request.gang
     prefix = f"zones/{offer.zone}"
     shape = find_shape(offer.instance_type) or MachineShape(offer.instance_type)
-    image = gang.options.get("image") or settings.get("image") or _default_image(offer)
+    image = gang.options.get("image") or settings.get("image") or find_default(offer)
     disk_type = gang.disk_type or settings.get("disk_type") or _default_disk(shape.machine_type)
     accounts = []
     if settings.get("service_account"):
@@ -114,7 +114,8 @@ def _default_disk(machine_type: str) -> str:
     return "hyperdisk-balanced" if machine_type.startswith(_HYPERDISK) else "pd-balanced"
 
 
-def _default_image(offer: Offer) -> str:
+def find_default(offer: Offer) -> str:
+    """Google's image with drivers for the offer. Raises Refused if there is none."""
     arch = "arm64" if offer.architecture == "arm64" else "amd64"
     known = find_accelerator(offer.accelerator or "")
     if known is None:

@@ -14,7 +14,8 @@ from cavvy.providers.oci.addresses import OciAddresses
 from cavvy.providers.oci.api import OciApi
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.oci.market import ListPrices, OciMarket
-from cavvy.providers.oci.places import OciPlaces, shape_of
+from cavvy.providers.oci.places import OciPlaces, find_default, shape_of
+from cavvy.providers.required_images import require_images
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,
@@ -89,7 +90,8 @@ class OciCloud:
         return [*facts, *([("GPU shapes without a known price", unpriced)] if unpriced else [])]
 
     async def offers(self) -> Sequence[Offer]:
-        return await self._market.offers()
+        offers = await self._market.offers()
+        return require_images(offers, self._settings.get("image"), find_default)
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
         region = request.offer.region

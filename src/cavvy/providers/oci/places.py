@@ -70,7 +70,7 @@ class OciPlaces:
         if named:
             told = await self._api.list(offer.region, "/images", displayName=named, **query)
             return _first(told, offer, f"called {named}")
-        pattern, system = _default_image(offer)
+        pattern, system = find_default(offer)
         newest = {"sortBy": "TIMECREATED", "sortOrder": "DESC", "shape": shape_of(offer)}
         told = await self._api.list(offer.region, "/images", **query, **newest, **system)
         fitting = [each for each in told if pattern.fullmatch(str(each["displayName"]))]
@@ -82,7 +82,10 @@ def shape_of(offer: Offer) -> str:
     return offer.instance_type.partition("$")[0]
 
 
-def _default_image(offer: Offer) -> tuple[re.Pattern[str], Mapping[str, str]]:
+def find_default(offer: Offer) -> tuple[re.Pattern[str], Mapping[str, str]]:
+    """The pattern of the name, and the operating system, of OCI's image with drivers for the offer.
+    Raises Refused if there is none.
+    """
     known = find_accelerator(offer.accelerator or "")
     if known is None:
         return _UBUNTU, {

@@ -1,0 +1,19 @@
+"""Reject offers that can run only tasks with an option of the provider that the task lacks."""
+
+import json
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Objection, Task
+
+
+def explain_missing_option(task: Task, offer: Offer) -> Objection | None:
+    """The reason why the offer cannot run the task; None if the task states the option that the
+    offer requires, or if the offer requires none.
+    """
+    required = offer.requires
+    if required is None:
+        return None
+    stated = (each for each in task.resources.options if each.provider == offer.provider)
+    if any(json.loads(each.values).get(required.name) for each in stated):
+        return None
+    return Objection(f"resources.options.{offer.provider}.{required.name}", required.reason)
