@@ -26,7 +26,7 @@ from tests.ec2.rules import Reserved, allow_only
 from tests.ec2.server import Front
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import NetworkNeed, Scalar, Task, Volume, VolumeKind
+from cavvy.domain.tasks import Fabric, NetworkNeed, Resources, Scalar, Task, Volume, VolumeKind
 from cavvy.domain.units import parse_rate
 from cavvy.providers import aws
 from cavvy.providers.aws import MANIFEST
@@ -176,6 +176,18 @@ def interfaces(params: Mapping[str, str]) -> list[dict[str, str]]:
             _, number, field = name.split(".", 2)
             found.setdefault(number, {})[field] = value
     return [found[number] for number in sorted(found, key=int)]
+
+
+@pytest.mark.parametrize("fabric", [Fabric.EFA, Fabric.RDMA])
+def test_a_task_with_efa_is_refused_if_the_settings_turn_efa_off(
+    provider_rig: Callable[..., ProviderRig], fabric: Fabric
+) -> None:
+    need = Resources(network=NetworkNeed(fabric=fabric))
+    task = Task(name="t", run="x", nodes=2, resources=need)
+    assert provider_rig().provider.check(task) == []
+    (objection,) = provider_rig(efa=False).provider.check(task)
+    assert objection.field == "resources.network.fabric"
+    assert "the setting `efa` in [providers.aws] is off" in objection.reason
 
 
 def test_a_gang_with_efa_is_near_each_other_and_lets_itself_in_and_out(

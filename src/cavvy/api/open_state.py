@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -42,11 +42,13 @@ from cavvy.store.open import open_store
 from cavvy.store.reserve import StopNotes
 from cavvy.store.secrets import SecretSealer
 from cavvy.store.snapshot import CatalogSnapshot
+from cavvy.store.snapshot.choose import refreshed_path
 from cavvy.store.snapshot.layout import SnapshotError
 
 _MIB = 1024 * 1024
 _FORGOTTEN = timedelta(days=7)  # uploaded files are kept this long if no job uses them
 _TIDY_EVERY = timedelta(days=1)
+_MOST_INSTANCES = 4096  # cached answers about instance types
 _log = logging.getLogger(__name__)
 
 
@@ -194,18 +196,35 @@ def load_providers(
     )
 
 
-@cache
 def find_instance(provider: str, instance: str) -> Offer | None:
-    """The catalog's cheapest offer for an instance type, or None if the catalog has none."""
+    """The catalog's cheapest offer for an instance type, or None if the catalog has none. Answers
+    are cached until the catalog is refreshed.
+    """
     if not instance:
         return None
-    need = Resources(instance=instance, providers=(provider,))
     try:
-        with CatalogSnapshot.open() as snapshot:
-            return next(iter(snapshot.match(need, limit=1, misses=0).offers), None)
+        return _find_instance(provider, instance, _refreshed_at())
     except SnapshotError as error:
         _log.warning("no catalog: instance types are unknown", exc_info=error)
         return None
+
+
+@lru_cache(maxsize=_MOST_INSTANCES)
+def _find_instance(provider: str, instance: str, refreshed_at: int) -> Offer | None:
+    """Raises SnapshotError."""
+    need = Resources(instance=instance, providers=(provider,))
+    with CatalogSnapshot.open() as snapshot:
+        return next(iter(snapshot.match(need, limit=1, misses=0).offers), None)
+
+
+def _refreshed_at() -> int:
+    """The time, in nanoseconds, at which `cavvy catalog refresh` wrote the snapshot; 0 for the one
+    that was installed with the program.
+    """
+    try:
+        return refreshed_path().stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def list_prices(provider: str) -> Sequence[Offer]:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
-from cavvy.domain.tasks import Objection, Task, VolumeKind
+from cavvy.domain.tasks import Fabric, Objection, Task, VolumeKind
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch import AwsLauncher
@@ -120,8 +120,10 @@ class AwsProvider:
             market = AwsMarket(
                 self._account, self._context.settings, Path(folder), self._context.now
             )
-            await market.offers()
-            await market.close()
+            try:
+                await market.offers()
+            finally:
+                await market.close()
 
     async def volumes(self) -> Sequence[VolumeLocation]:
         now, known = self._context.now(), self._volumes_seen
@@ -187,6 +189,10 @@ class AwsProvider:
         if need is not None and need.subnet and need.vpc:
             reason = "a subnet already determines its VPC; set only one of `subnet` and `vpc`"
             found.append(Objection("resources.network", reason))
+        fabric = need.fabric if need is not None else None
+        if fabric in (Fabric.EFA, Fabric.RDMA) and not self._context.settings.get("efa", True):
+            reason = f"the setting `efa` in [providers.{self.manifest.name}] is off; set it to true"
+            found.append(Objection("resources.network.fabric", reason))
         named = [each for each in task.volumes if each.kind is VolumeKind.NAMED]
         if named and task.nodes > 1:
             reason = "only one node can attach an EBS volume; use NFS, or copy from and to a bucket"
