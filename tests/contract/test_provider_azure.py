@@ -221,7 +221,7 @@ class TestAzure(RestContract):
         async def scenario() -> None:
             provider = account.provider("ours")
             account.api.price_fault = CloudFault(503, "ServiceUnavailable", "later")
-            with pytest.raises(TryAgain):
+            with pytest.raises(TryAgain, match=r"price list cannot be read, .* HTTP 503"):
                 await provider.offers()
             account.api.price_fault = None
             before = await provider.offers()
@@ -229,7 +229,11 @@ class TestAzure(RestContract):
             for _ in range(2):
                 await account.wait(timedelta(hours=2))
                 after = await provider.offers()
-                assert [(x.key, x.rate) for x in after] == [(x.key, x.rate) for x in before]
+                assert [(x.key, x.rate, x.as_of) for x in after] == [
+                    (x.key, x.rate, x.as_of) for x in before
+                ]
+            await account.wait(timedelta(days=1))
+            assert {x.as_of for x in await provider.offers()} == {before[0].as_of}
 
         asyncio.run(scenario())
 

@@ -267,9 +267,11 @@ class PriceList:
             send(request, b"busy", status=self.faults.pop())
             return
         skip = int(query.get("$skip", ["0"])[0])
-        base = "http://127.0.0.1:9" if self.elsewhere else self.base
+        # Azure names the default port in its links, and may not escape the filter:
+        # https://learn.microsoft.com/rest/api/cost-management/retail-prices/azure-retail-prices
+        base = "http://127.0.0.1:9" if self.elsewhere else self.base.replace("http", "HTTP", 1)
         following = (
-            f"{base}/api/retail/prices?$filter=x&$skip={skip + 2}"
+            f"{base}/api/retail/prices?$filter=x eq 'y'&$skip={skip + 2}"
             if skip + 2 < len(ITEMS)
             else None
         )

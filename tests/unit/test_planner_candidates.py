@@ -3,6 +3,8 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.jobs import Job, PlanState
 from cavvy.domain.offers import Offer
@@ -193,6 +195,18 @@ def test_a_provider_that_is_not_configured_is_named_with_those_that_are() -> Non
     assert (
         found.reason == "No offer: the task allows only aws (resources.providers), but only these "
         "providers have offers: cloud and here"
+    )
+
+
+@pytest.mark.parametrize("asked", [(), ("azure",)])
+def test_offers_that_could_not_be_read_are_not_said_to_be_missing(asked: tuple[str, ...]) -> None:
+    task = Task(name="t", run="true", resources=Resources(providers=asked))
+    problems = [SilentPlace("azure", "the price list cannot be read: HTTP 503")]
+    offers = [FREE] if asked else []
+    found = look(make_job(task), OfferedMarket(offers=offers, hosts=[HOST], problems=problems))
+    assert not found.hopeless
+    assert found.reason == (
+        "Cavvy cannot read the offers: azure: the price list cannot be read: HTTP 503"
     )
 
 

@@ -160,9 +160,22 @@ def _answer(
     )
     warnings += _warn_of_waits(task, offered)
     found = explain(offered.matches, made, refused=offered.refused, readiness=offered.readiness)
-    said = f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
-    message = "" if made.placements else said or say_no_offer(task, found)
+    message = ""
+    if not made.placements:
+        message = _say_missing(task, offered, ready) or say_no_offer(task, found)
     return _Answer(task, by, offered, made, found, message, forecast, warnings)
+
+
+def _say_missing(task: "Task", offered: "AvailableOffers", ready: bool) -> str:
+    """Why there is no offer, if the cause is not the task: names that are unknown, or, for a plan
+    with the configured providers only (`ready`), providers that did not answer; else "".
+    """
+    from cavvy.planner.candidates import say_unread
+
+    asked = task.resources.providers or offered.live
+    if ready and offered.problems and offered.answered.isdisjoint(asked):
+        return say_unread(offered.problems)
+    return f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
 
 
 def _warn_of_waits(task: "Task", offered: "AvailableOffers") -> tuple[str, ...]:

@@ -20,8 +20,8 @@ from cavvy.domain.units import format_memory, format_rate
 from cavvy.planner.explain import explain, say_no_offer, wish
 from cavvy.planner.placements import PlacementPlan, PlanningContext
 from cavvy.planner.quotas import explain_quota
-from cavvy.planner.required_options import explain_missing_option
 from cavvy.planner.rank import order_of, plan
+from cavvy.planner.required_options import explain_missing_option
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 from cavvy.planner.volumes import explain_misplaced
 
@@ -175,6 +175,9 @@ def _none_fits(task: Task, market: OfferedMarket, matches: OfferMatches) -> Cand
     if not matches.total and not market.problems:
         return Candidates(reason="no provider has an offer now; see `cavvy check`")
     need, names = task.resources, sorted({offer.provider for offer in market.offers})
+    wanted = need.providers or names
+    if (unread := _list_silent(task, market)) and not set(wanted) & set(names):
+        return Candidates(reason=say_unread(unread))
     here = " and ".join(names)
     if need.providers and not set(need.providers) & set(names):
         asked = " and ".join(need.providers)
@@ -200,12 +203,22 @@ def _say(task: Task, matches: OfferMatches, ranked: PlacementPlan) -> str:
     return say_no_offer(task, explain([matches], ranked))
 
 
+def say_unread(problems: Iterable[str]) -> str:
+    """One sentence, without a full stop, on offers that could not be read."""
+    return f"Cavvy cannot read the offers: {'; '.join(problems)}"
+
+
+def _list_silent(task: Task, market: OfferedMarket) -> list[str]:
+    """The providers that the task may use and that did not answer completely, with the reasons."""
+    asked = task.resources.providers
+    return [str(each) for each in market.problems if not asked or each.provider in asked]
+
+
 def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
     """The result without offers. It is hopeless only if every provider that the job may use has
     answered: a silent provider may have an offer that fits.
     """
-    asked = task.resources.providers
-    silent = [str(each) for each in market.problems if not asked or each.provider in asked]
+    silent = _list_silent(task, market)
     if silent:
         return Candidates(reason=f"{reason}; without a complete answer: {'; '.join(silent)}")
     return Candidates(reason=reason, hopeless=True)

@@ -59,6 +59,7 @@ _NOT_PROVIDERS = frozenset(
         "managed",
         "notices",
         "objections",
+        "page_links",
         "prices",
         "recording",
         "registry",

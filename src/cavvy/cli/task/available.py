@@ -57,6 +57,7 @@ class AvailableOffers:
     fixed: Sequence[
         Offer
     ] = ()  # if the task is spot-only and states its work: the same offers as for `spot: never`
+    answered: frozenset[str] = frozenset()  # the configured providers that reported offers
     unknown: str = ""  # names in the task that neither the catalog nor a configured provider has
 
 
@@ -95,6 +96,7 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOf
         situation=PlanningContext(output_mib=output_mib, egress=egress, notices=_notices(task)),
         readiness=_judge(live.usable),
         fixed=fixed,
+        answered=frozenset(offer.provider for offer in live.offers),
         unknown=unknown,
     )
 

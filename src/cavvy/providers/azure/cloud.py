@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple
 
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
@@ -61,6 +61,7 @@ _QUOTA = "QuotaExceeded"
 _SIZES_AGE, _PRICES_AGE = timedelta(minutes=10), timedelta(hours=1)
 _PRICES_AGAIN = timedelta(minutes=5)  # until the next read of prices after one that failed
 _FULL_AGE = timedelta(minutes=10)  # an offer without capacity is not requested again before
+_NO_PRICES = "Azure's price list cannot be read, so no machine has a price"
 _POWER_AGE = timedelta(minutes=1)
 _TYPES_PER_QUERY = 15  # with so many types, the URL of a price query stays below 2 KiB
 
@@ -72,6 +73,10 @@ class _Prices(NamedTuple):
 
     rates: Mapping[tuple[str, Purchase], HourlyRate]  # by size and purchase option
     extras: tuple[ExtraPrice, ...]
+    as_of: date | None = None  # when they were read
+
+
+_UNPRICED = _Prices({}, ())
 
 
 class AzureCloud:
@@ -150,7 +155,7 @@ class AzureCloud:
                 for purchase in (Purchase.ON_DEMAND, Purchase.SPOT)
                 if (rate := prices.rates.get((size.name, purchase))) is not None
                 and (size.spot or purchase is Purchase.ON_DEMAND)
-                and (offer := self._offer(size, region, purchase, rate, prices.extras)).key
+                and (offer := self._offer(size, region, purchase, rate, prices)).key
                 not in self._full
             ]
             families = {each.name: each.family for each in sizes}
@@ -291,7 +296,7 @@ class AzureCloud:
 
     async def _read_prices(self, region: str, sizes: Sequence[AzureSize]) -> _Prices:
         """The prices of sizes, disks and addresses, from Azure's public list."""
-        at, prices = self._known_prices.get(region, (None, _Prices({}, ())))
+        at, prices = self._known_prices.get(region, (None, _UNPRICED))
         if at is not None and self._now() - at < _PRICES_AGE:
             return prices
         task = self._reading.get(region)
@@ -315,7 +320,7 @@ class AzureCloud:
             offers = await loop.run_in_executor(self._threads, self._fetch, region, chunk)
             found |= {(each.instance_type, each.purchase): each.rate for each in offers}
         extras = await loop.run_in_executor(self._threads, self._fetch_extras, region)
-        prices = _Prices(found, extras)
+        prices = _Prices(found, extras, self._now().date())
         self._known_prices[region] = (self._now(), prices)
         return prices
 
@@ -326,7 +331,7 @@ class AzureCloud:
             items = self._prices.list_items(make_filter(region), query)
             return read_extras(items, self._settings, query.today)
         except PriceError as error:
-            raise CloudFault(0, "no prices", str(error)) from error
+            raise CloudFault(0, _NO_PRICES, str(error)) from error
 
     def _fetch(self, region: str, names: Sequence[str]) -> Sequence[Offer]:
         """Fetch the prices of these sizes; blocks. Raises CloudFault."""
@@ -337,7 +342,7 @@ class AzureCloud:
         try:
             return replace(self._prices, only=only).find(query)
         except PriceError as error:
-            raise CloudFault(0, "no prices", str(error)) from error
+            raise CloudFault(0, _NO_PRICES, str(error)) from error
 
     def _make_query(self, machines: Sequence[Offer]) -> PriceQuery:
         return PriceQuery(
@@ -356,7 +361,7 @@ class AzureCloud:
         region: str,
         purchase: Purchase,
         rate: HourlyRate,
-        extras: tuple[ExtraPrice, ...] = (),
+        prices: _Prices = _UNPRICED,
     ) -> Offer:
         return Offer(
             provider="azure",
@@ -373,6 +378,6 @@ class AzureCloud:
             rate=rate,
             architecture=size.architecture,
             source="Azure Retail Prices API",
-            as_of=self._now().date(),
-            extras=extras,
+            as_of=prices.as_of,
+            extras=prices.extras,
         )

@@ -15,6 +15,7 @@ from decimal import Decimal
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.page_links import is_same_server
 from cavvy.providers.prices import PriceError, PriceQuery, PriceSource, ProviderPrices
 
 _FILTER = "serviceName eq 'Virtual Machines'"
@@ -97,12 +98,12 @@ class AzurePrices:
             query.progress(f"{self.title}: {seen:,} prices in {page} pages")
             if not following:
                 return
-            if not following.startswith(f"{self.base}/"):
+            if not is_same_server(following, self.base):
                 raise PriceError(
                     f"page {page} of {self.base} continues on another server ({following}); "
                     "nothing was changed"
                 )
-            url = following
+            url = following.replace(" ", "%20")  # the link may repeat the filter without escapes
         raise PriceError(
             f"the list of {self.base} has more than {_MOST_PAGES} pages; nothing was changed"
         )

@@ -22,8 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
+from cavvy.providers.page_links import is_same_server
 from cavvy.providers.recording import CallRecorder
 from cavvy.providers.vm.cloud import CloudFault
 
@@ -125,7 +126,7 @@ class RestClient:
         path = page
         if parts.scheme or parts.netloc:
             path = parts._replace(scheme="", netloc="").geturl()
-            if _server(parts) != _server(own) or not path.startswith(f"{own.path}/"):
+            if not is_same_server(page, self._endpoint) or not path.startswith(f"{own.path}/"):
                 raise CloudFault(400, "a page on another server", page)
             path = path.removeprefix(own.path)
         if not path.startswith("/"):
@@ -271,11 +272,6 @@ class _Http(urllib.request.HTTPHandler):
 class _Https(urllib.request.HTTPSHandler):
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(_connect(http.client.HTTPSConnection), request)
-
-
-def _server(url: SplitResult) -> tuple[str, str | None, int | None]:
-    """The scheme, the host and the port of a URL."""
-    return url.scheme, url.hostname, url.port or {"http": 80, "https": 443}.get(url.scheme)
 
 
 def _wish(headers: email.message.Message) -> float | None:
