@@ -212,6 +212,8 @@ class TestAzure(RestContract):
             provider = account.provider("ours")
             assert {offer.quota_nodes for offer in await provider.offers()} == {None}
             assert "no right" in dict(await provider.whoami())["quotas"]
+            with pytest.raises(Refused, match="no right"):  # and not an empty list
+                await provider.quotas()
             with pytest.raises(Refused, match="no right"):
                 await account.provider("ours").quotas()
 

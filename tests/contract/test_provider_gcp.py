@@ -143,6 +143,8 @@ class TestGcp(RestContract):
         offers = asyncio.run(provider.offers())
         assert {each.quota_nodes for each in offers} == {None}
         assert "compute.regions.list" in dict(asyncio.run(provider.whoami()))["quotas"]
+        with pytest.raises(Refused, match=r"compute\.regions\.list"):  # and not an empty list
+            asyncio.run(provider.quotas())
         with pytest.raises(Refused, match=r"compute\.regions\.list"):
             asyncio.run(account.provider("ours").quotas())
 

@@ -59,7 +59,9 @@ def test_an_unknown_use_counts_as_none() -> None:
 
 def test_a_lower_capacity_of_the_provider_stays() -> None:
     small = replace(OFFER, capacity=1, pool="rack")
-    assert limit_offer(small, [(QUOTA, 96)]) == replace(small, quota_nodes=2)
+    text = str(QUOTA)
+    limited = replace(small, quota_nodes=2, quota_text=text)
+    assert limit_offer(small, [(QUOTA, 96)]) == limited
     assert limit_offer(OFFER, []) is OFFER
     assert limit_offer(OFFER, [(QUOTA, 0)]) is OFFER
 
@@ -98,6 +100,19 @@ def test_a_quota_of_0_rejects_a_single_node() -> None:
     assert "a node needs more p than the quota GPU vCPUs in a (0 of 0 vCPUs used" in refusal.reason
 
 
+def test_the_message_names_the_quota_that_allows_too_few_nodes() -> None:
+    """Not the quota that leaves the fewest nodes now."""
+    busy, low = (
+        replace(QUOTA, name="busy", limit=960, used=864),
+        replace(QUOTA, name="low", limit=192, used=0),
+    )
+    for capacity in (None, 1):
+        offer = limit_offer(replace(OFFER, capacity=capacity), [(busy, 96), (low, 96)])
+        refusal = explain_quota(Task(name="t", run="true", nodes=3), offer)
+        assert refusal is not None
+        assert "than the quota low in a (0 of 192 vCPUs used" in refusal.reason
+
+
 def tell(client: FakeClient, monkeypatch: pytest.MonkeyPatch, *rows: wire.QuotaRow) -> None:
     untold = [wire.UntoldQuotas(provider="ssh", reason="Cavvy does not read quotas of it")]
     report = wire.QuotaReport(quotas=list(rows), untold=untold)
@@ -121,7 +136,9 @@ def test_the_table_hides_quotas_of_0_and_names_silent_providers(
     assert "Standard NDSH100v5 Family vCPUs" in shown
     assert "None yet" not in shown
     assert "1 quota has a limit of 0" in shown
-    assert "ssh: not told: Cavvy does not read quotas of it" in shown
+    for words in ((), ("-o", "json"), ("--request",)):
+        told = run(*words).stderr
+        assert "note: the quotas of ssh are unknown: Cavvy does not read quotas of it" in told
     assert "None yet" in run("--all").stdout
     assert "None yet" in run("--family", "none").stdout
     assert "None yet" not in run("--family", "NDSH100").stdout

@@ -1,5 +1,6 @@
 """`cavvy quota`: shows the account's quotas, and prints commands that request higher limits."""
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -56,15 +57,20 @@ def command(
     rows = [each for each in report.quotas if _is_wanted(each, region, family)]
     shown = [each for each in rows if each.limit or every or request or family]
     if request:
+        _print_untold(report)
         _print_requests(shown, to)
         return
     rows_out(_COLUMNS, shown, output, empty="no quotas are known")
-    if output == "table":
-        if hidden := len(rows) - len(shown):
-            are = "1 quota has" if hidden == 1 else f"{hidden} quotas have"
-            text_out(f"{are} a limit of 0; `cavvy quota --all` shows all quotas")
-        for each in report.untold:
-            text_out(f"{each.provider}: not told: {each.reason}")
+    if output == "table" and (hidden := len(rows) - len(shown)):
+        are = "1 quota has" if hidden == 1 else f"{hidden} quotas have"
+        text_out(f"{are} a limit of 0; `cavvy quota --all` shows all quotas")
+    _print_untold(report)
+
+
+def _print_untold(report: "wire.QuotaReport") -> None:
+    """Print the providers whose quotas are unknown, on standard error, with the reasons."""
+    for each in report.untold:
+        text_out(f"note: the quotas of {each.provider} are unknown: {each.reason}", sys.stderr)
 
 
 def _is_wanted(row: "wire.QuotaRow", region: str | None, family: str | None) -> bool:

@@ -95,6 +95,7 @@ class Offer:
     extras: tuple[ExtraPrice, ...] = ()  # what is billed in addition to `rate`
     # the nodes that the account's quotas allow if nothing else uses them; None if unknown
     quota_nodes: int | None = None
+    quota_text: str = ""  # the quota that `quota_nodes` comes from, with its usage
     requires: RequiredOption | None = None  # what a task must state to use the offer
     source: str = ""
     as_of: date | None = None

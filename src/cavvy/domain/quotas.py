@@ -54,8 +54,12 @@ def limit_offer(offer: Offer, needs: Iterable[tuple[Quota, float]]) -> Offer:
         for quota, amount in known
     ]
     room, _, tightest = min(rooms, key=lambda each: each[:2])
-    most = min(int(quota.limit // amount) for quota, amount in known)
+    most, _, lowest = min(
+        ((int(quota.limit // amount), quota.name, quota) for quota, amount in known),
+        key=lambda each: each[:2],
+    )
+    limited = replace(offer, quota_nodes=most, quota_text=str(lowest))
     if offer.capacity is not None and offer.capacity <= room:
-        return replace(offer, quota_nodes=most)
+        return limited
     pool = offer.pool or f"quota {tightest.name}"
-    return replace(offer, capacity=room, quota_nodes=most, pool=pool, limited_by=str(tightest))
+    return replace(limited, capacity=room, pool=pool, limited_by=str(tightest))

@@ -13,6 +13,6 @@ def explain_quota(task: Task, offer: Offer) -> Objection | None:
     nodes = "a node needs" if task.nodes == 1 else f"{task.nodes} nodes need"
     return Objection(
         "nodes" if offer.quota_nodes else "resources",
-        f"{nodes} more {offer.instance_type} than {offer.limited_by or 'the quota'} allows; "
+        f"{nodes} more {offer.instance_type} than {offer.quota_text or 'the quota'} allows; "
         f"`cavvy quota {offer.provider} --request` prints the command that requests more",
     )

@@ -20,23 +20,31 @@ _Quotas = Mapping[str, Quota]  # by Azure's name in lower case, such as "standar
 
 
 class AzureQuotas:
-    """The quotas of one subscription by region, each at most a minute old. `problem` is why the
-    last read failed.
-    """
+    """The quotas of one subscription by region, each at most a minute old."""
 
     def __init__(self, account: AzureAccount, now: Callable[[], datetime]) -> None:
         self._account, self._now = account, now
         self._known: dict[str, tuple[datetime, _Quotas]] = {}
-        self.problem = ""
+        self._faults: dict[str, Exception] = {}  # by region: why the last read failed
+
+    @property
+    def problem(self) -> str:
+        """Why quotas could not be read; "" if all could."""
+        told = (f"{region}: {fault}" for region, fault in sorted(self._faults.items()))
+        return f"cannot be read: {'; '.join(told)}" if self._faults else ""
 
     def forget(self) -> None:
         """Read the quotas again before the next offers, since machines were made or deleted."""
-        if not self.problem:
-            self._known.clear()
+        for region in self._known.keys() - self._faults.keys():
+            del self._known[region]
 
     async def read(self, region: str) -> Sequence[Quota]:
-        """The quotas of vCPUs of a region, sorted by name. Raises CloudFault, Refused."""
+        """The quotas of vCPUs of a region, sorted by name. Raises CloudFault, Refused, also if the
+        last read failed less than a minute ago.
+        """
         known = await self._read(region)
+        if fault := self._faults.get(region):
+            raise fault
         return [known[name] for name in sorted(known)]
 
     async def limit(
@@ -48,7 +56,7 @@ class AzureQuotas:
         try:
             known = await self._read(region)
         except (CloudFault, Refused) as fault:
-            self.problem = f"cannot be read: {fault}"
+            self._faults[region] = fault
             known = self._known[region][1] if region in self._known else {}
             self._known[region] = (self._now(), known)
         found = []
@@ -70,7 +78,8 @@ class AzureQuotas:
         scope = f"{await self._account.subscription()}/providers/Microsoft.Compute/locations/"
         read = [_read(each, region, scope + region) for each in told]
         found = {quota.name.lower(): quota for quota in read if quota is not None}
-        self._known[region], self.problem = (now, found), ""
+        self._known[region] = now, found
+        self._faults.pop(region, None)
         return found
 
 

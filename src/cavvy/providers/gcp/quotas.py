@@ -27,22 +27,31 @@ _Quotas = Mapping[tuple[str, str], Quota]  # by region ("" for all regions) and 
 
 
 class GcpQuotas:
-    """The quotas of one project, at most a minute old. `problem` is why they were not read."""
+    """The quotas of one project, at most a minute old."""
 
     def __init__(self, api: GcpApi, regions: Collection[str], now: Callable[[], datetime]) -> None:
         """`regions` are the regions to read; () for all."""
         self._api, self._regions, self._now = api, regions, now
         self._known: tuple[datetime, _Quotas] | None = None
-        self.problem = ""
+        self._fault: Exception | None = None  # why the last read failed
+
+    @property
+    def problem(self) -> str:
+        """Why the quotas could not be read; "" if they could."""
+        return f"cannot be read: {self._fault}" if self._fault is not None else ""
 
     def forget(self) -> None:
         """Read the quotas again before the next offers, since machines were made or deleted."""
-        if not self.problem:
+        if self._fault is None:
             self._known = None
 
     async def read(self) -> Sequence[Quota]:
-        """The quotas of vCPUs and GPUs, sorted by region and name. Raises CloudFault, Refused."""
+        """The quotas of vCPUs and GPUs, sorted by region and name. Raises CloudFault, Refused, also
+        if the last read failed less than a minute ago.
+        """
         known = await self._read()
+        if self._fault is not None:
+            raise self._fault
         return [known[key] for key in sorted(known)]
 
     async def limit(self, offers: Sequence[Offer], gpus: Mapping[str, str]) -> Sequence[Offer]:
@@ -52,7 +61,7 @@ class GcpQuotas:
         try:
             known = await self._read()
         except (CloudFault, Refused) as fault:
-            self.problem = f"cannot be read: {fault}"
+            self._fault = fault
             known = self._known[1] if self._known is not None else {}
             self._known = (self._now(), known)
         return [limit_offer(each, _list_needs(each, gpus, known)) for each in offers]
@@ -71,7 +80,7 @@ class GcpQuotas:
             if not region or not self._regions or region in self._regions
             for quota in _read_scope(told.get("quotas") or (), region, project)
         }
-        self._known, self.problem = (now, found), ""
+        self._known, self._fault = (now, found), None
         return found
 
 
