@@ -159,6 +159,18 @@ async def test_what_no_place_can_carry_is_refused_at_once(api: Api) -> None:
     assert "cpu" in answer.json()["message"]
 
 
+async def test_the_price_of_copies_counts_for_the_budget_at_submission(api: Api) -> None:
+    text = (
+        "{name: far, run: 'true', work: {duration: 1m}, limits: {budget: 5 USD}, inputs: [{source: "
+        "'s3://b/', target: d, size: %s, region: us-east-1}], resources: {instance: paid}}"
+    )
+    answer = await api.post_job(text % "1GB", consent=True)
+    assert answer.status_code < 300
+    answer = await api.post_job(text % "10TB", consent=True)
+    assert (answer.status_code, answer.json()["code"]) == (422, "no-offer")
+    assert "your budget leaves $5.00" in answer.json()["message"]
+
+
 async def test_a_missing_secret_is_named(api: Api) -> None:
     text = "{name: s, run: 'true', secrets: [TOKEN]}"
     answer = await api.post_job(text)

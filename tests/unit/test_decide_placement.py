@@ -34,7 +34,7 @@ from cavvy.domain.jobs import Attempt, Job, JobPhase, PlanState
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, Retry, SpotPolicy, Task
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.planner.candidates import Candidates, OfferedMarket
+from cavvy.planner.candidates import Candidates, OfferedMarket, rank_candidates
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.spot.view import RunMode
@@ -68,7 +68,7 @@ def turn(
 ) -> Start | QueueWait | AdvanceJob:
     found = find_placements(job, snapshot(*offers), no_objections, PlanningContext(), NOW)
     taken = scheduler or JobScheduler(QueueCapacity())
-    return decide_turn(job, found, (), taken, str, NOW)
+    return decide_turn(job, found, rank_candidates(found), taken, str, NOW)
 
 
 # Can this task be placed?

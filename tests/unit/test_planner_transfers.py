@@ -11,9 +11,11 @@ from cavvy.catalog.residency import list_unplaced, say_unplaced
 from cavvy.cli.main import cli
 from cavvy.cli.task import sizes
 from cavvy.cli.task.sizes import with_sizes
+from cavvy.domain.jobs import Job
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Resources, Task, Transfer, Workload
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.candidates import Candidates, rank_candidates
 from cavvy.planner.placements import Placement, PlanningContext
 from cavvy.planner.rank import plan
 from cavvy.planner.transfers import estimate_transfers
@@ -101,6 +103,38 @@ def test_the_order_and_the_totals_include_the_copies() -> None:
     without = place(make_task(), AWS)[0]
     assert without.transfer is None
     assert without.transfer_time is None
+
+
+def test_outputs_are_copied_once_however_often_the_gang_starts() -> None:
+    found = estimate_transfers(make_task(INPUT, outputs=(OUTPUT,)), GCP, PRICES, 3)
+    assert found is not None
+    assert round(found.time / timedelta(seconds=1600), 3) == 1
+    assert round(found.time_of(3) / timedelta(seconds=3 * 800 + 800), 3) == 1
+    assert "takes 13m20s for each start and 13m20s at the end (assumes" in found.notes()[0]
+
+
+def test_a_copy_that_is_free_only_within_a_region_says_so() -> None:
+    found = estimate_transfers(make_task(INPUT), AWS, PRICES, 1)
+    assert found is not None
+    assert found.notes()[0].endswith(
+        "costs nothing, if the buckets of unknown region are in us-east-1"
+    )
+    stated = estimate_transfers(make_task(replace(INPUT, region="us-east-1")), AWS, PRICES, 1)
+    assert stated is not None
+    assert stated.notes()[0].endswith("and costs nothing")
+
+
+def test_alternatives_are_compared_with_their_copies() -> None:
+    cheap = replace(GCP, rate=HourlyRate(100_000), instance_type="cpu")
+    choices = (Resources(providers=("aws",)), Resources(providers=("gcp",)))
+    tasks = [replace(make_task(INPUT), resources=each) for each in choices]
+    jobs = [
+        Job(id="j", project="p", name="n", task=task, submitted_at=NOW, since=NOW) for task in tasks
+    ]
+    found = [
+        (job, Candidates(offers=(offer,))) for job, offer in zip(jobs, (AWS, cheap), strict=True)
+    ]
+    assert [offers for _, offers in rank_candidates(found, egress=PRICES)] == [(AWS,), (cheap,)]
 
 
 def test_spot_repeats_the_copies_of_inputs() -> None:

@@ -45,7 +45,7 @@ from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.domain.jobs import Job, JobPhase
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.tasks import Delivery
-from cavvy.planner.candidates import Candidates, jobs_of
+from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
 from cavvy.planner.placements import PlanningContext
 from cavvy.scheduler.queue import JobScheduler, JobWait, QueueCapacity
 from cavvy.store.base import (
@@ -220,7 +220,9 @@ class QueueReconciler:
         why it waits."""
         found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
         resting = await self._advisor.history.cooling_down()
-        decision = decide_turn(job, found, resting, scheduler, self._name_gang, now)
+        prices = await self._advisor.egress_of(job.task)
+        lines = rank_candidates(found, resting, prices)
+        decision = decide_turn(job, found, lines, scheduler, self._name_gang, now)
         match decision:
             case QueueWait():
                 return decision

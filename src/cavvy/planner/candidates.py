@@ -4,7 +4,7 @@
 the scheduler decides the order of the jobs.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from heapq import merge
@@ -16,7 +16,7 @@ from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.jobs import Job, PlanState
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, Objection, Task
-from cavvy.domain.units import format_memory, format_rate
+from cavvy.domain.units import Money, format_memory, format_rate
 from cavvy.planner.explain import explain, say_no_offer, wish
 from cavvy.planner.placements import PlacementPlan, PlanningContext
 from cavvy.planner.quotas import explain_quota
@@ -35,6 +35,7 @@ _DEVICES = {
 # The cooldown after a failure is shorter than this. A longer cooldown marks a refusal that only a
 # person can resolve.
 _LONG = timedelta(hours=2)
+_NO_PRICES: Mapping[str, Money] = {}
 
 # Returns the reasons why a provider cannot run a task; [] if it can.
 Objections = Callable[[Task, str], Sequence[Objection]]
@@ -245,19 +246,21 @@ def jobs_of(job: Job) -> tuple[Job, ...]:
 
 
 def rank_candidates(
-    found: Sequence[tuple[Job, Candidates]], avoid: Collection[str] = ()
+    found: Sequence[tuple[Job, Candidates]],
+    avoid: Collection[str] = (),
+    egress: Mapping[str, Money] = _NO_PRICES,
 ) -> list[tuple[Job, tuple[Offer, ...]]]:
     """The offers to try, best first, each with the job of its alternative.
 
     If the task states that its alternatives are ordered, all offers of an alternative come before
     the offers of the next alternative. Otherwise the alternatives are merged by the expected cost
     of the work, as in `plan`; the offers of one alternative keep their order. `avoid` are offers
-    that recently failed for other jobs.
+    that recently failed for other jobs; `egress` are the prices of data that leaves a provider.
     """
     some = [(job, candidates.offers) for job, candidates in found if candidates.offers]
     if len(some) < 2 or some[0][0].task.resources.ordered:
         return some
-    orders = [order_of(job.task, avoid) for job, _ in some]
+    orders = [order_of(job.task, avoid, egress) for job, _ in some]
     rows = [
         [(orders[at](offer), at, offer) for offer in offers] for at, (_, offers) in enumerate(some)
     ]

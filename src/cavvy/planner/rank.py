@@ -35,6 +35,7 @@ from cavvy.planner.work import estimate, shape_of, start_time
 _LONG = timedelta.max
 _MIB = 1 << 20
 _GB = 10**9
+_NO_PRICES: Mapping[str, Money] = {}
 
 
 def warn_of_notices(
@@ -173,14 +174,17 @@ class _Misses:
         return [which for which in PlanLimit if which in self.nearest]
 
 
-def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple[object, ...]]:
+def order_of(
+    task: Task, avoid: Collection[str] = (), egress: Mapping[str, Money] = _NO_PRICES
+) -> Callable[[Offer], tuple[object, ...]]:
     """Return the function that computes an offer's sort key in `plan` by cost; lower is better.
 
     Limits are ignored. The key is for the whole work, including finished parts, so that offers for
     different alternatives of a task can be compared.
     """
     course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
-    return lambda offer: order(_score(task, offer, course(offer), PlanningContext()))
+    known = PlanningContext(egress=egress)
+    return lambda offer: order(_score(task, offer, course(offer), known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,11 +304,10 @@ def _score(task: Task, offer: Offer, course: _Course, known: PlanningContext) ->
     rate = offer.rate.times(task.nodes)
     extras = _extras(task, offer)
     preemptions = course.loss.preemptions if course.loss is not None else None
-    transfers = estimate_transfers(task, offer, known.egress, 1 + (preemptions or 0))
+    starts = 1 + (preemptions or 0)
+    transfers = estimate_transfers(task, offer, known.egress, starts)
     if transfers is not None and course.wall_time is not None:
-        course = replace(
-            course, wall_time=course.wall_time + transfers.time * (1 + (preemptions or 0))
-        )
+        course = replace(course, wall_time=course.wall_time + transfers.time_of(starts))
     scored = _Scored(offer, course, rate, extras, None, _egress(offer, known), transfers)
     if course.wall_time is None:
         return scored

@@ -18,16 +18,29 @@ _MIB, _GB = 1 << 20, 10**9
 
 @dataclass(frozen=True, slots=True)
 class TransferEstimate:
-    """The copies of one offer. `time` is for one start of a gang, whose nodes copy at the same
-    time, and `cost` is for all nodes and starts. `unpriced` is whether the price of some copy is
-    unknown and not in `cost`.
+    """The copies of one offer. `input_time` is for one start of a gang, whose nodes copy at the
+    same time; `output_time` is for the outputs, which are copied once. `cost` is for all nodes and
+    starts. `unpriced` is whether the price of some copy is unknown and not in `cost`.
+    `assumed_region` is the offer's region if a copy counts as free because the bucket, whose region
+    is unknown, may be there; otherwise it is "".
     """
 
     input_mib: int
     output_mib: int
-    time: timedelta
+    input_time: timedelta
+    output_time: timedelta
     cost: Money
     unpriced: bool
+    assumed_region: str = ""
+
+    @property
+    def time(self) -> timedelta:
+        """The time of all copies if the gang starts once."""
+        return self.input_time + self.output_time
+
+    def time_of(self, starts: float) -> timedelta:
+        """The time of all copies with this expected number of starts."""
+        return self.input_time * starts + self.output_time
 
     def notes(self) -> tuple[str, ...]:
         parts = [
@@ -38,8 +51,12 @@ class TransferEstimate:
         price = f"costs {format_usd(self.cost)}" if self.cost.micros else "costs nothing"
         if self.unpriced:
             price = f"has an unknown price (at least {format_usd(self.cost)} is included)"
+        if self.assumed_region:
+            price += f", if the buckets of unknown region are in {self.assumed_region}"
+        times = [format_duration(self.input_time) + " for each start"] if self.input_mib else []
+        times += [format_duration(self.output_time) + " at the end"] if self.output_mib else []
         return (
-            f"copying {' and '.join(parts)} takes {format_duration(self.time)} for each start "
+            f"copying {' and '.join(parts)} takes {' and '.join(times)} "
             f"(assumes at most {TRANSFER_MBPS / 1000:g} Gbit/s) and {price}",
         )
 
@@ -60,13 +77,20 @@ def estimate_transfers(
     prices = [(each, _price(each, offer, egress)) for each in copies]
     cost = sum((price or 0) * each.size_mib * each.times for each, price in prices)
     mbps = min(offer.network_mbps or TRANSFER_MBPS, TRANSFER_MBPS)
-    waited = sum(each.size_mib for each in copies if not each.transfer.stream)
+    sent, received = (
+        sum(each.size_mib for each in copies if each.sent is way and not each.transfer.stream)
+        for way in (True, False)
+    )
+    per_mib = timedelta(seconds=_MIB * 8 / (mbps * 1e6))
+    assumed = any(_home(each) == offer.provider and not each.transfer.region for each in copies)
     return TransferEstimate(
         input_mib=sum(each.size_mib for each in copies if not each.sent),
         output_mib=sum(each.size_mib for each in copies if each.sent),
-        time=timedelta(seconds=waited * _MIB * 8 / (mbps * 1e6)),
+        input_time=received * per_mib,
+        output_time=sent * per_mib,
         cost=Money(round(cost * _MIB / _GB)),
         unpriced=any(price is None for _, price in prices),
+        assumed_region=offer.region if assumed else "",
     )
 
 
@@ -92,9 +116,14 @@ def _list_copies(task: Task, starts: float) -> Iterator[_Copy]:
             yield _Copy(each, each.target, each.size_mib, 1, sent=True)
 
 
+def _home(copy: _Copy) -> str | None:
+    """The provider of the bucket; None if the URL is not of a bucket."""
+    return BUCKET_PROVIDERS.get(urlsplit(copy.url).scheme)
+
+
 def _price(copy: _Copy, offer: Offer, egress: Mapping[str, Money]) -> int | None:
     """The price of a copy in micro-dollars per GB; None if unknown."""
-    home, region = BUCKET_PROVIDERS.get(urlsplit(copy.url).scheme), copy.transfer.region
+    home, region = _home(copy), copy.transfer.region
     if home == offer.provider:
         return 0 if region in (None, offer.region) else None
     if offer.shared and copy.sent:

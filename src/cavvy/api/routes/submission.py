@@ -247,23 +247,29 @@ async def check_offers(app_state: AppState, task: Task, now: datetime, *, consen
         since=now,
         consented=consented,
     )
-    candidates = _look(app_state, job, snapshot, now)
+    egress = await app_state.control_plane.advisor.egress_of(task)
+    situation = PlanningContext(submitted_at=now, egress=egress)
+    candidates = _look(app_state, job, snapshot, situation)
     if not candidates.hopeless:
         return
     paid = (
-        candidates if consented else _look(app_state, replace(job, consented=True), snapshot, now)
+        candidates
+        if consented
+        else _look(app_state, replace(job, consented=True), snapshot, situation)
     )
     if not paid.offers:
         raise ApiProblem("no-offer", paid.reason or candidates.reason)
     raise ApiProblem("consent-needed", _price(task, paid.offers[0]))
 
 
-def _look(app_state: AppState, job: Job, snapshot: MarketSnapshot, now: datetime) -> Candidates:
-    situation = PlanningContext(submitted_at=now)
+def _look(
+    app_state: AppState, job: Job, snapshot: MarketSnapshot, situation: PlanningContext
+) -> Candidates:
     objections = app_state.control_plane.pool.objections
-    found = find_placements(job, snapshot, objections, situation, now)
+    found = find_placements(job, snapshot, objections, situation, job.submitted_at)
+    ranked = rank_candidates(found, egress=situation.egress)
     first = tuple(
-        offer for _, offers in rank_candidates(found) for offer in offers
+        offer for _, offers in ranked for offer in offers
     )  # offers of all alternatives, in the order in which they are tried
     return replace(merge_candidates([each for _, each in found]), offers=first)
 

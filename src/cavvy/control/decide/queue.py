@@ -10,7 +10,7 @@ from cavvy.control.decide.rows import make_event
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Job, JobPhase, PlanState, attempt_id
 from cavvy.domain.offers import Offer
-from cavvy.planner.candidates import Candidates, merge_candidates, rank_candidates
+from cavvy.planner.candidates import Candidates, merge_candidates
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, WaitingJob, place_of
 
 # how many waiting jobs, counted from the head of the queue, get their reasons updated in one pass
@@ -48,14 +48,14 @@ class Start:
 def decide_turn(
     job: Job,
     found: Sequence[tuple[Job, Candidates]],
-    resting: Collection[str],
+    ranked: Sequence[tuple[Job, tuple[Offer, ...]]],
     scheduler: JobScheduler,
     name_gang: NameGang,
     now: datetime,
 ) -> Start | QueueWait | AdvanceJob:
     """Decide whether the job starts, waits, or fails because no offer can ever fit. `found`
-    contains the candidates for each alternative of the task. `resting` are the offers in their
-    cooldown.
+    contains the candidates for each alternative of the task, and `ranked` their offers in the order
+    of `rank_candidates`.
     """
     candidates = merge_candidates([each for _, each in found])
     if candidates.hopeless and not candidates.offers:
@@ -63,8 +63,7 @@ def decide_turn(
     if not candidates.offers:
         decision: JobPlacement | JobWait = JobWait(job=job, reason=candidates.reason, behind=())
     else:
-        lines = rank_candidates(found, resting)
-        first, *others = [line_up(wish, offers, name_gang, now) for wish, offers in lines]
+        first, *others = [line_up(wish, offers, name_gang, now) for wish, offers in ranked]
         decision = scheduler.decide(first, *others)
     if isinstance(decision, JobWait):
         plan, again_at = candidates.plan_state, candidates.again_at

@@ -31,6 +31,7 @@ from cavvy.control.markets.history import MarketHistory
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.costs.metering import total
 from cavvy.domain.jobs import GOING, Attempt, Job, Node
+from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext
@@ -106,10 +107,12 @@ class DeadlineAdvisor:
         limited = bool(attempts) and cap_of(job) is not None
         spent = total(await self._store.charges(job.id)) if limited else Money(0)
         known = make_situation(job, attempts, spent, await self.history.cooling_down(), now)
-        transfers = (*job.task.inputs, *job.task.outputs)
-        if any(each.size_mib is not None for each in transfers):
-            known = replace(known, egress=await self._prices())
-        return known
+        return replace(known, egress=await self.egress_of(job.task))
+
+    async def egress_of(self, task: Task) -> Mapping[str, Money]:
+        """The prices of data that leaves a provider, if the task states the size of some data."""
+        sized = any(each.size_mib is not None for each in (*task.inputs, *task.outputs))
+        return await self._prices() if sized else {}
 
     async def ahead(
         self, job: Job, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]
