@@ -10,9 +10,12 @@ from hashlib import sha256
 
 import pytest
 from tests.api.api_state import Api, until
+from tests.unit.test_bucket_regions import Storages, storages
 
 from cavvy.client.ids import make_id, make_key
 from cavvy.store.base import AtomicWrite, StaleVersion
+
+__all__ = ["storages"]
 
 pytestmark = pytest.mark.anyio
 
@@ -169,6 +172,19 @@ async def test_the_price_of_copies_counts_for_the_budget_at_submission(api: Api)
     answer = await api.post_job(text % "10TB", consent=True)
     assert (answer.status_code, answer.json()["code"]) == (422, "no-offer")
     assert "your budget leaves $5.00" in answer.json()["message"]
+
+
+async def test_a_bucket_outside_the_allowed_regions_is_found_at_submission(
+    api: Api, storages: Storages
+) -> None:
+    text = (
+        "{name: far, run: 'true', resources: {regions: [WHERE], cpu: 1}, "
+        "inputs: [{source: 'gs://data/', target: d}]}"
+    )
+    storages.location = "US"
+    answer = await api.post_job(text.replace("WHERE", "eu"))
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-task")
+    assert "gs://data/ is in us, but" in answer.json()["message"]
 
 
 async def test_a_missing_secret_is_named(api: Api) -> None:

@@ -1,18 +1,22 @@
 """Checks that the buckets of a task are in the regions that `resources.regions` allows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from cavvy.catalog.regions import is_region
+from cavvy.catalog.regions import is_region, locate
 from cavvy.domain.tasks import Resources, Task, Transfer
 
+OUTSIDE_HINT = "use a bucket in an allowed region, or change `resources.regions`"
 # the provider of a bucket by its URL scheme
 BUCKET_PROVIDERS = {"s3": "aws", "gs": "gcp", "az": "azure"}
 
 
 class OutsideBucket(NamedTuple):
-    """A bucket in a region that the task does not allow. `field` is "inputs" or "outputs"."""
+    """A bucket in a region that the task does not allow. `field` is "inputs", "outputs" or
+    "checkpoint".
+    """
 
     field: str
     url: str
@@ -32,6 +36,12 @@ def list_outside(
     """The buckets whose stated region one of the task's alternatives does not allow."""
     named = [("inputs", each.source, each.region) for each in inputs]
     named += [("outputs", each.target, each.region) for each in outputs]
+    return _list_outside(named, needs)
+
+
+def _list_outside(
+    named: Sequence[tuple[str, str, str | None]], needs: Resources
+) -> Iterator[OutsideBucket]:
     for field, url, region in named:
         provider = BUCKET_PROVIDERS.get(urlsplit(url).scheme)
         if provider is None or region is None:
@@ -58,11 +68,55 @@ def list_unplaced(task: Task) -> Sequence[str]:
     ]
 
 
-def say_unplaced(task: Task) -> str:
-    """A sentence about the buckets of `list_unplaced`, without a full stop; "" if there are
-    none.
+def is_located(url: str, region: str) -> bool:
+    """Whether the country or the area of a bucket's region is known."""
+    return locate(BUCKET_PROVIDERS[urlsplit(url).scheme], region) != (None, None)
+
+
+def list_found_outside(task: Task, found: Mapping[str, str]) -> Iterator[OutsideBucket]:
+    """The buckets that one of the task's alternatives does not allow by their regions in `found`
+    (by URL). A region whose place is unknown is not counted as outside.
+    """
+    for url in list_unplaced(task):
+        region = found.get(url)
+        if region is None or not is_located(url, region):
+            continue
+        field = "inputs" if any(each.source == url for each in task.inputs) else "outputs"
+        if all(url not in (each.source, each.target) for each in (*task.inputs, *task.outputs)):
+            field = "checkpoint"
+        yield from _list_outside([(field, url, region)], task.resources)
+
+
+def list_unknown(task: Task) -> Sequence[str]:
+    """The buckets whose region is not stated and matters: for `resources.regions`, or for the price
+    of copies of known size.
+    """
+    ends = [(each, each.source) for each in task.inputs]
+    ends += [(each, each.target) for each in task.outputs]
+    sized = [url for each, url in ends if each.region is None and each.size_mib is not None]
+    buckets = [url for url in sized if urlsplit(url).scheme in BUCKET_PROVIDERS]
+    return list(dict.fromkeys([*list_unplaced(task), *buckets]))
+
+
+def fill_regions(task: Task, found: Mapping[str, str]) -> Task:
+    """The task with the regions in `found` (by URL) for inputs and outputs that state none."""
+
+    def fill(transfer: Transfer, url: str) -> Transfer:
+        return replace(transfer, region=transfer.region or found.get(url))
+
+    inputs = tuple(fill(each, each.source) for each in task.inputs)
+    outputs = tuple(fill(each, each.target) for each in task.outputs)
+    return replace(task, inputs=inputs, outputs=outputs)
+
+
+def say_unplaced(task: Task, problems: Mapping[str, str] | None = None) -> str:
+    """A sentence about the buckets of `list_unplaced`, without a full stop; "" if there are none.
+    After a look-up, `problems` are the reasons why regions are unknown, by URL; other buckets are
+    left out.
     """
     urls = list_unplaced(task)
+    if problems is not None:
+        urls = [f"{url} ({problems[url]})" for url in urls if url in problems]
     if not urls:
         return ""
     return (

@@ -72,14 +72,14 @@ def command(
     Nothing is launched and nothing costs money. Estimates use the task's `work` and limits; notes
     below the table state their assumptions.
     """
-    from cavvy.catalog.residency import say_unplaced
+    from cavvy.cli.task.bucket_regions import with_regions
     from cavvy.cli.task.profiles import with_rates
     from cavvy.cli.task.sizes import with_sizes
     from cavvy.cli.view.output import json_out
     from cavvy.planner.candidates import join_reasons, tasks_of
 
     task = with_rates(read_any_task(file, read_params(param), options), Path(file).parent)
-    task, unsized = with_sizes(task)
+    task, warnings = with_regions(*with_sizes(task))
     wishes = tasks_of(task)
     answers = [
         _answer(each, by, limit, all_locations, ready, _size(output_size)) for each in wishes
@@ -93,7 +93,7 @@ def command(
             _csv_out(answers)
         case _:
             _show(answers, task.resources.ordered, all_locations)
-    for warning in filter(None, (*unsized, say_unplaced(task))):
+    for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     _print_notes(answers, output)
     if all(each.message for each in answers):

@@ -11,6 +11,12 @@ import msgspec
 
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
+from cavvy.catalog.residency import (
+    OUTSIDE_HINT,
+    fill_regions,
+    list_found_outside,
+    list_unknown,
+)
 from cavvy.client import wire
 from cavvy.client.ids import read_time
 from cavvy.control.decide.placement import MarketSnapshot, find_placements
@@ -29,6 +35,7 @@ from cavvy.planner.placements import PlanningContext
 from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import NotManifest, read_manifest
+from cavvy.store.objects.base import ObjectTryAgain
 
 # seconds; an older key could put a job ahead in the queue, because keys become ids, which sort by
 # time
@@ -96,6 +103,7 @@ async def admit_task(
     user agreed to pay. Raises ApiProblem if neither an offer nor the machine can run the task, or
     if a needed consent is missing.
     """
+    task = await place_buckets(app_state, task)
     if task.machine is None:
         await check_offers(app_state, task, now, consented=consented)
         return task, consented
@@ -194,6 +202,22 @@ async def check_secrets(app_state: AppState, task: Task) -> None:
             f"project {task.project} has no secret {', '.join(missing)}",
             hint.rstrip(";"),
         )
+
+
+async def place_buckets(app_state: AppState, task: Task) -> Task:
+    """The task with the regions of its buckets, as their storages tell them. Raises ApiProblem if a
+    bucket is outside the regions that the task allows; a bucket of unknown region is accepted.
+    """
+    urls = list_unknown(task)
+    if not urls:
+        return task
+    try:
+        found = await app_state.control_plane.data.find_regions(task.project, urls)
+    except ObjectTryAgain:  # the storages of other jobs occupy all threads
+        return task
+    for outside in list_found_outside(task, found.regions):
+        raise ApiProblem("invalid-task", str(outside), OUTSIDE_HINT)
+    return fill_regions(task, found.regions)
 
 
 async def check_snapshot(app_state: AppState, snapshot: str | None) -> None:

@@ -28,6 +28,7 @@ from cavvy.store.objects.base import (
 from cavvy.store.objects.base import ObjectInfo as Object
 from cavvy.store.objects.http import ask, check
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
+from cavvy.store.objects.regions import FoundRegions, find_regions
 from cavvy.store.objects.threads import in_thread
 
 SIGNED_S = 900
@@ -188,6 +189,9 @@ class SignedObjects:
         return self.place
 
 
+REGIONS_S = 5.0  # a submission waits at most this long for the regions of buckets
+
+
 class Transfers:
     """Opens the inputs and outputs of jobs. `environment` contains the server's environment
     variables, with storage keys. The secrets of a project override them."""
@@ -222,6 +226,11 @@ class Transfers:
     async def output(self, gang: str, index: int) -> SignedObjects:
         """The objects of an output. Raises RowNotFound, ObjectError."""
         return await self._open(gang, index, lambda task: [each.target for each in task.outputs])
+
+    async def find_regions(self, project: str, urls: Sequence[str]) -> FoundRegions:
+        """The regions of buckets, asked with the project's keys, within REGIONS_S seconds."""
+        keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
+        return await in_thread(find_regions, urls, keys, self._clock.now, REGIONS_S)
 
     async def _is_output_too(self, gang: str, index: int) -> bool:
         task = (await self._store.job((await self._store.attempt_of_gang(gang)).job_id)).task

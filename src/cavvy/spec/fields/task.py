@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from cavvy.catalog.residency import list_outside
+from cavvy.catalog.residency import OUTSIDE_HINT, list_outside
 from cavvy.domain.tasks import Limits, Resources, Task, Workload
 from cavvy.domain.units import format_duration
 from cavvy.spec.fields.accelerators import name_device
@@ -122,8 +122,7 @@ def _build(table: SectionReader) -> Task | None:
     for outside in list_outside(
         table.get("inputs", ()), table.get("outputs", ()), table.get("resources", Resources())
     ):
-        hint = "use a bucket in an allowed region, or change `resources.regions`"
-        table.wrong(outside.field, str(outside), suggestion=hint)
+        table.wrong(outside.field, str(outside), suggestion=OUTSIDE_HINT)
     task = table.make(Task, name="")
     return task and replace(task, work=_with_device(table, task.work, task.resources))
 

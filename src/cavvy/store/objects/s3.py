@@ -9,7 +9,13 @@ from datetime import datetime
 from typing import ClassVar
 from xml.sax.saxutils import escape
 
-from cavvy.store.objects.base import ObjectInfo, ObjectMissing, ObjectTryAgain, SignedRequest
+from cavvy.store.objects.base import (
+    ObjectDenied,
+    ObjectInfo,
+    ObjectMissing,
+    ObjectTryAgain,
+    SignedRequest,
+)
 from cavvy.store.objects.http import SignedStorage, ask, check, found_of
 from cavvy.store.objects.signing import AmazonKey, RequestSigner, quote_key
 
@@ -86,6 +92,25 @@ class XmlBucket(SignedStorage):
     def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> SignedRequest:
         query = {"uploadId": upload, "partNumber": str(part)} if upload else {}
         return SignedRequest(method="PUT", url=self._sign("PUT", key, query, expires_s))
+
+    def region(self) -> str:
+        """The bucket's region in lower case, as its storage tells it. Raises ObjectError.
+
+        Amazon tells it in a header of each answer, also of a refusal; Google tells it as the
+        bucket's location: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html and
+        https://cloud.google.com/storage/docs/xml-api/get-bucket-location
+        """
+        if isinstance(self._signer, AmazonKey):
+            answer = ask("HEAD", self._roots[0] + "/")
+            if region := answer.headers.get("x-amz-bucket-region", ""):
+                return region.lower()
+            if answer.status == 404:
+                raise ObjectMissing(f"the bucket {self.name} does not exist")
+            raise ObjectDenied(f"the storage does not tell the region of the bucket {self.name}")
+        root = self._listed({"location": ""}, "bucket")
+        if not (found := _text(root, "LocationConstraint") or (root.text or "").strip()):
+            raise ObjectDenied(f"the storage does not tell the region of the bucket {self.name}")
+        return found.lower()
 
     def find_region(self) -> None:
         """Find the bucket's region, because Amazon S3 refuses signatures for another region."""

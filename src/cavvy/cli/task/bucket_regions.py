@@ -1,0 +1,42 @@
+"""Looks up the regions of a task's buckets, so that a plan prices their copies and refuses buckets
+outside the regions that the task allows.
+"""
+
+import os
+from datetime import UTC, datetime
+
+from cavvy.catalog.residency import (
+    OUTSIDE_HINT,
+    fill_regions,
+    is_located,
+    list_found_outside,
+    list_unknown,
+    say_unplaced,
+)
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.domain.tasks import Task
+
+_PATIENCE_S = 10.0  # for all buckets together
+
+
+def with_regions(task: Task, warnings: tuple[str, ...] = ()) -> tuple[Task, tuple[str, ...]]:
+    """The task with the regions of its inputs and outputs as their storages tell them to the keys
+    in the environment. Also returns the warnings, with one about the buckets that may be outside
+    the regions that the task allows. Raises CommandFailure for a bucket outside.
+    """
+    from cavvy.store.objects.locations import merge_keys
+    from cavvy.store.objects.regions import find_regions
+
+    urls = list_unknown(task)
+    if not urls:
+        return task, warnings
+    keys = merge_keys(os.environ, {})
+    found = find_regions(urls, keys, lambda: datetime.now(UTC), _PATIENCE_S)
+    for outside in list_found_outside(task, found.regions):
+        raise CommandFailure(str(outside), OUTSIDE_HINT, exit_code=2)
+    problems = dict(found.problems)
+    for url, region in found.regions.items():
+        if not is_located(url, region):
+            problems[url] = f"it is in {region}, and Cavvy does not know where that is"
+    warning = say_unplaced(task, problems)
+    return fill_regions(task, found.regions), (*warnings, warning) if warning else warnings

@@ -1,0 +1,142 @@
+"""The regions of buckets are looked up, so that a task that allows only some regions is not planned
+with a bucket elsewhere.
+"""
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cavvy.cli.main import cli
+from cavvy.store.objects.base import ObjectDenied, ObjectMissing
+from cavvy.store.objects.regions import find_region, find_regions
+from cavvy.store.objects.s3 import XmlBucket
+from cavvy.store.objects.signing import AmazonKey
+
+KEY = AmazonKey(key_id="AKIDTEST", secret="secret")
+AMAZON = {"AWS_ACCESS_KEY_ID": "AKIDTEST", "AWS_SECRET_ACCESS_KEY": "secret"}
+FILE = """
+name: t
+run: "true"
+resources: {regions: [eu], cpu: 1}
+inputs:
+  - {source: "gs://data/", target: data, size: 200GB}
+"""
+
+
+class Storages(ThreadingHTTPServer):
+    """Amazon's and Google's answers about the locations of buckets, in their documented forms:
+    docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html and
+    cloud.google.com/storage/docs/xml-api/get-bucket-location
+    """
+
+    location = "EU"
+    silent = threading.Event()  # set while requests get no answer
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Storages
+
+    def do_HEAD(self) -> None:
+        if self.path == "/none/":
+            self.send_response(404)
+        else:  # Amazon names the region also when it refuses a request
+            self.send_response(403)
+            if self.path != "/other/":
+                self.send_header("x-amz-bucket-region", "us-west-2")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        assert self.path == "/data/?location="
+        self.server.silent.wait()
+        body = f"<LocationConstraint>{self.server.location}</LocationConstraint>".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        return
+
+
+@pytest.fixture
+def storages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storages]:
+    server = Storages(("127.0.0.1", 0), Handler)
+    server.silent.set()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    yield server
+    server.silent.set()
+    server.shutdown()
+    server.server_close()
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def plan(path: Path) -> tuple[int, str]:
+    file = path / "task.yaml"
+    file.write_text(FILE)
+    done = CliRunner().invoke(cli, ["plan", str(file)], prog_name="cavvy")
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_amazon_tells_the_region_even_if_it_refuses_the_request(storages: Storages) -> None:
+    def bucket(name: str) -> XmlBucket:
+        return XmlBucket(name, KEY, now, endpoint=storages.url)
+
+    assert bucket("data").region() == "us-west-2"
+    with pytest.raises(ObjectMissing):
+        bucket("none").region()
+    with pytest.raises(ObjectDenied, match="does not tell the region of the bucket other"):
+        bucket("other").region()
+
+
+def test_a_storage_of_another_operator_says_nothing_about_regions(storages: Storages) -> None:
+    with pytest.raises(ObjectDenied, match="not at AWS"):
+        find_region("s3://data/", AMAZON | {"AWS_ENDPOINT_URL": storages.url}, now)
+    keys = {"AZURE_STORAGE_ACCOUNT": "a", "AZURE_STORAGE_KEY": "aaaa"}
+    with pytest.raises(ObjectDenied, match="does not tell its region"):
+        find_region("az://data/", keys, now)
+
+
+def test_storages_without_an_answer_are_told_as_such(storages: Storages) -> None:
+    storages.silent.clear()
+    found = find_regions(["gs://data/"], {"STORAGE_EMULATOR_HOST": storages.url}, now, 0.01)
+    assert found.regions == {}
+    assert found.problems == {"gs://data/": "the storage did not answer within 0.01 s"}
+
+
+@pytest.mark.parametrize("place", ["US", "us-central1", "ASIA"])
+def test_a_bucket_elsewhere_is_refused(storages: Storages, tmp_path: Path, place: str) -> None:
+    storages.location = place
+    code, shown = plan(tmp_path)
+    assert code == 2
+    assert f"gs://data/ is in {place.lower()}, but `resources.regions` allows only eu" in shown
+
+
+@pytest.mark.parametrize("place", ["EU", "EUROPE-WEST4"])
+def test_a_bucket_inside_is_planned_without_a_warning(
+    storages: Storages, tmp_path: Path, place: str
+) -> None:
+    storages.location = place
+    code, shown = plan(tmp_path)
+    assert code == 0
+    assert "Cavvy does not know whether" not in shown
+
+
+def test_a_region_whose_place_is_unknown_is_reported(storages: Storages, tmp_path: Path) -> None:
+    storages.location = "NOWHERE9"
+    code, shown = plan(tmp_path)
+    assert code == 0
+    assert "gs://data/ (it is in nowhere9, and Cavvy does not know where that is)" in shown
