@@ -62,12 +62,44 @@ _BY_OPERATION = {
 }
 
 
-class GcpStandIn(RestStandIn):
+class GoogleStandIn(RestStandIn):
+    """An API of Google, and Google's token service."""
+
+    key = "ya29.test"
+    denied = CloudFault(401, "authError", "Invalid Credentials")
+
+    def reply(
+        self, method: str, target: str, headers: Mapping[str, str], content: bytes
+    ) -> tuple[int, object] | None:
+        """Also plays Google's token service, which knows one account."""
+        if not target.endswith("/token"):
+            return super().reply(method, target, headers, content)
+        try:
+            assertion = dict(parse_qsl(content.decode()))["assertion"]
+            claims = jwt.decode(assertion, certs=make_key()[1])
+        except ValueError:
+            return 400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."}
+        assert claims["scope"] == "https://www.googleapis.com/auth/cloud-platform"
+        return 200, {"access_token": self.key, "expires_in": 3600, "token_type": "Bearer"}
+
+    def make_key_file(self) -> str:
+        """The content of the service account's key file."""
+        told = {
+            "type": "service_account",
+            "project_id": PROJECT,
+            "private_key_id": "1",
+            "private_key": make_key()[0],
+            "client_email": f"cavvy@{PROJECT}.iam.gserviceaccount.com",
+            "client_id": "1",
+            "token_uri": f"{self.origin}/token",
+        }
+        return json.dumps(told)
+
+
+class GcpStandIn(GoogleStandIn):
     """The API, and Google's token service, in front of a cloud in memory."""
 
     root = "/compute/v1"
-    key = "ya29.test"
-    denied = CloudFault(401, "authError", "Invalid Credentials")
     faults: Mapping[str, CloudFault] = {
         "not-found": CloudFault(404, "notFound", "The resource was not found"),
         "too-many-requests": CloudFault(403, "rateLimitExceeded", "Rate Limit Exceeded"),
@@ -101,33 +133,6 @@ class GcpStandIn(RestStandIn):
     def undelivered(self) -> bool:
         """Whether an insertion has failed, and its error was not told yet."""
         return any("error" in each and each["status"] != "DONE" for each in self._known())
-
-    def reply(
-        self, method: str, target: str, headers: Mapping[str, str], content: bytes
-    ) -> tuple[int, object] | None:
-        """Also plays Google's token service, which knows one account."""
-        if not target.endswith("/token"):
-            return super().reply(method, target, headers, content)
-        try:
-            assertion = dict(parse_qsl(content.decode()))["assertion"]
-            claims = jwt.decode(assertion, certs=make_key()[1])
-        except ValueError:
-            return 400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."}
-        assert claims["scope"] == "https://www.googleapis.com/auth/cloud-platform"
-        return 200, {"access_token": self.key, "expires_in": 3600, "token_type": "Bearer"}
-
-    def make_key_file(self) -> str:
-        """The content of the service account's key file."""
-        told = {
-            "type": "service_account",
-            "project_id": PROJECT,
-            "private_key_id": "1",
-            "private_key": make_key()[0],
-            "client_email": f"cavvy@{PROJECT}.iam.gserviceaccount.com",
-            "client_id": "1",
-            "token_uri": f"{self.origin}/token",
-        }
-        return json.dumps(told)
 
     def describe(self, fault: CloudFault) -> object:
         error = {"message": fault.message, "domain": "global", "reason": fault.code}

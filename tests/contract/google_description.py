@@ -47,7 +47,7 @@ class GoogleDescription:
         for verb, pattern, known in self._methods:
             found = pattern.fullmatch(path.lstrip("/")) if verb == method else None
             if found is not None:
-                self._check_parameters(known, {**found.groupdict(), **query})
+                self._check_parameters(known, {**_path_parameters(known, path, found), **query})
                 self._check_body(known, body)
                 return str(known["id"]), found.groupdict()
         raise CloudFault(404, "notFound", f"no method {method} {path}")
@@ -77,6 +77,8 @@ class GoogleDescription:
         if "$ref" in schema:
             schema = self._document["schemas"][schema["$ref"]]
         kind = _TYPES.get(schema.get("type", "any"))
+        if schema.get("format") == "int64" and isinstance(value, int):
+            kind = int  # JSON of protocol buffers allows numbers in place of texts
         wrong = kind is not None and not isinstance(value, kind)
         if wrong or (kind is int and isinstance(value, bool)):
             raise CloudFault(400, "invalid", f"{where}: {value!r} is not of type {schema['type']}")
@@ -104,16 +106,28 @@ class GoogleDescription:
             raise CloudFault(400, "invalid", f"Invalid value for field {where}: {value!r}")
         if "pattern" in schema and not re.fullmatch(schema["pattern"], value):
             raise CloudFault(400, "invalid", f"{where}: {value!r} must match {schema['pattern']}")
+        if schema.get("format") == "google-duration" and not _DURATION.fullmatch(value):
+            raise CloudFault(400, "invalid", f"{where}: {value!r} is not a duration")
         whole = schema.get("format") in ("int32", "int64", "uint32", "uint64")
         if whole and not re.fullmatch(r"-?\d+", value):
             raise CloudFault(400, "invalid", f"{where}: {value!r} is not a whole number")
 
 
 _PLACE = re.compile(r"\{\+?(\w+)\}")
+_DURATION = re.compile(r"\d+(\.\d{1,9})?s")
 
 
 def _group(place: re.Match[str]) -> str:
     return f"(?P<{place[1]}>[^/]+)"
+
+
+def _path_parameters(known: Any, path: str, found: re.Match[str]) -> Mapping[str, str]:
+    """The parameters in a path: either its parts, or one name that has several parts."""
+    if found.groupdict().keys() <= known.get("parameters", {}).keys():
+        return found.groupdict()
+    whole = re.fullmatch(_PLACE.sub(r"(?P<\1>.+)", known["path"]), path.lstrip("/"))
+    assert whole is not None
+    return whole.groupdict()
 
 
 def _methods(part: Any) -> Iterator[Any]:

@@ -77,6 +77,16 @@ class ContainerCloud(MemoryCloud):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    def end_together(self, first: str, others: Sequence[str]) -> None:
+        """End the other containers once the first one has ended."""
+
+        def follow() -> None:
+            self._processes[first].wait()
+            for each in others:
+                self.stop(each)
+
+        threading.Thread(target=follow, daemon=True).start()
+
     def logs(self) -> str:
         """What the containers wrote, for a test that fails."""
         texts = [(each.parent.name, each.read_text()[-3000:]) for each in self.folder.glob("*/log")]

@@ -3,11 +3,13 @@ run the command of the service's request.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.contract import vm_cloud
@@ -17,7 +19,9 @@ from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_stand_in import ROLE, SageMakerStandIn, interrupted
 from tests.contract.test_provider_aws_batch import PROOF as BATCH_PROOF
 from tests.contract.test_provider_sagemaker import PROOF, TRAITS
-from tests.contract.vm_cloud import Rented
+from tests.contract.test_provider_vertex import PROOF as VERTEX_PROOF
+from tests.contract.vertex_stand_in import VertexStandIn
+from tests.contract.vm_cloud import MemoryCloud, Rented
 from tests.system.containers import ContainerCloud
 from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
 from tests.system.ports import free_port
@@ -74,16 +78,71 @@ class BatchContainers(BatchStandIn):
         self.cloud.stop(machine.id)
 
 
+class VertexContainers(VertexStandIn):
+    """Custom jobs whose containers run. All containers end with the first one."""
+
+    cloud: ContainerCloud
+
+    def start_job(self, region: str, body: dict[str, Any], nodes: int) -> list[Rented]:
+        made = super().start_job(region, body, nodes)
+        pools = body["jobSpec"]["workerPoolSpecs"]
+        places = [
+            (f"workerpool{number}", index)
+            for number, pool in enumerate(pools)
+            for index in range(pool["replicaCount"])
+        ]
+        cluster: dict[str, list[str]] = {}
+        for pool, index in places:
+            cluster.setdefault(pool, []).append(f"cmle-training-{pool}-ab-{index}:2222")
+        container = pools[0]["containerSpec"]
+        values = {each["name"]: _expand(each["value"]) for each in container["env"]}
+        for machine, (pool, index) in zip(made, places, strict=True):
+            told = {"cluster": cluster, "task": {"type": pool, "index": index}}
+            spec = {"CLUSTER_SPEC": json.dumps({**told, "environment": "cloud"})}
+            self.cloud.run(machine.id, container["command"], {**values, **spec})
+        if len(made) > 1:
+            first, *others = [each.id for each in made]
+            self.cloud.end_together(first, others)
+        return made
+
+    def preempt(self) -> None:
+        """Take back the machines of the newest job: SIGTERM, then the job fails."""
+        job = list(self.jobs.values())[-1]
+        for each in job.machines:
+            self.cloud.stop(each)
+        self.changes[job.id] = {
+            "state": "JOB_STATE_FAILED",
+            "error": {"code": 8, "message": "Resources are insufficient in region: us-central1."},
+        }
+
+
+def _expand(value: str) -> str:
+    """The value that a container gets: `$$` is `$`, and no variable is referenced."""
+    assert not re.search(r"(?<!\$)(\$\$)*\$\(", value)
+    return value.replace("$$", "$")
+
+
+@contextmanager
+def vertex_user(cloud: ContainerCloud, root: Path) -> Iterator[tuple[User, VertexContainers]]:
+    """A user of Vertex AI; nothing of theirs is left."""
+    server = RestServer()
+    api = VertexContainers(cloud, server)
+    (root / "key.json").write_text(api.make_key_file())
+    table = f"key_file = '{root / 'key.json'}'\nimage = 'train:1'\n"
+    try:
+        with managed_user(api.cloud, "vertex", f"endpoint = '{api.url}'\n{table}", root) as user:
+            yield user, api
+        assert api.bugs == []
+    finally:
+        server.close()
+
+
 @contextmanager
 def service_user(api: AwsStandIn, provider: str, table: str, root: Path) -> Iterator[User]:
     """A user of a service; nothing of theirs is left."""
     server = RestServer()
-    with user_at(root) as user:
-        user.settings(
-            f"[server]\ntls_listen = '127.0.0.1:{free_port()}'\n[providers.local]\n"
-            f"enabled = false\n[providers.{provider}]\nregions = 'us-east-1'\n"
-            f"endpoint = '{server.add(api)}'\n{table}"  # type: ignore[arg-type]  # has `reply`
-        )
+    table = f"regions = 'us-east-1'\nendpoint = '{server.add(api)}'\n{table}"  # type: ignore[arg-type]  # has `reply`
+    with managed_user(api.cloud, provider, table, root) as user:
         user.variables = {
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -91,13 +150,24 @@ def service_user(api: AwsStandIn, provider: str, table: str, root: Path) -> Iter
             "AWS_EC2_METADATA_DISABLED": "true",
         }
         yield user
+    assert api.bugs == []
+    server.close()
+
+
+@contextmanager
+def managed_user(cloud: MemoryCloud, provider: str, table: str, root: Path) -> Iterator[User]:
+    """A user of a managed service, and of nothing else."""
+    with user_at(root) as user:
+        user.settings(
+            f"[server]\ntls_listen = '127.0.0.1:{free_port()}'\n[providers.local]\n"
+            f"enabled = false\n[providers.{provider}]\n{table}"
+        )
+        yield user
         user.cli("down", "--all", "--yes")
         wait_until(
-            lambda: not api.cloud.billed() or user.cli("gc", code=None) is None,
-            lambda: str(api.cloud.billed()),
+            lambda: not cloud.billed() or user.cli("gc", code=None) is None,
+            lambda: str(cloud.billed()),
         )
-        assert api.bugs == []
-    server.close()
 
 
 @pytest.fixture
@@ -140,6 +210,33 @@ def test_a_spot_training_on_aws_batch_survives_a_reclaimed_instance(
         be_interrupted(user, cloud, batch.reclaim, tmp_path)
         assert len(batch.bodies) == 2
         user.cli("down", "--all", "--yes")
+
+
+@pytest.mark.proves(VERTEX_PROOF, "spot")
+@pytest.mark.proves(VERTEX_PROOF, "notice")
+def test_a_spot_training_on_vertex_ai_survives_a_preemption(
+    cloud: ContainerCloud, tmp_path: Path
+) -> None:
+    with vertex_user(cloud, tmp_path) as (user, vertex):
+        be_interrupted(user, cloud, vertex.preempt, tmp_path)
+        assert len(vertex.jobs) == 2
+        for each in vertex.jobs.values():
+            assert each.body["jobSpec"]["scheduling"]["strategy"] == "SPOT"
+
+
+def test_a_gang_on_vertex_ai_is_one_custom_job(cloud: ContainerCloud, tmp_path: Path) -> None:
+    """The first rank's work ends sooner than the others'."""
+    with vertex_user(cloud, tmp_path) as (user, vertex):
+        name = user.submit(
+            "name: pair\nnodes: 2\nresources: {gpu: T4}\n"
+            'run: sleep $((3 * CAVVY_RANK)); echo "rank $CAVVY_RANK of $NNODES"\n',
+            "--yes",
+        )
+        job = user.ended(name)
+        assert job.phase == "done", cloud.logs()
+        for rank in (0, 1):
+            assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
+        assert len(vertex.jobs) == 1
 
 
 def be_interrupted(

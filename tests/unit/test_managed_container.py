@@ -3,15 +3,17 @@ service writes.
 """
 
 import json
+import socket
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from cavvy.providers.aws_batch.service import BatchService
-from cavvy.providers.managed.remote.container import find_address, read_place
+from cavvy.providers.managed.remote.container import find_address, read_place, stay
 from cavvy.providers.managed.service import HostList
 from cavvy.providers.sagemaker.service import SageMakerService
+from cavvy.providers.vertex.service import VertexService
 
 
 def test_sagemakers_file_gives_the_rank(tmp_path: Path) -> None:
@@ -36,6 +38,30 @@ def test_the_index_of_a_multi_node_job_is_the_rank(monkeypatch: pytest.MonkeyPat
     assert read_place(source) == (0, "")
     monkeypatch.setenv("AWS_BATCH_JOB_NODE_INDEX", "3")
     assert read_place(source) == (3, "")
+
+
+@pytest.mark.parametrize(
+    ("pool", "index", "rank"), [("workerpool0", 0, 0), ("workerpool1", 0, 1), ("workerpool1", 1, 2)]
+)
+def test_the_pools_of_a_custom_job_give_the_rank(
+    monkeypatch: pytest.MonkeyPatch, pool: str, index: int, rank: int
+) -> None:
+    source = asdict(VertexService.traits.hosts)
+    monkeypatch.delenv("CLUSTER_SPEC", raising=False)
+    assert read_place(source) == (0, "")
+    cluster = {
+        "workerpool0": ["cmle-training-workerpool0-ab-0:2222"],
+        "workerpool1": [f"cmle-training-workerpool1-ab-{number}:2222" for number in (0, 1)],
+    }
+    told = {"cluster": cluster, "environment": "cloud", "task": {"type": pool, "index": index}}
+    monkeypatch.setenv("CLUSTER_SPEC", json.dumps(told))
+    assert read_place(source) == (rank, f"cmle-training-{pool}-ab-{index}")
+
+
+def test_the_first_container_ends_if_the_server_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    stay(f"https://127.0.0.1:{port}", 0.2)
 
 
 def test_a_host_without_an_address_has_none() -> None:

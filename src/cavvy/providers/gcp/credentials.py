@@ -16,9 +16,12 @@ _TIMEOUT_S = 20.0
 
 
 class GoogleCredentials:
-    """The credentials of one server. All methods block; threads may share them."""
+    """The credentials of one server. All methods block; threads may share them. `provider` is the
+    provider whose settings are read; errors name it.
+    """
 
-    def __init__(self, settings: Mapping[str, Scalar]) -> None:
+    def __init__(self, settings: Mapping[str, Scalar], provider: str = "gcp") -> None:
+        self._provider = provider
         self._file = str(settings.get("key_file") or "")
         self._project = str(settings.get("project") or "")
         self._lock = threading.Lock()
@@ -42,8 +45,8 @@ class GoogleCredentials:
             _, project = self._find()
         if not project:
             raise Refused(
-                "[providers.gcp] project: the credentials name no project; set it to the id of "
-                "yours, which `gcloud projects list` shows"
+                f"[providers.{self._provider}] project: the credentials name no project; set it to "
+                "the id of yours, which `gcloud projects list` shows"
             )
         return project
 
@@ -69,13 +72,14 @@ class GoogleCredentials:
                     self._found = found, str(project or "")
             except (OSError, ValueError) as error:
                 raise Refused(
-                    f"[providers.gcp] key_file: {self._file} is not the key of a service account: "
-                    f"{type(error).__name__}"
+                    f"[providers.{self._provider}] key_file: {self._file} is not the key of a "
+                    f"service account: {type(error).__name__}"
                 ) from error
             except errors.GoogleAuthError as error:
                 raise Refused(
-                    "[providers.gcp]: no Google credentials were found; run `gcloud auth "
-                    "application-default login`, or name the key of a service account in `key_file`"
+                    f"[providers.{self._provider}]: no Google credentials were found; run `gcloud "
+                    "auth application-default login`, or name the key of a service account in "
+                    "`key_file`"
                 ) from error
         return self._found
 
@@ -90,7 +94,8 @@ class GoogleCredentials:
             if getattr(error, "retryable", False):
                 raise CloudFault(503, "no token", str(error)[:300]) from error
             raise Refused(
-                f"[providers.gcp]: Google accepts the credentials no longer: {str(error)[:300]}; "
+                f"[providers.{self._provider}]: Google accepts the credentials no longer: "
+                f"{str(error)[:300]}; "
                 "sign in again with `gcloud auth application-default login`, or replace the key"
             ) from error
 
@@ -100,5 +105,5 @@ def _import(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise Refused(
-            f"the provider gcp needs google-auth, which is not installed: {extra_command('gcp')}"
+            f"Google's clouds need google-auth, which is not installed: {extra_command('gcp')}"
         ) from error

@@ -46,6 +46,7 @@ def make_container_script(
         "tokens": [endpoint.claim_token(gang.name, rank) for rank in range(gang.nodes)],
         "patience_s": PATIENCE.total_seconds(),
         "hosts": asdict(traits.hosts),
+        "first_stays": traits.first_ends_all and gang.nodes > 1,
         "config": config,
     }
     files = {"boot.json": json.dumps(told, sort_keys=True)}

@@ -1,6 +1,7 @@
 """The provider that all managed services share."""
 
 import asyncio
+from collections.abc import Callable
 
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext
 from cavvy.providers.managed.cloud import ManagedCloud
@@ -15,8 +16,12 @@ def make_provider(
     manifest: Manifest,
     context: ProviderContext,
     service: ManagedService,
+    *,
+    close: Callable[[], None] = lambda: None,
 ) -> VmProvider:
-    """A provider of the layer `vm`, whose machines are the instances of the service's jobs."""
+    """A provider of the layer `vm`, whose machines are the instances of the service's jobs. `close`
+    closes the service's connections.
+    """
 
     async def make_script(gang: GangSpec, rank: int) -> str:
         if rank or context.node_endpoint is None:  # one script for all ranks
@@ -38,4 +43,5 @@ def make_provider(
         identity=service.identity,
         make_script=make_script,
         object_to=service.check,
+        close=close,
     )

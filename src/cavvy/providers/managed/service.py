@@ -28,10 +28,13 @@ class JobState(StrEnum):
 class HostList:
     """How a container learns its rank. If `index` is set, this environment variable contains the
     rank, and no variable means rank 0. Otherwise the rank is the host's place in a list of hosts.
-    The list comes from environment variables with JSON, or else from a JSON file.
+    The list comes from environment variables with JSON, or else from a JSON file. If `cluster` is
+    set, this environment variable contains JSON with the hosts of each worker pool, and the host's
+    own pool and index; no variable means rank 0.
     """
 
     index: str = ""
+    cluster: str = ""
     hosts: str = ""  # the environment variable with the list
     current: str = ""  # the environment variable with the host's own name
     file: str = ""  # has the keys `hosts` and `current_host`
@@ -48,6 +51,8 @@ class ServiceTraits:
     variable_limit: int = 512  # maximum characters of an environment variable
     # seconds between SIGTERM and SIGKILL, if the service ends a container
     stop_s: float = 120
+    # the service ends all containers of a job once the container with rank 0 has ended
+    first_ends_all: bool = False
     list_lag: timedelta = timedelta(minutes=1)  # `list` may miss jobs that are younger
     ended_listed: timedelta = timedelta(0)  # how long `list` and `get` show ended jobs
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"

@@ -14,6 +14,7 @@ from typing import Any
 from cavvy.providers.formats.program import escape_references
 
 VARIABLES = 100  # of a container
+ANY_RESERVATION = "ANY_RESERVATION"  # any reservation that fits the machines
 
 # The accelerator types of MachineSpec, by the catalog's name and the memory of each in GiB; 0 if
 # there is only one size.
@@ -70,6 +71,8 @@ class CustomJobRequest:
     restarts: bool = False  # whether all machines start again after one has
     service_account: str | None = None
     network: str | None = None
+    # projects/PROJECT/zones/ZONE/reservations/NAME, or ANY_RESERVATION; None for none
+    reservation: str | None = None
     output_uri: str | None = None
 
 
@@ -116,6 +119,8 @@ def _make_pool(job: CustomJobRequest, count: int) -> dict[str, Any]:
     if job.accelerator_type is not None:
         machine["acceleratorType"] = job.accelerator_type
         machine["acceleratorCount"] = job.accelerators
+    if job.reservation is not None:
+        machine["reservationAffinity"] = _make_affinity(job.reservation)
     pool: dict[str, Any] = {"machineSpec": machine, "replicaCount": count}
     if job.disk_gib is not None:
         pool["diskSpec"] = {"bootDiskSizeGb": max(job.disk_gib, 100)}
@@ -128,6 +133,16 @@ def _make_pool(job: CustomJobRequest, count: int) -> dict[str, Any]:
         ],
     }
     return pool
+
+
+def _make_affinity(reservation: str) -> dict[str, Any]:
+    if reservation == ANY_RESERVATION:
+        return {"reservationAffinityType": ANY_RESERVATION}
+    return {
+        "reservationAffinityType": "SPECIFIC_RESERVATION",
+        "key": "compute.googleapis.com/reservation-name",
+        "values": [reservation],
+    }
 
 
 def _make_scheduling(job: CustomJobRequest) -> dict[str, Any]:

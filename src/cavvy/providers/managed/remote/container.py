@@ -13,6 +13,8 @@ import os
 import signal
 import socket
 import sys
+import time
+import urllib.parse
 from typing import Any
 
 HOME = os.path.dirname(os.path.abspath(__file__))
@@ -22,6 +24,8 @@ def read_place(hosts: dict[str, str]) -> tuple[int, str]:
     """The container's rank, and its host name, or "" if the service states none."""
     if hosts["index"]:
         return int(os.environ.get(hosts["index"]) or 0), ""
+    if hosts["cluster"]:
+        return read_pools(json.loads(os.environ.get(hosts["cluster"]) or "{}"))
     current, listed = os.environ.get(hosts["current"]), os.environ.get(hosts["hosts"])
     names = json.loads(listed) if listed else None
     if not (current and names):
@@ -30,6 +34,19 @@ def read_place(hosts: dict[str, str]) -> tuple[int, str]:
         current, names = told["current_host"], told["hosts"]
     # algo-10 comes after algo-2
     return sorted(names, key=lambda each: (len(each), each)).index(current), str(current)
+
+
+def read_pools(told: dict[str, Any]) -> tuple[int, str]:
+    """The rank and the host name in a cluster of worker pools. Ranks follow the order of the pools'
+    names. https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
+    """
+    rank, task = 0, told.get("task", {})
+    for pool, names in sorted(told.get("cluster", {}).items()):
+        if pool == task.get("type"):
+            index = int(task["index"])
+            return rank + index, str(names[index]).partition(":")[0]  # without the port
+        rank += len(names)
+    return 0, ""
 
 
 def find_address(host: str) -> str:
@@ -49,6 +66,26 @@ def pass_on(number: int, frame: object) -> None:
             os.kill(int(child), number)
 
 
+def leave(number: int, frame: object) -> None:
+    """End this process with success."""
+    os._exit(0)
+
+
+def stay(server: str, lease_s: float) -> None:
+    """Wait until the service ends this container, which the control plane requests once all ranks
+    have ended. If the server cannot be reached for `lease_s`, return.
+    """
+    parts = urllib.parse.urlsplit(server)
+    until = time.monotonic() + lease_s
+    while time.monotonic() < until:
+        try:
+            socket.create_connection((parts.hostname, parts.port or 443), timeout=10).close()
+            until = time.monotonic() + lease_s
+        except OSError:
+            pass
+        time.sleep(min(10.0, lease_s / 4))  # noqa: TID251 - a process of its own
+
+
 def main(python: str) -> None:
     sys.path.insert(0, HOME)
     boot: Any = importlib.import_module("boot")
@@ -58,6 +95,9 @@ def main(python: str) -> None:
     path = boot.write_config(dict(told["config"], token=told["tokens"][rank]), rank, address)
     signal.signal(signal.SIGTERM, pass_on)
     boot.work(boot.make_command(python), path, told["config"]["lease_s"])
+    if rank == 0 and told["first_stays"]:
+        signal.signal(signal.SIGTERM, leave)
+        stay(told["config"]["address"], told["config"]["lease_s"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,15 @@
+"""Google's Vertex AI: each gang is one custom job, whose containers start the agent."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.vertex.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported here, so that listing the providers does not load it
+    from cavvy.providers.managed.provider import make_provider
+    from cavvy.providers.vertex.service import VertexService
+
+    service = VertexService(context.settings, context.now, context.list_prices)
+    return make_provider(MANIFEST, context, service, close=service.close)

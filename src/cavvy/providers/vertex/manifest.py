@@ -1,0 +1,107 @@
+"""The manifest of the Vertex AI provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+_CONTAINER = "a custom job is a container, and Vertex AI lets no job start further containers"
+
+MANIFEST = Manifest(
+    name="vertex",
+    title="Google Vertex AI",
+    docs="docs/guides/vertex.md",
+    abilities=ABILITIES,
+    visibility_delay=timedelta(minutes=1),
+    # SIGTERM precedes SIGKILL by 25 seconds; the agent keeps 10 of them for its last report
+    notice=timedelta(seconds=15),
+    rights="aiplatform.customJobs.create, get, list and cancel (the role Vertex AI User, "
+    "roles/aiplatform.user, contains them), and iam.serviceAccounts.actAs for the account of the "
+    "setting `service_account`, if it is set",
+    unsupported={
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: "Vertex AI pulls images from Artifact Registry with the rights of its "
+        "service agent, and public images from Docker Hub "
+        "(https://cloud.google.com/vertex-ai/docs/training/create-custom-container)",
+        Feature.CAPACITY: "Vertex AI does not report free capacity; a job without capacity fails, "
+        "and Cavvy tries the next best offer",
+        Feature.VOLUMES: "a custom job attaches no existing disks; copy from and to a bucket",
+        Feature.MOUNTS: "a custom job is a container without access to folders of its host; Cavvy "
+        "does not use its NFS mounts",
+        Feature.NETWORK: "Vertex AI neither reports nor selects the speed of the network",
+        Feature.DISK: "Vertex AI selects the type of the disk; `resources.disk` selects its size",
+        Feature.RESULTS: "a custom job ends with its disk. If the server is away when work has "
+        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; "
+        "with no bucket, the job waits until its lease ends",
+    },
+    options={
+        "image": "the image, as for the setting `image`",
+        "reservation": "as the setting `reservation`",
+    },
+    settings=(
+        text(
+            "project",
+            "The project of the jobs. The default is the project of the credentials.",
+        ),
+        ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence="The JSON file with the key of a service account. By default, Google's "
+            "library searches for Application Default Credentials: the file in "
+            "`$GOOGLE_APPLICATION_CREDENTIALS`, the login of `gcloud auth application-default "
+            "login`, then the service account of the machine on which the server runs.",
+        ),
+        text("regions", "The regions to use, separated by commas.", "us-central1"),
+        text(
+            "machines",
+            "Patterns of the machine types to offer, separated by commas, such as `a2-*, "
+            "n1-*-t4x1`. The default is every type that custom jobs can use and the catalog has "
+            "prices of.",
+            "*",
+        ),
+        text(
+            "image",
+            "The image of jobs whose task names none, in Artifact Registry or Docker Hub. "
+            "`{region}` stands for the job's region. Without this setting, each task must name an "
+            "image.",
+        ),
+        text(
+            "service_account",
+            "The e-mail address of the service account that jobs run as. Work in the job has its "
+            "rights. The default is Vertex AI's own service agent for custom code.",
+        ),
+        text(
+            "network",
+            "The VPC network to which jobs are peered, as projects/NUMBER/global/networks/NAME. "
+            "By default, jobs run in Google's own network, which reaches the internet.",
+        ),
+        text(
+            "reservation",
+            "The reservation that jobs use, as projects/PROJECT/zones/ZONE/reservations/NAME, or "
+            "`any` for every reservation with the same machines. The default is none. Spot jobs "
+            "use no reservation.",
+        ),
+        number(
+            "disk_gib",
+            "The size of a machine's disk, unless the task requests another size.",
+            default=100,
+            minimum=100,
+            unit="GiB",
+            whole=True,
+        ),
+        number(
+            "max_run_s",
+            "Vertex AI stops a job after this time if its task has no limit.",
+            default=604_800,
+            minimum=60,
+            unit="seconds",
+            whole=True,
+        ),
+        text(
+            "endpoint",
+            "The address of the API. `{region}` stands for the job's region.",
+            "https://{region}-aiplatform.googleapis.com/v1",
+        ),
+    ),
+)

@@ -1,0 +1,313 @@
+"""Runs gangs as custom jobs of Vertex AI."""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Objection, Scalar, Task
+from cavvy.providers.base import GangSpec, Refused
+from cavvy.providers.formats.vertex.request import (
+    ANY_RESERVATION,
+    CustomJobRequest,
+    Strategy,
+    find_accelerator,
+    is_custom_job_type,
+    make_custom_job,
+    strip_gpus,
+)
+from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.managed.service import (
+    HostList,
+    JobRequest,
+    JobState,
+    ServiceJob,
+    ServiceTraits,
+)
+from cavvy.providers.vertex.api import QUOTA, VertexApi, is_gone
+from cavvy.providers.vertex.prices import add_fee
+from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.records import INSTALLATION
+
+ListPrices = Callable[[str], Sequence[Offer]]  # the catalog's offers of a provider
+_SHOWN = timedelta(hours=6)  # ended jobs are listed for this long after their creation
+_CHECKED = timedelta(hours=1)  # the rights to each region are checked again after this time
+_FULL = "offer unavailable"  # our code
+_ENDED = {
+    f"JOB_STATE_{each}"
+    for each in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
+}
+_WAITING = {f"JOB_STATE_{each}" for each in ("QUEUED", "PENDING", "UNSPECIFIED")}
+# What the error of a failed job says if there was no capacity, or if a spot machine was reclaimed:
+# https://cloud.google.com/vertex-ai/docs/training/use-spot-vms#preemption-handling and
+# https://cloud.google.com/vertex-ai/docs/training/understanding-training-service#common-errors
+_STOCKOUT = re.compile(r"stockout|resources are insufficient", re.IGNORECASE)
+_RESERVATION = re.compile(r"projects/[^/]+/zones/([a-z0-9-]+)-[a-z]/reservations/[^/]+")
+# Machines that Vertex AI starts as spot machines only:
+# https://cloud.google.com/vertex-ai/docs/training/configure-compute
+_SPOT_ONLY = re.compile(r"a3-highgpu-[124]g")
+
+
+class VertexService:
+    """Implements `ManagedService`. A job's id is its region, "/" and its number."""
+
+    # The limit of names is that of `displayName`. Values of variables have no documented limit. The
+    # listing lag is an assumption. Google documents no time between SIGTERM and SIGKILL for custom
+    # jobs. They run on GKE, which gives containers on spot machines 25 seconds by default:
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms#termination-graceful-shutdown
+    traits = ServiceTraits(
+        hosts=HostList(cluster="CLUSTER_SPEC"),
+        name_limit=128,
+        variable_limit=4096,
+        stop_s=25,
+        # https://cloud.google.com/vertex-ai/docs/training/understanding-training-service
+        first_ends_all=True,
+        list_lag=timedelta(minutes=1),
+        ended_listed=_SHOWN,
+        quota_codes=frozenset({QUOTA}),
+    )
+
+    def __init__(
+        self,
+        settings: Mapping[str, Scalar],
+        now: Callable[[], datetime],
+        list_prices: ListPrices,
+    ) -> None:
+        self._settings, self._now, self._list_prices = settings, now, list_prices
+        self._credentials = GoogleCredentials(settings, "vertex")
+        self._api = VertexApi(settings, self._credentials)
+        self._checked_at: datetime | None = None
+        self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
+        self._going: frozenset[str] = frozenset()  # jobs that the last list showed as not ended
+        # by id: jobs that Vertex AI would start again; after a cancellation, it tells no reason
+        self._reclaimed: dict[str, ServiceJob] = {}
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`."""
+        account = str(self._settings.get("service_account") or "")
+        return [
+            ("project", self._credentials.project()),
+            ("credentials", self._credentials.describe()),
+            ("jobs run as", account or "Vertex AI's service agent for custom code"),
+        ]
+
+    async def offers(self) -> Sequence[Offer]:
+        regions, patterns = self._regions(), list_setting(self._settings, "machines")
+        now = self._now()
+        if self._checked_at is None or now - self._checked_at >= _CHECKED:
+            await asyncio.gather(*(self._api.check(each) for each in regions))
+            self._checked_at = now
+        known = await asyncio.to_thread(self._list_prices, "gcp")
+        priced = add_fee([each for each in known if each.region in regions and _is_sold(each)])
+        return [
+            replace(each, provider="vertex", zone=None, capacity=None)
+            for each in priced
+            if any(fnmatchcase(each.instance_type, pattern) for pattern in patterns)
+            and not (
+                each.purchase is Purchase.ON_DEMAND and _SPOT_ONLY.fullmatch(each.instance_type)
+            )
+        ]
+
+    async def submit(self, request: JobRequest) -> str:
+        region = request.offer.region
+        if region not in self._regions():  # its jobs would never be listed
+            raise Refused(f"the region {region} is not among the `regions` of the settings")
+        job = self._make_job(request)
+        body = {
+            "displayName": request.name,
+            "jobSpec": make_custom_job(job),
+            "labels": dict(request.tags),
+        }
+        told = await self._api.create(region, body)
+        return f"{region}/{str(told['name']).rpartition('/')[2]}"
+
+    async def list(self) -> Sequence[ServiceJob]:
+        now = self._now()
+        going = " AND ".join(f'state!="{each}"' for each in sorted(_ENDED))
+        young = f'create_time>"{(now - _SHOWN).isoformat()}"'
+        found: dict[str, ServiceJob] = {}
+        for region in self._regions():
+            for condition in (going, young):
+                mine = f"labels.{INSTALLATION}:* AND {condition}"
+                told = await self._api.list(region, mine)
+                jobs = [self._read(region, each) for each in told if _is_ours(each)]
+                found |= {each.id: each for each in jobs}
+        for each in self._going - found.keys():  # ended after a long time
+            job = await self.get(each)
+            found |= {each: job} if job else {}
+        self._going = frozenset(
+            each for each, job in found.items() if job.state is not JobState.ENDED
+        )
+        self._ended = {each: job for each, job in self._ended.items() if _is_young(job, now)}
+        self._reclaimed = {
+            each: job for each, job in self._reclaimed.items() if each in self._going
+        }
+        return list(found.values())
+
+    async def get(self, job: str) -> ServiceJob | None:
+        if job in self._ended:
+            return self._ended[job]
+        try:
+            told = await self._api.get(job)
+        except CloudFault as fault:
+            if fault.status == 404:
+                return None
+            raise
+        return self._read(job.partition("/")[0], told)
+
+    async def stop(self, job: str) -> None:
+        try:
+            await self._api.cancel(job)
+        except CloudFault as fault:
+            if is_gone(fault):
+                raise CloudFault(404, fault.code, fault.message) from fault
+            raise
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code == _FULL or _STOCKOUT.search(fault.message) is not None
+
+    def check(self, task: Task) -> Sequence[Objection]:
+        return ()
+
+    def _read(self, region: str, told: Mapping[str, Any]) -> ServiceJob:
+        """The job of a reply. A job that was reclaimed keeps this reason after its cancellation."""
+        job = read_job(region, told)
+        before = self._reclaimed.get(job.id)
+        if job.state is JobState.RECLAIMED:
+            self._reclaimed.setdefault(job.id, job)
+            return self._reclaimed[job.id]
+        if job.state is JobState.ENDED:
+            if before is not None:
+                job = replace(before, state=JobState.ENDED)
+            self._ended[job.id] = job
+        return job
+
+    def _regions(self) -> Sequence[str]:
+        found = list_setting(self._settings, "regions")
+        if not found:
+            raise Refused("[providers.vertex] regions: not set; name at least one region")
+        return found
+
+    def _make_job(self, request: JobRequest) -> CustomJobRequest:
+        gang, offer, settings = request.gang, request.offer, self._settings
+        spot = offer.purchase is Purchase.SPOT
+        return CustomJobRequest(
+            image=self._image(gang).replace("{region}", offer.region),
+            command=request.entry.command,
+            environment=request.entry.environment,
+            machine_type=strip_gpus(offer.instance_type),
+            accelerator_type=_accelerator(offer),
+            accelerators=offer.accelerator_count,
+            nodes=request.nodes,
+            disk_gib=gang.disk_gib or int(settings["disk_gib"]),
+            strategy=Strategy.SPOT if spot else Strategy.STANDARD,
+            longest_run=self._longest_run(gang),
+            retries=False,  # restarts are the control plane's alone
+            service_account=str(settings.get("service_account") or "") or None,
+            network=str(settings.get("network") or "") or None,
+            reservation=None if spot else self._reservation(gang, offer.region),
+        )
+
+    def _image(self, gang: GangSpec) -> str:
+        image = gang.image or gang.options.get("image") or self._settings.get("image")
+        if not image:
+            raise Refused(
+                "[providers.vertex] image: no image is set; set one, or `image` in the task"
+            )
+        return str(image)
+
+    def _longest_run(self, gang: GangSpec) -> timedelta:
+        """The job's time limit: the task's limit and the time for the last checkpoint; without a
+        limit of the task, the setting.
+        """
+        if gang.longest is None:
+            return timedelta(seconds=int(self._settings["max_run_s"]))
+        return gang.longest + gang.grace + gang.lease
+
+    def _reservation(self, gang: GangSpec, region: str) -> str | None:
+        """The reservation of a job; None for none. Raises Refused, or CloudFault if the reservation
+        is in another region.
+        """
+        named = str(gang.options.get("reservation") or self._settings.get("reservation") or "")
+        if named in ("", "any"):
+            return ANY_RESERVATION if named else None
+        parts = _RESERVATION.fullmatch(named)
+        if parts is None:
+            raise Refused(
+                f"[providers.vertex] reservation: {named} is not a name such as "
+                "projects/PROJECT/zones/us-central1-a/reservations/NAME, or `any`"
+            )
+        if parts[1] != region:
+            raise CloudFault(400, _FULL, f"the reservation {named} is not in {region}")
+        return named
+
+
+def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
+    """The job of a reply. A spot job whose machines were reclaimed either fails, or waits for other
+    machines after it ran.
+    """
+    status, started = str(told["state"]), _time(told.get("startTime"))
+    reason = str((told.get("error") or {}).get("message") or "")
+    spot = told["jobSpec"].get("scheduling", {}).get("strategy") == Strategy.SPOT
+    stockout = status == "JOB_STATE_FAILED" and _STOCKOUT.search(reason) is not None
+    state, ended = _read_state(status, started), None
+    if state is JobState.ENDED:
+        ended = _time(told.get("endTime")) or _time(told.get("updateTime"))
+        started = started or ended  # without a start, nothing was billed
+        reason = reason or ("" if status == "JOB_STATE_SUCCEEDED" else f"Vertex AI: {status}")
+    elif state is JobState.RECLAIMED:
+        ended = _time(told.get("updateTime"))
+        reason = reason or "Vertex AI took the machines back, and would start the job again"
+    ran = told.get("startTime") is not None
+    return ServiceJob(
+        id=f"{region}/{str(told['name']).rpartition('/')[2]}",
+        name=str(told["displayName"]),
+        state=state,
+        started_at=started,
+        ended_at=ended,
+        preempted=spot and ran and (stockout or state is JobState.RECLAIMED),
+        no_capacity=stockout and not ran,
+        reason=reason,
+    )
+
+
+def _read_state(status: str, started: datetime | None) -> JobState:
+    """A job that waits although it ran before would be started again."""
+    if status in _ENDED:
+        return JobState.ENDED
+    if status in _WAITING:
+        return JobState.WAITING if started is None else JobState.RECLAIMED
+    return JobState.RECLAIMED if status == "JOB_STATE_PAUSED" else JobState.RUNNING
+
+
+def _is_sold(offer: Offer) -> bool:
+    """Whether a custom job can use the machine of an offer of Compute Engine."""
+    sold = offer.purchase in (Purchase.ON_DEMAND, Purchase.SPOT) and offer.accelerator_part == 1
+    if not sold or not is_custom_job_type(offer.instance_type):
+        return False
+    return offer.accelerator is None or _accelerator(offer) is not None
+
+
+def _accelerator(offer: Offer) -> str | None:
+    """Vertex AI's name of an offer's accelerator; None if it has none, or no name."""
+    if offer.accelerator is None:
+        return None
+    return find_accelerator(offer.instance_type, offer.accelerator, offer.accelerator_memory_mib)
+
+
+def _is_ours(told: Mapping[str, Any]) -> bool:
+    return str(told.get("displayName")).startswith(NAME_PREFIX)
+
+
+def _is_young(job: ServiceJob, now: datetime) -> bool:
+    return job.ended_at is None or now - job.ended_at < _SHOWN
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None

@@ -1,0 +1,310 @@
+"""The Vertex AI provider keeps the contract, on a stand-in that checks every request and every reply
+against Google's discovery document.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.gcp_stand_in import PROJECT
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.contract.rest_stand_in import RestServer
+from tests.contract.vertex_stand_in import REGIONS, VertexStandIn
+from tests.proofs import Proof
+
+from cavvy.api.open_state import list_prices
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers import vertex
+from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused
+from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.service import JobState
+from cavvy.providers.vertex.prices import read_fee
+from cavvy.providers.vertex.service import VertexService, read_job
+from cavvy.providers.vm.provider import VmProvider
+
+PROOF = Proof("vertex", False, "a strict stand-in for Vertex AI's custom jobs")
+START = datetime(2026, 11, 1, 12, tzinfo=UTC)
+TRAITS = ManagedCloud(VertexService({}, lambda: START, lambda _: ())).traits
+IMAGE = "us-docker.pkg.dev/research-42/train/train:1"
+TYPES = (
+    "e2-standard-2",  # too small for a custom job
+    "e2-standard-4",
+    "n1-standard-8-t4x1",
+    "g2-standard-4",
+    "a3-highgpu-1g",
+    "a3-highgpu-8g",
+    "tpu-v6e-8",
+)
+STOCKOUT = "Resources are insufficient in region: us-central1. Try a different region."
+
+
+@cache
+def read_prices(provider: str) -> Sequence[Offer]:
+    """The catalog's prices of a few types, read once."""
+    return [each for each in list_prices(provider) if each.instance_type in TYPES]
+
+
+class VertexPlace(RestPlace):
+    """One project, with a service account."""
+
+    api: VertexStandIn
+    list_prices = staticmethod(read_prices)
+
+    def __init__(self, server: RestServer, home: Path) -> None:
+        super().__init__(vertex, replace(TRAITS, tags=True), VertexStandIn, server, home)
+        # Vertex AI lists jobs until they are deleted
+        self.cloud.traits = replace(self.cloud.traits, ended_listed=timedelta(days=30))
+        self.file.write_text(self.api.make_key_file())
+
+    def provider(self, installation: str, **table: Scalar) -> VmProvider:
+        places: Mapping[str, Scalar] = {"regions": ", ".join(REGIONS), "image": IMAGE}
+        return super().provider(installation, **{**places, **table})
+
+    async def end(self, gang: str) -> None:
+        for each in self.cloud.billed():
+            self.cloud.change(each.id, ended=self.cloud.time)
+
+    def double(self) -> None:
+        self.api.copy_newest()
+
+
+class TestVertex(RestContract):
+    package, traits, stand_in = vertex, TRAITS, VertexStandIn
+
+    @pytest.fixture
+    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
+        account = VertexPlace(rest_server, tmp_path)
+        yield account
+        account.close()
+
+    def launch(self, account: VertexPlace, **changes: Any) -> dict[str, Any]:
+        """Launch a gang with these fields, and remove it; the request of its job."""
+
+        async def scenario() -> dict[str, Any]:
+            harness = account.harness()
+            purchase = changes.pop("purchase", None)
+            table = changes.pop("table", {})
+            gang = replace(await harness.spec("shaped", purchase=purchase), **changes)
+            provider = account.provider(gang.installation, **table)
+            await provider.launch(gang)
+            await provider.remove(gang.name)
+            (job,) = account.api.jobs.values()
+            return job.body
+
+        return asyncio.run(scenario())
+
+    def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
+        account.file.write_text("wrong")
+        with pytest.raises(Refused, match=r"\[providers.vertex\] key_file: .* is not the key"):
+            asyncio.run(account.provider("ours").offers())
+
+    def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
+        facts = asyncio.run(account.provider("ours").whoami())
+        email = f"cavvy@{PROJECT}.iam.gserviceaccount.com"
+        assert ("credentials", f"{email} ({account.file})") in facts
+        assert ("project", PROJECT) in facts
+        assert self.stand_in.key not in str(facts)
+        assert "PRIVATE KEY" not in str(facts)
+
+    def test_offers_have_vertex_ais_own_prices(self, account: RestPlace) -> None:
+        """The fee of a spot machine is a part of the standard price."""
+        offers = asyncio.run(account.provider("ours", regions="us-central1").offers())
+        found = {(each.instance_type, each.purchase): each for each in offers}
+        known = {
+            (each.instance_type, each.purchase): each.rate.micros_per_hour
+            for each in read_prices("gcp")
+            if each.region == "us-central1"
+        }
+        assert {name for name, _ in found} == set(TYPES) - {"e2-standard-2", "tpu-v6e-8"}
+        assert ("a3-highgpu-1g", Purchase.ON_DEMAND) not in found  # spot only
+        for (name, purchase), offer in found.items():
+            fee = Decimal(known[name, Purchase.ON_DEMAND]) * Decimal("0.15")
+            assert abs(offer.rate.micros_per_hour - known[name, purchase] - fee) <= 1
+            assert "15.0% management fee" in offer.source
+            assert offer.as_of == read_fee().as_of
+            assert (offer.provider, offer.zone) == ("vertex", None)
+
+    def test_a_job_starts_the_agent_and_has_the_settings(self, account: VertexPlace) -> None:
+        account_email = f"jobs@{PROJECT}.iam.gserviceaccount.com"
+        body = self.launch(
+            account,
+            purchase=Purchase.ON_DEMAND,
+            longest=timedelta(hours=2),
+            disk_gib=300,
+            table={"service_account": account_email, "network": "projects/1/global/networks/n"},
+        )
+        (pool,) = body["jobSpec"]["workerPoolSpecs"]
+        assert pool["containerSpec"]["imageUri"] == IMAGE
+        assert pool["machineSpec"] == {"machineType": "e2-standard-4"}
+        assert pool["diskSpec"] == {"bootDiskSizeGb": 300}
+        assert body["jobSpec"]["scheduling"] == {
+            "strategy": "STANDARD",
+            "timeout": f"{3 * 3600 + 1}s",
+            "disableRetries": True,  # restarts are the control plane's alone
+        }
+        assert body["jobSpec"]["serviceAccount"] == account_email
+        assert body["jobSpec"]["network"] == "projects/1/global/networks/n"
+        assert set(body["labels"]) == {"cavvy-installation", "cavvy-gang"}
+        assert "claim-" not in json.dumps(body)  # tokens are fetched, and not shown in the console
+
+    def test_a_gang_has_a_pool_of_one_and_a_pool_of_the_others(self, account: VertexPlace) -> None:
+        body = self.launch(account, nodes=3, purchase=Purchase.ON_DEMAND)
+        first, others = body["jobSpec"]["workerPoolSpecs"]
+        assert (first.pop("replicaCount"), others.pop("replicaCount")) == (1, 2)
+        assert first == others
+
+    def test_spot_jobs_use_spot_machines(self, account: VertexPlace) -> None:
+        table = {"reservation": "any"}
+        body = self.launch(account, purchase=Purchase.SPOT, table=table)
+        (pool,) = body["jobSpec"]["workerPoolSpecs"]
+        assert body["jobSpec"]["scheduling"]["strategy"] == "SPOT"
+        assert "reservationAffinity" not in pool["machineSpec"]
+
+    def test_a_job_uses_a_reservation(self, account: VertexPlace) -> None:
+        """A gang's offer is in us-central1 or europe-west4; the reservation of another region is no
+        offer.
+        """
+        path = f"projects/{PROJECT}/zones/us-central1-a/reservations/r"
+        table = {"regions": "us-central1", "reservation": path}
+        other = path.replace("us-central1", "europe-west4")
+        with pytest.raises(NoCapacity, match="is not in us-central1"):
+            self.launch(account, purchase=Purchase.ON_DEMAND, options={"reservation": other})
+        body = self.launch(account, purchase=Purchase.ON_DEMAND, table=table)
+        (pool,) = body["jobSpec"]["workerPoolSpecs"]
+        assert pool["machineSpec"]["reservationAffinity"] == {
+            "reservationAffinityType": "SPECIFIC_RESERVATION",
+            "key": "compute.googleapis.com/reservation-name",
+            "values": [path],
+        }
+
+    @pytest.mark.parametrize("named", ["r", "projects/p/zones/z/reservations"])
+    def test_a_reservation_needs_its_whole_name(self, account: VertexPlace, named: str) -> None:
+        with pytest.raises(Refused, match=r"\[providers.vertex\] reservation: .* is not a name"):
+            self.launch(account, purchase=Purchase.ON_DEMAND, table={"reservation": named})
+
+    @pytest.mark.parametrize("fails", [True, False])
+    def test_a_reclaimed_spot_job_counts_as_preempted(
+        self, account: VertexPlace, fails: bool
+    ) -> None:
+        """The job either fails, or waits for other machines; then Cavvy cancels it."""
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("taken", purchase=Purchase.SPOT)
+            (job,) = account.api.jobs
+            at = account.cloud.time
+            change: dict[str, Any] = {"state": "JOB_STATE_PENDING"}
+            if fails:
+                change = {
+                    "state": "JOB_STATE_FAILED",
+                    "endTime": at.isoformat(),
+                    "error": {"code": 8, "message": STOCKOUT},
+                }
+            start = account.cloud.machines[0].at.isoformat()
+            account.api.changes[job] = {**change, "startTime": start, "updateTime": at.isoformat()}
+            await account.wait(timedelta(minutes=1))
+            (seen,) = await harness.ours.gangs(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+            assert seen.nodes[0].ended_at == at
+            if fails:
+                await account.end(gang.name)
+            assert ("aiplatform.customJobs.cancel" in account.api.calls) == (not fails)
+            assert account.billed() == 0
+            harness.restart()
+            (seen,) = await harness.ours.gangs(gang.name)
+            assert (seen.preempted, seen.nodes[0].ended_at) == (True, at)
+
+        asyncio.run(scenario())
+
+    def test_a_quota_that_is_used_up_is_no_rate_limit(self, account: VertexPlace) -> None:
+        account.api.quota = 0
+        with pytest.raises(QuotaTooSmall, match="custom_model_training_cpus"):
+            self.launch(account)
+
+    def test_a_job_without_an_image_is_refused(self, account: VertexPlace) -> None:
+        with pytest.raises(Refused, match="image: no image is set"):
+            self.launch(account, table={"image": ""})
+
+    def test_a_job_without_capacity_fails_later_and_costs_nothing(
+        self, account: VertexPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("full")
+            await harness.launch(gang)
+            (job,) = account.api.jobs
+            account.api.changes[job] = {
+                "state": "JOB_STATE_FAILED",
+                "startTime": None,
+                "error": {"code": 8, "message": STOCKOUT},
+            }
+            await account.wait(timedelta(seconds=30))
+            (seen,) = await harness.ours.gangs(gang.name)
+            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+            assert seen.nodes[0].started_at == seen.nodes[0].ended_at
+            assert STOCKOUT in seen.reason
+            await account.end(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_jobs_that_run_for_a_long_time_are_listed_until_they_have_ended(
+        self, account: VertexPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("long")
+            await account.wait(timedelta(hours=30))
+            (seen,) = await harness.ours.gangs(gang.name)
+            assert seen.state is GangState.RUNNING
+            at = account.cloud.time
+            await account.end(gang.name)
+            await account.wait(timedelta(seconds=30))
+            (seen,) = await harness.ours.gangs(gang.name)
+            assert (seen.state, seen.nodes[0].ended_at) == (GangState.ENDED, at)
+
+        asyncio.run(scenario())
+
+    def test_only_the_calls_of_the_guide_are_made(self, account: VertexPlace) -> None:
+        self.launch(account)
+        asyncio.run(account.provider("ours").gangs())
+        guide = (Path(__file__).parents[2] / "docs/guides/vertex.md").read_text()
+        granted = set(re.findall(r"`(aiplatform\.customJobs\.\w+)`", guide))
+        assert set(account.api.calls) <= granted
+
+
+def test_states_are_read() -> None:
+    """https://cloud.google.com/vertex-ai/docs/reference/rest/v1/JobState"""
+    told = {
+        "name": "projects/1/locations/us-central1/customJobs/7",
+        "displayName": "cv-a-b-0-1",
+        "createTime": "2026-11-01T12:00:00Z",
+        "updateTime": "2026-11-01T12:20:00.123456789Z",
+        "jobSpec": {"scheduling": {"strategy": "STANDARD"}},
+    }
+    for state in ("QUEUED", "PENDING"):
+        job = read_job("us-central1", told | {"state": f"JOB_STATE_{state}"})
+        assert (job.id, job.state, job.started_at) == ("us-central1/7", JobState.WAITING, None)
+    told |= {"startTime": "2026-11-01T12:05:00Z"}
+    for state in ("RUNNING", "CANCELLING", "UPDATING"):
+        job = read_job("us-central1", told | {"state": f"JOB_STATE_{state}"})
+        assert (job.state, job.started_at) == (JobState.RUNNING, START + timedelta(minutes=5))
+    told |= {"endTime": "2026-11-01T12:30:00Z"}
+    for state in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"):
+        job = read_job("us-central1", told | {"state": f"JOB_STATE_{state}"})
+        assert (job.state, job.ended_at) == (JobState.ENDED, START + timedelta(minutes=30))
+        assert bool(job.reason) == (state != "SUCCEEDED")
+
+
+def test_the_fee_follows_from_the_dated_rows() -> None:
+    fee = read_fee()
+    assert fee.part == Decimal("0.150")
+    assert "SKU" in fee.source
