@@ -21,8 +21,8 @@ from tests.proofs import Proof
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.base import GangState, ProviderContext, QuotaTooSmall, Refused
-from cavvy.providers.contract import ContractHarness
+from cavvy.providers.base import GangState, ProviderContext, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.contract import ContractHarness, LaunchFault
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState, ServiceJob
 from cavvy.providers.sagemaker import MANIFEST
@@ -176,6 +176,22 @@ class TestSageMaker(VmContract):
             assert [each.name for each in seen] == sorted(gang.name for gang in gangs)
             for gang in gangs:
                 await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_a_long_name_and_many_instances_are_one_job_after_a_lost_reply(
+        self, account: SageMakerPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = replace(await harness.spec("many"), name="g" * 38, nodes=100)
+            account.fail(0, LaunchFault.LOST)
+            with pytest.raises(TryAgain):
+                await harness.ours.launch(gang)
+            await account.settle()
+            await harness.ours.launch(gang)
+            assert len(account.api.bodies) == 1
+            await harness.ours.remove(gang.name)
 
         asyncio.run(scenario())
 

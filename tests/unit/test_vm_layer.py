@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from cavvy.providers.hosts import boot
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, CloudTraits, read_fault
 from cavvy.providers.vm.machines import LIST_AGE
 from cavvy.providers.vm.provider import VmProvider
+from cavvy.providers.vm.records import MachineNames, make_record
 
 OURS = "an installation"
 
@@ -119,6 +120,17 @@ def test_a_gang_with_a_hashed_name_and_no_record_is_one_gang_again(tmp_path: Pat
 
     spec = replace(make_gang(MemoryPlace(BARE, tmp_path)), name="rm-" + "y" * 60)
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("nodes", [11, 101])
+@pytest.mark.parametrize("length", range(34, 42))
+def test_all_machines_of_a_gang_have_names_of_one_kind(nodes: int, length: int) -> None:
+    """The names of the last ranks are the longest; none may be hashed alone."""
+    names = MachineNames(OURS, 63)
+    record = make_record("g" * length, nodes, datetime(2026, 1, 1, tzinfo=UTC))
+    made = [names.make(record, rank) for rank in range(nodes)]
+    assert len({each.split("-")[2] for each in made}) == 1
+    assert max(len(each) for each in made) <= 63
 
 
 def test_gangs_that_take_too_many_requests_are_refused_beforehand(tmp_path: Path) -> None:

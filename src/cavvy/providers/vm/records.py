@@ -99,10 +99,11 @@ class MachineNames:
         self._hash = min(_HASH, limit - _REST)  # digits of the hash of a gang's name
 
     def make(self, record: VmGangRecord, rank: int) -> str:
-        parts = MachineName(record.name, record.launch, rank, len(record.nodes))
-        name = self._join(parts)
-        if len(name) <= self._limit:
-            return name
+        count = len(record.nodes)
+        parts = MachineName(record.name, record.launch, rank, count)
+        # the last rank has the longest name, and all names of a gang are made alike
+        if len(self._join(parts._replace(rank=count - 1))) <= self._limit:
+            return self._join(parts)
         return self._join(parts._replace(gang=_digest(record.name, self._hash)))
 
     def read(self, machine: CloudMachine) -> MachineName | None:
