@@ -24,6 +24,7 @@ class SageMakerStandIn(AwsStandIn):
         super().__init__(cloud)
         self.page = 2
         self.changes: dict[str, dict[str, Any]] = {}  # of descriptions, by job
+        self.billable: dict[str, int] = {}  # BillableTimeInSeconds of ended jobs
 
     def CreateTrainingJob(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
         name = str(body["TrainingJobName"])
@@ -72,6 +73,7 @@ class SageMakerStandIn(AwsStandIn):
             },
             **times,
             **self.changes.get(name, {}),
+            **(self.billable if made[0].ended is not None else {}),
         }
 
     def ListTrainingJobs(self, region: str, body: dict[str, Any]) -> dict[str, Any]:

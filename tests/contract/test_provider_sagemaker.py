@@ -198,20 +198,45 @@ class TestSageMaker(VmContract):
     def test_an_interrupted_job_is_stopped_and_counts_as_preempted(
         self, account: SageMakerPlace
     ) -> None:
-        """SageMaker would start it again by itself."""
+        """SageMaker would start it again by itself. It states the billable time once the job is
+        stopped, so the bill has no time at the full price.
+        """
 
         async def scenario() -> None:
             harness = ContractHarness(account, self.lose_reply)
             gang = await harness.running("taken", purchase=Purchase.SPOT)
             (job,) = [name for _, name in account.api.bodies]
-            at = account.cloud.time
-            account.api.changes[job] = interrupted(at)
+            await account.wait(timedelta(hours=1))
+            account.api.changes[job] = interrupted(account.cloud.time)
+            account.api.billable = {"BillableTimeInSeconds": 600}
             await account.wait(timedelta(minutes=1))
-            (seen,) = await harness.ours.gangs(gang.name)
-            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
-            assert seen.nodes[0].ended_at == at
+            await harness.ours.gangs(gang.name)
             assert "sagemaker:StopTrainingJob" in account.api.calls
             assert account.billed() == 0
+            (seen,) = await harness.ours.gangs(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+            (node,) = seen.nodes
+            assert node.started_at is not None and node.ended_at is not None
+            assert node.ended_at - node.started_at == timedelta(minutes=10)
+            assert not node.unseen
+
+        asyncio.run(scenario())
+
+    def test_a_long_spot_job_is_reported_as_ended_after_its_end(
+        self, account: SageMakerPlace
+    ) -> None:
+        """Its bill ends days before the job."""
+
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.running("long", purchase=Purchase.SPOT)
+            await account.wait(timedelta(days=9))
+            account.api.billable = {"BillableTimeInSeconds": 24 * 3600}
+            await account.end(gang.name)
+            for _ in range(3):
+                await account.wait(timedelta(hours=1))
+                (seen,) = await harness.ours.gangs(gang.name)
+                assert seen.state is GangState.ENDED
 
         asyncio.run(scenario())
 

@@ -44,7 +44,7 @@ class ManagedCloud:
             list_lag=known.list_lag,
             ended_listed=known.ended_listed,
             bill_starts=BillStart.RUNNING,
-            bill_ends=BillEnd.SHUTDOWN,
+            bill_ends=BillEnd.REPORTED,
             quota_codes=known.quota_codes,
             user_data_limit=1 << 20,
         )

@@ -20,7 +20,8 @@ class JobState(StrEnum):
 
     WAITING = "waiting"  # accepted, but no instance is billed yet
     RUNNING = "running"  # billed
-    RECLAIMED = "reclaimed"  # its instances are gone, and the service would start it again
+    # its instances are gone, and the service would start it again; the layer stops it
+    RECLAIMED = "reclaimed"
     ENDED = "ended"
 
 
@@ -86,7 +87,7 @@ class ServiceJob:
     name: str
     state: JobState
     started_at: datetime | None = None  # start of the bill
-    ended_at: datetime | None = None  # end of the bill
+    ended_at: datetime | None = None  # end of the bill; None until the state is `ENDED`
     preempted: bool = False
     no_capacity: bool = False  # the service accepted the job, but had no capacity for it
     reason: str = ""  # why the job ended; shown to users

@@ -127,9 +127,6 @@ class SageMakerService:
 
     async def list(self) -> Sequence[ServiceJob]:
         since = self._now() - _SHOWN
-        self._ended = {
-            each: job for each, job in self._ended.items() if job.ended_at and job.ended_at > since
-        }
         found: dict[str, ServiceJob] = {}
         for region in await self._aws.regions():
             for wanted in ({"StatusEquals": "InProgress"}, {"LastModifiedTimeAfter": since}):
@@ -146,6 +143,7 @@ class SageMakerService:
                     if name.startswith(self._prefix) and f"{region}/{name}" not in found:
                         job = await self.get(f"{region}/{name}")
                         found |= {job.id: job} if job else {}
+        self._ended = {each: job for each, job in self._ended.items() if each in found}
         return list(found.values())
 
     async def get(self, job: str) -> ServiceJob | None:
@@ -261,10 +259,10 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
         if started and billed is not None:
             ended = started + timedelta(seconds=int(billed))
         started = started or told["CreationTime"]
-        ended = ended or started
+        ended = ended or interrupted or started
         reason = reason or ("" if status == "Completed" else f"SageMaker reports: {secondary}")
     elif interrupted is not None:
-        state, ended = JobState.RECLAIMED, interrupted
+        state, ended = JobState.RECLAIMED, None  # the billable time is known once it is stopped
         reason = "SageMaker took back the spot instances"
     else:
         state = JobState.RUNNING if started else JobState.WAITING

@@ -41,6 +41,7 @@ class BillEnd(StrEnum):
 
     SHUTDOWN = "shutdown"  # a machine that shuts itself down is no longer billed
     DELETION = "deletion"  # a machine is billed until the API deletes it
+    REPORTED = "reported"  # only the API knows, and reports the end with the state `ENDED`
 
 
 class MachineState(StrEnum):

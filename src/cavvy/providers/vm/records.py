@@ -61,6 +61,7 @@ class VmGangRecord:
     # the launch failed and is rolled back; the name may be launched again
     given_up_at: datetime | None = None
     leftovers: tuple[str, ...] = ()  # ids of machines that must be deleted
+    # when the layer saw that all machines had ended; their bills may have ended long before
     ended_at: datetime | None = None
 
     @property

@@ -182,12 +182,11 @@ class VmStatus:
         ]
         made = [node for node in nodes if node.id]
         complete = record.launched or len(made) == len(nodes)
-        ends = [node.ended_at for node in made if node.ended_at is not None]
-        over = None
-        if made and (complete or record.removed) and len(ends) == len(made):
-            over = max(ends)
-        elif not made and record.removed and shown.at - _asked_at(record) >= self._lag:
-            over = record.ended_at or self._now()
+        if made and (complete or record.removed):
+            ended = all(node.ended_at is not None for node in made)
+        else:
+            ended = not made and record.removed and shown.at - _asked_at(record) >= self._lag
+        over = (record.ended_at or self._now()) if ended else None
         return replace(record, nodes=tuple(nodes), launched=complete, ended_at=over)
 
     async def _look_again(self, node: VmNode) -> VmNode:
