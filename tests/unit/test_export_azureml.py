@@ -128,6 +128,30 @@ def test_an_input_of_one_object_is_a_file(tmp_path: Path) -> None:
     assert read_job(text, tmp_path)["inputs"]["input_0"]["type"] == "uri_file"
 
 
+@pytest.mark.parametrize(
+    ("target", "folder", "file"),
+    [
+        ("az://box/runs/metrics.json", "runs/", "metrics.json"),
+        ("az://box/metrics.json", "", "metrics.json"),
+        ("az://box/runs/", "runs/", "result.json"),
+        ("s3://box/runs/metrics.json", "", "result.json"),
+    ],
+)
+def test_an_output_of_one_file_is_a_file(
+    target: str, folder: str, file: str, tmp_path: Path
+) -> None:
+    text = MINIMAL.replace("echo hello", "echo 7 > result.json; echo hello")
+    job = read_job(
+        f"{text}\noutputs: [{{source: result.json, target: '{target}'}}]",
+        tmp_path,
+    )
+    if target.startswith("az:"):
+        path = f"wasbs://box@ACCOUNT.blob.core.windows.net/{folder}"
+        assert job["outputs"]["output_0"]["path"] == path
+    run_node(job, tmp_path, {})
+    assert (tmp_path / "outputs/output_0" / file).read_text() == "7\n"
+
+
 def test_comments_state_what_the_user_must_do(tmp_path: Path) -> None:
     lines = export("azureml", FULL, tmp_path).output.splitlines()
     comments = [line for line in lines if line.startswith("#")]

@@ -121,6 +121,19 @@ def test_every_node_runs_the_task_with_its_rank(
     assert (work / "data").resolve() == tmp_path / "gcs/data/imagenet"
 
 
+@pytest.mark.parametrize(
+    ("target", "file"),
+    [("gs://box/runs/metrics.json", "runs/metrics.json"), ("gs://box/runs/", "runs/result.json")],
+)
+def test_an_output_of_one_file_is_a_file(target: str, file: str, tmp_path: Path) -> None:
+    text = f"run: echo 7 > result.json; exit CODE\nresources: {{cpu: 2}}\noutputs: [{{source: result.json, target: '{target}'}}]"
+    for code in (3, 0):  # the outputs of failed work are not copied
+        (pool,) = read_job(text.replace("CODE", str(code)), tmp_path)["workerPoolSpecs"]
+        done = run_container(pool, tmp_path, {})
+        assert done.returncode == code, done.stderr
+        assert (tmp_path / "gcs/box" / file).exists() == (code == 0)
+
+
 @given(st.text(alphabet="$()AB x"))
 def test_the_container_gets_each_variable_unchanged(text: str) -> None:
     assert expand(escape_references(text), {"A": "wrong", "AB": "wrong"}) == text

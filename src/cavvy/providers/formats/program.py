@@ -64,6 +64,19 @@ def link_path(source: str, path: str) -> list[str]:
     ]
 
 
+def copy_output(source: str, folder: str, file: str) -> list[str]:
+    """Lines that copy an output after exit code 0: the content of a folder into `folder`, or one
+    file to the path `file`. Both are words of the shell. A failure sets CAVVY_CODE to 1.
+    """
+    path = shlex.quote(source)
+    return [
+        '[ "$CAVVY_CODE" != 0 ] || {',
+        f"    if [ -d {path} ]; then mkdir -p {folder} && cp -R {path}/. {folder}",
+        f'    else mkdir -p "$(dirname {file})" && cp {path} {file}; fi',
+        "} || CAVVY_CODE=1",
+    ]
+
+
 def split_program(program: str, length: int, count: int) -> Sequence[str] | None:
     """The program as arguments for the `%b` format of printf, which joins them: at most `count`
     arguments of at most `length` characters, without line ends. Returns None if the program is too

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import PurePosixPath
 
-from cavvy.domain.tasks import SpotPolicy, Task
+from cavvy.domain.tasks import SpotPolicy, Task, Transfer
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import make_work
 from cavvy.providers.formats.azureml import request
@@ -12,7 +12,7 @@ from cavvy.providers.formats.containers import ALONE, list_container_variables
 from cavvy.providers.formats.index import FindOffers, JobFormat
 from cavvy.providers.formats.machines import Machine, choose_machine, is_azure_type
 from cavvy.providers.formats.notes import list_notes, write_comments
-from cavvy.providers.formats.program import link_path, make_program
+from cavvy.providers.formats.program import copy_output, link_path, make_program
 from cavvy.providers.formats.yaml_text import dump_yaml
 
 _COVERED = frozenset(
@@ -74,13 +74,36 @@ def _list_inputs(task: Task) -> list[DataMount]:
 def _list_outputs(task: Task) -> list[DataMount]:
     """The outputs, and the folder of the checkpoints."""
     found = [
-        DataMount(name=f"output_{number}", path=_make_path(each.target, task, f"output_{number}"))
+        DataMount(name=name, path=_make_path(_find_folder(each), task, name))
         for number, each in enumerate(task.outputs)
+        for name in (f"output_{number}",)
     ]
     if task.checkpoint is not None:
         storage = task.checkpoint.storage or ""
         found.append(DataMount(name="checkpoints", path=_make_path(storage, task, "checkpoints")))
     return found
+
+
+def _is_object(output: Transfer) -> bool:
+    """Whether an output seems to be one file with a URL of its own. Files in folders of the
+    workspace's store keep their names.
+    """
+    is_file = bool(PurePosixPath(output.source).suffix) and not output.target.endswith("/")
+    return is_file and output.target.startswith("az://") and output.target.count("/") > 2
+
+
+def _find_folder(output: Transfer) -> str:
+    """The URL of the folder that the job writes to."""
+    return output.target.rpartition("/")[0] + "/" if _is_object(output) else output.target
+
+
+def _copy_output(number: int, output: Transfer) -> list[str]:
+    folder = f'"$CAVVY_output_{number}"'
+    named = f"{folder}/{shlex.quote(PurePosixPath(output.target).name)}"
+    if _is_object(output):
+        return copy_output(output.source, named, named)
+    file = f"{folder}/{shlex.quote(PurePosixPath(output.source).name)}"
+    return copy_output(output.source, folder, file)
 
 
 def _make_path(uri: str, task: Task, name: str) -> str:
@@ -98,9 +121,7 @@ def _make_program(task: Task) -> str:
     if task.checkpoint is not None:
         prepare += link_path('"$CAVVY_checkpoints"', task.checkpoint.path)
     finish = [
-        f'[ $CAVVY_CODE != 0 ] || cp -R {shlex.quote(each.source)}/. "$CAVVY_output_{number}" || '
-        "CAVVY_CODE=1"
-        for number, each in enumerate(task.outputs)
+        line for number, each in enumerate(task.outputs) for line in _copy_output(number, each)
     ]
     return make_program(task, prepare, finish)
 

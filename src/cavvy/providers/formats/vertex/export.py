@@ -1,6 +1,7 @@
 """Exports a task as a custom job of Vertex AI: `cavvy export vertex TASK.YAML`."""
 
 import shlex
+from pathlib import PurePosixPath
 
 from cavvy.domain.tasks import SpotPolicy, Task
 from cavvy.providers.base import Refused
@@ -8,7 +9,7 @@ from cavvy.providers.formats.containers import ALONE, list_container_variables
 from cavvy.providers.formats.index import FindOffers, JobFormat
 from cavvy.providers.formats.machines import Machine, choose_machine
 from cavvy.providers.formats.notes import list_notes, write_comments
-from cavvy.providers.formats.program import link_folder, make_program
+from cavvy.providers.formats.program import copy_output, link_folder, make_program
 from cavvy.providers.formats.vertex import request
 from cavvy.providers.formats.vertex.request import CustomJobRequest, Strategy
 from cavvy.providers.formats.yaml_text import dump_yaml
@@ -99,11 +100,9 @@ def _make_program(task: Task) -> str:
     finish = []
     for each in task.outputs:
         if each.target.startswith("gs://"):
-            source, target = shlex.quote(each.source), shlex.quote(_mounted(each.target))
-            finish.append(
-                f"[ $CAVVY_CODE != 0 ] || mkdir -p {target} && cp -R {source}/. {target} || "
-                "CAVVY_CODE=1"
-            )
+            target, name = _mounted(each.target), PurePosixPath(each.source).name
+            file = f"{target}/{name}" if each.target.endswith("/") else target
+            finish += copy_output(each.source, shlex.quote(target), shlex.quote(file))
     return make_program(task, prepare, finish)
 
 
