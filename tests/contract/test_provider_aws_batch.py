@@ -17,7 +17,7 @@ from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_vm import VmContract
 from tests.proofs import Proof
 
-from cavvy.domain.offers import Purchase
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.aws.account import AwsAccount
@@ -62,6 +62,7 @@ def front(rest_server: RestServer) -> Iterator[Front]:
 
 class BatchPlace(ManagedPlace):
     api: BatchStandIn
+    prices: list[Offer]  # of the catalog
 
     def double(self) -> None:
         """Names are not unique."""
@@ -75,16 +76,18 @@ class TestAwsBatch(VmContract):
     @pytest.fixture
     def account(self, front: Front, tmp_path: Path) -> Iterator[BatchPlace]:
         server, account, settings = front
+        prices = list(PRICES)
         place = BatchPlace(
             self.traits,
             tmp_path,
             BatchStandIn,
             lambda context: BatchService(
-                replace(context, list_prices=lambda provider: PRICES), account
+                replace(context, list_prices=lambda provider: tuple(prices)), account
             ),
             MANIFEST,
             settings,
         )
+        place.prices = prices
         server.current = place.api
         yield place
         assert place.api.bugs == []
@@ -125,6 +128,17 @@ class TestAwsBatch(VmContract):
         facts = dict(asyncio.run(provider.whoami()))["queues without offers"]
         assert "mixed: its compute environment must have one instance type" in facts
         assert "serverless: its compute environment has the type FARGATE" in facts
+
+    def test_new_prices_of_the_catalog_are_used(self, account: BatchPlace) -> None:
+        async def read() -> int:
+            offers = await provider.offers()
+            return next(each.rate.micros_per_hour for each in offers if each.zone == "cpu")
+
+        provider = account.provider("ours")
+        assert asyncio.run(read()) == 96_000
+        account.prices[0] = replace(PRICES[0], rate=HourlyRate(88_000))
+        asyncio.run(account.wait(timedelta(minutes=10)))
+        assert asyncio.run(read()) == 88_000
 
     def test_a_job_has_a_whole_instance_and_one_attempt(self, account: BatchPlace) -> None:
         definition = self.launch(account, longest=timedelta(hours=1))

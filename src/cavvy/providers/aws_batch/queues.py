@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
@@ -12,6 +13,7 @@ from cavvy.providers.managed.aws import AwsService
 from cavvy.providers.vm.keys import list_setting
 
 ListPrices = Callable[[str], Sequence[Offer]]
+_AGE = timedelta(minutes=10)  # then the prices are read again, since the catalog is refreshed
 _PURCHASES = {"EC2": Purchase.ON_DEMAND, "SPOT": Purchase.SPOT}
 
 
@@ -19,10 +21,15 @@ class BatchQueues:
     """The queues of the settings. An offer's zone is the name of its queue."""
 
     def __init__(
-        self, aws: AwsService, settings: Mapping[str, Scalar], list_prices: ListPrices
+        self,
+        aws: AwsService,
+        settings: Mapping[str, Scalar],
+        list_prices: ListPrices,
+        now: Callable[[], datetime],
     ) -> None:
-        self._aws, self._settings, self._list_prices = aws, settings, list_prices
+        self._aws, self._settings, self._list_prices, self._now = aws, settings, list_prices, now
         self._prices: Sequence[Offer] = ()
+        self._read_at: datetime | None = None
         self.left_out: Mapping[str, str] = {}  # the reason by queue
 
     def names(self) -> Sequence[str]:
@@ -45,8 +52,7 @@ class BatchQueues:
         told = await self._aws.pages(
             region, "describe_job_queues", "jobQueues", "nextToken", jobQueues=list(self.names())
         )
-        if not self._prices:
-            self._prices = await asyncio.to_thread(self._list_prices, "aws")
+        await self._read_prices()
         found, left_out = [], {}
         for queue in told:
             name = str(queue["jobQueueName"])
@@ -58,6 +64,13 @@ class BatchQueues:
         missing = set(self.names()) - {str(each["jobQueueName"]) for each in told}
         self.left_out = left_out | dict.fromkeys(sorted(missing), "there is no such queue")
         return found
+
+    async def _read_prices(self) -> None:
+        """Read the catalog's prices, if they have not been read for some time."""
+        now = self._now()
+        if self._read_at is None or now - self._read_at >= _AGE or not self._prices:
+            self._prices = await asyncio.to_thread(self._list_prices, "aws")
+            self._read_at = now
 
     async def _read(self, region: str, queue: Mapping[str, Any]) -> Offer | str:
         """The offer of a queue, or the reason why it has none."""
