@@ -102,6 +102,24 @@ def test_comments_state_what_the_user_must_do(tmp_path: Path) -> None:
     assert not any("limits.deadline" in line for line in comments)
 
 
+@pytest.mark.parametrize(
+    ("limits", "run_s", "told"),
+    [
+        ("", 432_000, "SageMaker stops the job after 5 days"),
+        ("limits: {deadline: 5h}\n", 18_000, "SageMaker stops the job after 5 hours"),
+        ("limits: {duration: 6d}\n", 518_400, "more than 5 days need a higher quota"),
+        ("limits: {duration: 40d}\n", 2_419_200, "reduced to 28 days"),
+    ],
+)
+def test_the_time_after_which_sagemaker_stops_a_job_is_stated(
+    limits: str, run_s: int, told: str, tmp_path: Path
+) -> None:
+    """SageMaker's own limit is one day; an account may run jobs for five."""
+    output = export("sagemaker", f"{limits}{MINIMAL}", tmp_path).output
+    assert yaml.safe_load(output)["StoppingCondition"]["MaxRuntimeInSeconds"] == run_s
+    assert told in " ".join(output.replace("#", "").split())
+
+
 def test_every_host_runs_the_task_with_its_rank(tmp_path: Path) -> None:
     request = read_request(FULL, tmp_path)
     hosts = ["algo-1", "algo-2"]

@@ -121,6 +121,10 @@ def test_every_node_runs_the_task_with_its_rank(
     assert (work / "data").resolve() == tmp_path / "gcs/data/imagenet"
 
 
+def test_a_job_without_a_limit_states_the_services_own(tmp_path: Path) -> None:
+    assert "stops the job after 7 days" in export("vertex", MINIMAL, tmp_path).output
+
+
 @pytest.mark.parametrize(
     ("target", "file"),
     [("gs://box/runs/metrics.json", "runs/metrics.json"), ("gs://box/runs/", "runs/result.json")],

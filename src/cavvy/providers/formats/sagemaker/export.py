@@ -65,7 +65,6 @@ def make_export(task: Task, find_offers: FindOffers) -> str:
 
 def _make_request(task: Task, machine: Machine) -> TrainingJobRequest:
     outputs = [each for each in task.outputs if each.target.startswith("s3://")]
-    longest = min(task.limits.duration or timedelta(days=1), request.LONGEST_RUN)
     program, environment = _make_container(task, machine)
     arguments = split_program(program, request.ARGUMENT_LENGTH, request.ARGUMENTS)
     if arguments is None:
@@ -91,13 +90,22 @@ def _make_request(task: Task, machine: Machine) -> TrainingJobRequest:
         channels=channels,
         output_uri=outputs[0].target if outputs else f"{_BUCKET}/{task.name}/output",
         checkpoint_uri=_find_checkpoints(task),
-        longest_run=longest,
+        longest_run=_find_longest_run(task),
         longest_wait=task.limits.deadline_after if _is_spot(task) else None,
         spot=_is_spot(task),
         warm=timedelta(0) if _is_spot(task) else min(task.keep, request.LONGEST_WARM),
         retries=task.retry.node if task.retry.node is not None else 30,
         tags=task.tags,
     )
+
+
+def _find_longest_run(task: Task) -> timedelta:
+    """The longest running time; without a limit of the task, as long as each account may run, but
+    not beyond the deadline.
+    """
+    if task.limits.duration is None:
+        return min(task.limits.deadline_after or request.GRANTED_RUN, request.GRANTED_RUN)
+    return min(task.limits.duration, request.LONGEST_RUN)
 
 
 def _find_checkpoints(task: Task) -> str | None:
@@ -226,9 +234,22 @@ def _list_steps(task: Task, job: TrainingJobRequest) -> list[str]:
         f"limits.duration: reduced to {request.LONGEST_RUN.days} days": (
             (task.limits.duration or timedelta(0)) > request.LONGEST_RUN
         ),
+        f"limits.duration: not set, so SageMaker stops the job after {_show(job.longest_run)} "
+        f"(MaxRuntimeInSeconds); up to {request.LONGEST_RUN.days} days need a higher quota": (
+            task.limits.duration is None
+        ),
+        f"limits.duration: more than {request.GRANTED_RUN.days} days need a higher quota": (
+            task.limits.duration is not None and job.longest_run > request.GRANTED_RUN
+        ),
         "retry: SageMaker restarts the job after its own faults only": True,
     }
     return [step for step, is_so in steps.items() if is_so]
+
+
+def _show(length: timedelta) -> str:
+    """A length of time in days or hours, such as "5 days"."""
+    hours = length.total_seconds() / 3600
+    return f"{hours:g} hours" if hours < 48 else f"{hours / 24:g} days"
 
 
 FORMAT = JobFormat(title="Amazon SageMaker training", write=make_export)

@@ -15,6 +15,7 @@ VARIABLE_LENGTH, VARIABLES = 512, 100  # of the container's environment
 HYPERPARAMETER_LENGTH, HYPERPARAMETERS = 2500, 100
 CHANNELS = 20
 LONGEST_RUN = timedelta(days=28)  # the largest quota of MaxRuntimeInSeconds
+GRANTED_RUN = timedelta(days=5)  # the quota of MaxRuntimeInSeconds that each account has
 LONGEST_WARM = timedelta(hours=6)  # KeepAlivePeriodInSeconds
 VOLUME_GIB = 30  # the default volume size of SageMaker's Python SDK
 

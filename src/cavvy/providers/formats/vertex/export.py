@@ -134,6 +134,9 @@ def _list_steps(task: Task) -> list[str]:
         "--recursive": workdir is not None,
         "resources.spot: the job runs on spot machines only; Vertex AI does not change to "
         "on-demand": task.resources.spot is SpotPolicy.AUTO,
+        "limits.duration: not set, so Vertex AI stops the job after 7 days (scheduling.timeout)": (
+            task.limits.duration is None
+        ),
         "retry: Vertex AI starts the job again after its own faults and lost machines only": True,
     }
     return [step for step, is_so in steps.items() if is_so]
