@@ -216,7 +216,8 @@ class TestSageMaker(VmContract):
             (seen,) = await harness.ours.gangs(gang.name)
             assert (seen.state, seen.preempted) == (GangState.ENDED, True)
             (node,) = seen.nodes
-            assert node.started_at is not None and node.ended_at is not None
+            assert node.started_at is not None
+            assert node.ended_at is not None
             assert node.ended_at - node.started_at == timedelta(minutes=10)
             assert not node.unseen
 
