@@ -65,10 +65,17 @@ class BatchContainers(BatchStandIn):
     cloud: ContainerCloud
 
     def start(self, region: str, job: str, nodes: int) -> list[Rented]:
-        made = super().start(region, job, nodes)
-        container = self.bodies[region, job]["definition"]["containerProperties"]
+        made = super().start(region, job, nodes)[-nodes:]
+        definition = self.bodies[region, job]["definition"]
+        container = definition.get("containerProperties")
+        if container is None:
+            container = definition["nodeProperties"]["nodeRangeProperties"][0]["container"]
         environment = {each["name"]: each["value"] for each in container["environment"]}
-        self.cloud.run(made[-1].id, container["command"], environment)
+        for index, machine in enumerate(made):
+            place = {"AWS_BATCH_JOB_NODE_INDEX": str(index)} if nodes > 1 else {}
+            self.cloud.run(machine.id, container["command"], {**environment, **place})
+        # if the main node exits, all of the child nodes are stopped
+        self.cloud.end_together(made[0].id, [each.id for each in made[1:]])
         return made
 
     def reclaim(self) -> None:
@@ -281,3 +288,22 @@ def test_a_gang_on_sagemaker_is_one_training_job(
         assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
     (body,) = sagemaker.bodies.values()
     assert body["ResourceConfig"]["InstanceCount"] == 2
+
+
+def test_the_first_rank_of_a_gang_on_aws_batch_may_end_before_the_others(
+    cloud: ContainerCloud, tmp_path: Path
+) -> None:
+    """AWS Batch stops all nodes once the container of the main node has ended."""
+    batch = BatchContainers(cloud)
+    table = f"queues = 'gpu'\nimage = '{IMAGE}'\n"
+    with service_user(batch, "aws-batch", table, tmp_path / "user") as user:
+        name = user.submit(
+            "name: pair\nnodes: 2\nresources: {gpu: T4}\n"
+            'run: |\n  [ "$CAVVY_RANK" = 0 ] || sleep 6\n  echo "rank $CAVVY_RANK ends"\n',
+            "--yes",
+        )
+        job = user.ended(name)
+        assert [each.outcome for each in job.attempts] == ["succeeded"], cloud.logs()
+        for rank in (0, 1):
+            assert f"rank {rank} ends" in user.log(name, "--rank", str(rank))
+        assert len(batch.bodies) == 1

@@ -3,6 +3,7 @@ service writes.
 """
 
 import json
+import signal
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.providers.aws_batch.service import BatchService
+from cavvy.providers.managed.remote import container
 from cavvy.providers.managed.remote.container import find_address, read_place, stay
 from cavvy.providers.managed.service import HostList
 from cavvy.providers.sagemaker.service import SageMakerService
@@ -62,6 +64,15 @@ def test_the_first_container_ends_if_the_server_is_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     stay(f"https://127.0.0.1:{port}", 0.2)
+
+
+def test_the_first_container_does_not_stay_once_it_was_asked_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(container, "ENDED_BY", [])
+    container.pass_on(signal.SIGTERM, None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stay(f"https://127.0.0.1:{server.getsockname()[1]}", 3600)
 
 
 def test_a_host_without_an_address_has_none() -> None:

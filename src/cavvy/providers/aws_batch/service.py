@@ -45,6 +45,8 @@ class BatchService:
         name_limit=128,
         variable_limit=2048,
         stop_s=30,
+        # https://docs.aws.amazon.com/batch/latest/userguide/job-lifecycle.html
+        first_ends_all=True,
         list_lag=timedelta(minutes=1),
         ended_listed=_SHOWN,
     )

@@ -18,6 +18,7 @@ import urllib.parse
 from typing import Any
 
 HOME = os.path.dirname(os.path.abspath(__file__))
+ENDED_BY: list[int] = []  # the signals that asked this container to end
 
 
 def read_place(hosts: dict[str, str]) -> tuple[int, str]:
@@ -61,6 +62,7 @@ def pass_on(number: int, frame: object) -> None:
     """Pass a signal on to the child processes. The kernel gives the first process of a container
     no signals that the process does not handle.
     """
+    ENDED_BY.append(number)
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         for child in file.read().split():
             os.kill(int(child), number)
@@ -73,11 +75,12 @@ def leave(number: int, frame: object) -> None:
 
 def stay(server: str, lease_s: float) -> None:
     """Wait until the service ends this container, which the control plane requests once all ranks
-    have ended. If the server cannot be reached for `lease_s`, return.
+    have ended. If the server cannot be reached for `lease_s`, return. Return at once if the service
+    has already asked this container to end.
     """
     parts = urllib.parse.urlsplit(server)
     until = time.monotonic() + lease_s
-    while time.monotonic() < until:
+    while not ENDED_BY and time.monotonic() < until:
         try:
             socket.create_connection((parts.hostname, parts.port or 443), timeout=10).close()
             until = time.monotonic() + lease_s
