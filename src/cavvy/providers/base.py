@@ -5,8 +5,8 @@ Errors a provider may raise (anything else is a bug in the provider):
 
 * ProviderError
   + TryAgain     a temporary fault, or a lost reply; the same call may succeed later
-  + NoCapacity   this offer is unavailable now; try another
-  + Refused      quota, credentials or policy; a person must act
+  + NoCapacity   this offer is unavailable now; the caller should try another offer
+  + Refused      a quota, the credentials or a policy forbid the call; a person must act
     - QuotaTooSmall   the user's own quota is too small for the request
   + NotFound     the named object does not exist
 """
@@ -39,7 +39,7 @@ class TryAgain(ProviderError):
 
 
 class NoCapacity(ProviderError):
-    """This offer is unavailable now; try another."""
+    """This offer is unavailable now; the caller should try another offer."""
 
 
 class Refused(ProviderError):
@@ -91,8 +91,8 @@ class ProviderSetting:
     """One key of a provider's table `[providers.<name>]`. The docs' table of settings is generated
     from these keys.
 
-    `default` is None if the setting has no default value. `consequence` describes the effects of a
-    set and of an unset value.
+    `default` is None if the setting has no default value. `consequence` describes what the setting
+    does, and what happens if it is not set.
     """
 
     name: str
@@ -110,7 +110,8 @@ class Manifest:
     name: str
     title: str
     docs: str  # notes for users: a page under docs/, a URL, or a sentence
-    test_double: bool = False  # it rents nothing, and `cavvy check` lists it only if configured
+    # True: it rents nothing, and `cavvy check` lists it only if it is configured
+    test_double: bool = False
     unsupported: Mapping[Feature, str] = field(
         default_factory=dict
     )  # feature -> reason, shown to users
@@ -118,20 +119,20 @@ class Manifest:
     abilities: Sequence[Ability[Any]] = ()  # abilities beyond the four methods of the interface
     options: Mapping[str, str] = field(
         default_factory=dict
-    )  # names in a task's `resources.options` -> their meaning
-    rights: str = ""  # the least rights of the API key or the account; "" if not stated
+    )  # name in a task's `resources.options` -> its meaning
+    rights: str = ""  # the minimum rights that the API key or the account needs; "" if not stated
     prices: str = ""  # a module that defines SOURCE: PriceSource, for `cavvy catalog refresh`
     shares_files: bool = (
-        False  # True: its nodes see the server's own folders. False: checkpoints are uploaded.
+        # True: its nodes can access the server's own folders. False: checkpoints are uploaded.
+        False
     )
-    notices: Sequence[
-        NoticeSource
-    ] = ()  # addresses of preemption notices, for the configurations of the provider's agents
+    notices: Sequence[NoticeSource] = ()  # where the provider's agents poll for preemption notices
     notice: timedelta | None = (
-        None  # minimum notice before a node is reclaimed; None if no notice is given
+        # the minimum time between a notice and the reclaim; None if the provider gives no notice
+        None
     )
-    # True: `GangSeen.cancelled` shows whether a person cancelled a gang; a reclaimed gang is
-    # replaced only once this is known
+    # True: `GangSeen.cancelled` shows whether a person cancelled a gang. The control plane waits
+    # for this value before it replaces a reclaimed gang.
     reports_cancelled: bool = False
     visibility_delay: timedelta = timedelta(
         minutes=2
@@ -145,13 +146,13 @@ class AgentEndpoint:
     """
 
     address: str
-    token: str  # valid for this gang and the agents' routes only
+    token: str  # valid only for this gang, and only for requests that agents make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangSpec:
-    """The gang to start. The agent receives everything else (the work, its secrets) when it claims
-    its rank.
+    """The gang to start. It contains only what a provider needs to start nodes: an agent receives
+    the command and the secrets when it claims its rank.
     """
 
     name: str  # unique, deterministic, contains the installation's id; at most 63 of [a-z0-9-]
@@ -161,7 +162,7 @@ class GangSpec:
     agent_endpoint: AgentEndpoint
     lease: timedelta  # how long an agent keeps working while the control plane does not answer
     longest: timedelta | None = (
-        None  # the work is ended after this running time; None if no limit is known
+        None  # the work is stopped after this running time; None if there is no known limit
     )
     allocations: Sequence[Allocation] = ()  # on shared hosts: one allocation per rank
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
@@ -178,13 +179,14 @@ class GangSpec:
         default_factory=dict
     )  # the options that the task sets for this provider
     image: str | None = (
-        None  # used by providers that start nodes from images; otherwise the agent runs the image
+        # for providers that start nodes from images; with other providers, the agent runs the image
+        None
     )
 
 
 class Provider(Protocol):
-    """The methods that every provider implements. No method sleeps or waits for a state change;
-    every call is idempotent.
+    """The methods that every provider implements. No method sleeps or waits for a state change.
+    Every call is idempotent.
     """
 
     manifest: Manifest
@@ -193,8 +195,7 @@ class Provider(Protocol):
         """The capacity available now, with prices. Keys are unique. Raises TryAgain, Refused."""
 
     async def launch(self, gang: GangSpec) -> None:
-        """Request all nodes or none. If a gang with this name exists, running or ended, do nothing:
-        a name never gets a second gang.
+        """Request all nodes or none. If a gang with this name exists, running or ended, do nothing.
 
         Raises NoCapacity, Refused (nothing was started), TryAgain (the gang may have started: check
         with `gangs`).
@@ -231,15 +232,16 @@ class NodeEndpoint:
     agent: Callable[[], str]  # the hash of the agent's archive
     pythons: Callable[
         [], Mapping[str, str]
-    ]  # hash of each .tar.gz with a Python runtime, by `uname -sm` output
-    publish: Callable[[bytes], str]  # serves a file that the provider made; returns its hash
-    claim_token: Callable[[str, int], str]  # a token for (gang, rank), valid for one claim only
+    ]  # output of `uname -sm` -> hash of the .tar.gz with a Python runtime for this platform
+    publish: Callable[[bytes], str]  # makes the server serve a file; returns the file's hash
+    # (gang, rank) -> a token that is valid for one claim only
+    claim_token: Callable[[str, int], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderContext:
-    """A provider's dependencies. `settings` is the provider's own table, checked, with defaults
-    filled in.
+    """A provider's dependencies. `settings` is the provider's table in the configuration, after
+    validation and with defaults filled in.
     """
 
     installation: str
@@ -257,7 +259,7 @@ class ProviderContext:
     )
     server_address: str = ""  # the control plane's address: unix:/path or http(s)://host:port
     node_endpoint: NodeEndpoint | None = (
-        None  # None if `server.tls_listen` is not set: then nodes cannot call the server
+        None  # None if `server.tls_listen` is not set; nodes then cannot reach the server
     )
     # the catalog's offer for an instance type of a provider; None if it is unknown
     find_instance: Callable[[str, str], Offer | None] = lambda provider, instance: None

@@ -1,10 +1,10 @@
 """The launch ledger: records of requested launches and their outcomes, in the state that servers
 share.
 
-A provider writes a record before any purchase, so that a launch is known even if its reply was lost
-or its server died. A provider calls `refresh` before it lists its gangs, because another server may
-have launched a gang. A write that conflicts with another server's write raises TryAgain, and the
-record is read again.
+A provider writes a record before it buys anything, so that a launch is known even if the reply was
+lost or the server died. A provider calls `refresh` before it lists its gangs, because another
+server may have launched a gang. If another server has changed a record first, a write raises
+TryAgain, and the record is read again.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ _N = TypeVar("_N", bound=NamedRecord)
 
 
 class ChangedElsewhere(TryAgain):
-    """Another server has written the record first; the record was read again."""
+    """Another server has changed the record first. The ledger has read the record again."""
 
 
 class LaunchLedger(Generic[_N]):
     """The records of a provider's launches, by name. `records` is this process's copy, which can be
     read without I/O.
 
-    A new record is stored once `put` returns. Later changes and removals are accepted even if the
-    database is full or unavailable: this process uses them at once, and `refresh` writes them
-    later.
+    When `put` returns, a new record is in the database. Later changes and removals are accepted
+    even if the database is full or unavailable: this process uses them at once, and `refresh`
+    writes them later.
     """
 
     def __init__(self, state: ProviderState, kind: type[_N], collection: str = "gangs") -> None:

@@ -1,5 +1,5 @@
-"""How a node can learn that its provider will reclaim it: data that providers declare and agents
-use.
+"""Describes how a node learns that its provider will reclaim it. Providers declare these
+descriptions, and agents follow them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,19 @@ class NoticeTokenSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeHold:
-    """A long poll: the server answers when its answer changes. `query` is appended to the URL, with
-    `{tag}` replaced by the last ETag.
+    """A long poll: the server holds each request until its answer differs from the last one.
+    `query` is appended to the URL, with `{tag}` replaced by the last ETag.
     """
 
     query: str
-    first_tag: str  # the tag to send before there is any answer
+    first_tag: str  # the tag to send in the first request
     longest: timedelta  # how long the server may hold a request before it answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeNode:
-    """Selects this node's events from a list about many nodes. `url` returns the node's name; an
-    event is used only if its list `field_name` contains this name.
+    """Selects this node's events from a list of events for many nodes. `url` returns the node's
+    name. An event applies to this node if the event's list `field_name` contains the name.
     """
 
     url: str
@@ -43,8 +43,8 @@ class NoticeNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeReply:
-    """A request sent when the work has ended and its checkpoint is durable, so that the provider
-    need not wait for its own limit.
+    """A request that the agent sends when the work has ended and its checkpoint is durable, so that
+    the provider can reclaim the node before the announced time.
 
     In `body`, `{id}` is replaced by the event's field `id_field`.
     """
@@ -79,7 +79,7 @@ class NoticeSource:
     time_field: str | None = None
     within: timedelta = timedelta(seconds=30)
     advice: bool = (
-        False  # True: a warning of a risk only; the task is notified to save, and continues
+        False  # True: only warns that a reclaim is likely: the task is told to save, and continues
     )
     reply: NoticeReply | None = None
 

@@ -17,13 +17,14 @@ from cavvy.providers.aws.errors import AwsFault, translate
 from cavvy.providers.base import Refused
 from cavvy.providers.recording import CallRecorder
 
-HOME = "us-east-1"  # a region that is always enabled; it answers questions about other regions
+# a region that every account has enabled; it reports which other regions are enabled
+HOME = "us-east-1"
 _CONNECT_S, _READ_S = 5, 30
 _MOST_PAGES = 500
 _READS = ("describe_", "get_", "list_")  # prefixes of operations that change nothing
 _THREADS = ThreadPoolExecutor(
     16, "aws"
-)  # a thread pool of its own, so that hanging calls do not delay other providers
+)  # a separate thread pool, so that slow AWS calls do not delay other providers
 Json = Mapping[str, Any]  # an AWS response, parsed by botocore; used only within this package
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 

@@ -1,4 +1,4 @@
-"""EC2's error codes, grouped by what the caller must do next.
+"""EC2's error codes, grouped by the caller's reaction.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html lists the codes.
 """
@@ -30,7 +30,8 @@ ELSEWHERE = frozenset(
         "UnsupportedOperation",
         "InvalidAvailabilityZone",
         "InvalidZone.NotFound",
-        "InvalidCapacityReservationId.NotFound",  # the reservation existed when Cavvy offered it
+        # the reservation was removed after Cavvy offered it
+        "InvalidCapacityReservationId.NotFound",
         "InvalidCapacityReservationState.PendingActivation",
         "InvalidCapacityReservationState.Unavailable",
     }
@@ -67,7 +68,7 @@ SAME_TOKEN = frozenset(
 )  # these codes mean that an earlier call with the same client token launched the gang
 NOT_ENABLED = frozenset(
     {"AuthFailure", "UnrecognizedClientException", "InvalidClientTokenId", "OptInRequired"}
-)  # a region that the account has not enabled returns these codes; they also have other causes
+)  # the codes of a region that the account has not enabled; wrong credentials cause them too
 _SPOT_QUOTA = "MaxSpotInstanceCountExceeded"
 _HINTS = {
     "VcpuLimitExceeded": "the account's vCPU quota for this instance family is used up; request "
@@ -132,6 +133,6 @@ def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderEr
     ):
         return TryAgain(text)
     gone = fault.code.endswith((".NotFound", ".Unknown")) or fault.code == "ParameterNotFound"
-    if gone and not making:  # if `making`, the user named the missing object
+    if gone and not making:  # with `making`, the missing object is one that the user named
         return NotFound(text)
     return (QuotaTooSmall if limit or fault.code == _SPOT_QUOTA else Refused)(text)

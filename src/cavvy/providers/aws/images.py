@@ -17,12 +17,12 @@ from cavvy.providers.base import NotFound, Refused
 _DEEP_LEARNING = (
     "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 )
-# NVIDIA's open kernel modules, which this image has, need Turing (2018) or newer:
+# This image has NVIDIA's open kernel modules, which need a GPU of Turing (2018) or newer:
 # https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/
 _OLDEST_GPU = 2018
-# This image has the proprietary modules of driver R570, for P3 (V100) and G3 (M60) except
-# g3.16xlarge, by its release notes "Deep Learning Base Proprietary Nvidia Driver AMI". R580 is the
-# last branch that supports these GPUs.
+# This image has the proprietary modules of driver R570. It supports P3 (V100), and G3 (M60) except
+# g3.16xlarge, according to the release notes "Deep Learning Base Proprietary Nvidia Driver AMI".
+# R580 is the last driver branch for these GPUs.
 _PROPRIETARY = (
     "/aws/service/deeplearning/ami/{arch}/base-proprietary-nvidia-driver-amazon-linux-2"
     "/latest/ami-id"
@@ -49,7 +49,7 @@ class MachineImage:
 
 
 class MachineImages:
-    """Looks up images. Parameters are cached for ten minutes, images forever."""
+    """Looks up images. Values of parameters are cached for ten minutes, images forever."""
 
     def __init__(
         self, account: AwsAccount, settings: Mapping[str, Scalar], now: Callable[[], datetime]

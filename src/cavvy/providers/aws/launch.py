@@ -23,15 +23,13 @@ from cavvy.providers.aws.volumes import GangVolumes
 from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 from cavvy.providers.ledger import LaunchLedger
 
-# replaces the server's address in checks of routes if the server's URL has a host name
+# stands for the server's address in route checks if the server's URL has a host name
 _SOME_PUBLIC_ADDRESS = "1.1.1.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """The task's network and disk options. Settings are used for options that the task does not
-    set.
-    """
+    """The network and disk options for a gang: from the task, or else from the settings."""
 
     vpc: str | None
     subnet: str | None
@@ -94,14 +92,14 @@ class AwsLauncher:
         self._volumes = volumes
         self._images = MachineImages(account, settings, now)
         self._settings, self._mark, self._now = settings, mark, now
-        self._server = server  # the address where nodes reach the server
+        self._server = server  # the address at which nodes reach the server
         self._choosing = asyncio.Lock()  # prevents two gangs from choosing the same volume
 
     async def launch(
         self, gang: GangSpec, write: Callable[[AwsGangRecord], Awaitable[str]]
     ) -> None:
-        """See `Provider.launch`; the caller holds the gang's lock. `write` returns the nodes' user
-        data.
+        """Launch the gang, as `Provider.launch` describes. The caller holds the gang's lock.
+        `write` returns the nodes' user data.
         """
         record = self._ledger.get(gang.name)
         if record is not None and (
@@ -174,7 +172,9 @@ class AwsLauncher:
     async def _plan(
         self, gang: GangSpec, shape: InstanceShape, launch_options: LaunchOptions
     ) -> AwsGangRecord:
-        """Make the choices that the gang spec leaves open. Raises NoCapacity, Refused, TryAgain."""
+        """Choose what the gang spec leaves open, such as the zone, the image and the subnets.
+        Raises NoCapacity, Refused, TryAgain.
+        """
         offer = gang.offer
         disks, zone = await self._volumes.plan(gang)
         zone = _choose_zone(gang, zone)
@@ -235,7 +235,7 @@ class AwsLauncher:
         *,
         chooses: bool,
     ) -> tuple[Sequence[Json], bool]:
-        """The subnets to try, one for each zone, and whether EC2 may choose among them. If
+        """Return the subnets to try, one for each zone, and whether EC2 may choose among them. If
         `chooses` is True, the caller must know the zone in advance, so EC2 may not choose. Raises
         NoCapacity, Refused, TryAgain.
         """
@@ -297,8 +297,8 @@ class AwsLauncher:
         launch_options: LaunchOptions,
         tags: Sequence[Mapping[str, str]],
     ) -> tuple[AwsGangRecord, Sequence[str]]:
-        """Create the security group and placement group that the record plans, and record the id of
-        the security group. Returns the record and the nodes' security groups.
+        """Create the security group and the placement group that the record asks for. Returns the
+        record with the security group's id, and the nodes' security groups.
         """
         if record.makes_placement:
             await self._networks.make_placement(record.region, record.name, tags)
@@ -409,12 +409,12 @@ def _order_names(
 
 
 def _belongs_together(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) -> bool:
-    """Whether the gang gets a cluster placement group, unless it uses a reservation."""
+    """Whether a gang without a reservation gets a cluster placement group."""
     return gang.nodes > 1 and shape.efa > 0 and shape.cluster and asked.placement_group
 
 
 def _has_many_cards(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) -> bool:
-    """Whether the nodes get several network cards, unless a public address is requested."""
+    """Whether the nodes get several network cards if no public address is requested."""
     many = asked.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
     return many and asked.public_ip is not True
 
@@ -422,8 +422,8 @@ def _has_many_cards(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) 
 def _expects_address(
     gang: GangSpec, shape: InstanceShape, asked: LaunchOptions, subnets: Sequence[Json]
 ) -> bool:
-    """Whether EC2 will give the nodes public addresses: it gives none to nodes with several network
-    cards.
+    """Whether EC2 will give the nodes public addresses. EC2 gives none to nodes with several
+    network cards.
     """
     if asked.public_ip is not None:
         return asked.public_ip
@@ -534,8 +534,8 @@ def make_interfaces(
     *,
     first: int = 0,
 ) -> list[Mapping[str, object]]:
-    """The network interfaces of a node: with EFA, one for each network card, otherwise a single
-    one. Each card from `first` on gets an adapter. Card 0 has the node's address.
+    """The network interfaces of a node: one for each network card if the node has EFA, otherwise
+    one. Card `first` and all later cards get an adapter. Card 0 has the node's address.
 
     Devices are numbered within each card, and some cards take only one device:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html

@@ -15,12 +15,12 @@ class AwsInstance:
     rank: int
     started_at: datetime
     ended_at: datetime | None = None
-    # EC2 did not report when the node ended; the node was already gone at `ended_at`
+    # True: EC2 did not report when the node ended; the node was already gone at `ended_at`
     unseen: bool = False
     address: str | None = None
     reason: str = ""
     preempted: bool = False
-    ran: bool = False  # EC2 has listed it in another state than `pending`
+    ran: bool = False  # EC2 has listed it in a state other than `pending`
     public: bool = False  # EC2 has listed it with a public address, which is billed separately
     failure: str = ""  # EC2's code if the instance never ran; such instances cost nothing
 
@@ -40,7 +40,7 @@ class AwsDisk:
     device: str  # the device name while the volume is attached
     id: str = ""  # "" until the volume exists
     made: bool = False  # created for this gang
-    # created by this installation, for this gang or another; it may be unformatted
+    # created by this installation, for this gang or an earlier one; it may be unformatted
     ours: bool = False
     keep: bool = True
     read_only: bool = False
@@ -65,29 +65,30 @@ class AwsGangRecord:
     image: str
     root: str
     disk_gib: int
-    disk_type: str = ""  # of the root disk
+    disk_type: str = ""  # the type of the root disk
     subnet: str | None = None
     # subnets in other zones, tried next if the zone of `subnet` has no capacity
     others: Sequence[str] = ()
-    public: bool = False  # EC2 gives the nodes public addresses
-    moved: bool = False  # `subnet` comes from `others`
+    public: bool = False  # whether EC2 gives the nodes public addresses
+    moved: bool = False  # True: `subnet` is one of the earlier `others`
     reservation: str | None = None
     block: bool = False
     ends_at: datetime | None = None  # when EC2 will reclaim the nodes, if this is known in advance
-    makes_group: bool = False  # the gang gets its own security group
+    makes_group: bool = False  # True: the gang gets its own security group
     group: str | None = None  # the security group's id, once it exists
     makes_placement: bool = False
-    launched: bool = False  # EC2 confirmed the launch
-    removed: bool = False  # the gang is being removed; instances that appear later are terminated
+    launched: bool = False  # True: EC2 confirmed the launch
+    # True: the gang is being removed; instances that appear later are terminated
+    removed: bool = False
     instances: Sequence[AwsInstance] = ()
     disks: tuple[AwsDisk, ...] = ()
     ended_at: datetime | None = None
-    tidy: bool = False  # all objects that were created for the gang have been removed
+    tidy: bool = False  # True: all objects that were created for the gang have been removed
     rates: Sequence[
         tuple[datetime, int]
     ] = ()  # pairs of (start time, spot price in micro-dollars per hour)
 
 
 def is_over(record: AwsGangRecord) -> bool:
-    """Whether the gang has no instance any more, or was removed before it had one."""
+    """Whether all instances of the gang have ended, or the gang was removed before it had one."""
     return record.ended_at is not None or (record.removed and not record.instances)

@@ -39,8 +39,8 @@ from cavvy.providers.required_images import require_images
 _FACTS_AGE = timedelta(days=1)
 _SPOT_AGE = timedelta(minutes=5)
 _QUOTAS_AGE = timedelta(minutes=10)
-_USE_AGE = timedelta(minutes=1)  # of the instances that count for the quotas
-_QUOTAS_AGAIN = timedelta(minutes=1)  # the pause after a failed attempt
+_USE_AGE = timedelta(minutes=1)  # how long the list of instances that use the quotas is cached
+_QUOTAS_AGAIN = timedelta(minutes=1)  # the pause after a failed attempt to read the quotas
 _RESERVED_AGE = timedelta(minutes=1)
 # EC2 starts to terminate the instances in a capacity block 30 minutes before the block ends. EC2
 # announces the termination 10 minutes earlier, on EventBridge only:
@@ -49,8 +49,8 @@ _BLOCK_CLEARED = timedelta(minutes=30)
 _ULTRA = ("p6e-", "trn2u.")  # instance types of UltraServers
 _LAST_START = timedelta(
     minutes=20
-)  # no launch this close to the end of a block: too little time would remain for useful work
-_PATIENCE_S = 15.0  # time limit for one region; shorter than the control plane's limit for `offers`
+)  # a launch needs at least this much time before the block ends; less would not be useful
+_PATIENCE_S = 15.0  # seconds to wait for one region; less than the control plane waits for `offers`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class CapacityReservation:
     type: str
     free: int
     block: bool
-    problem: str = ""  # why no instance can start in the reservation
+    problem: str = ""  # why no instance can start in the reservation; "" if one can
     closes_at: datetime | None = None  # no instance can be started after this time
     ends_at: datetime | None = None  # for a block: when EC2 starts to terminate its instances
 
@@ -91,7 +91,7 @@ class _Region:
     limits: Sequence[Json] = ()  # the quotas as returned by AWS
     quotas: Quotas = field(default_factory=dict)
     quotas_at: datetime | None = None
-    quotas_after: datetime | None = None  # when to read the quotas or their use again
+    quotas_after: datetime | None = None  # the time when the quotas or their use are read again
     quotas_problem: str = ""  # why the last attempt to read the quotas or their use failed
     reserved: Sequence[CapacityReservation] = ()
     reserved_at: datetime | None = None
@@ -112,7 +112,9 @@ class AwsMarket:
         self._reading: dict[str, asyncio.Task[None]] = {}
         self.silent: Sequence[
             str
-        ] = ()  # regions that did not answer the last `offers`, or have old quotas; with reasons
+            # (region, reason) of each region that did not answer the last `offers` or has old
+            # quotas
+        ] = ()
 
     async def offers(self) -> Sequence[Offer]:
         """The offers of all regions that answer. If no region answers, raises TryAgain or
@@ -137,16 +139,16 @@ class AwsMarket:
         return offers
 
     def quotas(self, region: str) -> tuple[Sequence[Quota], str]:
-        """Return the account's vCPU quotas, as of the last `offers`, sorted by name, and the reason
-        why the last attempt to read them failed ("" if it succeeded).
+        """Return the account's vCPU quotas that the last call of `offers` read, sorted by name; and
+        the reason why the last attempt to read them failed ("" if it succeeded).
         """
         known = self._regions.get(region, _Region())
         by_name = {each.name: each for each in known.quotas.values()}
         return [by_name[name] for name in sorted(by_name)], known.quotas_problem
 
     def forget_use(self, region: str) -> None:
-        """Read the use of the region's quotas again before the next offers, since instances were
-        started or terminated.
+        """Discard the cached use of the region's quotas, because instances were started or
+        terminated.
         """
         if region in self._regions and not self._regions[region].quotas_problem:
             self._regions[region].quotas_after = None
@@ -196,8 +198,8 @@ class AwsMarket:
         self._reading.clear()
 
     async def _hear(self, region: str) -> None:
-        """Like `_fresh`, with a time limit, so that one hanging region does not delay the others.
-        After the limit the read continues, and the next call waits for the same read.
+        """Like `_fresh`, but raises TryAgain after a time limit, so that one slow region does not
+        delay the others. The read continues, and the next call waits for it.
         """
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -275,8 +277,8 @@ class AwsMarket:
 
     async def _explain(self, region: str, error: Refused) -> Refused:
         """Return the error to raise after a region's first call failed. A region that the account
-        has not enabled rejects even valid credentials, so another region is asked if this region is
-        enabled.
+        has not enabled rejects even valid credentials. So this method asks another region whether
+        the account has enabled this one.
         """
         fault = error.__cause__
         if not isinstance(fault, AwsFault) or fault.code not in NOT_ENABLED:
@@ -307,8 +309,8 @@ class AwsMarket:
         known.spot_at = now
 
     async def _read_quotas(self, region: str, known: _Region) -> None:
-        """Read the quotas and their use. If a request fails, the last known values stay in use;
-        quotas that have never been read allow everything.
+        """Read the quotas and their use. If a request fails, the last known values are used. A
+        quota that has never been read does not limit offers.
         """
         now = self._now()
         try:
@@ -335,12 +337,12 @@ class AwsMarket:
         return [_read_reservation(each, region, names) for each in mine]
 
     def reserved(self, region: str) -> Mapping[str, str]:
-        """Descriptions of the region's reservations in use, by id, as of the last `offers`."""
+        """Descriptions of the region's configured reservations, by id, from the last `offers`."""
         known = self._regions.get(region)
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}
 
     def unknown(self, region: str) -> Sequence[str]:
-        """The region's accelerators that the catalog does not know, as of the last `offers`."""
+        """The region's accelerators that are not in the catalog, from the last `offers`."""
         known = self._regions.get(region)
         return known.facts.unknown if known and known.facts else ()
 
@@ -423,7 +425,7 @@ class AwsMarket:
         return list(offers.values())
 
     def _extras(self, facts: RegionFacts) -> tuple[ExtraPrice, ...]:
-        """The prices of disks and addresses, with the numbers that nodes have by default."""
+        """The prices of disks and addresses, with the amounts that a node has by default."""
         kind = str(self._settings.get("disk_type") or "gp3")
         size = int(self._settings.get("disk_gib", 100))
         usual = {(ChargeKind.DISK, kind): size, (ChargeKind.ADDRESS, ""): 1}

@@ -1,5 +1,5 @@
-"""The security groups and placement groups that Cavvy creates for gangs before their launch, and
-removes after their end.
+"""Creates the security group and the placement group of a gang before its launch, and removes both
+after its end.
 """
 
 import hashlib
@@ -15,7 +15,8 @@ from cavvy.providers.aws.policy import TAG
 from cavvy.providers.base import NoCapacity, NotFound, Refused, TryAgain
 
 GANG = "cavvy:gang"
-_MOST_TAGS = 45  # maximum number of user tags per object; AWS allows 50 tags
+# maximum number of user tags per object: AWS allows 50 tags, and Cavvy sets some itself
+_MOST_TAGS = 45
 
 
 def mark_of(installation: str) -> str:
@@ -24,8 +25,8 @@ def mark_of(installation: str) -> str:
 
 
 def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """Tags in AWS's form. The user's tags keep their names; without a user tag `Name`, the gang's
-    name is used for it. Tags whose names AWS reserves are left out.
+    """Tags in AWS's form. The user's tags keep their names. If the user sets no tag `Name`, the tag
+    `Name` is the gang's name. Tags with names that AWS reserves are left out.
     """
     own = {TAG: mark, GANG: gang}
     users = {_fit(key, 128): _fit(value, 256) for key, value in sorted(labels.items())[:_MOST_TAGS]}
@@ -61,8 +62,8 @@ class GangNetworks:
     async def list_subnets(
         self, region: str, named: str | None, vpc: str | None, zones: Collection[str]
     ) -> Sequence[Json]:
-        """Return the named subnet, or the VPC's subnets in these zones, those with the most free
-        addresses first. If `vpc` is None, the default subnets are listed, or the subnets of the
+        """Return the named subnet, or the VPC's subnets in these zones, sorted by free addresses
+        (most first). If `vpc` is None, the default subnets are listed, or the subnets of the
         account's only VPC if the region has no default subnet.
 
         Raises NoCapacity if these zones have no subnet. Raises Refused if the region has no subnet,
@@ -105,7 +106,7 @@ class GangNetworks:
         return found
 
     async def check_way(self, region: str, subnet: Json, server: str, *, public: bool) -> None:
-        """Raise Refused if the routes of a subnet do not lead to the server's public address.
+        """Raise Refused if nodes in the subnet cannot reach the server by the subnet's routes.
 
         The routes are not checked if the server's address is a name or a private address.
         """
@@ -119,7 +120,7 @@ class GangNetworks:
             tables = tables or await self._account.items(region, "describe_route_tables", main)
         except (
             Refused
-        ):  # without the permission to read routes, only a launch shows whether nodes can connect
+        ):  # the account may not read routes; only a launch can show whether nodes reach the server
             return
         routes = [
             each
@@ -129,7 +130,7 @@ class GangNetworks:
         ]
         if any(
             "DestinationPrefixListId" in each for each in routes
-        ):  # the addresses in a prefix list are unknown
+        ):  # a route to a prefix list is skipped, because the addresses in the list are unknown
             return
         leads = [
             each
@@ -164,8 +165,8 @@ class GangNetworks:
         whole: bool,
         efa: bool,
     ) -> str:
-        """Create the gang's security group and return its id. Only the gang's own nodes can connect
-        to each other.
+        """Create the gang's security group and return its id. The group accepts connections only
+        from the gang's own nodes.
         """
         arguments: dict[str, Any] = {
             "GroupName": gang,
@@ -280,7 +281,7 @@ class GangNetworks:
 
 
 def _read_address(server: str) -> IPv4Address | None:
-    """The server's public address, or None if the address is a name or private."""
+    """The server's address, or None if it is a host name or a private address."""
     try:
         address = IPv4Address(urlsplit(server).hostname or "")
     except ValueError:
@@ -289,7 +290,7 @@ def _read_address(server: str) -> IPv4Address | None:
 
 
 def is_name(server: str) -> bool:
-    """Whether the host of a server's URL is a name, and not an address."""
+    """Whether the host in a server's URL is a name, not an IP address."""
     host = urlsplit(server).hostname or ""
     return not host.replace(".", "").isdigit() and ":" not in host
 

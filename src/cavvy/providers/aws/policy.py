@@ -44,9 +44,9 @@ TAG = "cavvy:installation"
 
 
 def make_policy(*, profile: str = "") -> str:
-    """The policy as IAM JSON. Tags can be set only by the call that creates the object. `profile`
-    is the name or the ARN of an instance profile that nodes may be given. Its role is assumed to
-    have the name of the profile.
+    """The policy as IAM JSON. It allows setting tags only in the call that creates an object.
+    `profile` is the name or the ARN of the nodes' instance profile, or "". The policy assumes that
+    the profile's role has the profile's name.
     """
     statements: list[dict[str, object]] = [
         {"Sid": "Look", "Effect": "Allow", "Action": list(READS), "Resource": "*"},
@@ -67,7 +67,9 @@ def make_policy(*, profile: str = "") -> str:
             "Resource": "*",
             "Condition": {"Null": {f"aws:ResourceTag/{TAG}": "false"}},
         },
-        {  # any volume that a task names may be attached, but only to nodes of an installation
+        # allows attaching any volume, because a task may name any, but only to nodes of an
+        # installation
+        {
             "Sid": "AttachVolumes",
             "Effect": "Allow",
             "Action": "ec2:AttachVolume",
@@ -103,8 +105,8 @@ def make_policy(*, profile: str = "") -> str:
 
 
 def _name_role(profile: str) -> str:
-    """The ARN of the role with the name of this instance profile. The ARN of a profile also has the
-    account, as in arn:aws:iam::123456789012:instance-profile/path/name.
+    """The ARN of the role with the name of this instance profile. If `profile` is an ARN, such as
+    arn:aws:iam::123456789012:instance-profile/path/name, the role is in the same account.
     """
     owner, _, path = profile.rpartition(":instance-profile/")
     return f"{owner or 'arn:aws:iam::*'}:role/{path.rpartition('/')[2]}"

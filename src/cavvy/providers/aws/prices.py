@@ -16,7 +16,7 @@ from cavvy.providers.aws.account import AwsAccount, Json
 _PRICE_LISTS = "us-east-1"  # one of the regions that serve the Price List API
 _CHUNK = 100  # maximum number of instance types in one request
 LINUX = "Linux/UNIX"
-# EC2's minimum charge for a Linux instance, a disk and an address
+# AWS charges at least for this time of a Linux instance, a disk or an address
 MINUTE = timedelta(minutes=1)
 # These filters leave one price per type: Linux, shared hardware, no licence.
 _FILTERS = {
@@ -61,8 +61,8 @@ async def fetch_listed(
 
 
 async def _products(account: AwsAccount, region: str, types: Sequence[str]) -> AsyncIterator[Json]:
-    """The price list's entries for these instance types, or for all types if `types` is empty or
-    long.
+    """The price list's entries for these instance types. If `types` is empty or long, the entries
+    of all types.
     """
     base = [_filter(field, value) for field, value in {**_FILTERS, "regionCode": region}.items()]
     asked = (
@@ -112,7 +112,9 @@ async def fetch_extras(account: AwsAccount, region: str) -> Sequence[ExtraPrice]
 
 
 def read_extra(item: Json) -> tuple[tuple[ChargeKind, str], Money] | None:
-    """The kind, the name and the price of a disk or a public address; None for other products."""
+    """The kind, the name and the price of a disk or a public address. None if the entry is another
+    product.
+    """
     attributes = item.get("product", {}).get("attributes", {})
     disk = str(attributes.get("volumeApiName", ""))
     if disk:
@@ -136,9 +138,8 @@ def read_product(item: Json) -> tuple[str, HourlyRate | None]:
 
 
 def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
-    """The hourly prices of standard reservations without upfront payment, by months. Such a
-    reservation costs nothing but this price per hour, so the price is comparable to the on-demand
-    price.
+    """The hourly prices of standard reservations without upfront payment, by months. They are
+    comparable to the on-demand price, because such a reservation costs nothing else.
     """
     found: dict[int, HourlyRate] = {}
     for term in item.get("terms", {}).get("Reserved", {}).values():
@@ -152,13 +153,13 @@ def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
 
 
 def read_hourly(term: Json) -> HourlyRate | None:
-    """The hourly price in dollars of a term of the price list; None if it has none."""
+    """The hourly price in dollars in a term of the price list; None if the term states none."""
     usd = _price(term, "Hrs")
     return None if usd is None else parse_rate(usd)
 
 
 def _price(term: Json, unit: str) -> Decimal | None:
-    """The first price in dollars for this unit that is not 0."""
+    """The first non-zero price in dollars for this unit."""
     for price in term.get("priceDimensions", {}).values():
         usd = Decimal(str(price.get("pricePerUnit", {}).get("USD", "0")))
         if price.get("unit") == unit and usd > 0:
@@ -169,8 +170,8 @@ def _price(term: Json, unit: str) -> Decimal | None:
 async def fetch_spot(
     account: AwsAccount, region: str, types: Sequence[str], since: datetime, zone: str | None = None
 ) -> Sequence[Spot]:
-    """Return the spot prices since a time, oldest first. For each type and zone, the first price is
-    the one that was valid at that time.
+    """Return the spot prices since the time `since`, oldest first. The first price of each type and
+    zone is the price that was valid at `since`.
     """
     chunks = [types[start : start + _CHUNK] for start in range(0, len(types), _CHUNK)]
     found: list[Spot] = []

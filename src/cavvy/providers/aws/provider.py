@@ -49,7 +49,7 @@ _METADATA = "http://169.254.169.254/latest/meta-data"
 _VOLUMES_AGE = timedelta(minutes=1)
 _LONELY = timedelta(
     minutes=10
-)  # if EC2 lists no instance of a launch for this long, the launch has failed
+)  # a launch has failed if EC2 lists none of its instances for this long
 _CLOSING_S = 10
 _TIDY_AGAIN = timedelta(
     seconds=5
@@ -113,8 +113,8 @@ class AwsProvider:
                 self._market.forget_use(gang.offer.region)
 
     async def _record_offers(self) -> None:
-        """Read the offers without the cached facts, since a stand-in that replays the recording
-        needs all calls that read offers.
+        """Read the offers without cached facts, so that a recording of the calls contains every
+        call that reads offers.
         """
         with TemporaryDirectory() as folder:
             market = AwsMarket(
@@ -170,8 +170,8 @@ class AwsProvider:
         await self._recorder.end_finished(self._ledger, is_over)
 
     async def close(self) -> None:
-        """Try once more to remove the objects of ended gangs, since the next poll may come much
-        later.
+        """Try once more to remove the objects of ended gangs, because the server may stay off for
+        long.
         """
         if any(
             not each.tidy and (each.removed or each.ended_at)
@@ -239,8 +239,8 @@ class AwsProvider:
         return facts
 
     async def _region_facts(self, region: str, offers: Sequence[Offer]) -> list[tuple[str, str]]:
-        """The facts of one region. Rights are not checked in a region without offers, since it may
-        not answer.
+        """The facts of one region for `cavvy check`. In a region without offers, the account's
+        rights are not checked, because the region may not answer.
         """
         kinds = len({offer.instance_type for offer in offers})
         facts = [(f"offers in {region}", f"{len(offers)}, of {kinds} instance types")]
@@ -260,8 +260,8 @@ class AwsProvider:
         ]
 
     async def _refused_launches(self, offers: Sequence[Offer]) -> Sequence[str]:
-        """The actions that a launch of the region's cheapest offer needs and that the account may
-        not call.
+        """The actions that the account may not call, but that a launch of the region's cheapest
+        offer needs.
         """
         offers = [each for each in offers if each.requires is None]
         if not offers:
@@ -327,7 +327,7 @@ class AwsProvider:
         return record is not None and record.removed
 
     async def _attach(self, names: Sequence[str]) -> None:
-        """Attach the disks that running nodes are waiting for."""
+        """Attach the disks for which running nodes are waiting."""
         for name in names:
             record = self._ledger.get(name)
             if record is None or record.removed or all(disk.attached for disk in record.disks):
@@ -344,14 +344,14 @@ class AwsProvider:
         known = {each.id for each in record.instances if each.ended_at is None} if record else set()
         for region in await self._regions(name):
             shown = {str(told["InstanceId"]) for told in await self._status.describe(region, name)}
-            # If EC2 does not know one of the ids yet, the call terminates no instance at all.
+            # If EC2 does not find one of the ids, the call terminates no instance at all.
             for ids in sorted(shown | known), sorted(shown):
                 if await self._terminate(region, ids):
                     break
 
     async def _terminate(self, region: str, ids: Sequence[str]) -> bool:
-        """Terminate instances. Returns False if EC2 does not know one of the ids yet, or no longer
-        knows it. In that case, EC2 terminates none of the instances.
+        """Terminate instances. Returns False if EC2 does not find one of the ids. In that case, EC2
+        terminates none of the instances.
         """
         if not ids:
             return True

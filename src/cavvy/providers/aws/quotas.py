@@ -17,7 +17,7 @@ _SPOT = re.compile(r"All (.+) Spot Instance Requests")
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html: stopped
 # instances do not count
 _COUNTED = ("pending", "running")
-Quotas = Mapping[tuple[str, bool], Quota]  # by family such as "p" or "p5", and spot
+Quotas = Mapping[tuple[str, bool], Quota]  # (family such as "p" or "p5", whether spot) -> quota
 
 
 async def fetch_quotas(account: AwsAccount, region: str) -> Sequence[Json]:
@@ -40,7 +40,9 @@ async def fetch_instances(account: AwsAccount, region: str) -> Sequence[Json]:
 
 
 def read_quotas(told: Sequence[Json], region: str, instances: Sequence[Json] | None) -> Quotas:
-    """The quotas in AWS's answer. If `instances` is None, their use is unknown."""
+    """Parse AWS's list of quotas. `instances` are the instances that use the quotas; if None, the
+    use is unknown.
+    """
     found: dict[tuple[str, bool], Quota] = {}
     for each in told:
         match = _match(str(each["QuotaName"]))
@@ -64,8 +66,8 @@ def read_quotas(told: Sequence[Json], region: str, instances: Sequence[Json] | N
 
 
 def find_quota(quotas: Quotas, kind: str, *, spot: bool) -> Quota | None:
-    """The quota for which instances of this type count; None if it is unknown. The quota of a
-    generation (p5) overrides the quota of its family (p).
+    """The quota that instances of this type use; None if it is unknown. The quota of a generation
+    (p5) overrides the quota of its family (p).
     """
     match = re.match(r"([a-z]+)(\d*)", kind)
     if match is None:
@@ -74,7 +76,7 @@ def find_quota(quotas: Quotas, kind: str, *, spot: bool) -> Quota | None:
 
 
 def limit(offer: Offer, quotas: Quotas) -> Offer:
-    """The offer, with its capacity reduced to what the quotas leave."""
+    """The offer, with its capacity reduced to the unused quota."""
     spot = offer.purchase is Purchase.SPOT
     quota = find_quota(quotas, offer.instance_type, spot=spot)
     return offer if quota is None else limit_offer(offer, [(quota, offer.vcpus)])

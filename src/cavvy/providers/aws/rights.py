@@ -1,5 +1,5 @@
-"""Finds the calls that the account may not make, by dry runs: EC2 reports whether it would allow a
-call, but does not execute the call.
+"""Finds the calls that the account may not make. Each call is made as a dry run: EC2 reports
+whether it would allow the call, but does not execute it.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html: a dry run ends with
 the error DryRunOperation if the call is allowed, and with UnauthorizedOperation if not. Other
@@ -18,13 +18,11 @@ from cavvy.providers.aws.errors import AwsFault
 from cavvy.providers.aws.policy import READS, TAG
 
 _EC2 = "ec2:"
-_NAME = "cavvy-check"  # a name in the requests; no object with this name is made
+_NAME = "cavvy-check"  # a placeholder name in the requests; the dry runs create no object
 
 
 async def find_refused_reads(account: AwsAccount, region: str) -> Sequence[str]:
-    """The EC2 actions among `policy.READS` that the account may not call, with their names in a
-    policy.
-    """
+    """The actions in `policy.READS` that the account may not call, as named in IAM policies."""
     names = [each.removeprefix(_EC2) for each in READS if each.startswith(_EC2)]
     return await _try_all(account, region, {_snake(each): {} for each in names})
 
@@ -32,8 +30,8 @@ async def find_refused_reads(account: AwsAccount, region: str) -> Sequence[str]:
 async def find_refused_launches(
     account: AwsAccount, offer: Offer, zone: str, image: str, profile: str
 ) -> Sequence[str]:
-    """The actions that a launch of this offer needs and that the account may not call. `profile` is
-    the instance profile of nodes, or "".
+    """The actions that a launch of this offer needs but the account may not call. `profile` is the
+    instance profile of nodes, or "".
     """
     tags = [{"ResourceType": "instance", "Tags": [{"Key": TAG, "Value": _NAME}]}]
     launch: dict[str, Any] = {
@@ -55,7 +53,7 @@ async def find_refused_launches(
 
 
 def describe_rights(refused: Sequence[str]) -> str:
-    """One line for `cavvy check`."""
+    """One line for `cavvy check` about the refused calls."""
     if not refused:
         return "no call that EC2 checks by a dry run is refused"
     return f"refused: {', '.join(refused)}; `cavvy check aws --policy` prints what Cavvy needs"

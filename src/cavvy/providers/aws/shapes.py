@@ -12,12 +12,12 @@ GENERAL = (
     "m7i.*",
     "r7i.*",
     "t3.*",
-)  # offered by default, in addition to all types with accelerators
+)  # families that are offered by default, in addition to all types with accelerators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceShape:
-    """An instance type."""
+    """An instance type of EC2, with what Cavvy needs to know of it."""
 
     type: str
     vcpus: int
@@ -28,7 +28,7 @@ class InstanceShape:
     network_mbps: int | None = None
     # the maximum number of Elastic Fabric Adapters, one per network card
     efa: int = 0
-    # index of the first card with an adapter; if 1, card 0 has the node's address but no adapter
+    # the first network card with an adapter; if it is card 1, card 0 has the node's address only
     efa_card: int = 0
     cluster: bool = False  # supports cluster placement groups
     architecture: str = "x86_64"
@@ -38,7 +38,7 @@ class InstanceShape:
 
 def list_unknown(told: Json) -> Sequence[str]:
     """The names of the type's GPUs and Neuron devices that are not in the catalog's table of
-    accelerators. `read_shape` leaves such types out.
+    accelerators. `read_shape` returns None for a type with such a device.
     """
     names = {str(each.get("Name", "")) for each in _list_devices(told)}
     return sorted(name for name in names if name and identify(name) is None)
@@ -48,8 +48,8 @@ _OTHERS = ("InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
 
 
 def read_shape(told: Json) -> InstanceShape | None:
-    """Parse an entry of DescribeInstanceTypes. Returns None if the catalog lacks the type's
-    accelerators, or if the type has a fraction of an accelerator.
+    """Parse an entry of DescribeInstanceTypes. Returns None if the type's accelerators are not in
+    the catalog, or if the type has only a fraction of an accelerator.
     """
     devices = _list_devices(told)
     found = _read_accelerators(told, devices)
@@ -127,7 +127,7 @@ def split_patterns(text: str) -> Sequence[str]:
 
 
 def is_offered(shape: InstanceShape, patterns: Sequence[str]) -> bool:
-    """True if the settings select this type."""
+    """True if one of the patterns in the settings selects this type."""
     if patterns:
         return any(fnmatchcase(shape.type, pattern) for pattern in patterns)
     return shape.accelerator_count > 0 or any(

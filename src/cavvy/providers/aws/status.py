@@ -21,8 +21,9 @@ _ENDED = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 # the time in a StateTransitionReason
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 _NO_CAPACITY = "Server.InsufficientInstanceCapacity"
-# EC2's reasons why an instance ended during its launch. EC2 charges nothing before the state
-# `running`. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+# Codes that EC2 gives as the reason when an instance ends during its launch. EC2 charges nothing
+# before the state `running`.
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _NEVER_RAN = frozenset(
     {
         _NO_CAPACITY,
@@ -53,7 +54,7 @@ class AwsStatus:
             visibility_delay,
             now,
         )
-        # keyed by instance ID: the time of the first poll in which EC2 did not list the instance
+        # instance id -> the time of the first poll in which EC2 did not list the instance
         self._missed: dict[str, datetime] = {}
         self._rated: dict[str, datetime] = {}
 
@@ -92,7 +93,7 @@ class AwsStatus:
             record = _recall(name, shown, self._now())
         instances = self._merge(record, shown)
         if not instances:
-            # the ledger has a record, but EC2 neither confirmed the launch nor lists an instance
+            # EC2 has neither confirmed the recorded launch nor listed an instance of it
             return None
         states = {str(each["InstanceId"]): str(each["State"]["Name"]) for each in shown}
         over = all(each.ended_at is not None for each in instances)
@@ -110,8 +111,8 @@ class AwsStatus:
         return make_seen(record, states)
 
     def _merge(self, record: AwsGangRecord, shown: Sequence[Json]) -> tuple[AwsInstance, ...]:
-        """Merge the listed instances with those seen earlier. An instance that EC2 has not listed
-        for the visibility delay is considered ended.
+        """Merge the listed instances with those seen earlier. An instance that has been missing
+        from EC2's list for longer than the visibility delay counts as ended.
         """
         now = self._now()
         known = {each.id: each for each in record.instances}
@@ -128,7 +129,8 @@ class AwsStatus:
                 now - since >= self._visibility_delay
                 and now - each.started_at >= self._visibility_delay
             ):
-                # `started_at` is from EC2's clock, and `since` from the server's clock
+                # not before the start: EC2's clock gave `started_at`, and the server's clock
+                # `since`
                 ended = max(since, each.started_at)
                 reason = each.reason or "EC2 no longer lists the instance"
                 known[each.id] = replace(each, ended_at=ended, unseen=True, reason=reason)
@@ -159,8 +161,8 @@ class AwsStatus:
 
 
 def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
-    """The observation of a gang for the control plane, from its record. `states` are EC2's states
-    of the listed instances, by id.
+    """Describe a gang for the control plane, from its record. `states` maps the ids of the listed
+    instances to their states in EC2.
     """
     over = all(each.ended_at is not None for each in record.instances)
     waiting = any(
@@ -193,8 +195,8 @@ def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
 
 
 def _list_extras(record: AwsGangRecord, instance: AwsInstance) -> Sequence[NodeExtra]:
-    """The node's disks and address. Named volumes belong to gangs of one node; they are included
-    although some exist for longer than the node.
+    """The node's disks and address, which are billed in addition to the node. Named volumes, which
+    only gangs of one node have, are included, although some exist for longer than the node.
     """
     disks = [(record.disk_type, record.disk_gib)]
     disks += [(disk.type, disk.size_gib) for disk in record.disks if disk.id]
@@ -204,8 +206,8 @@ def _list_extras(record: AwsGangRecord, instance: AwsInstance) -> Sequence[NodeE
 
 
 def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInstance:
-    """Parse one instance of DescribeInstances. Times that EC2 reported earlier are kept, since EC2
-    may no longer report them.
+    """Parse one instance of DescribeInstances. `was` is what EC2 reported earlier: its times are
+    kept, because EC2 may stop reporting them.
     """
     reason = told.get("StateReason") or {}
     code, state = str(reason.get("Code", "")), str(told["State"]["Name"])
@@ -237,7 +239,9 @@ def _read_address(told: Json, was: AwsInstance | None) -> str | None:
 
 
 def _has_public_address(told: Json, was: AwsInstance | None) -> bool:
-    """Whether the instance has or had a public address; EC2 lists none for an ended instance."""
+    """Whether the instance has or had a public address. EC2 lists no address of an ended
+    instance.
+    """
     return "PublicIpAddress" in told or (was is not None and was.public)
 
 
@@ -281,7 +285,9 @@ def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:
 
 
 def _last_of_each(rates: Iterable[tuple[datetime, int]]) -> list[tuple[datetime, int]]:
-    """Keep the last of several prices with the same time, and drop repeated prices."""
+    """Keep only the last of several prices with the same time, and drop prices that equal the
+    previous price.
+    """
     found: dict[datetime, int] = dict(rates)
     kept: list[tuple[datetime, int]] = []
     for at, micros in sorted(found.items()):

@@ -1,5 +1,5 @@
-"""EBS volumes of tasks: found or created before a launch, attached to the running node, and deleted
-if they are not kept.
+"""Manages the EBS volumes of tasks: finds or creates them before a launch, attaches them to the
+running node, and deletes those that need not be kept.
 """
 
 import hashlib
@@ -135,7 +135,7 @@ class GangVolumes:
                     raise translate(fault, f"AttachVolume in {record.region}") from fault
                 if not await self._is_attached(record.region, disk.id, instance):
                     continue
-            # with DeleteOnTermination, EC2 deletes the volume with the instance even if no server
+            # DeleteOnTermination: EC2 deletes the volume with the instance, even while no server
             # runs
             if not disk.keep:
                 going = {
@@ -156,8 +156,8 @@ class GangVolumes:
             await self._ledger.put(replace(record, disks=done))
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
-        """Delete the volumes that were created for this gang and are not to be kept, or were never
-        used. Returns False while one of them is still in use. Raises TryAgain, Refused.
+        """Delete the volumes that were created for this gang, except used volumes that must be
+        kept. Returns False while one of them is still in use. Raises TryAgain, Refused.
         """
         unused = not record.launched
         ids = {
@@ -263,8 +263,8 @@ class GangVolumes:
 
 
 def list_node_disks(record: AwsGangRecord) -> Sequence[NodeDisk]:
-    """The disks with the paths where the node may find them: by the id of an NVMe disk, or by
-    device name.
+    """The disks, each with the device paths where the node may find it: a path with the id of the
+    NVMe disk, and a path with the device name.
     """
     return [
         NodeDisk(

@@ -28,7 +28,7 @@ from cavvy.providers.vm.records import INSTALLATION, make_mark
 
 _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long
 _MOST_DESCRIBED = 100  # jobs in one call
-_FULL = "offer unavailable"  # our code
+_FULL = "offer unavailable"  # Cavvy's own code
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 # https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html: the status reason of a job
 # whose instance was reclaimed or lost

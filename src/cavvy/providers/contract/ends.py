@@ -12,7 +12,7 @@ from cavvy.providers.contract.harness import ContractHarness, ScenarioSuite, in_
 
 
 class EndTests(ScenarioSuite):
-    """The end of a gang is reported, and the report never changes."""
+    """Tests that the end of a gang is reported, and that the report never changes."""
 
     @in_scenario
     async def test_removed_is_ended_and_stays_so(self, harness: ContractHarness) -> None:
@@ -53,14 +53,16 @@ class EndTests(ScenarioSuite):
     async def test_an_end_is_remembered_and_never_changes(
         self, harness: ContractHarness, by_itself: bool
     ) -> None:
-        """Neither time, a restart, a removal nor another launch changes the report of an end."""
+        """The report of an ended gang stays the same after some time, a restart, a removal and
+        another launch.
+        """
         harness.needs_memory()
         gang = await harness.running("ended")
         before = await harness.one(gang.name)
         started = [node.started_at for node in harness.nodes(before)]
         if by_itself:
             await harness.place.end(gang.name)
-            await harness.start(gang)  # a server that has not seen the end yet may launch again
+            await harness.start(gang)  # the launch of a server that does not know of the end yet
         else:
             await harness.remove(gang.name)
         seen = await harness.one(gang.name)
@@ -123,7 +125,8 @@ class EndTests(ScenarioSuite):
             gang.name
         )  # remove the gang again, as the control plane does until the gang is gone
         await harness.place.settle()
-        await harness.ours.gangs()  # a poll ends machines that were listed late
+        # a poll removes machines that were listed only after the removal
+        await harness.ours.gangs()
         await harness.place.settle()
         assert all(seen.state is GangState.ENDED for seen in await harness.ours.gangs(gang.name))
 

@@ -1,4 +1,5 @@
-"""Rules for faults in the middle of a launch: nodes without a gang must not be billed for long.
+"""Rules for faults in the middle of a launch: nodes of an incomplete gang must not be billed for
+long.
 
 These tests need infrastructure that can fail (`FaultyPlace`). The tests are for providers that
 start a gang with several requests.
@@ -29,12 +30,12 @@ from cavvy.providers.contract.harness import (
 
 _NODES = 3
 _POLL = timedelta(minutes=1)
-_LATE = 45  # number of polls: together longer than an incomplete launch may exist
+_LATE = 45  # number of polls: together they take longer than an incomplete launch may exist
 
 
 async def _launch_until_it_fails(harness: ContractHarness, gang: GangSpec) -> ProviderError:
-    """Repeat the launch, as the control plane does, until the fault has happened; returns the error
-    of that call.
+    """Repeat the launch, as the control plane does, until the fault has happened. Returns the error
+    of the launch that failed.
     """
     for _ in range(LAUNCH_TRIES):
         try:
@@ -57,7 +58,7 @@ async def _poll(harness: ContractHarness, times: int = 3) -> None:
 
 
 async def _check_removed(harness: ContractHarness, name: str) -> None:
-    """Remove the gang; afterwards nothing is billed."""
+    """Remove the gang, and check that afterwards nothing is billed."""
     await harness.remove(name)
     await _poll(harness)
     assert harness.faulty().billed() == 0
@@ -65,7 +66,7 @@ async def _check_removed(harness: ContractHarness, name: str) -> None:
 
 
 class FaultTests(ScenarioSuite):
-    """A launch that fails at one of its nodes is completed or rolled back."""
+    """Tests that a launch that fails at one of its nodes is completed or rolled back."""
 
     @pytest.mark.parametrize("number", [0, 1, _NODES - 1])
     @pytest.mark.parametrize("fault", list(LaunchFault))

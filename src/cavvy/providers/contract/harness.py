@@ -74,10 +74,10 @@ class FaultyPlace(Protocol):
     """
 
     def fail(self, number: int, fault: LaunchFault) -> None:
-        """Let the request for a node fail after `number` more nodes have been started."""
+        """Start `number` more nodes as requested, and then let the next request for a node fail."""
 
     def failed(self) -> bool:
-        """Whether the request that `fail` announced has been made."""
+        """Whether the request that `fail` selected has been made."""
 
     def fail_deletions(self, fails: bool) -> None:
         """Let all deletions fail, or succeed again."""
@@ -92,8 +92,8 @@ class FaultyPlace(Protocol):
         """Start a second node with the same name as the newest one."""
 
     def hide(self, hidden: bool) -> None:
-        """Let the infrastructure's list of nodes be empty, or complete again. A node can still be
-        found by its id.
+        """If `hidden` is True, let the infrastructure's list of nodes be empty; otherwise complete.
+        A hidden node can still be found by its id.
         """
 
 
@@ -123,9 +123,9 @@ class ScenarioSuite:
     what to override.
     """
 
-    # The infrastructure changes the times that it has reported, or shifts them from poll to poll.
+    # True: the infrastructure changes times that it has reported, or reports them inexactly.
     revises = False
-    forgets = False  # the infrastructure does not list gangs that have ended
+    forgets = False  # True: the infrastructure does not list gangs that have ended
     crowd = 200  # nodes of the largest gang; set it lower if nodes are processes of this machine
 
     @pytest.fixture
@@ -144,8 +144,8 @@ class ScenarioSuite:
     async def lose_reply(
         self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
     ) -> None:
-        """Launch so that the gang starts but the caller receives no reply. The default discards the
-        reply.
+        """Launch the gang so that it starts but the caller receives no reply. The default
+        implementation discards the reply.
         """
         await provider.launch(gang)
 
@@ -203,7 +203,9 @@ class ContractHarness:
         self.ours = self.make(OURS)
 
     def name(self, word: str) -> str:
-        """A gang name in the form that the control plane creates: at most 63 of [a-z0-9-]."""
+        """A gang name in the form that the control plane creates: at most 63 characters of
+        [a-z0-9-].
+        """
         return f"rm-0123abcd-{word}"[:63]
 
     def needs(self, feature: Feature) -> None:
@@ -227,7 +229,7 @@ class ContractHarness:
         return self.place
 
     async def offer(self, purchase: Purchase | None = None) -> Offer:
-        """The available offer with the fewest accelerators; the cheapest of several."""
+        """The available offer with the fewest accelerators; if there are several, the cheapest."""
         offers = [
             o
             for o in await self.ours.offers()
@@ -263,7 +265,7 @@ class ContractHarness:
         )
 
     async def running(self, word: str, **options: Any) -> GangSpec:
-        """Launch a gang as `spec` creates it, and give it time to start."""
+        """Launch the gang that `spec` returns, and give it time to start."""
         gang = await self.spec(word, **options)
         await self.start(gang)
         return gang
@@ -343,13 +345,15 @@ class ContractHarness:
         return seen
 
     def nodes(self, seen: GangSeen) -> Sequence[NodeSeen]:
-        """The gang's nodes, for comparisons, without times if the infrastructure revises these."""
+        """The gang's nodes, for comparisons. If the infrastructure changes reported times, the
+        nodes have no times.
+        """
         if not self._revises:
             return seen.nodes
         return [replace(node, started_at=None, ended_at=None) for node in seen.nodes]
 
     def listings(self, gang: GangSpec) -> Sequence[Sequence[str]]:
-        """Return the lists of names that `gangs` may report if this ended gang is the only gang."""
+        """Return the lists of names that `gangs` may return if the only gang is this ended one."""
         return ([gang.name], []) if self._forgets else ([gang.name],)
 
     def needs_memory(self) -> None:
@@ -372,7 +376,7 @@ class ContractHarness:
         await self._lose_reply(self.place, self.ours, gang)
 
     async def a_moment(self, seconds: float = 0) -> None:
-        """Wait long enough for a call to be sent."""
+        """Wait long enough for a call to be sent, at least `seconds` seconds."""
         await asyncio.sleep(seconds)  # noqa: TID251 - of the test, not of a provider
 
     async def ended(self, name: str) -> None:

@@ -27,7 +27,9 @@ TOKEN = "tok-5f1d0f4c9b"  # an agent's token, which no report may contain
 
 
 def check_running(seen: GangSeen, nodes: int) -> None:
-    """Check that the report of a running gang is whole: each node has a start in UTC and no end."""
+    """Check that the report of a running gang has all its nodes, each with a start in UTC and
+    without an end.
+    """
     assert (seen.state, seen.preempted, seen.exit_code) == (GangState.RUNNING, False, None)
     assert [node.rank for node in seen.nodes] == list(range(nodes))
     for node in seen.nodes:
@@ -38,12 +40,13 @@ def check_running(seen: GangSeen, nodes: int) -> None:
 
 
 class LaunchTests(ScenarioSuite):
-    """A gang that is requested exists exactly once."""
+    """Tests that a requested gang exists exactly once."""
 
     @in_scenario
     async def test_a_launched_gang_is_found_and_runs(self, harness: ContractHarness) -> None:
-        """Launch a gang with the longest allowed name. The gang's report is whole, in UTC,
-        repeatable, the same for concurrent callers, and does not contain the agents' token.
+        """Launch a gang with the longest allowed name. The gang's report has all nodes, with times
+        in UTC. It is the same for repeated and for concurrent calls, and does not contain the
+        agents' token.
         """
         gang = await harness.spec("x" * 63)
         gang = replace(gang, agent_endpoint=replace(gang.agent_endpoint, token=TOKEN))
@@ -147,7 +150,7 @@ class LaunchTests(ScenarioSuite):
         async with asyncio.TaskGroup() as group:
             group.create_task(launch(former))
             group.create_task(launch(harness.ours))
-        await harness.launch(gang)  # as the control plane does if both answered TryAgain
+        await harness.launch(gang)  # the control plane launches again if both calls raised TryAgain
         await harness.engine_ids(gang.name)
 
     @in_scenario
@@ -175,7 +178,7 @@ class LaunchTests(ScenarioSuite):
         if await harness.launches(replace(gang, offer=unknown, allocations=())):
             await harness.expect(
                 GangState.QUEUED, gang
-            )  # some infrastructures queue any request forever
+            )  # such as infrastructure that queues any request without a time limit
 
     @in_scenario
     async def test_a_refused_name_can_be_launched_elsewhere(self, harness: ContractHarness) -> None:

@@ -31,8 +31,8 @@ class LookTests(ScenarioSuite):
     async def test_neither_a_restart_nor_a_clock_that_moves_changes_a_gang(
         self, harness: ContractHarness
     ) -> None:
-        """Simulate a server that slept for ten minutes or whose clock was changed, and then its
-        restart.
+        """A gang's report stays the same after the server slept for ten minutes, after its clock
+        was changed, and after its restart.
         """
         gang = await harness.running("clock")
         before = await harness.one(gang.name)

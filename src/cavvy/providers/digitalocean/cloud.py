@@ -28,14 +28,15 @@ _STATES = {
     "off": MachineState.STOPPED,
     "archive": MachineState.ENDED,
 }
-# DigitalOcean answers 422 to all requests that it cannot serve; only the message tells why.
+# DigitalOcean answers every request that it cannot serve with status 422; only the message gives
+# the cause.
 _FULL = re.compile(
     r"\b(size|region)\b.* (not (currently )?available|unavailable|restricted)|capacity",
     re.IGNORECASE,
 )
 _OVER_LIMIT = re.compile(r"exceed your .*limit", re.IGNORECASE)
 _CENT = 10_000  # in millionths of a dollar
-_LIMIT = "droplet-limit"  # our code for a fault whose message says that the limit is reached
+_LIMIT = "droplet-limit"  # Cavvy's code for this fault: the account's limit of Droplets is reached
 _METADATA = "http://169.254.169.254/metadata/v1"
 _PLAIN_IMAGE, _AMD_IMAGE = "ubuntu-24-04-x64", "gpu-amd-base"
 _NVIDIA_IMAGE, _NVIDIA_8_IMAGE = "gpu-h100x1-base", "gpu-h100x8-base"  # for all NVIDIA GPUs
@@ -44,10 +45,11 @@ _NVIDIA_IMAGE, _NVIDIA_8_IMAGE = "gpu-h100x1-base", "gpu-h100x8-base"  # for all
 class DigitalOceanCloud:
     """Implements `Cloud`."""
 
-    # Limits of names and user data are the API's. The listing lag is an assumption, since
-    # DigitalOcean does not document one. Droplets get no tags, since tags outlive their Droplets,
-    # and a name of 255 characters holds the same. The default route is the public interface, so
-    # nodes learn their private address (https://docs.digitalocean.com/reference/api/metadata).
+    # The API documents the limits of names and user data. DigitalOcean does not document how long a
+    # new Droplet may be missing from lists, so that value is an assumption. Droplets get no tags,
+    # because tags remain after their Droplets are deleted; the name, which may have 255 characters,
+    # contains the same data. The default route uses the public interface, so nodes look up their
+    # private address (https://docs.digitalocean.com/reference/api/metadata).
     traits = CloudTraits(
         name_limit=255,
         user_data_limit=65536,
@@ -88,7 +90,8 @@ class DigitalOceanCloud:
 
     async def list(self) -> Sequence[CloudMachine]:
         plain = await self._all("/droplets", "droplets", "type=droplets&")
-        gpus = await self._all("/droplets", "droplets", "type=gpus&")  # the default list has none
+        # the list without `type` contains no GPU Droplets
+        gpus = await self._all("/droplets", "droplets", "type=gpus&")
         ours = keep_ours([*plain, *gpus])
         return list({str(each["id"]): _read(each) for each in ours}.values())
 
@@ -99,8 +102,8 @@ class DigitalOceanCloud:
         await self._api.send("DELETE", f"/droplets/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        """Whether the message names a missing size or region. Other messages of 422 name a wrong
-        value, which no other size makes right.
+        """Whether the message names a size or region that is not available. Other messages with the
+        status 422 name an invalid value, for which another size would fail too.
         """
         return fault.status == 422 and _FULL.search(fault.message) is not None
 
@@ -138,7 +141,7 @@ class DigitalOceanCloud:
 
 
 def _model(size: Json) -> str:
-    """The API's name of the GPU, such as "nvidia_h100"; "" without GPU."""
+    """The GPU's name in the API, such as "nvidia_h100"; "" for a size without GPUs."""
     return str((size.get("gpu_info") or {}).get("model") or "")
 
 
@@ -149,8 +152,9 @@ def _identify(size: Json) -> KnownAccelerator | None:
 
 
 def _minimum_charge(rate: HourlyRate) -> timedelta:
-    """60 seconds or $0.01, whichever is more: the rule for CPU Droplets of
-    https://docs.digitalocean.com/products/droplets/details/pricing, assumed for GPU Droplets too.
+    """60 seconds or $0.01, whichever is more. This is the rule for CPU Droplets
+    (https://docs.digitalocean.com/products/droplets/details/pricing); that it also holds for GPU
+    Droplets is an assumption.
     """
     if not rate.micros_per_hour:
         return timedelta(0)

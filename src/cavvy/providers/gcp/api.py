@@ -13,7 +13,7 @@ from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
 
-# Reasons of HTTP errors, and codes of failed operations, after which the same request may succeed:
+# Reasons of HTTP errors, and codes of failed operations, that are temporary:
 # https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-rate-limits
 _LATER = frozenset(
     {
@@ -27,9 +27,9 @@ _LATER = frozenset(
 )
 _NETWORK_PATHS = ("/networks/", "/subnetworks/")
 QUOTA_CODES = frozenset({"quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded"})
-# Codes of operations that found no capacity: https://cloud.google.com/compute/docs/troubleshooting/
-# troubleshooting-resource-availability. An operation with INTERNAL_ERROR starts no machine either,
-# and its token cannot be used again.
+# Codes of operations that failed for lack of capacity:
+# https://cloud.google.com/compute/docs/troubleshooting/ troubleshooting-resource-availability. An
+# operation with INTERNAL_ERROR starts no machine either, and its token cannot be used again.
 FULL_CODES = frozenset(
     {
         "ZONE_RESOURCE_POOL_EXHAUSTED",
@@ -38,7 +38,7 @@ FULL_CODES = frozenset(
         "INTERNAL_ERROR",
     }
 )
-PENDING = "operation in progress"  # our code: the operation has not ended yet
+PENDING = "operation in progress"  # Cavvy's own code: the operation has not ended yet
 
 
 class GcpApi:
@@ -99,7 +99,7 @@ class GcpApi:
         return f"/projects/{await self.project()}{inner}{tail}"
 
     def _sort(self, fault: CloudFault) -> CloudFault | Refused:
-        """The fault; Refused if the network does not exist."""
+        """The fault to raise: Refused if the network does not exist, otherwise the fault itself."""
         if fault.status == 404 and any(each in fault.message for each in _NETWORK_PATHS):
             return Refused(
                 f"[providers.gcp] network: {fault.message}; make the network with `gcloud compute "
@@ -120,7 +120,7 @@ def read_operation(operation: Json) -> CloudFault | None:
         return None
     told = [str(each.get("message") or "") for each in errors]
     code = str(errors[0].get("code"))
-    # with both statuses, it is certain that the operation had no effect
+    # both statuses state that the operation had no effect
     return CloudFault(429 if code in _LATER else 400, code, "; ".join(told)[:500])
 
 

@@ -79,8 +79,9 @@ class GcpCloud:
         self._api = GcpApi(settings, self._credentials)
         self._market = GcpMarket(self._api, settings, list_prices, now)
         self._quotas = GcpQuotas(self._api, list_setting(settings, "regions"), now)
-        self._operations: dict[str, Json] = {}  # by machine: its insertion, which goes on
-        # by machine: how many of its insertions failed, and may succeed when they are repeated
+        self._operations: dict[str, Json] = {}  # machine -> its insertion that has not ended
+        # machine -> the number of its insertions that failed with an error that a repetition may
+        # avoid
         self._failed: dict[str, int] = {}
         self.close = self._api.close
 
@@ -99,8 +100,8 @@ class GcpCloud:
         ]
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers, without what the quotas leave no room for. Quotas that cannot be read limit
-        no offer.
+        """The offers that the quotas leave room for. If the quotas cannot be read, all offers are
+        returned.
         """
         offers = require_images(
             await self._market.offers(), self._settings.get("image"), find_default
@@ -111,9 +112,9 @@ class GcpCloud:
         return await self._quotas.read()
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
-        """Request all machines of a gang at once. If one request fails permanently, the machines of
-        the other requests are deleted. Machines that cannot be deleted now are found by their names
-        later.
+        """Request all machines of a gang at once. If one request fails permanently, delete the
+        machines of the other requests. A machine that cannot be deleted now is found by its name
+        and deleted later.
         """
         zone = request.offer.zone
         bodies = make_instances(request, self._settings)
@@ -145,7 +146,8 @@ class GcpCloud:
             machine = _read(each)
             if machine.state is MachineState.STOPPED and _is_spot(each):
                 end = None
-                with suppress(CloudFault, ProviderError):  # removals must not wait for the reason
+                # removals must not fail for lack of a reason
+                with suppress(CloudFault, ProviderError):
                     end = await self._read_end(machine.id)
                 if end is not None and end.preempted:
                     machine = replace(machine, preempted=True, reason=end.reason)
@@ -153,7 +155,7 @@ class GcpCloud:
         return found
 
     async def get(self, machine: str) -> CloudMachine | None:
-        """The machine; if it is gone, its end as the zone's operations report it."""
+        """The machine. If it is gone, its end is read from the zone's operations."""
         zone, _, name = machine.partition("/")
         try:
             return _read(await self._api.get(f"zones/{zone}/instances/{name}"))
@@ -184,7 +186,8 @@ class GcpCloud:
             path = f"zones/{zone}/operations/{operation['name']}"
             operation = await self._api.get(path)
         else:
-            # the token of a failed insertion would return that insertion again
+            # a repeated token would return the failed insertion, so the token depends on the
+            # failures
             failed = self._failed.get(machine)
             request = f"{machine} {failed}" if failed else machine
             token = str(uuid.uuid5(uuid.NAMESPACE_URL, request))
@@ -194,7 +197,7 @@ class GcpCloud:
             except CloudFault as fault:
                 if fault.status != 409 or await self.get(machine) is None:
                     raise
-                return  # made by an earlier request whose reply was lost
+                return  # an earlier request, whose reply was lost, made the machine
         problem = read_operation(operation)
         if problem is not None and problem.uncertain:
             self._operations[machine] = operation

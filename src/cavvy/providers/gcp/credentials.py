@@ -25,7 +25,7 @@ class GoogleCredentials:
         self._file = str(settings.get("key_file") or "")
         self._project = str(settings.get("project") or "")
         self._lock = threading.Lock()
-        self._found: tuple[Any, str] | None = None  # the credentials, and their project
+        self._found: tuple[Any, str] | None = None  # the credentials and their project
 
     def token(self) -> str:
         """An access token that is valid now. Raises Refused, or CloudFault if Google cannot be
@@ -51,7 +51,7 @@ class GoogleCredentials:
         return project
 
     def describe(self) -> str:
-        """The kind of the credentials, for users: never a secret."""
+        """The kind of the credentials, to show to users. Contains no secret."""
         with self._lock:
             credentials, _ = self._find()
         account = getattr(credentials, "service_account_email", "")

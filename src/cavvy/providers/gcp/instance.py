@@ -42,8 +42,8 @@ _GVNIC = (*_HYPERDISK, "a3-", "c3-", "c3d-", "ct5p-", "h3-", "z3-")
 
 
 def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> Sequence[Json]:
-    """The body of `instances.insert` for each machine of the request. Raises Refused if Google
-    maintains no image for the GPU.
+    """The bodies of the `instances.insert` requests, one for each machine. Raises Refused if
+    Google maintains no image for the GPU.
     """
     offer, gang = request.offer, request.gang
     prefix = f"zones/{offer.zone}"

@@ -10,7 +10,7 @@ from cavvy.providers.vm.abilities import ABILITIES
 
 _METADATA = "http://169.254.169.254/computeMetadata/v1/instance"
 _FLAVOR = {"Metadata-Flavor": "Google"}
-# A request with the ETag of the last answer is answered when the value changes:
+# The server answers a request that has the ETag of the last answer only when the value changes:
 # https://cloud.google.com/compute/docs/metadata/querying-metadata#waitforchange
 _HOLD = NoticeHold(
     query="wait_for_change=true&timeout_sec=60&last_etag={tag}",

@@ -19,12 +19,12 @@ from cavvy.providers.gcp.shapes import MachineShape, find_shape
 from cavvy.providers.vm.rest import Json
 
 ListPrices = Callable[[str], Sequence[Offer]]
-# By region and machine type: the zones, and the machine type as each zone lists it
+# (region, machine type) -> pairs of a zone and the machine type's description in that zone
 _Machines = dict[tuple[str, str], list[tuple[str, Json]]]
 
 _TYPES_AGE = timedelta(days=1)
 _PATTERN = re.compile(r"[a-z0-9*-]+")
-# https://cloud.google.com/compute/vm-instance-pricing: one minute at least
+# the minimum charge: https://cloud.google.com/compute/vm-instance-pricing
 _MINIMUM = timedelta(minutes=1)
 _SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
 
@@ -43,14 +43,15 @@ class GcpMarket:
         self._list_prices = list_prices
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         self._reading: asyncio.Task[None] | None = None  # the last read, maybe unfinished
-        self.gpus: Mapping[str, str] = {}  # by machine type: Google's name of its GPU
-        self.unpriced: Sequence[str] = ()  # machine types that the catalog has no price of
+        self.gpus: Mapping[str, str] = {}  # machine type -> Google's name of its GPU
+        self.unpriced: Sequence[str] = ()  # machine types that have no price in the catalog
         # machine types whose number of GPUs differs from the catalog's
         self.differing: Sequence[str] = ()
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all zones in the settings. Raises CloudFault, Refused. Callers share one
-        read, which goes on if a caller gives up: all zones may take longer than callers wait.
+        """The offers of all zones in the settings. Raises CloudFault, Refused. Concurrent callers
+        share one read. The read continues if a caller gives up, because reading all zones may take
+        longer than a caller waits.
         """
         while self._offers is None or self._now() - self._offers[0] >= _TYPES_AGE:
             if self._reading is None or self._reading.done():
@@ -85,7 +86,9 @@ class GcpMarket:
     def _price(
         self, machines: _Machines, prices: Mapping[tuple[str, str], Sequence[Offer]]
     ) -> Sequence[Offer]:
-        """The offers of machine types that the catalog has prices of. Notes the other types."""
+        """The offers of machine types that have a price in the catalog. Stores the names of the
+        types that are left out in `unpriced` and `differing`.
+        """
         found, unpriced, differing = list[Offer](), set[str](), set[str]()
         for (region, name), zones in machines.items():
             rows = prices.get((region, name), ())
@@ -102,8 +105,8 @@ class GcpMarket:
     async def _build(
         self, shapes: Mapping[Offer, MachineShape], machines: _Machines
     ) -> Sequence[Offer]:
-        """The offers of machines with a shape, in the zones that have their machine type and their
-        type of GPU.
+        """The offers of machines with attached GPUs or TPUs, in the zones that have both the
+        machine type and the GPU type.
         """
         gpus: set[tuple[str, str]] = set()
         if any(shape.gpu for shape in shapes.values()):
@@ -117,7 +120,7 @@ class GcpMarket:
         ]
 
     async def _read_prices(self) -> Mapping[tuple[str, str], Sequence[Offer]]:
-        """The catalog's offers, by region and type."""
+        """The catalog's offers, by region and machine type."""
         prices: dict[tuple[str, str], list[Offer]] = {}
         for each in await asyncio.to_thread(self._list_prices, "gcp"):
             if each.purchase in _SOLD:
@@ -144,7 +147,7 @@ class GcpMarket:
 
 
 def _find_gpus(machines: Sequence[Json], shapes: Mapping[Offer, MachineShape]) -> dict[str, str]:
-    """Google's names of the GPUs that the offers have, by instance type."""
+    """Google's name of each instance type's GPU, by instance type."""
     own = {
         str(each["name"]): str(each["accelerators"][0]["guestAcceleratorType"])
         for each in machines
@@ -158,7 +161,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _take_error(task: asyncio.Task[None]) -> None:
-    """Mark the error of a read as seen: its callers may have left."""
+    """Retrieve the error of a read, so that asyncio does not log it if all callers have gone."""
     if not task.cancelled():
         task.exception()
 

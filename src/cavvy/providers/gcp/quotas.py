@@ -1,4 +1,4 @@
-"""Reads the project's quotas of Compute Engine with their use, and limits offers to what is left.
+"""Reads the project's Compute Engine quotas and their use, and limits offers to the unused quota.
 
 https://cloud.google.com/compute/resource-usage
 """
@@ -15,15 +15,16 @@ from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json
 
 _AGE = timedelta(minutes=1)
-# the metrics of vCPUs and GPUs; quotas of commitments and virtual workstations limit no offer
+# the metrics for vCPUs and GPUs, without those for commitments and virtual workstations, which
+# limit no offer
 _METRIC = re.compile(r"(?!COMMITTED_)(\w+_)?(CPUS|(?<!VWS_)GPUS)(_ALL_REGIONS)?")
-# Spot machines count for the quotas with this prefix. In a project without such a quota, they count
-# for the other quotas.
+# Spot machines use the quotas with this prefix. In a project without such a quota, they use the
+# quota for on-demand machines.
 _PREEMPTIBLE = "PREEMPTIBLE_"
-# machine series that count for the quota CPUS; other series have quotas of their own
+# machine series that use the quota CPUS; every other series has its own quota
 _GENERAL = frozenset({"e2", "f1", "g1", "n1"})
 
-_Quotas = Mapping[tuple[str, str], Quota]  # by region ("" for all regions) and metric
+_Quotas = Mapping[tuple[str, str], Quota]  # (region or "" for all regions, metric) -> quota
 
 
 class GcpQuotas:
@@ -55,8 +56,8 @@ class GcpQuotas:
         return [known[key] for key in sorted(known)]
 
     async def limit(self, offers: Sequence[Offer], gpus: Mapping[str, str]) -> Sequence[Offer]:
-        """The offers with the capacity that the quotas leave. `gpus` are Google's names of GPUs by
-        machine type. If the quotas cannot be read, the last known quotas stay in use.
+        """The offers, with their capacity reduced to the unused quota. `gpus` maps machine types to
+        Google's names of their GPUs. If the quotas cannot be read, the last known quotas are used.
         """
         try:
             known = await self._read()
@@ -112,8 +113,8 @@ def _read_scope(told: Sequence[Json], region: str, project: str) -> Iterator[Quo
 def _list_needs(
     offer: Offer, gpus: Mapping[str, str], known: _Quotas
 ) -> Iterator[tuple[Quota, float]]:
-    """The quotas for which the offer's machines count, with the amount of one machine. Quotas that
-    Google does not report do not limit the offer.
+    """The quotas that the offer's machines use, each with the amount that one machine uses. Quotas
+    that Google does not report are left out.
     """
     spot = offer.purchase is Purchase.SPOT
     series = offer.instance_type.partition("-")[0]

@@ -1,5 +1,5 @@
-"""The machines of the catalog that Compute Engine builds from a machine type and something else:
-N1 machines with attached GPUs, and TPU slices of one host.
+"""The catalog's machines that are not plain machine types of Compute Engine: N1 machines with
+attached GPUs, and TPU slices of one host.
 """
 
 import re
@@ -20,7 +20,9 @@ _TPUS = {
 
 @dataclass(frozen=True, slots=True)
 class MachineShape:
-    """A machine type, and the GPUs to attach to it. `gpu` is Google's name of their type, or ""."""
+    """A machine type, and the GPUs to attach to it. `gpu` is Google's name of the GPU type, or ""
+    if no GPU is attached.
+    """
 
     machine_type: str
     gpu: str = ""
@@ -28,8 +30,8 @@ class MachineShape:
 
 
 def find_shape(name: str) -> MachineShape | None:
-    """The shape of a machine that the catalog calls by this name, such as n1-standard-8-t4x1 or
-    tpu-v6e-8; None for the name of a machine type.
+    """The shape of a machine with this name in the catalog, such as n1-standard-8-t4x1 or
+    tpu-v6e-8; None if the name is a machine type.
     """
     if name in _TPUS:
         return MachineShape(_TPUS[name])

@@ -1,6 +1,6 @@
 """Lambda Cloud: each node is one on-demand instance that starts the agent on boot.
 
-The package's name has a suffix, since `lambda` is a keyword of Python.
+The package is not named `lambda`, because that is a keyword of Python.
 """
 
 from cavvy.providers.base import Provider, ProviderContext

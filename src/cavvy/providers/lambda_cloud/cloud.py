@@ -37,9 +37,10 @@ _MICROS_PER_CENT = 10_000
 class LambdaCloud:
     """Implements `Cloud`."""
 
-    # The limits for names, user data and requests are those of the API. The listing lag is an
-    # assumption, since Lambda does not document it. Lambda bills an instance once it has passed its
-    # health checks (https://docs.lambda.ai/public-cloud/billing), which `active` shows.
+    # The API documents the limits for names, user data and requests. Lambda does not document how
+    # long a new instance may be missing from lists, so that value is an assumption. Billing starts
+    # when an instance has passed its health checks and so becomes `active`
+    # (https://docs.lambda.ai/public-cloud/billing).
     traits = CloudTraits(
         name_limit=64,
         tags=True,
@@ -81,7 +82,7 @@ class LambdaCloud:
         try:
             told = await self._api.send("POST", "/instance-operations/launch", body)
         except CloudFault:
-            self._key_name = ""  # the key may have been deleted
+            self._key_name = ""  # look the key up again, because it may have been deleted
             raise
         return [str(each) for each in told["data"]["instance_ids"]]
 
@@ -136,19 +137,21 @@ class LambdaCloud:
 
 
 def _model(text: str) -> str:
-    """The name of the GPU, such as "A10" of "A10 (24 GB PCIe)"."""
+    """The GPU's name in a description: "A10" for "A10 (24 GB PCIe)"."""
     return text.split(" (")[0]
 
 
 def _identify(text: str) -> KnownAccelerator | None:
-    """The accelerator of a description such as "A10 (24 GB PCIe)"; None if it is unknown."""
+    """The accelerator in a description such as "A10 (24 GB PCIe)"; None if it is not in the
+    catalog.
+    """
     size = re.search(r"\((\d+) GB", text)
     memory_mib = int(size[1]) * 1024 if size else None
     return identify(text, memory_mib) or identify(_model(text), memory_mib)
 
 
 def _is_known(told: Json) -> bool:
-    """Whether the instance type has no accelerator, or one that the catalog knows."""
+    """Whether the instance type has no accelerator, or one that is in the catalog."""
     kind = told["instance_type"]
     return int(kind["specs"]["gpus"]) == 0 or _identify(str(kind["gpu_description"])) is not None
 

@@ -1,4 +1,4 @@
-"""Calls AWS's managed services, with the account and the regions of the settings. The errors of the
+"""Calls AWS's managed services, with the account and the regions from the settings. Errors of the
 calls are raised as `CloudFault`s.
 """
 
@@ -28,7 +28,7 @@ class AwsService:
         *,
         gone: frozenset[str],
     ) -> None:
-        """Without an account, the settings select one."""
+        """If `account` is None, the settings select the account."""
         self._service, self._settings, self._gone = service, settings, gone
         self._account = account or AwsAccount(settings)
 
@@ -66,7 +66,9 @@ class AwsService:
         raise CloudFault(400, "too many pages", f"{camel(operation)} in {region}")
 
     def _status(self, fault: AwsFault) -> int:
-        """The status that the layer expects: most of AWS's errors have the status 400."""
+        """The HTTP status that the layer `vm` expects for a fault. AWS itself uses the status 400
+        for most errors.
+        """
         if fault.code == _NO_REPLY:
             return 0
         if fault.status >= 500:

@@ -26,7 +26,8 @@ _NAME = re.compile(rf"{NAME_PREFIX}[0-9a-f]+-.+-[0-9a-f]+-0-(?P<count>[1-9][0-9]
 _STATES = {
     JobState.WAITING: MachineState.STARTING,
     JobState.RUNNING: MachineState.RUNNING,
-    # the layer deletes a machine that is off: restarts are the control plane's alone
+    # counts as a stopped machine, which the layer `vm` deletes: only the control plane restarts
+    # jobs
     JobState.RECLAIMED: MachineState.STOPPED,
     JobState.ENDED: MachineState.ENDED,
 }

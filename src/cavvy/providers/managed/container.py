@@ -1,9 +1,9 @@
 """Makes the command and the environment with which a container starts the agent.
 
-Services limit commands and environment variables to a few hundred characters. So the variables
-contain a short script in parts, which fetches the container's whole script from the server. The
-server serves the whole script to anyone who knows its hash. It contains no lasting secrets: each
-claim token is valid for one claim.
+Services limit commands and environment variables to a few hundred characters. So several
+environment variables together contain a short script, which fetches a longer script from the
+server. The server returns the longer script to anyone who knows its hash. The longer script
+contains no lasting secrets: each of its claim tokens is valid for one claim.
 """
 
 import json
@@ -18,12 +18,13 @@ from cavvy.providers.hosts.userdata import PATIENCE
 from cavvy.providers.managed.service import ContainerEntry, ServiceTraits
 from cavvy.providers.notices import NoticeSource, make_notice_fields
 
-# Many images have no other folder that every user may write to. SageMaker stores /tmp on the
+# In many images, /tmp is the only folder that every user may write to. SageMaker stores /tmp on the
 # instance's data volume. A test sets CAVVY_FOLDER to keep containers on one machine apart.
 _FOLDER = "${CAVVY_FOLDER:-/tmp/cavvy}"
 _PROGRAMS = (Path(boot.__file__), Path(__file__).parent / "remote/container.py")
-_SAVING_S = 10.0  # of the time between SIGTERM and SIGKILL, kept for the agent's last report
-_MOST_PARTS = 60  # SageMaker allows 100 environment variables
+# the part of the time between SIGTERM and SIGKILL that is reserved for the agent's last report
+_SAVING_S = 10.0
+_MOST_PARTS = 60  # less than SageMaker's limit of 100 environment variables
 
 
 def make_container_script(
@@ -33,12 +34,13 @@ def make_container_script(
     title: str,
     notices: Sequence[NoticeSource] = (),
 ) -> str:
-    """The script that a container's shell runs: it fetches and runs the script for the containers
-    of all ranks. `title` names the service to users. The first call packs the agent, which blocks.
+    """The short script that a container's shell runs. It fetches and runs the longer script, which
+    is the same for all ranks. `title` is the service's name in messages to users. The first call
+    packs the agent, which blocks.
     """
     config = {
         **make_config(gang, endpoint),
-        "boxed": True,  # the container was started from the image of the work
+        "boxed": True,  # the container already runs the task's image
         "notices": make_notice_fields(notices),
         "taken": {"seconds": max(1.0, traits.stop_s - _SAVING_S), "source": title},
     }
@@ -68,8 +70,8 @@ def make_container_script(
 
 
 def make_entry(script: str, limit: int) -> ContainerEntry:
-    """A command whose shell runs the script, from environment variables of at most `limit`
-    characters. Raises Refused if there would be too many.
+    """A shell command that runs the script, and environment variables that contain the script in
+    parts of at most `limit` characters. Raises Refused if there would be too many variables.
     """
     parts = [script[at : at + limit] for at in range(0, len(script), limit)]
     if len(parts) > _MOST_PARTS:
@@ -79,6 +81,6 @@ def make_entry(script: str, limit: int) -> ContainerEntry:
         )
     names = [f"CAVVY_{number}" for number in range(len(parts))]
     joined = "".join(f"${name}" for name in names)
-    # one argument has at most 256 characters in SageMaker
+    # SageMaker allows at most 256 characters for each argument
     words = ["/bin/sh", "-c", f'eval "{joined}"']
     return ContainerEntry(command=words, environment=dict(zip(names, parts, strict=True)))

@@ -24,7 +24,7 @@ def make_provider(
     """
 
     async def make_script(gang: GangSpec, rank: int) -> str:
-        if rank or context.node_endpoint is None:  # one script for all ranks
+        if rank or context.node_endpoint is None:  # rank 0's script serves all ranks
             return _NOTHING
         return await asyncio.to_thread(
             make_container_script,

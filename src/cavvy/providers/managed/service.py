@@ -38,19 +38,19 @@ class HostList:
     cluster: str = ""
     hosts: str = ""  # the environment variable with the list
     current: str = ""  # the environment variable with the host's own name
-    file: str = ""  # has the keys `hosts` and `current_host`
+    file: str = ""  # the JSON file; it has the keys `hosts` and `current_host`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTraits:
-    """How a service behaves."""
+    """The limits and the behaviour of a service."""
 
     hosts: HostList
     name_limit: int = 63  # maximum characters of a job's name; at least 48 of [a-z0-9-]
-    # a second request with the name of an existing job makes no job
+    # True: a request with the name of an existing job creates no second job
     unique_names: bool = False
     variable_limit: int = 512  # maximum characters of an environment variable
-    # seconds between SIGTERM and SIGKILL, if the service ends a container
+    # seconds between SIGTERM and SIGKILL when the service ends a container
     stop_s: float = 120
     # the service ends all containers of a job once the container with rank 0 has ended
     first_ends_all: bool = False
@@ -61,7 +61,7 @@ class ServiceTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerEntry:
-    """What starts the agent in a container: a command, and the environment that it needs."""
+    """The command that starts the agent in a container, and the command's environment variables."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -94,7 +94,7 @@ class ServiceJob:
 
 
 class ManagedService(Protocol):
-    """The calls of a service. Each has a time limit."""
+    """The calls of a service. Each call must have a time limit."""
 
     traits: ServiceTraits
 
@@ -116,10 +116,10 @@ class ManagedService(Protocol):
         """One job by id; None if the service does not know it."""
 
     async def stop(self, job: str) -> None:
-        """Start ending a job. A job that has ended raises a fault with the status 404."""
+        """Request the end of a job. Raises CloudFault with the status 404 if the job has ended."""
 
     def is_full(self, fault: CloudFault) -> bool:
-        """Whether the fault of a `submit` means that this offer is not available now."""
+        """Whether this fault of `submit` means that the offer is not available now."""
 
     def check(self, task: Task) -> Sequence[Objection]:
         """Objections to a task; () if the service can run it."""

@@ -39,8 +39,8 @@ class OciApi:
         *,
         token: str = "",
     ) -> Json:
-        """Send a request that changes something. Repeated requests with the same token have one
-        effect.
+        """Send a request that changes something. OCI executes repeated requests with the same token
+        only once.
         """
         headers = {"opc-retry-token": token} if token else {}
         return await self._client(COMPUTE, region).send(method, path, body, headers)

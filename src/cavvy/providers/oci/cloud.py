@@ -26,12 +26,12 @@ from cavvy.providers.vm.cloud import (
 from cavvy.providers.vm.records import INSTALLATION
 from cavvy.providers.vm.rest import Json
 
-# LaunchInstance tells missing capacity with the status 500 and mostly with the code InternalError,
-# so that only the words tell it from other faults:
+# If there is no capacity, LaunchInstance answers with the status 500 and mostly with the code
+# InternalError, as for other faults. So the message must be examined:
 # https://docs.oracle.com/en-us/iaas/Content/Compute/Tasks/troubleshooting-out-of-host-capacity.htm
 _NO_HOST = re.compile(r"out of (host )?capacity", re.IGNORECASE)
 _FULL = "OutOfHostCapacity"
-# The retry token belongs to an instance that was terminated:
+# This code means that the retry token belongs to an instance that was terminated:
 # https://docs.oracle.com/en-us/iaas/Content/API/References/apierrors.htm
 _OLD_TOKEN = "InvalidatedRetryToken"
 # https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/datatypes/Instance

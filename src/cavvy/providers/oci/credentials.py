@@ -112,12 +112,13 @@ class OciCredentials:
 def _read_key(file: str, phrase: str) -> rsa.RSAPrivateKey:
     try:
         content = Path(file).expanduser().read_bytes()
-        # a key without a pass phrase may be in a profile that inherits one from [DEFAULT]
+        # the profile may inherit a pass phrase from [DEFAULT] that its own key does not need
         given = phrase.encode() if b"ENCRYPTED" in content else None
         key = serialization.load_pem_private_key(content, given)
     except OSError as error:
         raise _refuse(f"the API key {file} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError) as error:  # their texts may quote the key
+    # the text of these errors is left out, because it may quote the key
+    except (ValueError, TypeError) as error:
         raise _refuse(f"{file} is no PEM private key that `pass_phrase` decrypts") from error
     if not isinstance(key, rsa.RSAPrivateKey):
         raise _refuse(f"{file} is no RSA key")
@@ -125,7 +126,7 @@ def _read_key(file: str, phrase: str) -> rsa.RSAPrivateKey:
 
 
 def _why(error: Exception) -> str:
-    """The cause, without lines of the file."""
+    """The cause of the error, without the lines of the file that the error may quote."""
     return str(error.strerror) if isinstance(error, OSError) else type(error).__name__
 
 

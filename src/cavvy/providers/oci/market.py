@@ -38,7 +38,7 @@ class OciMarket:
         self._api, self._settings, self._now = api, settings, now
         self._credentials, self._list_prices = credentials, list_prices
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
-        # shapes with GPUs that the catalog has no price of, or another number of GPUs
+        # GPU shapes without a price in the catalog, or with another number of GPUs there
         self.unpriced: Sequence[str] = ()
 
     async def regions(self) -> Sequence[str]:

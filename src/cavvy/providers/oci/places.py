@@ -1,4 +1,4 @@
-"""Finds the subnet and the image of an instance: the ones of the settings, or else defaults."""
+"""Finds the subnet and the image of an instance: those in the settings, or else the defaults."""
 
 import re
 from collections.abc import Mapping, Sequence

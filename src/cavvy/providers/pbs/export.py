@@ -1,4 +1,4 @@
-"""Exports a task as a script for qsub that does not need Cavvy: `cavvy export pbs TASK.YAML`."""
+"""Exports a task as a script for qsub, which runs without Cavvy: `cavvy export pbs TASK.YAML`."""
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
@@ -13,8 +13,8 @@ def make_export(
     """The script for qsub. If `offer` is None, the script requests the accelerators, CPUs and
     memory named in the task.
 
-    `pbsdsh` starts the work on the nodes without passing variables on, so the nodes read the
-    variables from a file in the folder that the job was submitted from.
+    `pbsdsh` starts the work on the nodes, but does not pass environment variables on. So the nodes
+    read the variables from a file in the folder from which the job was submitted.
     """
     options = [
         f"-N {task.name[:15]}",

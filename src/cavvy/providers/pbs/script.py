@@ -12,9 +12,9 @@ from cavvy.providers.batch.system import JobFiles, JobOptions
 
 # the environment variable that marks an installation's jobs
 MARK = "CAVVY_MARK"
-# As in Slurm's script, only one job can create `started`, and `begun` and `end` describe jobs that
-# the server no longer lists. PBS sends no signal before the walltime ends, so the script itself
-# watches the time.
+# As in Slurm's script, only one job can create the folder `started`, and the files `begun` and
+# `end` describe jobs that the server no longer lists. PBS sends no signal before the walltime ends,
+# so the script itself waits for the time of the warning.
 _SCRIPT = """#!/bin/sh
 # Cavvy: one agent on each node of {name}; see docs/guides/pbs.md.
 umask 077
@@ -89,7 +89,7 @@ def make_script(
     gang: GangSpec, queue: ClusterQueue, files: JobFiles, job_options: JobOptions
 ) -> str:
     """The job's script. PBS sends no signal before the walltime ends, so the script of a job with a
-    walltime watches the time.
+    walltime waits for the time of the warning itself.
     """
     words = {
         name: shlex.quote(text)

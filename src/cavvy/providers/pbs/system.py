@@ -1,4 +1,4 @@
-"""PBS's commands, and the meaning of their output: queues, nodes, and states of jobs."""
+"""Runs PBS's commands and parses their output: queues, nodes, and states of jobs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ DIALECT = BatchDialect(
     gone="unknown job id|has finished|request invalid for state",
     environ={"TZ": "UTC"},  # makes qstat print times in UTC
 )
-_DELETED = "91"  # JOB_SUBSTATE_TERMINATED in PBS's job.h: ended by qdel
+_DELETED = "91"  # JOB_SUBSTATE_TERMINATED in PBS's job.h: qdel ended the job
 _WALLTIME = -29  # JOB_EXEC_KILL_WALLTIME in PBS's job.h
 _ENDS: dict[object, str] = {
     0: "its agents exited",
@@ -44,7 +44,7 @@ _ENDS: dict[object, str] = {
         (-26, -27), "the job used more memory than requested"
     ),
 }
-# PBS reports 256 plus the signal's number as the exit status of a script that a signal killed
+# if a signal killed a script, PBS reports its exit status as 256 plus the signal's number
 _SIGNALLED = 256
 _SIZES_KIB = {"b": 1 / 1024, "kb": 1, "mb": 1024, "gb": 1024**2, "tb": 1024**3}
 _USABLE = {"free", "job-busy", "job-exclusive", "busy", "resv-exclusive"}
@@ -115,7 +115,7 @@ class PbsSystem:
         return found
 
     async def _ask_with_history(self, command: str, *arguments: str, gone: bool = False) -> str:
-        """Run a command on jobs, including ended ones if the server keeps a history."""
+        """Run a command on jobs. Ended jobs are included if the server keeps a history."""
         done = await self.commands.run([command, "-x", *arguments])
         if done.code != 0 and "history" in done.said.lower():
             done = await self.commands.run([command, *arguments])
@@ -138,8 +138,8 @@ def read_cluster(
     spot: Sequence[str] = (),
     reclaim_s: float = 0,
 ) -> BatchCluster:
-    """The cluster from PBS's output, with the queues that accept and start jobs. If `gpu` is "",
-    the resource `gpu_resource` names the nodes' GPUs.
+    """The cluster as PBS describes it, with the queues that accept and start jobs. If `gpu` is "",
+    the node resource `gpu_resource` contains the model of the GPUs.
 
     A queue uses the nodes that are assigned to it. A queue without assigned nodes uses all nodes
     that are assigned to no queue.

@@ -14,7 +14,7 @@ MANIFEST = Manifest(
     docs="docs/guides/sagemaker.md",
     abilities=ABILITIES,
     visibility_delay=timedelta(seconds=30),
-    # SIGTERM precedes SIGKILL by 120 seconds; the agent keeps 10 of them for its last report
+    # SIGKILL follows SIGTERM after 120 seconds; the agent needs 10 of them for its last report
     notice=timedelta(seconds=110),
     rights="sagemaker:CreateTrainingJob, DescribeTrainingJob, ListTrainingJobs, StopTrainingJob "
     "and AddTags, pricing:GetProducts, and iam:PassRole for the role of the setting `role`",

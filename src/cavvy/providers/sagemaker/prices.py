@@ -1,7 +1,7 @@
 """Reads SageMaker's prices of training instances from AWS's Price List API.
 
-Rows of the list whose `platoinstancetype` is "Training" have the price of a training instance.
-Other rows, such as "Hosting", have the prices of other uses of the same instance type.
+A row of the list is the price of a training instance if its `platoinstancetype` is "Training".
+Rows with another value, such as "Hosting", are prices for other uses of the same instance type.
 """
 
 import json
@@ -54,7 +54,7 @@ def read_rates(products: Sequence[Any]) -> _Rates:
     found: dict[str, HourlyRate] = {}
     for each in products:
         attributes = each.get("product", {}).get("attributes", {})
-        # `instanceType` is the type, followed by the use in some rows: ml.m5.large-Training
+        # in some rows, the use follows the type in `instanceType`: ml.m5.large-Training
         name = attributes.get("instanceName") or attributes.get("instanceType") or ""
         name = str(name).partition("-Training")[0]
         terms = each.get("terms", {}).get("OnDemand", {}).values()

@@ -30,7 +30,7 @@ from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
 
-_SHOWN = timedelta(hours=6)  # ended jobs are listed for this long after their last change
+_SHOWN = timedelta(hours=6)  # `list` returns ended jobs for this long after their last change
 _QUOTA = "ResourceLimitExceeded"
 _GONE = frozenset({"ResourceNotFound"})
 # https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
@@ -40,17 +40,17 @@ _HOSTS = HostList(
     file="/opt/ml/input/config/resourceconfig.json",
 )
 _IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/\S+")
-# the training image of the settings has no driver for these
+# patterns of instance types with chips that the default training image has no driver for
 _OTHER_CHIPS = ("ml.trn*", "ml.inf*")
-_FULL = "CapacityError"  # the start of a failed job's reason
+_FULL = "CapacityError"  # a failed job's reason starts with this if SageMaker had no capacity
 _ENDED = frozenset({"Completed", "Failed", "Stopped", "Deleting"})
 
 
 class SageMakerService:
-    """Implements `ManagedService`. A job's id is its region, "/" and its name."""
+    """Implements `ManagedService`. A job's id is `REGION/NAME`."""
 
-    # The limits are those of the API. A name is unique in an account and region. The listing lag is
-    # an assumption.
+    # The API documents the limits. A name is unique in an account and region. SageMaker does not
+    # document how long a new job may be missing from lists, so that value is an assumption.
     traits = ServiceTraits(
         hosts=_HOSTS,
         name_limit=63,
@@ -69,11 +69,14 @@ class SageMakerService:
         self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
         self._aws = AwsService("sagemaker", self._settings, account, gone=_GONE)
         self._prices = TrainingPrices(self._aws)
-        self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
+        # job id -> the ended job, which cannot change any more
+        self._ended: dict[str, ServiceJob] = {}
         self._unknown: Sequence[str] = ()
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds the unknown types."""
+        """Facts for `cavvy check`. The caller must call `offers` first, which finds the types that
+        the catalog does not know.
+        """
         facts = [("role", self._need("role")), ("bucket", self._need("bucket"))]
         if self._unknown:
             facts.append(("types that the catalog does not know", ", ".join(self._unknown)))
@@ -116,12 +119,12 @@ class SageMakerService:
     async def submit(self, request: JobRequest) -> str:
         job = self._make_job(request)
         region = request.offer.region
-        if region not in await self._aws.regions():  # its jobs would never be listed
+        if region not in await self._aws.regions():  # `list` would never return its jobs
             raise Refused(f"the region {region} is not among the `regions` of the settings")
         try:
             await self._aws.call(region, "create_training_job", **make_training_job(job))
         except CloudFault as fault:
-            if fault.code != "ResourceInUse":  # an earlier request made the job
+            if fault.code != "ResourceInUse":  # ResourceInUse: an earlier request created the job
                 raise
         return f"{region}/{request.name}"
 
@@ -224,8 +227,8 @@ class SageMakerService:
         return str(image)
 
     def _longest_run(self, gang: GangSpec) -> timedelta:
-        """The job's time limit: the task's limit and the time for the last checkpoint; without a
-        limit of the task, the setting.
+        """The job's time limit: the task's limit plus the time for the last checkpoint. If the task
+        has no limit, the setting applies.
         """
         if gang.longest is None:
             return min(timedelta(seconds=int(self._settings["max_run_s"])), LONGEST_RUN)
@@ -239,8 +242,8 @@ class SageMakerService:
 
 
 def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
-    """The job of a reply of DescribeTrainingJob. A job that waits for instances after an
-    interruption is reclaimed: SageMaker would start it again.
+    """Parse a reply of DescribeTrainingJob. A job that waits for instances after an interruption
+    counts as reclaimed, because SageMaker would start it again.
     """
     status, secondary = str(told["TrainingJobStatus"]), str(told.get("SecondaryStatus"))
     started, ended = told.get("TrainingStartTime"), told.get("TrainingEndTime")
@@ -279,14 +282,14 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _chosen(name: str, patterns: Sequence[str]) -> bool:
-    """Whether the settings choose this instance type."""
+    """Whether one of the patterns in the settings selects this instance type."""
     if patterns:
         return any(fnmatchcase(name, each) for each in patterns)
     return not any(fnmatchcase(name, each) for each in _OTHER_CHIPS)
 
 
 def _texts(options: Mapping[str, Any], name: str) -> Mapping[str, str]:
-    """An option that is a table, with its values as texts. Raises Refused."""
+    """The option `name`, a table, with its values as strings. Raises Refused."""
     found = options.get(name) or {}
     if not isinstance(found, Mapping):
         raise Refused(f"resources.options.sagemaker.{name} must be a table of names and values")

@@ -12,14 +12,14 @@ _ENFORCING = {
     "safe",
     "wckeys",
     "all",
-}  # each of these values of AccountingStorageEnforce enforces associations
+}  # the values of AccountingStorageEnforce with which jobs need an association
 
 
 def explain_accounts(
     account: str, user: str, config: Mapping[str, str], tools: Sequence[str], limits: Facts
 ) -> Facts:
-    """The facts for `cavvy check`. `limits` are the limits of the user's associations. If `account`
-    is "", the user's default account is used.
+    """The facts about the account for `cavvy check`. `limits` are the limits of the user's
+    associations. If `account` is "", jobs use the user's default account.
 
     Raises Refused if Slurm would refuse every job because of its account.
     """
@@ -43,7 +43,9 @@ def explain_accounts(
 
 
 def _refuse(account: str, user: str, config: Mapping[str, str], names: Sequence[str]) -> None:
-    """Raise Refused if Slurm enforces associations and the user has none with this account."""
+    """Raise Refused if Slurm requires an association of the user with the account, and there is
+    none.
+    """
     enforced = {
         word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")
     }

@@ -1,4 +1,4 @@
-"""Exports a task as a script for sbatch that does not need Cavvy: `cavvy export slurm
+"""Exports a task as a script for sbatch, which runs without Cavvy: `cavvy export slurm
 TASK.YAML`.
 """
 

@@ -7,7 +7,7 @@ from cavvy.providers.base import Feature, Manifest, Refused
 from cavvy.providers.batch.manifest import make_manifest
 from cavvy.providers.settings import text
 
-# The features that become available with each container program.
+# container program -> the features that it makes available
 CONTAINERS: Mapping[str, frozenset[Feature]] = {
     "apptainer": frozenset({Feature.IMAGE, Feature.LOGIN}),
     "podman": frozenset({Feature.IMAGE, Feature.LOGIN, Feature.BUILD}),

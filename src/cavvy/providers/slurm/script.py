@@ -11,10 +11,10 @@ from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of
 from cavvy.providers.batch.system import JobFiles, JobOptions
 
-# Before the time limit, only the script gets a signal (B:), since a signal to the step would reach
-# the work itself. Only one job can create the folder `started`. So if a lost reply or a requeue by
-# Slurm leads to a second job of this gang, the second job exits at once. `begun` and `end` describe
-# jobs that slurmctld no longer lists.
+# Before the time limit, Slurm signals the script only (B:), because a signal to the step would
+# reach the work itself. Only one job can create the folder `started`. So if a lost reply or a
+# requeue by Slurm leads to a second job of this gang, the second job exits at once. The files
+# `begun` and `end` describe jobs that slurmctld no longer lists.
 _SCRIPT = """#!/bin/sh
 # Cavvy: one agent on each node of {name}; see docs/guides/slurm.md.
 umask 077
@@ -73,7 +73,7 @@ def make_options(
 
 
 def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = False) -> str:
-    """The job's script. With `pyxis`, the job step runs in the gang's image and uses the image's
+    """The job's script. If `pyxis` is True, the job step runs in the gang's image with the image's
     own Python.
     """
     folders = (files.agent, files.folder)
@@ -110,7 +110,7 @@ def list_container_options(gang: GangSpec, folders: Sequence[str]) -> Sequence[s
 
 
 def name_for_enroot(image: str) -> str:
-    """The image's name for Enroot, which expects a # between the registry and the rest."""
+    """The image's name in Enroot's form, which has a # between the registry and the rest."""
     first, slash, rest = image.partition("/")
     return (
         f"{first}#{rest}"

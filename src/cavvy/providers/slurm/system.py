@@ -1,4 +1,4 @@
-"""Slurm's commands, and the meaning of their output: partitions, nodes, and states of jobs."""
+"""Runs Slurm's commands and parses their output: partitions, nodes, and states of jobs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -47,8 +47,8 @@ _PHASES = {
         BatchPhase.WORKS,
     ),
 }
-# The final states of jobs. CANCELLED means that a person cancelled the job, unless its gang is
-# marked as removed: then Cavvy cancelled the job.
+# The final states of jobs. CANCELLED means that Cavvy cancelled the job if its gang is marked as
+# removed, and otherwise that a person did.
 _ENDS = {
     "COMPLETED": "its agents exited",
     "FAILED": "its agents broke",
@@ -117,7 +117,7 @@ class SlurmSystem:
         return make_export(task, offer, nodes, self.job_options, self._qos)
 
     async def _show(self, *what: str) -> Sequence[Row]:
-        """The output of `scontrol show ... --oneliner`, with each line as a table."""
+        """The lines of `scontrol show ... --oneliner`, each parsed to a mapping."""
         out = await self.commands.ask(["scontrol", "--oneliner", *what])
         return [parse_pairs(line) for line in out.splitlines()]
 
@@ -149,7 +149,7 @@ class SlurmSystem:
 
 
 def read_cluster(config: Row, partitions: Sequence[Row], nodes: Sequence[Row]) -> BatchCluster:
-    """The cluster from scontrol's output, with the partitions that are up."""
+    """The cluster as scontrol describes it, with the partitions that are up."""
     rows = [row for row in partitions if row.get("PartitionName") and row.get("State") == "UP"]
     there = [row for row in nodes if "NodeName" in row]
     members = {row["NodeName"]: row.get("Partitions", "").split(",") for row in there}
@@ -176,7 +176,7 @@ def read_cluster(config: Row, partitions: Sequence[Row], nodes: Sequence[Row]) -
 
 
 def _list_above(row: Row, rows: Sequence[Row]) -> set[str]:
-    """The partitions whose jobs may preempt the jobs of this one."""
+    """The partitions whose jobs may preempt jobs of this partition."""
     tier = _number(row, "PriorityTier")
     return {other["PartitionName"] for other in rows if _number(other, "PriorityTier") > tier}
 
@@ -209,7 +209,7 @@ def read_row(parts: Sequence[str]) -> BatchJobRow:
 
 
 def parse_pairs(line: str) -> dict[str, str]:
-    """Parse `A=1 B=two words C=3`: each name is a word followed by `=`."""
+    """Parse a line such as `A=1 B=two words C=3`, in which values may contain spaces."""
     parts = re.split(r"(?:^|\s)([A-Za-z_/:]+)=", line)
     return {name: value.strip() for name, value in zip(parts[1::2], parts[2::2], strict=True)}
 

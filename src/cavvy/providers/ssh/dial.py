@@ -1,5 +1,5 @@
-"""Connects as the user's own `ssh` does, with the user's configuration, keys, agents, jump hosts
-and known hosts.
+"""Connects to a host as the user's own `ssh` does: with the user's configuration, keys, SSH agents,
+jump hosts and known hosts.
 
 Each connection has its own OpenSSH configuration, which sets Cavvy's requirements and includes the
 user's configuration. ProxyJump passes the whole configuration on to jump hosts, so the same rules
@@ -61,7 +61,7 @@ async def dial(entry: InventoryHost, ways: SshOptions) -> tuple[HostConnection, 
 
 
 def _overrides(entry: InventoryHost) -> Sequence[str]:
-    """The options of `ssh` that express the inventory's settings of a host."""
+    """The options of `ssh` for the host's settings in the inventory."""
     given = (("-l", entry.user), ("-p", entry.port), ("-J", entry.jump))
     words = [word for option, value in given if value for word in (option, str(value))]
     if entry.identity_file is not None:
@@ -70,8 +70,8 @@ def _overrides(entry: InventoryHost) -> Sequence[str]:
 
 
 def _write_config(ways: SshOptions, known: Sequence[str], *, checked: bool) -> str:
-    """Cavvy's requirements, then the user's configuration. For each option, `ssh` uses the first
-    value.
+    """The connection's SSH configuration. Cavvy's requirements come before the user's
+    configuration, because `ssh` uses the first value of each option.
     """
     os.close(os.open(ways.known_hosts, os.O_WRONLY | os.O_CREAT, 0o600))
     checking = "accept-new" if ways.accept_new else "yes"
@@ -81,8 +81,9 @@ def _write_config(ways: SshOptions, known: Sequence[str], *, checked: bool) -> s
 
 
 def _includes(config: Path) -> str:
-    """The configuration that `ssh` would read, with the known-hosts file below $HOME. The system's
-    configuration is included only if `config` is the user's own `~/.ssh/config`.
+    """The `Include` lines for the configuration that `ssh` would read, and the known-hosts file
+    below $HOME. The system's configuration is included only if `config` is the user's own
+    `~/.ssh/config`.
     """
     home = Path("~/.ssh").expanduser()
     wanted = [config, _SYSTEM_CONFIG] if config.expanduser() == home / "config" else [config]

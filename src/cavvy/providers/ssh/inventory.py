@@ -26,13 +26,13 @@ _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryHost:
-    """One host of the inventory. For connection fields that are None, the SSH configuration
-    applies.
+    """One host of the inventory. Connection fields that are None are taken from the SSH
+    configuration.
     """
 
     name: str
     group: str
-    # price of one accelerator, or of a node without accelerators
+    # the price of one accelerator; for a host without accelerators, the price of the host
     rate: HourlyRate
     # False: the host has its own price, so it takes no part in its group's gangs
     in_group: bool = True
@@ -97,7 +97,7 @@ def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
         raise Refused(f"[providers.ssh] host_keys is {keys!r}: write one of {', '.join(HOST_KEYS)}")
     named = str(settings.get("ssh_config", _SSH_CONFIG))
     config = Path(named).expanduser()
-    # "" and /dev/null mean no configuration
+    # "" and /dev/null mean that there is no SSH configuration
     if named not in ("", _SSH_CONFIG) and not config.exists():
         raise Refused(f"[providers.ssh] ssh_config: the file {config} does not exist")
     where, file = _read_file(settings.get("inventory"))

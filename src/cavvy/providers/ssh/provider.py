@@ -39,9 +39,9 @@ from cavvy.providers.hosts.ssh_link import LinkDependencies, SshLink
 from cavvy.providers.ssh.dial import SshOptions, dial
 from cavvy.providers.ssh.inventory import InventoryHost, read_inventory
 
-# age at which facts are read again: devices change rarely, and drivers answer slowly
+# how long a host's facts are cached: devices change rarely, and drivers answer slowly
 _LEARN_AGAIN = timedelta(minutes=10)
-# time limits for waiting for hosts whose facts are unknown
+# time limits for hosts whose facts are unknown: for the first read, and for later ones
 _FIRST_WAIT_S, _HOSTS_WAIT_S = 18.0, 6.0
 _TICK_S, _CALM_S = (
     0.5,
@@ -60,7 +60,7 @@ class SshProvider:
         self._home = context.home.absolute()
         for folder in ("facts", "bundles"):
             (self._home / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        # A short path, since the path of a socket has at most 104 bytes.
+        # in /tmp, because the path of a socket may have at most 104 bytes
         self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
         self._links: dict[str, SshLink[InventoryHost]] = {}
         self._idle: Sequence[str] = ()  # patterns in the settings that match no host
@@ -102,7 +102,7 @@ class SshProvider:
         return await self._fleet.changes.get()
 
     async def relay(self) -> None:
-        """Keep every host connected, since agents' requests use the connections."""
+        """Keep every host connected, because agents send their requests through the connections."""
         self._fleet.patient = False
         try:
             while True:
@@ -183,7 +183,7 @@ class SshProvider:
     # Hosts and their facts
 
     def _follow(self) -> None:
-        """Like `_update`, but while the inventory cannot be read, keep using the last inventory."""
+        """Like `_update`, but keep the last inventory while the inventory cannot be read."""
         try:
             self._update()
         except Refused:
@@ -262,7 +262,7 @@ class SshProvider:
                 self._learnt_at.pop(name, None)
 
     async def _recall(self, name: str) -> None:
-        """Use the facts that the host last reported until it answers again."""
+        """Use the last facts that the host reported, until it answers again."""
         facts = read(self._home / "facts" / f"{name}.json", SupervisorFacts)
         if facts is not None:
             await self._fleet.keep(self._links[name].entry, facts)
@@ -289,5 +289,5 @@ class SshProvider:
 
 
 def _silence(link: SshLink[InventoryHost]) -> str:
-    """Why a host does not answer."""
+    """The reason why a host does not answer, to show to users."""
     return link.problem or f"{link.entry.name} has not answered yet"

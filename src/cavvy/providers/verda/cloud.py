@@ -1,7 +1,7 @@
 """Calls Verda's API, version 1 (https://api.verda.com/v1/docs).
 
-The user data of a machine is a startup script, which the API stores separately from the machine:
-the script is made before the machine and deleted with the machine.
+The API stores the user data of a machine as a separate object, a startup script. Cavvy creates the
+script before the machine and deletes both together.
 """
 
 import os
@@ -36,7 +36,8 @@ _STATES = {
     "discontinued": MachineState.ENDED,
     "deleted": MachineState.ENDED,
 }
-# Verda answers `invalid_request` to most requests that it cannot serve; only the message tells why.
+# Verda answers most requests that it cannot serve with `invalid_request`; only the message gives
+# the cause.
 _FULL = re.compile(r"capacity|available|resources", re.IGNORECASE)
 _GONE = re.compile(r"invalid instance id|a discontinued instance", re.IGNORECASE)
 _TOO_EARLY = re.compile(r"a provisioning instance", re.IGNORECASE)
@@ -48,8 +49,8 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 class VerdaCloud:
     """Implements `Cloud`."""
 
-    # The longest hostname, the longest script and the listing lag are assumptions, since Verda does
-    # not document them.
+    # Verda does not document the maximum length of hostnames and scripts, nor how long a new
+    # instance may be missing from lists: these values are assumptions.
     traits = CloudTraits(
         name_limit=60,
         user_data_limit=65536,
@@ -64,9 +65,10 @@ class VerdaCloud:
             settings, now, KEYS, _read_error, read_key=lambda: self._token, others=[self._login]
         )
         self._api = self.account.api
-        self._images: Mapping[str, str] = {}  # by instance type
-        self._scripts: dict[str, str] = {}  # of machines that this process made, by their ids
-        self._unsure: dict[str, list[str]] = {}  # of requests without a reply, by hostname
+        self._images: Mapping[str, str] = {}  # instance type -> image
+        # machine id -> script, for machines that this process created
+        self._scripts: dict[str, str] = {}
+        self._unsure: dict[str, list[str]] = {}  # hostname -> scripts of requests that got no reply
 
     async def offers(self) -> Sequence[Offer]:
         kinds = {str(each["instance_type"]): each for each in await self._get("/instance-types")}
@@ -106,7 +108,7 @@ class VerdaCloud:
                 await self._drop_scripts([*self._unsure.pop(name, ()), made])
             raise
         self._scripts[new] = made
-        # the launcher repeats a request once the list shows no machine of the earlier ones
+        # the launcher repeats a request only after the list showed no machine of earlier requests
         await self._drop_scripts(self._unsure.pop(name, ()))
         return [new]
 
@@ -125,7 +127,7 @@ class VerdaCloud:
             if fault.status != 404:  # a new instance may not be listed yet
                 raise
         body: dict[str, object] = {"id": [machine], "action": "delete"}
-        if volume := told.get("os_volume_id"):  # kept or trashed volumes are billed
+        if volume := told.get("os_volume_id"):  # Verda bills volumes that are kept or in the trash
             body |= {"volume_ids": [volume], "delete_permanently": True}
         await self._send("PUT", "/instances", body)
         mine = self._scripts.pop(machine, "")
@@ -221,13 +223,15 @@ def _name(fault: CloudFault) -> CloudFault:
     """The fault, with the HTTP status that its message implies."""
     if _GONE.search(fault.message):
         return CloudFault(404, fault.code, fault.message)
-    if _TOO_EARLY.search(fault.message):  # a later deletion succeeds
+    if _TOO_EARLY.search(fault.message):  # deleting the instance later will succeed
         return CloudFault(409, fault.code, fault.message)
     return fault
 
 
 def _model(kind: Json) -> str:
-    """The name of the GPU, such as "H100 SXM5 80GB" of "8x H100 SXM5 80GB"; "" without GPU."""
+    """The GPU's name in a description: "H100 SXM5 80GB" for "8x H100 SXM5 80GB"; "" for a type
+    without GPUs.
+    """
     if not int(kind["gpu"]["number_of_gpus"]):
         return ""
     return re.sub(r"^\d+x ", "", str(kind["gpu"]["description"]))

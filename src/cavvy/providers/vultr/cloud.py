@@ -22,18 +22,20 @@ from cavvy.providers.vm.cloud import (
 from cavvy.providers.vm.rest import Json
 from cavvy.providers.vultr.manifest import KEYS
 
-# Vultr answers 400 to all requests that it cannot serve; only the message tells why.
+# Vultr answers every request that it cannot serve with status 400; only the message gives the
+# cause.
 _FULL = re.compile(r"not available in the selected|more capacity", re.IGNORECASE)
 _OVER_LIMIT = re.compile(r"maximum number of .*for this account", re.IGNORECASE)
-_LIMIT = "instance-limit"  # our code for a fault whose message says that the limit is reached
+# Cavvy's code for this fault: the account's limit of instances is reached
+_LIMIT = "instance-limit"
 _NO_ADDRESS = ("", "0.0.0.0")  # reported until the instance has an address
 
 
 class VultrCloud:
     """Implements `Cloud`."""
 
-    # Vultr does not document the longest label, the longest user data and the listing lag: these
-    # values are assumptions.
+    # Vultr does not document the maximum length of labels and of user data, nor how long a new
+    # instance may be missing from lists: these values are assumptions.
     traits = CloudTraits(
         name_limit=63,
         user_data_limit=65536,
@@ -118,7 +120,8 @@ class VultrCloud:
     def _offer(self, plan: Json, gpus: int, region: str) -> Offer:
         known = identify(_model(plan)) if gpus else None
         memory_mib = int(plan["gpu_vram_gb"]) * 1024 // gpus if gpus else 0
-        costs = plan.get("location_cost") or {}  # of the regions whose prices differ
+        # prices of regions that differ from the plan's price
+        costs = plan.get("location_cost") or {}
         usd = costs[region]["hourly_cost"] if region in costs else plan["hourly_cost"]
         return Offer(
             provider="vultr",
@@ -140,20 +143,20 @@ class VultrCloud:
 
 
 def _model(plan: Json) -> str:
-    """The API's name of the GPU, such as "NVIDIA_A40"; "" without GPU."""
+    """The GPU's name in the API, such as "NVIDIA_A40"; "" for a plan without GPUs."""
     return str(plan.get("gpu_type") or "")
 
 
 def _gpus(plan: Json) -> int | None:
     """The number of GPUs, computed from their total memory. None if the GPU is unknown, or if the
-    plan contains a part of a GPU.
+    plan has a fraction of a GPU.
     """
     if not _model(plan):
         return None if plan["type"] in ("vcg", "vdm") else 0
     known = identify(_model(plan))
     if known is None or not known.accelerator.memory:
         return None
-    # of several memory sizes, Vultr has the largest
+    # if the GPU exists with several memory sizes, Vultr has the largest
     count, rest = divmod(int(plan["gpu_vram_gb"]) * 1024, known.accelerator.memory[-1].mib)
     return count if count and not rest else None
 

@@ -22,7 +22,7 @@ ENDED_BY: list[int] = []  # the signals that asked this container to end
 
 
 def read_place(hosts: dict[str, str]) -> tuple[int, str]:
-    """The container's rank, and its host name, or "" if the service states none."""
+    """The container's rank and its host name. The host name is "" if the service states none."""
     if hosts["index"]:
         return int(os.environ.get(hosts["index"]) or 0), ""
     if hosts["cluster"]:
@@ -33,7 +33,7 @@ def read_place(hosts: dict[str, str]) -> tuple[int, str]:
         with open(hosts["file"], encoding="utf-8") as file:
             told = json.load(file)
         current, names = told["current_host"], told["hosts"]
-    # algo-10 comes after algo-2
+    # numeric order: algo-10 comes after algo-2
     return sorted(names, key=lambda each: (len(each), each)).index(current), str(current)
 
 
@@ -59,8 +59,8 @@ def find_address(host: str) -> str:
 
 
 def pass_on(number: int, frame: object) -> None:
-    """Pass a signal on to the child processes. The kernel gives the first process of a container
-    no signals that the process does not handle.
+    """Pass a signal on to the child processes. A handler is needed because the kernel drops the
+    signals that the first process of a container does not handle.
     """
     ENDED_BY.append(number)
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
