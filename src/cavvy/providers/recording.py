@@ -1,9 +1,9 @@
-"""Records the calls to a cloud while a gang of `cavvy check NAME --live` exists, without secrets: a
-stand-in can replay the file in tests.
+"""Records the calls to a cloud while a gang of `cavvy check NAME --live` exists. The file contains
+no secrets, and a simulated cloud can replay it in tests.
 
-Texts of a call are kept only where they are known to be safe: in the fields `_KEPT`, in replies
-about products (`_PRODUCTS`), and if they are names of Cavvy's own objects. All other texts are
-masked. Machines and other objects of the account that Cavvy did not make are left out.
+A string in a call is recorded only if it is known to be safe: it is in one of the fields `_KEPT`,
+or in a reply about products (`_PRODUCTS`), or is the name of an object that Cavvy made. All other
+strings are masked. Machines and other objects in the account that Cavvy did not make are left out.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from cavvy.providers.ledger import LaunchLedger, NamedRecord
 _N = TypeVar("_N", bound=NamedRecord)
 
 TAG = "cavvy-live-check"  # the calls for a gang with this label are recorded
-FOLDER = "recordings"  # in the provider's own folder
+FOLDER = "recordings"  # a subfolder of the provider's own folder
 LONGEST_JOB = timedelta(minutes=10)  # gangs that may run longer are not recorded
-_MOST_OPEN = 4  # recordings at a time
-_MOST_CHARACTERS = 32 * 2**20  # of a recording; later calls are not recorded
+_MOST_OPEN = 4  # the maximum number of gangs that are recorded at the same time
+_MOST_CHARACTERS = 32 * 2**20  # the maximum size of a recording; calls beyond it are not recorded
 # `check --live` waits 20 minutes for the agent and 10 minutes for the removal
 _LONGEST_S = 45 * 60.0
 _MASK = "redacted"
@@ -43,12 +43,12 @@ _PRODUCTS = re.compile(
     r"|availability_zones)$|\S+ (?:pricing|service-quotas|ssm) ",
 )
 _EC2 = re.compile(r"\S+ ec2 ")
-# The objects in the replies to these calls have names that their owner chose. The provider needs
-# to see that such objects exist, so all their texts and numbers are masked.
+# The objects in the replies to these calls have names that users chose. The objects themselves are
+# recorded, because a replay needs them, but all their strings and numbers are masked.
 _CHOICES = re.compile(
     r"GET /(?:\S*/)?(?:ssh-keys|ssh_keys/|keypairs|environments|projects)(?:\?|$)"
 )
-# Fields whose values are kept, without "_" and "-" and in lower case.
+# The names of fields whose values are kept, in lower case and without "_" and "-".
 _KEPT_FIELDS = """
     id instanceid instanceids imageid vpcid subnetid groupid volumeid allocationid reservationid
     networkinterfaceid spotinstancerequestid internetgatewayid gatewayid routetableid
@@ -64,17 +64,18 @@ _KEPT_FIELDS = """
 """
 _KEPT = frozenset(_KEPT_FIELDS.split())
 _NAMES = frozenset({"id", "name", "label", "hostname", "displayname", "title"})
-# The values of these fields are secret, or identify the account or a person, also in replies about
-# products.
+# The values of these fields are secret, or identify the account or a person. They are masked even
+# in replies about products.
 _SECRET = re.compile(
     r"token$|subscription_?id|secret|password|(user|custom|key)_?data|(private|public)_?key|material|jupyter|authorization"
     r"|credential|account|owner|client_?id|e_?mail|fingerprint|^arn$|^user_?id$|kvm|console|vnc",
     re.IGNORECASE,
 )
-_SCRIPTS = ("#!", "IyEv")  # starts of user data, plain and in Base64
+_SCRIPTS = ("#!", "IyEv")  # how user data starts, as plain text and in Base64
 _PAGES = frozenset({"nexttoken", "nextpagetoken"})  # tokens that only name the next page of a list
-# ids of AWS accounts, Azure subscriptions, Google projects and OCI's tenancies, names of resource
-# groups, addresses of persons, and AWS's names of identities, also within other texts
+# Ids of AWS accounts, Azure subscriptions, Google projects and OCI tenancies; names of resource
+# groups; e-mail addresses; and AWS's names of identities. They are found within longer strings,
+# too.
 _ACCOUNT = re.compile(
     r"(?<!\d)\d{12}(?!\d)|(?<=subscriptions/)[\w-]+|(?<=resourcegroups/)[^/\s?]+"
     r"|(?<=projects/)[\w:.-]+|[\w.+-]+@[\w-]+\.[\w.-]+|(?<=arn:)\S+"
@@ -82,13 +83,14 @@ _ACCOUNT = re.compile(
     re.IGNORECASE,
 )
 _NO_ACCOUNT = "0" * 12
-_NUMBER_OF = ("id", "number", "phone")  # ends of names of fields whose numbers identify something
+# a number is masked if its field's name ends with one of these words
+_NUMBER_OF = ("id", "number", "phone")
 
 
 @dataclass(kw_only=True)
 class _Recording:
-    """The calls for one gang, in order. `began` is a time of the recorder's clock. `latest`
-    contains the last reply to each read since the last write.
+    """The calls for one gang, in order. `began` is the start in seconds of the recorder's clock.
+    `latest` contains the last reply to each read since the last write.
     """
 
     began: float
@@ -111,8 +113,8 @@ class _Recording:
 
 
 class CallRecorder:
-    """Records calls for the gangs of one provider that have the label `TAG`. Without such a gang,
-    nothing is kept. `clock` returns seconds that never go back.
+    """Records calls for the gangs of one provider that have the label `TAG`. While there is no such
+    gang, nothing is recorded. `clock` returns seconds that never go back.
     """
 
     def __init__(
@@ -128,8 +130,8 @@ class CallRecorder:
         self._open: dict[str, _Recording] = {}
 
     def begin(self, gang: GangSpec) -> bool:
-        """Start recording if the gang has the label, may run for `LONGEST_JOB` at most, and not
-        too many gangs are recorded. Returns whether the recording has just begun.
+        """Start a recording if the gang has the label, its time limit is at most `LONGEST_JOB`, and
+        fewer than `_MOST_OPEN` gangs are being recorded. Returns whether a recording was started.
         """
         self._drop_old()
         short = gang.longest is not None and gang.longest <= LONGEST_JOB
@@ -141,7 +143,7 @@ class CallRecorder:
         return True
 
     def recorded(self) -> Sequence[str]:
-        """The names of the gangs that are recorded now."""
+        """The names of the gangs that are being recorded."""
         self._drop_old()
         return list(self._open)
 
@@ -155,7 +157,7 @@ class CallRecorder:
         root: str = "",
     ) -> None:
         """Record a call and its outcome. `root` is the address of the API, which is removed from
-        the texts of replies.
+        strings in replies.
         """
         self._drop_old()
         if not self._open:
@@ -173,25 +175,25 @@ class CallRecorder:
             each.add(plain, len(text))
 
     async def end(self, gang: str) -> None:
-        """Write the gang's recording, if there is one."""
+        """End the gang's recording, if there is one, and write it to a file."""
         recording = self._open.pop(gang, None)
         if recording is not None:
             whole = {**self._head, "gang": gang, "calls": recording.calls}
             await asyncio.to_thread(self._write, gang, json.dumps(whole, indent=1))
 
     async def end_finished(self, ledger: LaunchLedger[_N], is_over: Callable[[_N], bool]) -> None:
-        """Write the recordings of gangs that have no machine any more, or never had one: gangs
-        without a record in the provider's ledger, or with a record that `is_over`.
+        """End and write the recordings of gangs without machines: those that have no record in the
+        provider's ledger, and those for whose record `is_over` returns True.
         """
         for name in self.recorded():
-            if ledger.lock(name).locked():  # the gang is being launched or removed
+            if ledger.lock(name).locked():  # a launch or a removal of the gang is in progress
                 continue
             record = ledger.get(name)
             if record is None or is_over(record):
                 await self.end(name)
 
     def _drop_old(self) -> None:
-        """Drop recordings whose end was never seen."""
+        """Discard recordings that were never ended."""
         since = self._clock() - _LONGEST_S
         self._open = {name: each for name, each in self._open.items() if each.began >= since}
 
@@ -204,13 +206,14 @@ class CallRecorder:
 
 
 def redact_body(body: object) -> object:
-    """The body of a request without secrets, ids of accounts and names that the user chose."""
+    """The body of a request, with secrets, account ids and names that users chose masked."""
     return _keep_safe(body, ours=True)
 
 
 def redact_reply(call: str, reply: object) -> object:
-    """A reply without secrets, ids of accounts, names that the user chose, and objects that Cavvy
-    did not make. `call` is the method and the path, or the region, the service and the operation.
+    """A reply, with secrets, account ids and names that users chose masked, and without objects
+    that Cavvy did not make. `call` is the method and the path, or, for AWS, the region, the service
+    and the operation.
     """
     if isinstance(reply, str):  # an id, or the message of an error
         return _clean(reply)
@@ -218,13 +221,13 @@ def redact_reply(call: str, reply: object) -> object:
         return _mask_secrets(reply)
     if _CHOICES.match(call):
         return _mask_all(reply)
-    # EC2 lists instances by Cavvy's tags, and has names of objects in tags only, which are masked
+    # EC2 lists only objects with Cavvy's tags; their names are in tags, which are masked
     return _keep_safe(reply, ours=_EC2.match(call) is not None)
 
 
 def _keep_safe(value: object, *, ours: bool) -> object:
-    """The value with only those texts that are known to be safe. `ours` is whether the value
-    belongs to an object that Cavvy made, so that lists below it are complete.
+    """The value, with all strings masked that are not known to be safe. If `ours` is True, the
+    value belongs to an object that Cavvy made, so no items are removed from the lists in it.
     """
     match value:
         case Mapping():
@@ -254,7 +257,7 @@ def _keep_field(key: str, value: object, table: Mapping[object, object], *, ours
 
 
 def _mask_secrets(value: object) -> object:
-    """The value without secrets and ids of accounts."""
+    """The value, with secrets and account ids masked."""
     match value:
         case Mapping():
             return {
@@ -269,7 +272,7 @@ def _mask_secrets(value: object) -> object:
 
 
 def _mask_all(value: object) -> object:
-    """The fields and lists of the value alone, without texts and numbers."""
+    """The value, with all strings and numbers masked."""
     match value:
         case Mapping():
             return {str(key): _mask_all(each) for key, each in value.items()}
@@ -297,8 +300,8 @@ def _is_secret(field_name: str) -> bool:
 
 
 def _is_ours(table: Mapping[object, object]) -> bool:
-    """Whether the table describes an object that Cavvy made: one of its texts is a name of such an
-    object, or a path that ends with one.
+    """Whether the table describes an object that Cavvy made: one of its strings is the name of such
+    an object, or a path that ends with the name.
     """
     return any(
         isinstance(each, str) and _OURS.fullmatch(each.rsplit("/")[-1]) for each in table.values()
@@ -306,7 +309,7 @@ def _is_ours(table: Mapping[object, object]) -> bool:
 
 
 def _is_foreign(value: object) -> bool:
-    """Whether this is an object of the account that Cavvy did not make."""
+    """Whether the value describes an object in the account that Cavvy did not make."""
     if not isinstance(value, Mapping) or _is_ours(value):
         return False
     return any(_fold(str(key)) in _NAMES for key in value)

@@ -19,9 +19,9 @@ class ProviderState(Protocol):
         """Return the documents of a collection, or only the named one."""
 
     async def swap(self, document: ProviderDocument, *, delete: bool = False) -> bool:
-        """Write or delete a document if its stored version is `document.version` - 1. Version 0
-        stands for a document that is not stored. Returns False, and changes nothing, if another
-        server wrote first.
+        """Write or delete a document if its stored version is `document.version` - 1. A document
+        that is not stored counts as version 0. If another server wrote first, nothing changes and
+        the result is False.
         """
 
 

@@ -1,4 +1,4 @@
-"""Reads the instance types of job queues, and their prices in the catalog."""
+"""Reads which instance types job queues use, and looks up their prices in the catalog."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ class BatchQueues:
         self.left_out: Mapping[str, str] = {}  # the reason by queue
 
     def names(self) -> Sequence[str]:
-        """The queues. Raises Refused if none is set."""
+        """The names of the queues in the settings. Raises Refused if the settings name none."""
         named = list_setting(self._settings, "queues")
         if not named:
             raise Refused("[providers.aws-batch] queues: not set; name the job queues to use")
@@ -95,7 +95,9 @@ class BatchQueues:
         return "its compute environment does not exist"
 
     def _price(self, region: str, queue: str, name: str, purchase: Purchase) -> Offer | str:
-        """The offer at the catalog's price; of several zones, at the highest price."""
+        """The offer at the catalog's price. If prices differ between zones, the highest price is
+        used.
+        """
         known = [
             each
             for each in self._prices

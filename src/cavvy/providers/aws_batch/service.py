@@ -59,7 +59,7 @@ class BatchService:
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which reads the queues."""
+        """Facts for `cavvy check`. The caller must call `offers` first, which reads the queues."""
         left = [f"{queue}: {why}" for queue, why in self._queues.left_out.items()]
         return [
             ("queues", ", ".join(self._queues.names())),
@@ -130,7 +130,7 @@ class BatchService:
         return ()
 
     async def _check_offer(self, offer: Offer) -> None:
-        """Raise CloudFault if the queue is disabled, or has other instances now."""
+        """Raise CloudFault if the queue is disabled, or no longer has the offer's instances."""
         if offer.key not in [each.key for each in await self._queues.offers()]:
             raise CloudFault(400, _FULL, f"the queue {offer.zone} does not offer {offer.key} now")
 
@@ -152,7 +152,7 @@ class BatchService:
     async def _forget(self, region: str, definition: str) -> None:
         """Deregister the definition of a job that this installation submitted and that has ended,
         with its earlier revisions, which repeated requests leave. If this fails, the definition
-        stays and costs nothing.
+        remains, which costs nothing.
         """
         name, _, newest = definition.rpartition(":")
         with suppress(CloudFault):
@@ -188,7 +188,7 @@ class BatchService:
 
 
 def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
-    """The job of a reply of DescribeJobs. Times are in milliseconds."""
+    """Parse a job in a reply of DescribeJobs."""
     status, reason = str(told["status"]), str(told.get("statusReason") or "")
     started, ended = _time(told.get("startedAt")), _time(told.get("stoppedAt"))
     state = JobState.RUNNING if status == "RUNNING" else JobState.WAITING
@@ -213,5 +213,5 @@ def _is_old(told: Mapping[str, Any], now: datetime) -> bool:
 
 
 def _time(millis: int | None) -> datetime | None:
-    """A time in milliseconds since 1970; None if there is none, or 0."""
+    """Parse a time in milliseconds since 1970. Returns None if `millis` is None or 0."""
     return datetime.fromtimestamp(millis / 1000, UTC) if millis else None

@@ -45,7 +45,9 @@ MANIFEST = Manifest(
 
 
 def make(context: ProviderContext) -> Provider:
-    """The account on a new cloud that follows the script in the settings, or the default script."""
+    """An account on a new fake cloud, which follows the script in the settings, or else the default
+    script.
+    """
     path = context.settings.get("script")
     script = read_script(Path(str(path)).expanduser()) if path is not None else DEFAULT
     return FakeAccount(FakeCloud(MANIFEST, script, context.now), context.installation)

@@ -1,4 +1,4 @@
-"""One installation's view of a fake cloud that other installations may share."""
+"""Gives each installation its own provider on one fake cloud."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -47,8 +47,8 @@ class FakeAccount:
         await self._cloud.close()
 
     def _ours(self, name: str) -> bool:
-        """True if a gang with this name belongs to this installation. Gangs record their
-        installation, like tags in real clouds.
+        """True if this installation launched the gang with this name. The fake cloud records the
+        installation of each gang, as real clouds do with tags.
         """
         return any(
             gang.spec.installation == self._installation

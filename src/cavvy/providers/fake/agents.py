@@ -1,11 +1,12 @@
-"""Simulated agents: they claim, report, receive orders and keep their lease like real agents, but
-only pretend to work.
+"""Simulated agents. They claim, report, receive orders and renew their lease like real agents, but
+run no command.
 
 Environment variables of the task control the work: FAKE_RUN_S (duration in seconds, default 60),
-FAKE_EXIT_CODE (0), FAKE_EXIT_AFTER_S (time of failure; default: the duration), FAKE_EXIT_RANK (only
-this rank fails), FAKE_SETUP_S (0), FAKE_STUBBORN (1: the work ends only when killed),
-FAKE_SIGNAL_CODE (exit code after SIGTERM, 143) and FAKE_COMPLETE (1: the work reports completion
-when it is asked to end). Work with checkpoints resumes from the last checkpoint.
+FAKE_EXIT_CODE (0), FAKE_EXIT_AFTER_S (when the work fails; default: the duration), FAKE_EXIT_RANK
+(only this rank fails), FAKE_SETUP_S (duration of the setup, default 0), FAKE_STUBBORN (1: the work
+ends only when killed), FAKE_SIGNAL_CODE (exit code after SIGTERM, default 143) and FAKE_COMPLETE
+(1: the work reports completion when it is asked to end). Work with checkpoints resumes from the
+last checkpoint.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from cavvy.providers.fake.machines import FakeGang, FakeMachine
 T = TypeVar("T")
 Call = Callable[[AgentCalls], Coroutine[Any, Any, T]]
 _LONG_POLL = timedelta(minutes=5)
-_RETRY_S = 5.0  # pause between attempts to reach a silent control plane
+_RETRY_S = 5.0  # pause between requests while the control plane does not answer
 _REACTION_S = 1.0  # time from a signal to the end of cooperative work
 _CHECKPOINT_S = 600.0  # time between checkpoints if the task sets no interval
 
@@ -42,7 +43,7 @@ _BY_ITSELF = (AttemptOutcome.SUCCEEDED, AttemptOutcome.EXIT)
 
 
 class _Leave(Exception):
-    """Ends the agent: another agent has the claim, or the attempt has ended."""
+    """Raised to end the agent, because another agent has the claim or the attempt has ended."""
 
 
 async def pause(seconds: float) -> None:
@@ -84,7 +85,9 @@ class AgentConnection:
 
 
 class FakeStorage:
-    """Checkpoints, which outlive nodes: the seconds of work saved, by job and rank."""
+    """The saved checkpoints: the completed seconds of work, by job and rank. They remain after
+    nodes end.
+    """
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, int], float] = {}
@@ -108,7 +111,7 @@ async def live(
     now: Callable[[], datetime],
     nonce: str,
 ) -> None:
-    """Run one agent of a node from the node's start to its end."""
+    """Simulate one agent from the start of its node to the node's end."""
     agent = _Agent(line, storage, gang, machine, now, nonce)
     work = asyncio.get_running_loop().create_task(agent.run())
     end = asyncio.get_running_loop().create_task(machine.ended.wait())
@@ -124,7 +127,7 @@ async def live(
 
 
 class _Outbox:
-    """Numbered messages, sent in order until they are acknowledged."""
+    """Numbers messages, and sends each one in order until the control plane acknowledges it."""
 
     def __init__(self) -> None:
         self.waiting: list[AgentMessage] = []
@@ -159,7 +162,7 @@ class _Agent:
         self._gang = gang
         self._rank = machine.rank
         self._nonce = self._first_nonce = nonce
-        # how many assignments this node has completed
+        # the number of assignments that this node has completed
         self._generation = 0
         # the time until which the agent waits for more work; None if there is no limit
         self._until: datetime | None = None
@@ -196,7 +199,7 @@ class _Agent:
                 await self._outbox.empty.wait()
                 sender.cancel()
         except* _Leave:
-            pass  # the exception has ended the work's tasks; the node stays until it is removed
+            pass  # the work's tasks have ended; the node runs until it is removed
         except* LeaseExpired:
             over = True
         if over:
@@ -299,7 +302,7 @@ class _Agent:
         )
 
     async def _end(self, play: "_Play", seconds: float) -> int:
-        """End the work within this many seconds. Returns its exit code."""
+        """End the work within `seconds` seconds. Returns the work's exit code."""
         await pause(seconds if play.stubborn else min(_REACTION_S, seconds))
         if play.complete:
             self._outbox.put(self._now(), MessageKind.PROGRESS, values={"complete": 1})

@@ -1,4 +1,4 @@
-"""A simulated cloud in memory that keeps the provider contract and can fail like real clouds."""
+"""A simulated cloud in memory. It follows the provider contract and can fail like real clouds."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -35,8 +35,8 @@ from cavvy.providers.fake.script import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLife:
-    """The lifetime of one node, and the prices during this time, from the cloud's own records.
-    Tests compare bills with these records.
+    """The true lifetime of one node and the prices during this time. Tests compare Cavvy's bills
+    with these values.
     """
 
     gang: str
@@ -49,7 +49,7 @@ class NodeLife:
 
 
 class FakeCloud:
-    """The cloud as a provider that also shares hosts. Use it inside a running event loop."""
+    """The fake cloud as a provider, including shared hosts. It needs a running event loop."""
 
     def __init__(
         self, manifest: Manifest, script: CloudScript, now: Callable[[], datetime]
@@ -70,7 +70,7 @@ class FakeCloud:
         self._changes: asyncio.Queue[str] = asyncio.Queue()
         self._engine_ids = 0
         self._dice = Random(0)
-        # keyed by engine ID: the time of the first poll after the node's end
+        # engine id -> the time of the first poll after the node's end
         self._ends_seen: dict[str, datetime] = {}
 
     # The methods of Provider
@@ -85,7 +85,7 @@ class FakeCloud:
             self._weather()
             return
         fault_script = self._fault_script(gang)
-        # A request that was sent takes effect, even if its caller is gone.
+        # a separate task, because a request takes effect even if its caller is cancelled
         call = self._spawn_call(self._launch(gang, fault_script))
         await asyncio.shield(call)
 
@@ -123,7 +123,7 @@ class FakeCloud:
         self._line.connect(control_plane)
 
     async def close(self) -> None:
-        """Stop everything that runs in this process. Raises the errors of its tasks, which are bugs
+        """Stop all simulated machines and agents. Raises the errors of their tasks, which are bugs
         in this module.
         """
         for task in self._tasks:
@@ -135,7 +135,7 @@ class FakeCloud:
     # The cloud's own records
 
     def lives(self) -> list[NodeLife]:
-        """The lifetimes of all nodes ever started."""
+        """The lifetimes of all nodes that the cloud has ever started."""
         return [
             NodeLife(
                 gang=gang.spec.name,
@@ -335,4 +335,4 @@ class FakeCloud:
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieve the error here too, in case the caller is gone
+            task.exception()  # mark the error as retrieved, in case the caller was cancelled

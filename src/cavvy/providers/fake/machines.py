@@ -1,5 +1,5 @@
-"""The machines of the fake cloud. Gangs are kept in a list, so that a name launched twice is
-visible.
+"""The machines of the fake cloud. Gangs are in a list, not a dict, so that tests notice if one name
+was launched twice.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ class FakeGang:
     reason: str = ""
     preempted: bool = False
     removing: bool = False
-    # when the gang was removed, if it was still in the provider's queue
+    # the time of the removal, if the gang was still in the provider's queue
     cancelled_at: datetime | None = None
 
     @property
     def ended_at(self) -> datetime | None:
-        """When the last node ended, or None while a node is running or has yet to start."""
+        """The time when the last node ended; None while a node is running or has not started."""
         if self.cancelled_at is not None:
             return self.cancelled_at
         ends = [machine.ended_at for machine in self.machines]

@@ -1,5 +1,5 @@
-"""The script of a fake cloud: its events and their times, as data. For demonstrations, a script is
-read from a TOML file.
+"""Defines the script of a fake cloud: the events to simulate and their times. A script can be read
+from a TOML file.
 
 All times are in seconds: for `prices`, `storms` and `blackouts` since the cloud's start, for
 `launches` since that launch.
@@ -20,13 +20,13 @@ from cavvy.providers.base import Refused
 
 
 class CallOutcome(StrEnum):
-    """The reply to the caller of a launch or a removal."""
+    """How a simulated launch or removal answers its caller."""
 
     OK = "ok"
     NO_CAPACITY = "no-capacity"  # nothing was started
     REFUSED = "refused"  # nothing was started
     TRY_AGAIN = "try-again"  # nothing was done
-    LOST = "lost"  # the call succeeded, but the caller gets "try again"
+    LOST = "lost"  # the call takes effect, but the caller gets TryAgain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class FaultScript:
     """The faults of one launch. A time of None means that the fault never happens."""
 
     reply: CallOutcome = CallOutcome.OK
-    latency_s: float = 0.5  # how long a call takes; its effect happens halfway
+    latency_s: float = 0.5  # the duration of a call; the call takes effect after half of it
     hidden_s: float = (
         0.0  # the gang is missing in gangs() for this long; at most `visibility_delay`
     )
@@ -45,16 +45,16 @@ class FaultScript:
     preempted_after_s: float | None = None  # time from the nodes' start
     notice_s: float = 0.0  # how long before the preemption the agents get notice
     advised_after_s: float | None = (
-        None  # time from the nodes' start at which agents get a warning of a risk
+        None  # time from the nodes' start to the warning that a preemption is likely
     )
-    lost_rank: int | None = None  # if set, only this node dies
+    lost_rank: int | None = None  # if set, only the node of this rank dies
     lost_after_s: float = 60.0
     mute_after_s: float | None = None  # agents lose their connection, but the work continues
     dead_after_s: float | None = None  # agents and their work die, but the nodes stay
     twins: bool = False  # two agents start on each node
     garbled: bool = False  # messages arrive twice and out of order
     spot_only: bool = (
-        False  # for spot launches only; an on-demand launch uses the next script in the list
+        False  # True: for spot launches only; an on-demand launch uses the next script in the list
     )
     storage_fails: bool = False  # checkpoints are lost, and agents report none
 
@@ -87,24 +87,24 @@ class TimeSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordScript:
-    """How the cloud's reports differ from its bills."""
+    """How the reports of `gangs` differ from what the cloud bills."""
 
     remembers_s: float = 86_400.0  # how long an ended gang is listed
-    start_late_s: float = 0.0  # a start is reported this much too late until the node has ended
-    jitter_s: float = 0.0  # each poll reports each start with a shift of up to this much
+    start_late_s: float = 0.0  # while a node runs, its start is reported this many seconds too late
+    jitter_s: float = 0.0  # each poll shifts each reported start by up to this many seconds
     ends_unseen: bool = False  # an end is reported with the time of the first poll after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudScript:
-    """The whole script. Launches and removals that are not listed have no faults."""
+    """The whole script. Launches and removals beyond the listed ones have no faults."""
 
     offers: tuple[Offer, ...] = ()
     hosts: tuple[Host, ...] = ()  # the shared hosts
     launches: tuple[FaultScript, ...] = ()
     removals: tuple[RemovalScript, ...] = ()
     prices: tuple[PriceChange, ...] = ()
-    storms: tuple[TimeSpan, ...] = ()  # every call gets "try again"
+    storms: tuple[TimeSpan, ...] = ()  # every call raises TryAgain
     blackouts: tuple[
         TimeSpan, ...
     ] = ()  # gangs() lists no running gang; shorter than `visibility_delay`

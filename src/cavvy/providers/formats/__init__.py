@@ -1,5 +1,5 @@
-"""Job formats of managed services: `cavvy export` writes a task as a service's own request.
+"""Job formats of managed services: `cavvy export` writes a task as a request to the service.
 
-Each package here is one format: its `request` builds the request from values, for use by a provider
-as well, and its `export` fills the request from a task.
+Each package here is one format. Its module `export` turns a task into values, and its module
+`request` builds the request from values. Providers also use `request`.
 """

@@ -1,4 +1,6 @@
-"""The container of a task for services that take a size instead of an instance type."""
+"""Makes the container of a task for services that expect CPUs and memory instead of an instance
+type.
+"""
 
 from dataclasses import dataclass
 
@@ -6,14 +8,14 @@ from cavvy.domain.tasks import Task, Volume, VolumeKind
 from cavvy.providers.batch.export import list_variables
 from cavvy.providers.formats.machines import Machine, count_accelerators
 
-# The share of a machine's memory that a container can use; the rest is for the system and for the
-# agent of the service.
+# The assumed part of a machine's memory that a container can use. The system and the service's
+# agent need the rest.
 _USABLE_MEMORY = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSize:
-    """What a container reserves on its machine."""
+    """The resources that a container reserves on its machine."""
 
     cpus: int
     memory_mib: int
@@ -21,9 +23,9 @@ class ContainerSize:
 
 
 def choose_size(task: Task, machine: Machine | None) -> ContainerSize:
-    """The size that the task requests. Values that the task does not request are those of the
-    machine if it has accelerators or if the task names its type; otherwise one CPU and 2 GiB for
-    each CPU.
+    """The size that the task requests. A value that the task does not request is taken from the
+    machine if the machine has accelerators or the task names its type. Otherwise the default is one
+    CPU, and 2 GiB for each CPU.
     """
     need = task.resources
     offer = machine.offer if machine else None
@@ -37,7 +39,7 @@ def choose_size(task: Task, machine: Machine | None) -> ContainerSize:
 
 
 def list_container_variables(task: Task, accelerators: int) -> dict[str, str]:
-    """The variables of a container, except those for the rank and the addresses."""
+    """The environment variables of a container, except those for the rank and the addresses."""
     return {**list_variables(task, task.nodes), "NPROC_PER_NODE": str(accelerators or 1)}
 
 

@@ -1,4 +1,4 @@
-"""Finds the job formats of managed services. `cavvy export` is the caller."""
+"""Finds the job formats of managed services for `cavvy export`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from pathlib import Path
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Resources, Task
 
-# The catalog's offers for one node, cheapest first.
+# Returns the catalog's offers for one node, the cheapest first.
 FindOffers = Callable[[Resources], Sequence[Offer]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFormat:
-    """The format of one service.
+    """The job format of one service.
 
     `write` returns the text for a task. It raises Refused if the service cannot run the task.
     """

@@ -1,4 +1,4 @@
-"""Chooses the instance type for a task whose service rents machines of one cloud."""
+"""Chooses an instance type for a task that is exported to a service of a cloud."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from cavvy.domain.tasks import Resources, Task
 from cavvy.providers.base import Refused
 from cavvy.providers.formats.index import FindOffers
 
-# Families of EC2 whose accelerators are not NVIDIA's GPUs, and Macs.
+# Families of EC2 with accelerators that are not NVIDIA's GPUs, and Macs.
 _NOT_NVIDIA = ("trn", "inf", "dl", "f1", "f2", "vt", "mac", "g4ad")
 _GRAVITON = re.compile(r"(a1|[a-z]+\d+g[a-z]*|hpc7g|hpc6g)")
 # Series from https://learn.microsoft.com/azure/machine-learning/concept-compute-target
@@ -18,11 +18,11 @@ _AZURE_TYPE = re.compile(r"Standard_(DS?\d+_v2|D\d+s?_v3|D\d+ds_v4|E\d+s?_v3|F\d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """An instance type. `offer` is the cloud's offer with this type, or None if the catalog does
-    not have the type that the task names.
+    """An instance type. `offer` is the cloud's offer of this type, or None if the task names a type
+    that is not in the catalog.
     """
 
-    instance_type: str  # as the cloud names it
+    instance_type: str  # the cloud's name of the type
     accelerators: int
     offer: Offer | None
 
@@ -60,24 +60,24 @@ def count_accelerators(need: Resources) -> int:
 
 
 def is_ec2_container_type(instance_type: str) -> bool:
-    """Whether a container on a type of EC2 can reserve its accelerators as GPUs, or needs none: the
-    container services of AWS reserve only NVIDIA's GPUs in this way. The CPU is not Graviton, for
-    which few images are built.
+    """Whether AWS's container services can run a container on this type of EC2. The type must have
+    NVIDIA's GPUs or no accelerators, because these services can reserve only NVIDIA's GPUs. Its CPU
+    must not be Graviton, because few images are built for it.
     """
     family = instance_type.partition(".")[0]
     return not family.startswith(_NOT_NVIDIA) and not _GRAVITON.fullmatch(family)
 
 
 def is_azure_type(instance_type: str) -> bool:
-    """Whether a type of Azure belongs to a series that Azure's services for jobs support."""
+    """Whether Azure's job services support the series of this Azure instance type."""
     return _AZURE_TYPE.fullmatch(instance_type) is not None
 
 
 def list_types(
     task: Task, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
 ) -> list[str]:
-    """All instance types that fit the task and that the service supports, or the type that the task
-    names.
+    """All instance types that fit the task and that the service supports. If the task names a type,
+    only that type.
     """
     found = {
         each.instance_type
@@ -104,7 +104,8 @@ def _choose(
 def _list_offers(
     need: Resources, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
 ) -> list[Offer]:
-    # The region and the maximum price are those of the service, which the catalog does not know.
+    # The catalog's regions and prices are not those of the service, so the region and the maximum
+    # price of the task are ignored.
     wanted = replace(
         need, providers=(cloud,), regions=(), max_rate=None, any_of=(), disk_gib=None, network=None
     )

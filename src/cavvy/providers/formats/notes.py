@@ -1,4 +1,6 @@
-"""Comments for the top of an exported request: steps for the user, and what the service lacks."""
+"""Makes the comments at the top of an exported request: steps for the user, and parts of the task
+that the request does not contain.
+"""
 
 from collections.abc import Collection, Sequence
 
@@ -8,8 +10,8 @@ _UNCHECKED = "nothing stops the job at this limit"
 
 
 def list_notes(task: Task, covered: Collection[str]) -> list[str]:
-    """The keys of a task that the request does not contain, with the reason or the step to do by
-    hand. `covered` are the keys that the request contains.
+    """Notes about the keys of a task that the request does not contain. Each note gives the reason,
+    or what the user must do instead. `covered` are the keys that the request contains.
     """
     need, volumes = task.resources, ", ".join(each.path for each in task.volumes)
     rows: Sequence[tuple[str, object, str]] = (

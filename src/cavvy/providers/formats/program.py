@@ -8,16 +8,16 @@ from pathlib import PurePosixPath
 from cavvy.domain.tasks import Task
 from cavvy.providers.batch.export import here_document, make_work
 
-# Starts a program given as the next argument, with bash if the image has it.
+# Runs the program in the next argument, with bash if the image has bash, otherwise with sh.
 SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
 
 
 def make_program(task: Task, prepare: Sequence[str] = (), finish: Sequence[str] = ()) -> str:
-    """The lines of `prepare`, then the task's setup and work, then the lines of `finish`. The
-    program ends with the exit code of the work, which `finish` can read as CAVVY_CODE.
+    """The program: the lines of `prepare`, then the task's setup and work, then the lines of
+    `finish`. Its exit code is that of the work, which `finish` can read as CAVVY_CODE.
 
-    SIGTERM is passed on to all processes of the work, because a shell that is the first process of
-    a container ignores the signal.
+    The program passes SIGTERM on to all processes of the work, because a shell that is the first
+    process of a container would ignore the signal.
     """
     lines = [
         *prepare,
@@ -38,23 +38,23 @@ def make_program(task: Task, prepare: Sequence[str] = (), finish: Sequence[str] 
 
 
 def escape_references(text: str) -> str:
-    """Text that a container gets unchanged where `$(NAME)` is replaced by the value of a variable,
-    and `$$` by `$`, as in Kubernetes and Vertex AI.
+    """Escape a text for services such as Kubernetes and Vertex AI, which replace `$(NAME)` by the
+    value of a variable and `$$` by `$`. The container gets the original text.
     """
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def link_folder(folder: str, path: str, *, make: bool = True) -> list[str]:
-    """Lines that make `path` a link to the folder. With `make`, the folder is created if it does
-    not exist.
+    """Shell lines that make `path` a link to the folder. If `make` is True, the folder is created
+    if it does not exist.
     """
     source = shlex.quote(folder)
     return [*([f"mkdir -p {source} || exit 1"] if make else []), *link_path(source, path)]
 
 
 def link_path(source: str, path: str) -> list[str]:
-    """Lines that make `path` a link to `source`, which is one word of the shell. A file or folder
-    of the working folder that has this path is renamed.
+    """Shell lines that make `path` a link to `source`, which is already quoted for the shell. If
+    the working folder has a file or folder at this path, it is renamed.
     """
     parts = PurePosixPath(path)
     parent, target = shlex.quote(str(parts.parent)), shlex.quote(str(parts))
@@ -78,9 +78,9 @@ def copy_output(source: str, folder: str, file: str) -> list[str]:
 
 
 def split_program(program: str, length: int, count: int) -> Sequence[str] | None:
-    """The program as arguments for the `%b` format of printf, which joins them: at most `count`
-    arguments of at most `length` characters, without line ends. Returns None if the program is too
-    long. Each argument is one line of the program if there are few enough lines.
+    """Split the program into at most `count` arguments without line breaks, each of at most
+    `length` characters. `printf %b` joins the arguments to the program. If the program has few
+    enough lines, each argument is one line. Returns None if the program is too long.
     """
     lines = [
         part
@@ -103,7 +103,7 @@ def _escape(character: str) -> str:
 
 
 def _cut(characters: Sequence[str], length: int) -> list[str]:
-    """Join the characters to texts of at most `length`."""
+    """Join the characters to strings of at most `length` characters."""
     parts, current = [], ""
     for each in characters:
         if len(current) + len(each) > length:

@@ -31,7 +31,7 @@ LiteralDumper.add_representer(str, LiteralDumper.represent_str)
 
 
 def dump_yaml(value: Any) -> str:
-    """One document; keys keep their order, and lines are not folded."""
+    """The value as one YAML document. Keys keep their order, and long lines are not folded."""
     text: str = yaml.dump(
         value, Dumper=LiteralDumper, sort_keys=False, width=100_000, allow_unicode=True
     )

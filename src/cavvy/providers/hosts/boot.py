@@ -101,7 +101,9 @@ def await_end(end: dict[str, Any]) -> None:
 
 
 def learn_by(metadata: dict[str, Any], server: str, until: float) -> tuple[int, str]:
-    """Call `learn` until it succeeds or `until` has passed. Raises SystemExit."""
+    """Call `learn` until it succeeds. Raises SystemExit if it has not succeeded by the time
+    `until`.
+    """
     while True:
         try:
             return learn(metadata, server)
@@ -129,8 +131,8 @@ def make_command(python: str) -> list[str]:
 
 
 def work(command: list[str], path: str, lease_s: float) -> None:
-    """Run the agent. Retry undelivered reports until the lease ends; then the machine shuts down
-    anyway.
+    """Run the agent. If reports are undelivered, retry until the lease ends, when the machine shuts
+    down in any case.
     """
     code = subprocess.call([*command, path])
     until = time.monotonic() + lease_s
@@ -151,7 +153,7 @@ def main(python: str) -> None:
     if "end" in boot:
         await_end(boot["end"])
     tokens = boot["tokens"] if boot["tokens"] is not None else read("tokens.json")
-    token = tokens[0] if len(tokens) == 1 else tokens[rank]  # one: for this node only
+    token = tokens[0] if len(tokens) == 1 else tokens[rank]  # a single token is for this node only
     path = write_config(dict(boot["config"], token=token), rank, address)
     work(make_command(python), path, boot["config"]["lease_s"])
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-# An agent whose work is over exits when the server has been silent for this many seconds. The
-# agent's home stays on the host or in the shared folder; the provider delivers the agent's messages
-# from there later.
+# If the server is silent for this many seconds after the work has ended, the agent exits. Its
+# messages stay in its home folder on the host or in the shared folder, and the provider delivers
+# them from there later.
 LEAVES_AFTER_S = 60.0
 
 
@@ -32,4 +32,5 @@ class HostAgentConfig:
     cpus: float | None = None
     memory_mib: int | None = None
     node_address: str = "127.0.0.1"
-    taken: Mapping[str, str | float] | None = None  # how the provider reclaims its nodes
+    # what the agent reports if the provider reclaims the node: `seconds` of notice and `source`
+    taken: Mapping[str, str | float] | None = None

@@ -1,11 +1,11 @@
 """A connection to a host through the user's own `ssh`, or to a shell on this machine.
 
 Each connection is one local process, which runs a shell on the host. `start` replaces the shell by
-a program, whose frames go through the process's standard input and output. With a `control` socket,
-the process is also an OpenSSH master, whose connection is shared by other commands, forwarded
-sockets and probes.
+a program, whose frames go through the process's standard input and output. If `control` is set, the
+process is also an OpenSSH master: other commands, forwarded sockets and probes share its
+connection.
 
-Errors, grouped by what the caller must do next:
+Errors, grouped by the caller's reaction:
 
 * CannotConnect(TryAgain)  no answer, and no request was sent; a later call may succeed. Its
   subclass HostUnknown: the name has no address
@@ -33,11 +33,12 @@ _KEPT = frozenset(
 _MARK = b"cavvy-link"  # printed by the shell; the login shell may print other lines before it
 _SHELL = ("sh", "-c", f'echo {_MARK.decode()}; read -r command && eval "exec $command"')
 _STDERR_BYTES = 4000
-_STDOUT_BYTES = 1 << 20  # the maximum output of a command; facts of a host take some KiB
+_STDOUT_BYTES = 1 << 20  # the maximum output of a command; the facts of a host need only a few KiB
 _WITNESS_S = 5
 _END_S = 1
 CONNECT_TIMEOUT_S = 10
-OPEN_TIMEOUT_S = 60  # time limit, including jump hosts and the start of the login shell
+# the time limit in seconds, including jump hosts and the start of the login shell
+OPEN_TIMEOUT_S = 60
 _RULES = """\
 BatchMode yes
 ConnectTimeout {connect_s}
@@ -75,7 +76,7 @@ class HostAddress:
     destination: str = ""
     control: Path | None = None  # the path for a master's socket, which must not exist yet
     host_key_hint: str = ""  # added to the message about an unknown host key
-    ours: bool = False  # Cavvy started the machine and logs in with its own key
+    ours: bool = False  # True: Cavvy started the machine, and logs in with its own key
 
 
 class HostConnection:
@@ -111,7 +112,7 @@ class HostConnection:
     async def frames(self) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
         """Yield the program's frames until the connection is lost."""
         reader = FrameReader()
-        with suppress(OSError, ValueError):  # the connection is unusable in either case
+        with suppress(OSError, ValueError):  # after either error, the connection is unusable
             while data := await self._output.read(1 << 18):
                 for frame in reader.feed(data):
                     yield frame
@@ -200,7 +201,8 @@ class HostConnection:
         """Run `ssh` with these options, or with this command, over the master's connection."""
         options = words if words[0].startswith("-") else ()
         command = () if options else words
-        # Without a master, `ssh` would open its own connection; the failing proxy prevents this.
+        # If the master has ended, `ssh` would open a new connection. A proxy command that fails
+        # prevents this.
         shared = ("ssh", "-F", "none", "-T", "-S", str(self.address.control))
         alone = ("-o", "ProxyCommand=false", "-o", "LogLevel=ERROR")
         return await spawn([*shared, *alone, *options, self.address.destination, *command])
@@ -294,8 +296,8 @@ async def spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
 
 
 async def _converse(process: asyncio.subprocess.Process, given: bytes) -> tuple[bytes, bytes]:
-    """`Process.communicate` with bounds: a program that prints more than `_STDOUT_BYTES` is ended,
-    and of its error output the last `_STDERR_BYTES` are kept.
+    """Like `Process.communicate`, but ends a program that prints more than `_STDOUT_BYTES`, and
+    keeps only the last `_STDERR_BYTES` of its error output.
     """
     assert process.stdin is not None
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""The accelerators of a machine: types shared by the code that reads each vendor's devices."""
+"""Defines the accelerators of a machine. The readers for each vendor's devices share these types."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

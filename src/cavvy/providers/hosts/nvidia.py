@@ -57,7 +57,7 @@ class NvmlLibrary:
                 ctypes.byref(pending),
             )
         except OSError:
-            return False  # GPUs without MIG report "not supported"
+            return False  # a GPU that does not support MIG reports an error
         return current.value == 1
 
     def close(self) -> None:
@@ -94,8 +94,8 @@ def open_nvml() -> NvmlQueries | None:
 
 
 def find_nvidia(sources: MachineSources) -> DeviceReading:
-    """The whole GPUs in NVML's order, which is the order on the PCI bus. GPUs that MIG splits are
-    left out, with a note.
+    """The whole GPUs in NVML's order, which is the order on the PCI bus. A GPU that MIG splits is
+    left out, and a note says so.
     """
     try:
         nvml = sources.nvml()

@@ -1,8 +1,8 @@
 """Records on disk: small JSON files, written atomically.
 
 `write` is for a record that must exist before something is bought or started. `note` is for an
-event or a removal: if the disk is full, the record stays in memory, where `read` finds it, and is
-written when a later `note` succeeds.
+event or a removal. If the disk is full, `note` keeps the record in memory, where `read` finds it; a
+later successful `note` writes it to disk.
 """
 
 import errno
@@ -29,7 +29,7 @@ class AgentExit:
     reason: str = ""
 
 
-_unwritten: dict[Path, object] = {}  # records of `note` that wait for disk space
+_unwritten: dict[Path, object] = {}  # path -> record of `note` that waits for disk space
 
 
 def note(path: Path, value: object) -> bool:
@@ -67,11 +67,11 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically, readable only by its user. Raises OSError."""
     fresh = path.with_name(
         f".{path.name}.{os.getpid()}-{get_ident()}"
-    )  # a unique name, since two threads may write concurrently
+    )  # the name is unique, because two threads may write at the same time
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         descriptor = os.open(fresh, flags, 0o600)
-    except FileExistsError:  # the file is left over, or is a link that a job has placed
+    except FileExistsError:  # a crash left the file, or a job placed a link there
         os.unlink(fresh)
         descriptor = os.open(fresh, flags, 0o600)
     try:
@@ -98,8 +98,8 @@ def read(path: Path, kind: type[_T]) -> _T | None:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file, or b"" if it cannot be read or is a link, which a job may have placed
-    to show a file of the server.
+    """The content of a file; b"" if it cannot be read. Also b"" if it is a link, because a job
+    could use a link to read a file of the server.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,5 +1,5 @@
-"""The link to one SSH host: a connection that is kept open, the host's supervisor, and the
-forwarded socket for agents.
+"""The link to one SSH host: an open connection, the host's supervisor, and the socket that is
+forwarded for agents.
 
 Raises the errors listed in `fleet/host_link.py`.
 """
@@ -24,12 +24,14 @@ from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 from cavvy.providers.hosts.remote_calls import RemoteCalls
 
 _T = TypeVar("_T")
-SETUP_TIMEOUT_S = 90  # time limit, enough to send a Python runtime over a slow connection
+# the time limit in seconds; enough to send a Python runtime over a slow connection
+SETUP_TIMEOUT_S = 90
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # bounds of the pause between attempts to connect
-# The maximum silence counted between two failed attempts, since the server itself may have slept.
+# At most this much of the time between two failed attempts counts as silence of the host, because
+# the server itself may have been suspended.
 _COUNTED_S = 60.0
-# The host's folder becomes part of commands and of `ssh -R PATH:TARGET`, where `ssh` expands `%`
-# and `$`, and where `:` and `[` have a meaning.
+# The characters allowed in the path of the host's folder. The path is used in shell commands and in
+# `ssh -R PATH:TARGET`, where `%`, `$`, `:` and `[` have special meanings.
 _FOLDER = re.compile(r"/[\w ./@+,=~-]*")
 _LONGEST_SOCKET = 100  # maximum bytes of a Unix socket's path; the kernel's limit is 108
 
@@ -54,13 +56,13 @@ _H = TypeVar("_H", bound=LinkedHost)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshRoute:
-    """How `ssh` resolves a name: to an address, a port and jump hosts."""
+    """The address, the port and the jump hosts to which `ssh` resolves a name."""
 
     address: str
     port: int
     jumps: Sequence[str] = ()
     known_hosts: Sequence[str] = ()
-    checked: bool = True  # False: the user's configuration disables the check of host keys
+    checked: bool = True  # False: the user's configuration turns off the check of host keys
 
 
 Dial = Callable[[], Awaitable[tuple[HostConnection, SshRoute]]]
@@ -70,12 +72,13 @@ Dial = Callable[[], Awaitable[tuple[HostConnection, SshRoute]]]
 class LinkDependencies:
     """The dependencies that all links of a provider share."""
 
-    mark: str  # the installation's name in the names of folders
-    agent: Callable[[], Bundle | None]  # returns None if no agents can be started
+    mark: str  # the installation's identifier in the names of folders
+    agent: Callable[[], Bundle | None]  # the agent's files; None if this server cannot start agents
     server_address: str  # where agents' requests are sent; if "", requests are not relayed
     cache: Path
     now: Callable[[], datetime]
-    # called with a host, and a changed gang of it (None: all gangs of the host)
+    # called with the host and the gang that changed; if the gang is None, all its gangs may have
+    # changed
     changed: Callable[[str, str | None], None]
 
 
@@ -96,14 +99,14 @@ class SshLink(Generic[_H]):
         self.silent_since: datetime | None = None
         self.silent_s = 0.0  # how long all attempts to reach the host have failed
         self._base = base
-        self._serving = False  # True while a supervisor is running for this link
+        self._serving = False  # True while the host's supervisor runs for this link
         self._dropped: list[
             HostConnection
         ] = []  # closed connections whose processes may still be running
         self._reading: asyncio.Task[None] | None = None
         self._calls = RemoteCalls(entry.name)
         self._opening = asyncio.Lock()
-        self._failed_at = 0.0  # on the event loop's clock
+        self._failed_at = 0.0  # when the last attempt failed, on the event loop's clock
         self._pause_s = 0.0
 
     @property
@@ -127,8 +130,8 @@ class SshLink(Generic[_H]):
         return self.entry.address or self.entry.name, self.entry.port or 22
 
     async def connect(self) -> HostSetup:
-        """Connect if necessary. Raises LoginRefused, and CannotConnect, which is raised at once
-        during the pause after a failed attempt.
+        """Connect if necessary. Raises LoginRefused and CannotConnect. During the pause after a
+        failed attempt, raises CannotConnect without another attempt.
         """
         async with self._opening:
             if self.up and self.setup is not None:
@@ -167,13 +170,13 @@ class SshLink(Generic[_H]):
         return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=SupervisorFacts)
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Check from this host if the SSH port of another host answers. The check is a second
-        observation of that host.
+        """Check from this host whether the SSH port of another host answers. If it does, the other
+        host is alive although the server cannot reach it.
         """
         return self.host is not None and await self.host.reaches(address, port)
 
     async def can_relay(self) -> str:
-        """Why agents on the host cannot reach the server, or "" if they can or if this is
+        """The reason why agents on the host cannot reach the server; "" if they can, or if this is
         unknown.
         """
         if self.setup is None or self.host is None:
@@ -285,12 +288,12 @@ class SshLink(Generic[_H]):
                 'mv "$1.d$$" "$1"'
             )
             await self._bring(bundle, folder, unpack)
-        # the next setup asks the host if it has a file of this name
+        # remembered locally, so that the next setup asks the host for this file
         (self._base.cache / bundle.name).touch()
         return bundles.python_command(f"{folder}/{bundle.name}")
 
     async def _bring(self, bundle: Bundle, folder: str, finish: str) -> None:
-        """Write a file on the host, named by its content. The file appears whole or not at all."""
+        """Write a file on the host atomically. The file's name depends on its content."""
         script = (
             f'umask 077; cat > "$1.$$" && [ "$(wc -c < "$1.$$")" -eq "$2" ] && {{ {finish}; '
             f'}} || [ -e "$1" ]'
@@ -307,8 +310,8 @@ class SshLink(Generic[_H]):
     async def _relay(self, setup: HostSetup) -> None:
         """Forward a socket on the host to the control plane, for the host's agents.
 
-        Each connection uses a new socket, since the socket of a dead connection may still exist. A
-        symbolic link with a constant name points to the current socket.
+        Each connection uses a new socket, because the socket of a dead connection may still exist.
+        A symbolic link whose name never changes points to the current socket.
         """
         assert self.host is not None
         name = f"s-{os.urandom(8).hex()}"

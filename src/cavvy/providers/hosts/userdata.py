@@ -15,7 +15,7 @@ from cavvy.providers.hosts.bootstrap import make_config, make_preamble
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource, make_notice_fields
 
 _SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
-# maximum number in the script, since clouds limit its size to some KiB
+# maximum number of tokens in the script, because clouds limit its size to a few KiB
 _MOST_TOKENS = 64
 # Installs a container engine on a machine that has none, for work that runs in an image.
 _ENGINE = """\
@@ -34,9 +34,9 @@ PATIENCE = timedelta(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataService:
-    """How a node learns its rank and its address: from URLs of the cloud's metadata service. In
-    user data for a single node, `rank` is a number, the rank itself. If `address` is "", the node
-    uses its own address on the route to the server.
+    """The URLs of the cloud's metadata service from which a node learns its rank and its address.
+    In user data for a single node, `rank` is not a URL but the rank itself. If `address` is "", the
+    node uses its own address on the route to the server.
     """
 
     rank: str | int
@@ -54,13 +54,13 @@ class NodeDisk:
     devices: Sequence[str]
     path: str
     read_only: bool = False
-    make: bool = False  # make a file system if the disk has none
+    make: bool = False  # True: make a file system if the disk has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEnd:
-    """The time when the cloud will reclaim the node, if this is known in advance. The work gets a
-    warning; `notice` is the time between the warning and that time.
+    """The time when the cloud will reclaim the node, if this is known in advance. The work is
+    warned `notice` before that time.
     """
 
     at: datetime
@@ -69,9 +69,9 @@ class KnownEnd:
 
 
 def make_key_script(public_key: str, *, engine: bool) -> str:
-    """The script for a machine that the server reaches by SSH: root accepts this key. If `engine`
-    is set, the script first installs a container engine, since the server starts the agent as soon
-    as it can log in.
+    """The user data of a machine that the server reaches by SSH. It lets root log in with this key.
+    If `engine` is True, the script installs a container engine first, because the server starts the
+    agent as soon as it can log in.
     """
     key = shlex.quote(public_key)
     return (

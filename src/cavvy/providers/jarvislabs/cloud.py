@@ -1,5 +1,5 @@
-"""Calls JarvisLabs's API. JarvisLabs documents a Python package and no REST API: the calls are
-those of the package `jarvislabs` 0.2.19 (https://pypi.org/project/jarvislabs/).
+"""Calls JarvisLabs's API. JarvisLabs documents a Python package but no REST API, so this module
+makes the same calls as the package `jarvislabs` 0.2.19 (https://pypi.org/project/jarvislabs/).
 """
 
 import re
@@ -26,9 +26,9 @@ from cavvy.providers.vm.cloud import (
 )
 from cavvy.providers.vm.rest import Json, RestClient
 
-# Each region has an address of its own. The first one answers the calls that have no region.
+# Each region has its own API address. The first region answers the calls that are about no region.
 _REGIONS = {"india-noida-01": "n", "india-chennai-01": "c", "europe-01": "eu"}
-_ONE_GPU = "europe-01"  # instances there have one GPU
+_ONE_GPU = "europe-01"  # the region in which instances have one GPU
 _COUNTS = (1, 2, 4, 8)  # numbers of GPUs that are offered
 _STATES = {
     "Creating": MachineState.STARTING,
@@ -40,7 +40,8 @@ _STATES = {
     "Destroying": MachineState.ENDED,
 }
 _PAUSED = ("Pausing", "Paused")
-# The words for missing GPUs are an assumption: the package uses them before it sends a request.
+# How the API reports missing GPUs is an assumption: these are the words that the package uses when
+# it refuses a request itself.
 _FULL = re.compile(r"no free|not available|capacity|unavailable", re.IGNORECASE)
 _BALANCE = re.compile(r"balance", re.IGNORECASE)
 _NO_FUNDS = "insufficient-balance"  # our code
@@ -53,7 +54,8 @@ class JarvislabsCloud:
     such as "2x_A100-80GB".
     """
 
-    # The limit of names is that of the package. The listing lag is an assumption.
+    # The package has this limit for names. How long a new instance may be missing from lists is an
+    # assumption.
     traits = CloudTraits(name_limit=40, list_lag=timedelta(minutes=1), reach=Reach.SSH)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
@@ -132,8 +134,8 @@ class JarvislabsCloud:
         return _read(told) if told else None
 
     async def delete(self, machine: str) -> None:
-        """If the instance is not listed yet and another process made it, its region is unknown, and
-        each region is asked.
+        """Destroy the instance. If its region is unknown, because the instance is not listed yet
+        and another process made it, the request is sent to each region.
         """
         told = await self._fetch(machine) or {}
         region = str(told.get("region") or self._made.get(machine) or "")
@@ -169,7 +171,7 @@ class JarvislabsCloud:
         return template
 
     async def _fetch(self, machine: str) -> Json | None:
-        """The instance as the API shows it; None if there is none."""
+        """The instance as the API describes it; None if it does not exist."""
         told = await self._api.get(f"/users/fetch/{machine}")
         return (told.get("instance") or None) if _succeeded(told) else None
 
@@ -241,8 +243,8 @@ def name_balance(fault: CloudFault) -> CloudFault:
 
 
 def _succeeded(told: Json) -> bool:
-    """Whether a reply says so; the API writes booleans also as texts, and the field also as
-    `sucess`.
+    """Whether a reply reports success. The API also writes booleans as strings, and the field's
+    name as `sucess`.
     """
     value = told.get("success") or told.get("sucess")
     return value.lower() == "true" if isinstance(value, str) else bool(value)
@@ -277,7 +279,7 @@ def _read(told: Json) -> CloudMachine:
 
 
 def _read_target(command: str) -> SshTarget:
-    """The target of a command such as "ssh -o Name=value -p 11014 root@host"."""
+    """Parse the SSH address in a command such as "ssh -o Name=value -p 11014 root@host"."""
     words = shlex.split(command)
     user, _, address = words[-1].rpartition("@")
     port = int(words[words.index("-p") + 1]) if "-p" in words else 22

@@ -13,11 +13,12 @@ from typing import Any
 
 _POD = Path(__file__).parent / "pod"
 _FILES = ("init.py", "boot.sh", "tunnel.sh", "tunnel.py")
-_UNCHECKED = 1  # PEP 552 flag: the .pyc carries the hash of its source, which Python does not check
+# PEP 552 flag: the .pyc contains a hash of its source, which Python does not compare
+_UNCHECKED = 1
 
 
 def make_bundle(archive: bytes) -> dict[str, Any]:
-    """Make the config map; its name contains a hash of its content."""
+    """Make the config map. Its name contains a hash of its content."""
     texts = {name: (_POD / name).read_text(encoding="utf-8") for name in _FILES}
     content = hashlib.sha256(
         archive + "".join(texts.values()).encode() + importlib.util.MAGIC_NUMBER

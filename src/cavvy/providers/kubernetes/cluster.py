@@ -42,8 +42,8 @@ _RESOURCES = {
     Vendor.GOOGLE: "google.com/tpu",
     Vendor.AWS: "aws.amazon.com/neuron",
 }
-# Labels that name a node's accelerators, most exact first: from the discovery tools of NVIDIA and
-# AMD, from the node groups of Google, Amazon and Azure, from CoreWeave, and set by users.
+# Labels that name a node's accelerators, the most exact first. They are set by the discovery tools
+# of NVIDIA and AMD, by the node groups of Google, Amazon and Azure, by CoreWeave, and by users.
 _PRODUCTS = (
     "nvidia.com/gpu.product",
     "amd.com/gpu.product-name",
@@ -65,12 +65,13 @@ SPOT = (
     ("karpenter.sh/capacity-type", "spot"),
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 )
-# The clouds by the scheme of the provider IDs that their controllers give to nodes.
+# scheme of the provider IDs that a cloud's controller gives to nodes -> cloud
 _CLOUDS = {"aws": "aws", "gce": "gcp", "azure": "azure"}
 _COREWEAVE = "coreweave.cloud"  # the end of the prefix of CoreWeave's labels
 _INSTANCE, _REGION = "node.kubernetes.io/instance-type", "topology.kubernetes.io/region"
 _MIB = 1024 * 1024
-_STEP_MIB = 256  # memory is rounded down to this step, since nodes of one kind differ slightly
+# memory is rounded down to a multiple of this, because nodes of one kind differ slightly
+_STEP_MIB = 256
 
 
 class ResourceAmount(NamedTuple):
@@ -115,8 +116,8 @@ _UNKNOWN, _FREE = NodeMachine(), HourlyRate(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesNode:
-    """One node with one kind of its accelerators: the resources that jobs may use, and the free
-    part of these.
+    """One node, limited to one of its kinds of accelerators: the resources that jobs may use, and
+    how much of them is free.
     """
 
     name: str
@@ -128,11 +129,11 @@ class KubernetesNode:
     spot_label: str = ""  # the label that marks the node as preemptible; "" if there is none
     spot_value: str = ""
     free: ResourceAmount = _NOTHING
-    pool: str = ""  # if set, the node does not exist yet: an autoscaler can add it to this pool
+    pool: str = ""  # if set, the node does not exist yet, and an autoscaler can add it to this pool
     why_not: str = ""
     broken: int = 0  # accelerators that the node has but cannot allocate
     machine: NodeMachine = _UNKNOWN
-    rate: HourlyRate = _FREE  # of the whole machine; 0 if unknown
+    rate: HourlyRate = _FREE  # the price of the whole machine; 0 if unknown
 
     @property
     def spot(self) -> bool:
@@ -157,7 +158,8 @@ def read_nodes(
 ) -> Sequence[KubernetesNode]:
     """The nodes that jobs may use, with one entry for each kind of accelerators on a node.
 
-    Cavvy's own pods that are not scheduled yet are deducted from nodes where they fit.
+    The resources of Cavvy's own pods that are not scheduled yet are deducted from nodes where the
+    pods fit.
     """
     by_node: dict[str, list[Object]] = {}
     unplaced = []
@@ -194,9 +196,9 @@ def _resources_of(pod: Object) -> Sequence[str]:
 def promise(
     nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
 ) -> list[KubernetesNode]:
-    """Deduct the resources of `count` pods from nodes where they fit. `parts` maps the
-    accelerator resource of a node to the amounts that a pod takes there; the key "" applies to all
-    other nodes.
+    """Deduct the resources of `count` pods from nodes where they fit. `parts` maps an accelerator
+    resource to the amounts that a pod uses on nodes with this resource. The key "" is for all other
+    nodes.
     """
     left = list(nodes)
     for _ in range(count):
@@ -242,7 +244,7 @@ def _read_machine(node: Object) -> NodeMachine:
 
 
 def _read_part(node: Object, pods: Sequence[Object], resource: str, why_not: str) -> KubernetesNode:
-    """Read a node, limited to one of its kinds of accelerators."""
+    """Parse a node, limited to the accelerators of one resource name."""
     labels, status = node["metadata"].get("labels") or {}, node.get("status") or {}
     whole = _amount(status.get("allocatable") or {}, resource, pods=110)
     used = [requested(pod, resource) for pod in pods]
@@ -281,9 +283,7 @@ def _find_spot_label(labels: Object) -> str:
 
 
 def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
-    """The amounts in a table of quantities. `pods` is the number of pods if the table does not
-    state a number.
-    """
+    """Parse a table of quantities. `pods` is the number of pods to use if the table states none."""
     return ResourceAmount(
         cpus=read_quantity(table.get("cpu", 0)),
         memory=int(read_quantity(table.get("memory", 0))),
@@ -293,7 +293,7 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 
 
 def requested(pod: Object, resource: str) -> ResourceAmount:
-    """The resources that a pod takes from its node, as the scheduler counts them.
+    """The resources that a pod uses on its node, as Kubernetes' scheduler counts them.
 
     The scheduler sums the requests of the pod's containers and sidecars. If an init container and
     the sidecars started before it need more during startup, this peak counts instead. If the pod as
@@ -376,9 +376,9 @@ def list_offers(
     node_rate: HourlyRate,
     waits: bool,
 ) -> Sequence[Offer]:
-    """One offer for each kind of node and number of accelerators; for nodes without accelerators,
-    one for each size. Where `gpu_rate` and `node_rate` are 0, parts cost their share of the
-    machine's own price; of nodes that are alike, the highest price counts.
+    """One offer for each kind of node and number of accelerators. For nodes without accelerators,
+    one offer for each size. If `gpu_rate` and `node_rate` are 0, a part of a node costs its share
+    of the machine's own price. If nodes that are alike have different prices, the highest is used.
     """
     usable = [node for node in nodes if not node.why_not]
     kinds: dict[str, list[KubernetesNode]] = {}
@@ -406,8 +406,8 @@ def list_offers(
 def _price(
     alike: Sequence[KubernetesNode], gpu_rate: HourlyRate, node_rate: HourlyRate
 ) -> PartPrices:
-    """The prices of parts of nodes that are alike. A stated price of 0 gives way to the share of
-    the machine's own price.
+    """The prices of parts of nodes that are alike. If the price in the settings is 0, a part costs
+    its share of the machine's own price.
     """
     whole = max(node.rate for node in alike)
     part = HourlyRate(whole.micros_per_hour // max(1, alike[0].shape.gpus))
@@ -420,7 +420,7 @@ def _price(
 def _list_parts(
     alike: Sequence[KubernetesNode], location: OfferLocation, prices: PartPrices, *, waits: bool
 ) -> Iterator[Offer]:
-    """The offers for a group of nodes that are alike."""
+    """The offers for nodes that are alike."""
     shape = alike[0].shape
     for part in list_parts(shape):
         fitting = [count_fitting(node, part_of(part)) for node in alike if not node.pool]

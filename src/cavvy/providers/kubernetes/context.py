@@ -64,8 +64,8 @@ _AT_ONCE = {"gracePeriodSeconds": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextTerms:
-    """The dependencies of a context that the server provides. `mark` labels all objects of this
-    installation.
+    """What a context needs from the server. `mark` is the value of the label that all objects of
+    this installation have.
     """
 
     mark: str
@@ -88,10 +88,10 @@ class ClusterContext:
         self._launching: dict[str, asyncio.Lock] = {}
         self._promised: dict[
             str, tuple[Mapping[str, ResourceAmount], int]
-        ] = {}  # keyed by gang: the size and number of the pods that are being created for it
+        ] = {}  # gang -> the size and the number of the pods that are being created for it
         self._placed_agent = ""
         self._accepted: set[str] = set()  # pod fields that the API server has accepted
-        self._last: dict[str, Object] = {}  # the last known state of pods, by pod name
+        self._last: dict[str, Object] = {}  # pod name -> the last known state of the pod
 
     def _path(self, kind: str, name: str = "") -> str:
         """The API path of one object in the namespace, or of all objects of the kind if `name` is
@@ -114,7 +114,7 @@ class ClusterContext:
             self._last[name] = pod
 
     async def nodes(self, age: timedelta = timedelta(0)) -> Sequence[KubernetesNode]:
-        """The nodes of the cluster, from a response that is at most `age` old."""
+        """The nodes of the cluster. A cached response is used if it is at most `age` old."""
         now = self._terms.now()
         if self._nodes is None or now - self._nodes[0] > age:
             async with _sorted("the nodes of the cluster cannot be listed"):
@@ -128,8 +128,8 @@ class ClusterContext:
         return self._nodes[1]
 
     async def _list_pools(self) -> Sequence[PoolTemplate]:
-        """The nodes that autoscalers can add, from responses that are at most _POOLS_AGE old. Kinds
-        of pools that the cluster lacks, or that the user may not read, are left out.
+        """The nodes that autoscalers can add, from responses that are at most _POOLS_AGE old. A
+        kind of pool is left out if the cluster does not support it or the user may not read it.
         """
         now, find = self._terms.now(), self._terms.find_instance
         if self._pools is None or now - self._pools[0] > _POOLS_AGE:
@@ -248,7 +248,7 @@ class ClusterContext:
 
     async def _check_fields(self, spec: GangSpec, node: KubernetesNode, agent: str) -> None:
         """Raise Refused if the API server refuses pod fields from the settings or the task. Fields
-        that it has accepted are not checked again.
+        that the API server has accepted once are not checked again.
         """
         wanted = {
             "[providers.kubernetes] pod": self._terms.options.pod,
@@ -291,8 +291,8 @@ class ClusterContext:
         node: KubernetesNode,
         agent: str,
     ) -> None:
-        """Create the gang's secret and pods. If the API server refuses one of them for good, delete
-        all objects of the gang.
+        """Create the gang's secret and pods. If the API server refuses one of them permanently,
+        delete all objects of the gang.
         """
         mark, options = self._terms.mark, self._terms.options
         # The secret and the pods are created concurrently to save time: a kubelet reads the secret
@@ -333,8 +333,8 @@ class ClusterContext:
         return status.read_record(raw) if raw is not None and self._is_ours(raw) else None
 
     async def _check_queue(self) -> None:
-        """Raise NoCapacity or Refused if Kueue's queue would hold the pods back. If the user may
-        not read queues, nothing is checked.
+        """Raise NoCapacity or Refused if Kueue's queue would not admit the pods. If the user may
+        not read queues, the queue is not checked.
         """
         if not self._terms.options.queue:
             return
@@ -345,11 +345,11 @@ class ClusterContext:
                 raise
 
     async def _find_room(self, spec: GangSpec) -> KubernetesNode:
-        """Return one of the offer's nodes. Raises NoCapacity if there is now too little room for
-        the gang.
+        """Return one of the offer's nodes. Raises NoCapacity if the gang's pods do not fit on the
+        nodes any more.
 
-        The room is promised to the gang until its pods exist, so that concurrent launches do not
-        count it as free.
+        The resources are reserved for the gang until its pods exist, so that concurrent launches
+        do not count them as free.
         """
         part = part_of_offer(spec.offer)
         for age in (_NODES_AGE, timedelta(0)):
@@ -455,8 +455,9 @@ class ClusterContext:
     ) -> GangSeen:
         """Record the end of the gang, then delete its pods.
 
-        Pods in which nothing runs are deleted without a grace period. With a grace period, old
-        kubelets keep ended pods, and thus their names, for up to a minute.
+        Pods in which nothing runs are deleted without a grace period. If there is a grace period,
+        old kubelets keep ended pods for up to a minute, and the names of these pods cannot be used
+        again until then.
         """
         body = {
             "metadata": {"resourceVersion": record.version},
@@ -511,8 +512,8 @@ class ClusterContext:
         await asyncio.gather(*(self.api.drop(self._path("pods", name), options) for name in names))
 
     async def _leave_queue(self, record: PodGangRecord) -> None:
-        """Delete Kueue's workload object, which holds back the pods that Kueue has not admitted and
-        keeps their place in the queue.
+        """Delete Kueue's workload object, because it keeps the gang's place in the queue and
+        prevents the deletion of pods that Kueue has not admitted.
         """
         if not self._terms.options.queue:
             return
@@ -551,9 +552,9 @@ def part_of_offer(offer: Offer) -> ResourceAmount:
 
 
 def _sort_refusal(error: ApiServerRefused, limits: Sequence[str]) -> ProviderError:
-    """Return the provider error for a refusal: NoCapacity if others have used up a quota,
-    QuotaTooSmall if a quota or LimitRange is too small for the gang even when unused. `limits` are
-    the names of the LimitRanges that may have caused the refusal.
+    """Return the provider error for a refusal: NoCapacity if other pods use too much of a quota,
+    QuotaTooSmall if a quota or LimitRange is too small even without other pods. `limits` are the
+    names of the LimitRanges that may have caused the refusal.
     """
     if limits:
         return QuotaTooSmall(f"LimitRange {' or '.join(limits)}: {error}")

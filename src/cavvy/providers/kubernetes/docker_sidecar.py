@@ -11,9 +11,9 @@ Object = dict[str, Any]
 _CLIENT_IMAGE = "docker:29-cli"
 _CACHE = "/cavvy/docker-cache"
 # Starts an engine in the first folder of the cache that no other engine uses. The engine inherits
-# the lock on its folder, so the folder is free again once the engine has ended, even after a crash.
-# Before the start, the containers of earlier pods lose their restart policy, because Docker would
-# start them again.
+# the lock on its folder, so the lock ends with the engine, even after a crash. Before the start,
+# the script removes the restart policy from the containers of earlier pods, because Docker would
+# start these containers again.
 TAKE_FOLDER = """\
 flag=$1; shift
 n=0
@@ -32,7 +32,7 @@ exec "$@" "$flag=$0/$n"
 """
 # the client, its plugins and its configuration
 _TOOLS = "/cavvy/docker"
-# The paths where the work finds the client and its plugins, keyed by their names in `_TOOLS`
+# file name in `_TOOLS` -> path at which the work finds the client or the plugin
 _CLIENT_PATHS = {
     "docker": "/usr/local/bin/docker",
     "cli-plugins": "/usr/local/libexec/docker/cli-plugins",
@@ -41,18 +41,18 @@ _CLIENT_PATHS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerEngine:
-    """A container engine, which listens at a socket in a folder that the work shares."""
+    """A container engine that listens at a socket in a folder which the work can also access."""
 
     image: str
     data: str  # the folder where the engine stores images and layers
-    program: tuple[str, ...]  # the image's own command
-    root: str  # the engine's option that sets the data folder
+    program: tuple[str, ...]  # the command of the engine's image
+    root: str  # the name of the engine's option that sets the data folder
     socket_dir: str
     container: Object  # fields of the engine's container
     ready: tuple[str, ...]  # a command that fails until the engine answers
     variables: Mapping[str, str]  # environment variables that the work gets
-    steps: tuple[str, ...] = field(default=())  # further commands that prepare the client
-    # commands that remove what earlier work left in the cache and would disturb this work
+    steps: tuple[str, ...] = field(default=())  # commands that prepare the client
+    # commands that remove data of earlier work from the cache that would disturb this work
     clean: tuple[str, ...] = field(default=())
 
 
@@ -108,7 +108,7 @@ _ENGINES = {
 
 
 def find_fault(option: object) -> str | None:
-    """Why the value of the option is invalid; None if it is valid."""
+    """The reason why the value of the option is invalid; None if it is valid."""
     mode, cache = _read(option)
     if mode not in _ENGINES or not isinstance(cache, str):
         return (

@@ -1,5 +1,5 @@
-"""Relays the agents' requests: an exec command in each pod connects the pod's first process to the
-control plane, through the API server.
+"""Relays the agents' requests to the control plane. An exec command in each pod connects the pod's
+first process to the control plane, through the API server.
 """
 
 import asyncio
@@ -27,7 +27,9 @@ _COMMAND = "/cavvy/agent/tunnel.sh"
 
 
 class ExecTunnels:
-    """The tunnels to the pods of one context. Broken tunnels are opened again until `let_go`."""
+    """The tunnels to the pods of one context. A broken tunnel is opened again until `let_go` is
+    called for its pod.
+    """
 
     def __init__(self, api: KubernetesApi, server: str, cache: Path) -> None:
         self._api = api
@@ -36,7 +38,7 @@ class ExecTunnels:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._tunnels: dict[str, _Tunnel] = {}
         self._wake: dict[str, asyncio.Event] = {}
-        # keyed by pod: why its agent cannot be reached; shown to users
+        # pod -> the reason why its agent cannot be reached, to show to users
         self.problems: dict[str, str] = {}
 
     def follow(self, pod: str, *, runs: bool) -> None:

@@ -29,7 +29,7 @@ from cavvy.spec.support import read_options as read_task_options
 Object = dict[str, Any]
 
 _TIME_LIMIT_S = 24 * 3600
-# Like Cavvy itself, run work with bash if the image has it.
+# Run the work with bash if the image has bash, as Cavvy itself does.
 _SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
 
 
@@ -76,7 +76,7 @@ def _list_left_out(task: Task, node: KubernetesNode) -> list[str]:
 
 
 def _service(task: Task) -> Object:
-    """A headless service: it gives the pods host names, so that they find each other."""
+    """A headless service, which gives the pods host names so that they can find each other."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -161,8 +161,8 @@ def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
 
 
 def _guess_node(need: Resources) -> KubernetesNode:
-    """A substitute for a node that is not known; its accelerators have the vendor's usual resource
-    name.
+    """A node that is assumed when the cluster is unknown: its accelerators have the resource name
+    of the vendor's device plugin.
     """
     first = need.accelerators[0] if need.accelerators else None
     resource = find_resource((first.name if first is not None else None) or "")

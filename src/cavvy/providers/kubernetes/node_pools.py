@@ -41,14 +41,14 @@ _POOL_LABELS = {
 }
 # https://github.com/kubernetes/autoscaler/tree/master/cluster-autoscaler/cloudprovider/clusterapi
 _SCALING = "capacity.cluster-autoscaler.kubernetes.io/"
-# The fractions of a machine's CPUs and memory that pods can use. The system needs the rest.
+# The assumed fractions of a machine's CPUs and memory that pods can use. The system needs the rest.
 _USABLE_CPUS, _USABLE_MEMORY = 0.95, 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolTemplate:
-    """A node that a pool can add. `product` names its accelerators. If `rule`, a label and its
-    value, is set, pods with accelerators must select that label to get the node.
+    """A node that a pool can add. `product` names its accelerators. If `rule` (a label and its
+    value) is set, pods with accelerators must select that label to get the node.
     """
 
     pool: str
@@ -86,7 +86,8 @@ def make_nodes(
 
 
 def read_templates(source: str, item: Object, find: FindInstance) -> Sequence[PoolTemplate]:
-    """The templates of one object of the list `source`."""
+    """The templates that one pool object describes. `source` is the list that contains the
+    object."""
     if source == KARPENTER:
         return list(_read_karpenter(item, find))
     if source == COMPUTE_CLASSES:

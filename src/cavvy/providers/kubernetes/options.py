@@ -90,7 +90,7 @@ def read_options(settings: Mapping[str, Scalar]) -> PodOptions:
 
 
 def _read_fields(text: str) -> Mapping[str, Any]:
-    """The pod fields in a text or, if it has no colon, in the file that it names."""
+    """Parse pod fields. If the text has no colon, it is the path of a file with the fields."""
     what = "[providers.kubernetes] pod:"
     try:
         found = yaml.safe_load(

@@ -25,7 +25,7 @@ async def find_refused(
     whole = await _try(api, path, plain, fields, leaves)
     if not whole or await _try(
         api, path, plain, {}, ()
-    ):  # the pod is refused even without the fields, so they are not the cause
+    ):  # the API server refuses the pod even without the fields, so the fields are not the cause
         return whole
     alone = await asyncio.gather(*(_try(api, path, plain, _nest(*leaf), [leaf]) for leaf in leaves))
     return [each for problems in alone for each in problems] or whole
@@ -55,13 +55,13 @@ async def _try(
     return [
         f"{_write(leaf)}: the API server does not know this field"
         for leaf, value in leaves
-        if value and not _has(pod, leaf)  # API servers leave out what is null, false or empty
+        if value and not _has(pod, leaf)  # API servers omit fields that are null, false or empty
     ]
 
 
 def _list_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The paths and values of the fields. Each list counts as one field; only the first container
-    is divided into its own fields.
+    """The paths and values of the fields. Each list counts as one field, except the list of
+    containers: the fields of the first container are listed one by one.
     """
     if isinstance(value, Mapping) and value:
         for key, each in value.items():
@@ -74,7 +74,7 @@ def _list_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _nest(path: Path, value: Any) -> Object:
-    """Nested fields that contain only this field."""
+    """A pod that contains only the field at `path`."""
     for part in reversed(path):
         value = {part: value} if isinstance(part, str) else [*[{}] * min(part, 1), value]
     found: Object = value
@@ -82,7 +82,7 @@ def _nest(path: Path, value: Any) -> Object:
 
 
 def _has(pod: Any, path: Path) -> bool:
-    """Whether the pod has the field. Items of lists are not compared."""
+    """Whether the pod has a field at this path. The contents of lists are not compared."""
     for part in path:
         if isinstance(part, int):
             return part > 0 or _has(pod[0], path[path.index(part) + 1 :])

@@ -8,7 +8,7 @@ Object = dict[str, Any]
 # The fields that identify a list item, in order of preference. List items without any of these
 # fields are appended.
 _KEYS = ("mountPath", "devicePath", "containerPort", "name", "key", "ip", "topologyKey")
-# The fields that Cavvy needs in order to find its pods and to run its agent in them.
+# The fields that Cavvy sets itself, to find its pods and to run its agent in them.
 _OWN = (
     ("apiVersion",),
     ("kind",),
@@ -21,8 +21,8 @@ _OWN_IN_CONTAINER = ("name", "command", "args")
 
 
 def overlay_pod(pod: Object, fields: Mapping[str, Any]) -> Object:
-    """Return the pod, merged with these fields. The fields of the first container apply to the
-    task's own container. Fields that Cavvy needs keep their values.
+    """Return the pod, merged with `fields`. The first container in `fields` is merged with the
+    container that runs the work. Fields that Cavvy needs keep their values.
     """
     labels = dict(pod["metadata"]["labels"])
     first, *others = pod["spec"]["containers"]

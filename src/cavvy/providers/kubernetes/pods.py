@@ -21,7 +21,7 @@ CONTAINER = "work"
 INSTALLATION, GANG, RANK = "cavvy/installation", "cavvy/gang", "cavvy/rank"
 RESERVE = timedelta(seconds=15)  # time for the agent's last messages after the work's grace period
 _LEAST_GRACE = timedelta(seconds=30)  # Kubernetes' own default
-# added to the pod's active deadline, which includes the time for pulling images
+# extra time in the pod's active deadline, because pulling images counts for the deadline
 _BOOT = timedelta(minutes=25)
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _RUN = "/cavvy/run"
@@ -29,7 +29,9 @@ _RUN = "/cavvy/run"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerObject:
-    """A gang's record, which owns the gang's other objects: Kubernetes deletes them with it."""
+    """The config map with a gang's record. It owns the gang's other objects, so Kubernetes deletes
+    these together with the record.
+    """
 
     name: str
     uid: str
@@ -169,14 +171,15 @@ def _list_volumes(spec: GangSpec, agent: str) -> tuple[list[Object], list[Object
 
 
 def join_queue(metadata: Object, queue: str, group: str, nodes: int) -> None:
-    """If there is a queue, label the pods so that Kueue admits all pods of the group at once."""
+    """Label a pod so that Kueue admits all pods of its group at once. Does nothing if `queue` is
+    "".
+    """
     if queue:
         metadata["labels"] |= {
             "kueue.x-k8s.io/queue-name": queue,
             "kueue.x-k8s.io/pod-group-name": group,
         }
-        # After the failure of some pods, a retriable group would keep its quota and the failed
-        # pods.
+        # Kueue would keep the quota and the failed pods of a group that it may retry.
         metadata["annotations"] = metadata.get("annotations", {}) | {
             "kueue.x-k8s.io/pod-group-total-count": str(nodes),
             "kueue.x-k8s.io/retriable-in-group": "false",
@@ -194,7 +197,7 @@ def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> O
 
 
 def make_place(accelerators: int, node: KubernetesNode | None, options: PodOptions) -> Object:
-    """The part of a pod's spec that determines its node and account, without the container."""
+    """The fields of a pod's spec that determine its node and its service account."""
     tolerations = [each.object for each in options.tolerations]
     if accelerators and node is not None:
         tolerations.append({"key": node.resource, "operator": "Exists"})
@@ -292,8 +295,8 @@ def make_claim(volume: Volume, nodes: int) -> Object:
 
 
 def _plain(labels: Mapping[str, str]) -> dict[str, str]:
-    """Labels for those of the user's tags that are valid as Kubernetes labels. An annotation holds
-    all tags.
+    """The user's tags that are valid as Kubernetes labels. All tags are also stored in an
+    annotation.
     """
     fit = {
         name: value
@@ -308,8 +311,8 @@ def _grace(spec: GangSpec) -> timedelta:
 
 
 def _deadline(spec: GangSpec) -> Object:
-    """The field with the deadline after which the kubelet ends the pod. The result is empty if the
-    work has no maximum duration.
+    """The pod's field `activeDeadlineSeconds`, after which the kubelet ends the pod; {} if the work
+    has no time limit.
     """
     if spec.longest is None:
         return {}

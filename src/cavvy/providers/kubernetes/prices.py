@@ -1,10 +1,10 @@
-"""Prices of a cluster's machines, from the catalog of the cloud that rents them out. No I/O of its
-own: the functions that it gets read the catalog.
+"""Finds the prices of a cluster's machines in the catalog of the cloud that rents them out. The
+caller passes the functions that read the catalog.
 
-A node's machine is known by the provider ID that the cloud's controller sets
+A node's machine is identified by the provider ID that the cloud's controller sets
 (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/node-v1) and the label
-`node.kubernetes.io/instance-type`. CoreWeave's nodes are known by its labels, and its price list
-has its own names, so that its machines are found by their accelerators.
+`node.kubernetes.io/instance-type`. CoreWeave's nodes are recognized by their labels. CoreWeave's
+price list has other names for machines, so a price is found by the machine's accelerators.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ class MachinePrices:
         self._known: dict[tuple[NodeMachine, str, int, bool], HourlyRate | None] = {}
 
     def put(self, nodes: Sequence[KubernetesNode]) -> Sequence[KubernetesNode]:
-        """The nodes with the prices of their machines, as far as these are known. Nodes that a pool
-        can add will be in the region of the others. May block.
+        """The nodes, with the prices of their machines if known. A node that a pool can add is
+        assumed to be in the region of the existing nodes. May block.
         """
         home = next((node.machine.region for node in nodes if node.machine.region), "")
         return [replace(node, rate=self._rate(node, home)) for node in nodes]
@@ -46,8 +46,8 @@ class MachinePrices:
         return self._known[key] or node.rate
 
     def _find(self, machine: NodeMachine, node: KubernetesNode) -> HourlyRate | None:
-        """The price in the machine's region. If zones differ, the highest; if the region is
-        unknown, that of the cheapest region.
+        """The price in the machine's region. If prices differ between zones, the highest is
+        returned. If the region is unknown, the price of the cheapest region is returned.
         """
         purchase = Purchase.SPOT if node.spot else Purchase.ON_DEMAND
         offers = [each for each in self._list(machine, node) if each.purchase is purchase]

@@ -15,14 +15,13 @@ from cavvy.providers.kubernetes.pods import CONTAINER, RANK, pod_name
 
 Object = Mapping[str, Any]
 
-# a pod that is missing for longer than this was deleted
+# a pod that is missing for longer than this after a launch counts as deleted
 _LAUNCH = timedelta(seconds=60)
-# pods may fail to pull or start for this long, since a registry or a container runtime may fail
-# briefly
+# pods may fail to pull images or to start for this long, because the cause may be temporary
 _PULLS = timedelta(minutes=2)
-# the longest wait for a pool to add nodes
+# the maximum time to wait until a pool has added nodes
 _SCALES = timedelta(minutes=20)
-# another pod may have taken the node's free resources since Cavvy checked the node
+# how long a pod may stay unscheduled, because another pod may have taken the node's resources
 _UNPLACED = timedelta(seconds=30)
 _UNLIKELY = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "CreateContainerError", "RunContainerError"}
@@ -53,10 +52,10 @@ class PodRank:
     address: str = ""
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    # no end was reported; `ended_at` is the latest time when the pod can have ended
+    # True: no end was reported, and `ended_at` is the latest time at which the pod can have ended
     unseen: bool = False
     preempted: bool = False
-    reason: str = ""  # why the pod waits, or why it has ended
+    reason: str = ""  # the reason why the pod waits or has ended
     exit: AgentExit | None = None
 
 
@@ -82,12 +81,12 @@ class PodGangRecord:
     seen: tuple[PodRank, ...] = ()
     pool: str = ""  # the node pool whose autoscaler adds nodes for the gang
     removing_at: datetime | None = None
-    refusal: str = ""  # why Cavvy removed the gang before its start
+    refusal: str = ""  # the reason why Cavvy removed the gang before its start; "" if it did not
     version: str = ""  # the resource version of the config map
     ended: PodGangEnd | None = None
 
     def waits_at(self, now: datetime) -> bool:
-        """Whether the gang's pool may still add nodes for it."""
+        """Whether at this time Cavvy still waits until the gang's pool adds nodes."""
         return bool(self.pool) and now - self.asked_at < _SCALES
 
     @property
@@ -155,7 +154,7 @@ def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
         started_at=read_time(running.get("startedAt") or terminated.get("startedAt")),
     )
     deleting = read_time(metadata.get("deletionTimestamp"))
-    # Kubernetes adds the grace period to the time of the deletion, so the sum may be in the future.
+    # `deletionTimestamp` includes the grace period, so it may be in the future.
     latest = min(deleting or now, now)
     taken = _why_taken(status, deleting is not None)
     if is_over(pod) or terminated:
@@ -196,8 +195,8 @@ def look(
     lost: Mapping[str, str],
     now: datetime,
 ) -> PodGangStatus:
-    """Judge a gang that is not recorded as ended. `pods` are the gang's existing pods; `gone` is
-    the last known state of its deleted pods.
+    """Derive the state of a gang that is not recorded as ended. `pods` are the gang's existing
+    pods; `gone` contains the last known state of its deleted pods.
     """
     names = record.pods
     ranks = _read_ranks(record, pods, gone, lost, now)
@@ -260,7 +259,7 @@ def _ready(status: Object) -> Object:
 
 
 def why_lost(node: Object | None, after: timedelta, now: datetime) -> str:
-    """Why a node counts as lost, or "" if the node is not lost."""
+    """The reason why a node counts as lost; "" if it does not."""
     if node is None:
         return "it is no longer in the cluster"
     ready = _ready(node.get("status") or {})
@@ -271,7 +270,7 @@ def why_lost(node: Object | None, after: timedelta, now: datetime) -> str:
 
 
 def as_seen(record: PodGangRecord, ended: PodGangEnd) -> GangSeen:
-    """The observation of an ended gang for the control plane."""
+    """Describe an ended gang for the control plane."""
     return GangSeen(
         name=record.name,
         state=GangState.ENDED,
@@ -284,12 +283,12 @@ def as_seen(record: PodGangRecord, ended: PodGangEnd) -> GangSeen:
 
 
 def why_hopeless(pods: Sequence[Object], now: datetime, *, waits: bool) -> str:
-    """Why a gang will never start, or "" if the gang may still start. If `waits` is True, pods may
-    stay unscheduled.
+    """The reason why a gang will never start; "" if it may still start. If `waits` is True, a pod
+    may stay unscheduled for any time.
     """
     for pod in pods:
         if read_pod(pod, {}, now).started_at:
-            continue  # the pod runs, so a sidecar that restarts is no reason to give the gang up
+            continue  # the pod runs, so a sidecar that restarts does not make the gang fail
         status = pod.get("status") or {}
         for condition in () if waits else status.get("conditions") or ():
             since = read_time(condition.get("lastTransitionTime")) or now
@@ -376,7 +375,7 @@ def _vanished(rank: PodRank, record: PodGangRecord, now: datetime) -> PodRank:
 
 
 def _why_taken(status: Object, deleting: bool) -> str:
-    """Why the cluster is reclaiming a pod, or "" if the cluster is not reclaiming it."""
+    """The reason why the cluster is reclaiming a pod; "" if it is not."""
     for condition in status.get("conditions") or ():
         who = _TAKERS.get(condition.get("type", ""))
         if who is not None and condition.get("status") == "True":

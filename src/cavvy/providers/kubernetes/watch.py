@@ -56,7 +56,7 @@ class PodWatch:
                 async for _ in self._watch():
                     pause = _FIRST_PAUSE_S
             except (ProviderError, ApiServerRefused, OSError):
-                # regular polls find the changes that the watch misses
+                # until the next watch, the regular polls find changes
                 pause = min(_LAST_PAUSE_S, pause * 2)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -106,7 +106,7 @@ class PodWatch:
 
 
 def _mark_of(pod: Object) -> object:
-    """The parts of a pod whose changes are reported."""
+    """The parts of a pod that are compared to detect changes."""
     status = pod.get("status") or {}
     states = [
         sorted((each.get("state") or {}).keys()) for each in status.get("containerStatuses") or ()

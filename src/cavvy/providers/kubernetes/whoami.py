@@ -24,7 +24,7 @@ from cavvy.providers.kubernetes.pods import (
 from cavvy.providers.kubernetes.policy import CLUSTER, Right, list_rights
 from cavvy.providers.kubernetes.quota import list_quotas
 
-# The rights that are required to run and remove any gang. All other rights are optional.
+# The rights without which Cavvy cannot run or remove any gang. All other rights are optional.
 _NEEDED = {
     "list nodes of all namespaces",
     "create pods",
@@ -37,10 +37,10 @@ _NEEDED |= {f"{verb} configmaps" for verb in ("create", "delete", "get", "list",
 _EXEC = {
     "create pods/exec",
     "get pods/exec",
-}  # one of these rights is needed, depending on the cluster's version
+}  # which of these rights is needed depends on the cluster's version
 _TRIAL = "cavvy-check"
-# Errors with which the API server refuses every pod with these settings in this namespace. Other
-# refusals may depend on a task's image and size.
+# Errors that mean that the API server refuses every pod in this namespace with these settings.
+# Other refusals may depend on a task's image and size.
 _FOR_ALL = re.compile(
     r"no PriorityClass with name|RuntimeClass \S+ not found|error looking up service "
     r"account|violates PodSecurity|"

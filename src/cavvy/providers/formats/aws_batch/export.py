@@ -20,8 +20,8 @@ from cavvy.providers.formats.script import write_script
 _COVERED = frozenset(["limits.duration", "resources.spot", "retry", "secrets", "volumes"])
 _SECRET = "arn:aws:secretsmanager:REGION:000000000000:secret:"
 _ROLE = "arn:aws:iam::000000000000:role/ROLE"
-_LOWEST_PRIORITY = -100  # of a task
-# Every node learns the address of the main node; only the main node does not have the variable.
+_LOWEST_PRIORITY = -100  # the lowest priority that a task can have
+# AWS Batch sets the address of the main node as a variable on all nodes except the main node.
 _RANKS = (
     "NODE_RANK=$AWS_BATCH_JOB_NODE_INDEX",
     "MASTER_ADDR=${AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS:-$(hostname -i | cut -d' ' -f1)}",
@@ -32,7 +32,7 @@ _SUBMIT = "aws batch submit-job --cli-input-yaml file:///dev/stdin"
 
 
 def make_export(task: Task, find_offers: FindOffers) -> str:
-    """A script with both requests. Raises Refused."""
+    """A shell script with the requests RegisterJobDefinition and SubmitJob. Raises Refused."""
     machine = _choose_machine(task, find_offers)
     job = _make_request(task, choose_size(task, machine))
     calls = [

@@ -1,4 +1,4 @@
-"""The requests of AWS Batch's RegisterJobDefinition and SubmitJob, from values.
+"""Builds the requests RegisterJobDefinition and SubmitJob of AWS Batch.
 
 Limits are from the service model 2016-08-10 of botocore.
 """
@@ -9,15 +9,15 @@ from datetime import timedelta
 from math import ceil
 from typing import Any
 
-NAME_LENGTH = 128  # of letters, digits, hyphens and underscores
-ATTEMPTS = 10  # the maximum of a retry strategy
-_CONDITIONS = 5  # of a retry strategy
-_SHORTEST_S = 60  # the minimum of a time limit
+NAME_LENGTH = 128  # maximum length of a name of letters, digits, hyphens and underscores
+ATTEMPTS = 10  # maximum number of attempts in a retry strategy
+_CONDITIONS = 5  # maximum number of conditions in a retry strategy
+_SHORTEST_S = 60  # the shortest time limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFolder:
-    """A folder of the machine, and where the container sees it."""
+    """A folder of the machine, and its path in the container."""
 
     source: str
     path: str
@@ -26,9 +26,9 @@ class HostFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRetries:
-    """When AWS Batch starts a job again. `attempts` includes the first. A job whose machine was
-    reclaimed is started again; `exit_codes` are the codes after which a job is started again, and
-    None means every code.
+    """When AWS Batch starts a job again. `attempts` is the maximum number of starts, including the
+    first. A job is started again if its machine was reclaimed, or if its exit code is in
+    `exit_codes`. If `exit_codes` is None, every exit code counts.
     """
 
     attempts: int = 1
@@ -37,8 +37,8 @@ class BatchRetries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchJobRequest:
-    """What AWS Batch is asked for. With several nodes, the job is a multi-node parallel job, and
-    each node has one container.
+    """The values of a request to AWS Batch. A job with several nodes is a multi-node parallel job
+    with one container on each node.
     """
 
     name: str
@@ -56,9 +56,9 @@ class BatchJobRequest:
     job_role: str | None = None
     execution_role: str | None = None
     retries: BatchRetries = BatchRetries()
-    longest: timedelta | None = None  # for each attempt
+    longest: timedelta | None = None  # the time limit of each attempt
     priority: int | None = None  # 0 to 9999; only for queues with a fair-share policy
-    array: int | None = None  # the number of equal jobs, 2 to 10,000
+    array: int | None = None  # the number of equal jobs of an array job, 2 to 10,000
     tags: Mapping[str, str] = field(default_factory=dict)
 
 

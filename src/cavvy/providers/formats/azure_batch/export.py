@@ -22,8 +22,8 @@ _NO_GANG = (
 
 
 def make_export(task: Task, find_offers: FindOffers) -> str:
-    """A script that makes the pool unless it exists, and submits a job with one task. Raises
-    Refused.
+    """A shell script that creates the pool if it does not exist, and submits a job with one task.
+    Raises Refused.
     """
     if task.nodes > 1:
         raise Refused(_NO_GANG)
@@ -44,7 +44,7 @@ def make_export(task: Task, find_offers: FindOffers) -> str:
         'az batch pool create --json-file "$folder/pool.json"',
         'az batch job create --json-file "$folder/job.json"',
         f'az batch task create --job-id {name} --json-file "$folder/task.json"',
-        # A job that ends with its tasks would end at once before it has the first task.
+        # This is set last, because a job without tasks would end at once.
         f"az batch job set --job-id {name} --on-all-tasks-complete terminateJob",
         'rm -r "$folder"',
     ]

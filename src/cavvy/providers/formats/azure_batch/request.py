@@ -1,4 +1,4 @@
-"""The requests of Azure Batch that create a pool, a job and a task, from values.
+"""Builds the requests to Azure Batch that create a pool, a job and a task.
 
 Fields and limits are those of the models of azure-batch 15.1.
 """
@@ -10,9 +10,9 @@ from datetime import timedelta
 from math import ceil
 from typing import Any
 
-ID_LENGTH = 64  # of letters, digits, hyphens and underscores
-UNLIMITED = -1  # as a number of retries
-# An image of Linux with Docker and the drivers of NVIDIA's GPUs, and the agent for it.
+ID_LENGTH = 64  # maximum length of an id of letters, digits, hyphens and underscores
+UNLIMITED = -1  # the number of retries that means "no limit"
+# A Linux image with Docker and NVIDIA's drivers, and the id of the matching Azure Batch agent.
 _IMAGE = {
     "publisher": "microsoft-dsvm",
     "offer": "ubuntu-hpc",
@@ -20,30 +20,32 @@ _IMAGE = {
     "version": "latest",
 }
 _AGENT = "batch.node.ubuntu 22.04"
-_INTERVAL = "PT5M"  # the shortest interval in which a pool evaluates its formula
-# Docker's runtime of NVIDIA reads these; Azure Batch refuses Docker's option --gpus.
+_INTERVAL = "PT5M"  # how often a pool evaluates its formula; this is the shortest possible interval
+# NVIDIA's container runtime reads these variables. Azure Batch refuses Docker's option --gpus.
 _GPU_VARIABLES = {
     "NVIDIA_VISIBLE_DEVICES": "all",
     "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
 }
-# The service starts the line without a shell. Variables have one line, so the program is encoded.
+# The service runs this command line without a shell. A variable must be one line, so the program is
+# encoded.
 _START = '/bin/sh -c "printf %s $CAVVY_PROGRAM | base64 -d > cavvy.sh && exec sh cavvy.sh"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzureBatchRequest:
-    """What Azure Batch is asked for: a pool that has machines only while it has tasks, and a job
-    with one task in it. `retries` applies to a program that fails.
+    """The values of the requests to Azure Batch. The job has one task, and its pool has machines
+    only while there are tasks. `retries` is for a program that fails.
     """
 
-    name: str  # of the pool, the job and the task
+    name: str  # the name of the pool, of the job and of the task
     vm_size: str
     image: str
-    program: str  # for sh
+    program: str  # a shell script for sh
     gpus: int = 0
     most_nodes: int = 1
     spot: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)  # values without line ends
+    # values must not contain line breaks
+    environment: Mapping[str, str] = field(default_factory=dict)
     longest: timedelta | None = None
     retries: int = 0
     priority: int = 0  # -1000 to 1000
@@ -71,8 +73,8 @@ def make_pool(job: AzureBatchRequest) -> dict[str, Any]:
 
 
 def make_formula(most_nodes: int, *, spot: bool) -> str:
-    """A formula for one node for each task that waits or runs, up to `most_nodes`. A node is
-    removed when its task has ended.
+    """An autoscale formula: the pool has one node for each task that waits or runs, but at most
+    `most_nodes`. A node is removed when its task has ended.
     """
     kind = "$TargetLowPriorityNodes" if spot else "$TargetDedicatedNodes"
     return "\n".join(

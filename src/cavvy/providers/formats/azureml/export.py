@@ -20,7 +20,7 @@ _COVERED = frozenset(
 )
 _STORE = "azureml://datastores/workspaceblobstore/paths"
 _ACCOUNT = "ACCOUNT"
-_IDLE_S = 20 * 60  # before a cluster removes a node
+_IDLE_S = 20 * 60  # how long a node may be idle before the cluster removes it
 
 
 def make_export(task: Task, find_offers: FindOffers) -> str:
@@ -37,7 +37,7 @@ def make_export(task: Task, find_offers: FindOffers) -> str:
 def _make_request(task: Task, machine: Machine) -> CommandJobRequest:
     variables = list_container_variables(task, machine.accelerators)
     if task.nodes > 1:
-        del variables["MASTER_PORT"]  # the service sets it
+        del variables["MASTER_PORT"]  # the service sets this variable itself
     inputs, outputs = _list_inputs(task), _list_outputs(task)
     given = [
         *(f'export CAVVY_{each.name}="${{{{inputs.{each.name}}}}}"' for each in inputs),
@@ -72,7 +72,7 @@ def _list_inputs(task: Task) -> list[DataMount]:
 
 
 def _list_outputs(task: Task) -> list[DataMount]:
-    """The outputs, and the folder of the checkpoints."""
+    """The task's outputs and its checkpoint folder."""
     found = [
         DataMount(name=name, path=_make_path(_find_folder(each), task, name))
         for number, each in enumerate(task.outputs)
@@ -107,7 +107,9 @@ def _copy_output(number: int, output: Transfer) -> list[str]:
 
 
 def _make_path(uri: str, task: Task, name: str) -> str:
-    """The path of a folder: of the container that the task names, or of the workspace's store."""
+    """The path of a folder: in the storage container that `uri` names, or else in the workspace's
+    default store.
+    """
     if not uri.startswith("az://"):
         return f"{_STORE}/{task.name}/{name}/"
     container, _, key = uri.removeprefix("az://").partition("/")

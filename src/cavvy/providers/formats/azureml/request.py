@@ -1,4 +1,4 @@
-"""The specification of a command job of Azure Machine Learning, from values.
+"""Builds the specification of a command job of Azure Machine Learning.
 
 The fields are those of CommandJobSchema of azure-ai-ml 1.35.
 """
@@ -21,16 +21,16 @@ class DataMount:
     name: str  # letters, digits and _
     path: str  # such as azureml://datastores/NAME/paths/PATH, wasbs://... or azureml:ASSET:1
     is_file: bool = False
-    download: bool = False  # copy an input to the node before the job starts
+    download: bool = False  # True: the input is copied to the node before the job starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandJobRequest:
-    """What Azure Machine Learning is asked for. `instance_type` is for serverless compute, which
-    a job uses if `compute` is None.
+    """The values of a job of Azure Machine Learning. `instance_type` is for serverless compute,
+    which a job uses if `compute` is None.
     """
 
-    name: str  # shown to users; the service makes the unique name
+    name: str  # the display name; the service generates the unique name
     experiment: str
     command: str
     image: str
@@ -62,7 +62,7 @@ def make_command_job(job: CommandJobRequest) -> dict[str, Any]:
         "environment_variables": dict(job.environment),
         "compute": f"azureml:{job.compute}" if job.compute else None,
         "resources": resources,
-        # One process on each node, which learns its rank.
+        # the service starts one process on each node and passes the rank to it
         "distribution": {"type": "pytorch", "process_count_per_instance": 1}
         if job.nodes > 1
         else None,

@@ -35,8 +35,9 @@ _RUN = "aws ecs run-task --cli-input-yaml file:///dev/stdin"
 
 
 def make_export(task: Task, find_offers: FindOffers) -> str:
-    """A script with both requests. A task without accelerators runs on Fargate, unless it names an
-    instance type or `resources.options.ecs.launch_type` is EC2. Raises Refused.
+    """A shell script with the requests RegisterTaskDefinition and RunTask. A task without
+    accelerators runs on Fargate, unless it names an instance type or
+    `resources.options.ecs.launch_type` is EC2. Raises Refused.
     """
     if task.nodes > 1:
         raise Refused(_NO_GANG)

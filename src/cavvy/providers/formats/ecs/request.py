@@ -1,4 +1,4 @@
-"""The requests of Amazon ECS's RegisterTaskDefinition and RunTask, from values.
+"""Builds the requests RegisterTaskDefinition and RunTask of Amazon ECS.
 
 Limits are from the service model 2014-11-13 of botocore.
 """
@@ -10,8 +10,8 @@ from enum import StrEnum
 from math import ceil
 from typing import Any
 
-CPU_UNITS = 1024  # of one vCPU
-_SHORTEST_STOP_S, _LONGEST_STOP_S = 2, 120  # of a container on Fargate
+CPU_UNITS = 1024  # CPU units in one vCPU
+_SHORTEST_STOP_S, _LONGEST_STOP_S = 2, 120  # bounds of `stopTimeout` on Fargate
 _SMALLEST_DISK_GIB, _LARGEST_DISK_GIB = 21, 200  # on Fargate
 # Fargate's sizes from one vCPU: CPU units -> memory in GiB, as (smallest, largest, step).
 _FARGATE_GIB = {
@@ -26,13 +26,13 @@ _FARGATE_GIB = {
 class LaunchType(StrEnum):
     """Where ECS runs a container."""
 
-    EC2 = "EC2"  # the machines of the cluster
-    FARGATE = "FARGATE"  # machines that AWS chooses
+    EC2 = "EC2"  # on the machines of the cluster
+    FARGATE = "FARGATE"  # on machines that AWS chooses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EcsFolder:
-    """A folder of the machine, and where the container sees it."""
+    """A folder of the machine, and its path in the container."""
 
     source: str
     path: str
@@ -41,8 +41,8 @@ class EcsFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EcsTaskRequest:
-    """What ECS is asked for: one task with one container. `instance_types` are the types of
-    machines that the task may run on; () if every type of the cluster will do.
+    """The values of a request to ECS for one task with one container. `instance_types` are the
+    instance types on which the task may run; () for all types of the cluster.
     """
 
     name: str
@@ -51,7 +51,7 @@ class EcsTaskRequest:
     command: Sequence[str]
     launch_type: LaunchType
     cpus: int
-    memory_mib: int  # on Fargate, one of its sizes: see `round_size`
+    memory_mib: int  # on Fargate, one of Fargate's sizes: see `round_size`
     gpus: int = 0
     instance_types: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class EcsTaskRequest:
 
 
 def round_size(cpus: int, memory_mib: int) -> tuple[int, int] | None:
-    """The smallest size of Fargate with at least these CPUs and this memory, as CPUs and MiB; None
+    """The smallest size of Fargate with at least these CPUs and this memory, as (CPUs, MiB). None
     if there is no such size.
     """
     for units, (low, high, step) in _FARGATE_GIB.items():

@@ -22,10 +22,10 @@ _BUCKET = "s3://BUCKET"
 _COVERED = frozenset(
     ["checkpoint", "inputs", "limits.duration", "outputs", "resources.spot", "retry", "workdir"]
 )
-# The shell joins the arguments to the program, see `split_program`.
+# The shell joins its arguments to the program; see `split_program`.
 _START = 'p=$(printf %b "$@") && exec "$(command -v bash || command -v sh)" -c "$p"'
 _FOLDER = "/opt/ml"  # the folder that SageMaker shares with the container
-# Finds the hosts of the job; the list is sorted and the same on every host.
+# Read the hosts of the job. The list is sorted, and is the same on every host.
 _RANKS = (
     f"CAVVY_CONFIG=$(tr -d ' \\n\"' < {_FOLDER}/input/config/resourceconfig.json)",
     "CAVVY_HOST=$(printf %s \"$CAVVY_CONFIG\" | sed 's/.*current_host:\\([^,}]*\\).*/\\1/')",
@@ -116,7 +116,7 @@ def _find_checkpoints(task: Task) -> str | None:
 
 
 def make_name(name: str) -> str:
-    """A name that SageMaker accepts: letters, digits and single hyphens within."""
+    """A name that SageMaker accepts: letters and digits, with single hyphens between them."""
     return re.sub(r"[^a-zA-Z0-9]+", "-", name)[: request.NAME_LENGTH].strip("-") or "job"
 
 
@@ -132,13 +132,13 @@ def _list_hyperparameters(task: Task) -> dict[str, str]:
     if len(values) > request.HYPERPARAMETERS or any(
         len(value) > request.HYPERPARAMETER_LENGTH or "\n" in value for value in values.values()
     ):
-        return {}  # the container still gets them as CAVVY_PARAM_...
+        return {}  # the container gets the values only as CAVVY_PARAM_...
     return values
 
 
 def _make_container(task: Task, machine: Machine) -> tuple[str, dict[str, str]]:
-    """The program, and the variables of the container. Variables that are too long for SageMaker
-    are set by the program.
+    """The program, and the container's environment variables. The program itself sets variables
+    that are too long for SageMaker.
     """
     variables = {
         **list_variables(task, task.nodes),
@@ -189,7 +189,9 @@ def _channel_name(each: Transfer, number: int) -> str:
 
 
 def _link_input(each: Transfer, folder: str) -> list[str]:
-    """A channel of one object is a folder with one file, which becomes the target."""
+    """The lines that link an input's target to its data channel. If the channel contains one file,
+    the link leads to this file.
+    """
     name = PurePosixPath(each.source).name
     file = shlex.quote(f"{folder}/{name}")
     return [
@@ -199,7 +201,7 @@ def _link_input(each: Transfer, folder: str) -> list[str]:
 
 
 def _list_steps(task: Task, job: TrainingJobRequest) -> list[str]:
-    """What the user must do for this service, and what differs from a job of Cavvy."""
+    """The steps that the user must do, and the differences from a job that Cavvy runs."""
     workdir, inputs = task.workdir, list(enumerate(task.inputs))
     targets = [each.target for each in task.outputs]
     others = [each for each in targets if each != job.output_uri]

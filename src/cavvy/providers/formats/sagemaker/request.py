@@ -1,4 +1,4 @@
-"""The request of SageMaker's CreateTrainingJob, from values.
+"""Builds the request CreateTrainingJob of SageMaker.
 
 Limits are from the service model 2017-07-24 of botocore.
 """
@@ -9,9 +9,11 @@ from datetime import timedelta
 from math import ceil
 from typing import Any
 
-NAME_LENGTH = 63  # of letters, digits and hyphens
-ARGUMENT_LENGTH, ARGUMENTS = 256, 100  # characters of an argument, and arguments; no line ends
-VARIABLE_LENGTH, VARIABLES = 512, 100  # of the container's environment
+NAME_LENGTH = 63  # maximum length of a name, which consists of letters, digits and hyphens
+# maximum characters of an argument, which has no line breaks; maximum number of arguments
+ARGUMENT_LENGTH, ARGUMENTS = 256, 100
+# maximum characters of an environment variable; maximum number of variables
+VARIABLE_LENGTH, VARIABLES = 512, 100
 HYPERPARAMETER_LENGTH, HYPERPARAMETERS = 2500, 100
 CHANNELS = 20
 LONGEST_RUN = timedelta(days=28)  # the largest quota of MaxRuntimeInSeconds
@@ -34,8 +36,9 @@ _MISSING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataChannel:
-    """S3 objects that SageMaker puts in /opt/ml/input/data/NAME: all objects whose key begins as in
-    `uri`. With `stream`, an object is read from S3 when the program opens the file.
+    """S3 objects that SageMaker makes available in /opt/ml/input/data/NAME: all objects whose URI
+    starts with `uri`. If `stream` is True, an object is read from S3 only when the program opens
+    the file.
     """
 
     name: str
@@ -45,8 +48,9 @@ class DataChannel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJobRequest:
-    """What SageMaker is asked for. `longest_wait` applies to spot instances, and includes the
-    running time. `warm` is the time that the instances are kept, and billed, for the next job.
+    """The values of a request to SageMaker. `longest_wait` is for spot instances, and includes the
+    running time. `warm` is how long SageMaker keeps the instances for the next job; SageMaker bills
+    this time.
     """
 
     name: str
@@ -61,19 +65,21 @@ class TrainingJobRequest:
     hyperparameters: Mapping[str, str] = field(default_factory=dict)
     channels: Sequence[DataChannel] = ()
     output_uri: str
-    checkpoint_uri: str | None = None  # kept equal to /opt/ml/checkpoints
+    checkpoint_uri: str | None = None  # SageMaker keeps it equal to /opt/ml/checkpoints
     longest_run: timedelta = timedelta(days=1)
     longest_wait: timedelta | None = None
     spot: bool = False
     warm: timedelta = timedelta(0)
-    retries: int = 0  # after a fault of SageMaker
+    retries: int = 0  # how often SageMaker may start the job again after faults of SageMaker
     tags: Mapping[str, str] = field(default_factory=dict)
     subnets: Sequence[str] = ()
     security_groups: Sequence[str] = ()
 
 
 def is_training_type(instance_type: str) -> bool:
-    """Whether training jobs can use an instance type of EC2; SageMaker adds the prefix `ml.`."""
+    """Whether training jobs can use this instance type of EC2. SageMaker's name for it has the
+    prefix `ml.`.
+    """
     family, _, size = instance_type.partition(".")
     known = family in _FAMILIES.split() and "metal" not in size
     return known and instance_type not in _MISSING.split()

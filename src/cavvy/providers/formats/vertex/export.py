@@ -17,9 +17,10 @@ from cavvy.providers.formats.yaml_text import dump_yaml
 _COVERED = frozenset(["checkpoint", "limits.duration", "resources.spot", "retry", "workdir"])
 _BUCKET = "gs://BUCKET"
 _FOLDER = "/tmp/work"
-# A container may expand references in its command, but not in a variable that escapes them.
+# The program is in a variable with escaped references, because Vertex AI would replace references
+# such as $(NAME) in a command.
 _START = 'exec "$(command -v bash || command -v sh)" -c "$CAVVY_PROGRAM"'
-# CLUSTER_SPEC names the hosts of both pools with their ports, and the pool and index of the host.
+# CLUSTER_SPEC contains the hosts and ports of both pools, and this host's own pool and index.
 _RANKS = (
     'CAVVY_SPEC=$(printf %s "$CLUSTER_SPEC" | tr -d \' \\n"\')',
     "CAVVY_HOSTS=$(for each in workerpool0 workerpool1; do",
@@ -107,12 +108,12 @@ def _make_program(task: Task) -> str:
 
 
 def _mounted(uri: str) -> str:
-    """Where a container sees the objects of a bucket."""
+    """The path at which a container finds the objects of a bucket."""
     return "/gcs/" + uri.removeprefix("gs://").rstrip("/")
 
 
 def _list_copied(task: Task) -> frozenset[str]:
-    """The keys whose files the program copies from and to buckets of Google."""
+    """The task's keys whose files the program copies from or to buckets of Google."""
     keys = {
         "inputs": all(each.source.startswith("gs://") for each in task.inputs),
         "outputs": all(each.target.startswith("gs://") for each in task.outputs),

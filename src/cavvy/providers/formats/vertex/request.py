@@ -1,4 +1,4 @@
-"""The specification of a custom job of Vertex AI, from values.
+"""Builds the specification of a custom job of Vertex AI.
 
 Fields and limits are from the discovery document of aiplatform v1.
 """
@@ -16,8 +16,8 @@ from cavvy.providers.formats.program import escape_references
 VARIABLES = 100  # of a container
 ANY_RESERVATION = "ANY_RESERVATION"  # any reservation that fits the machines
 
-# The accelerator types of MachineSpec, by the catalog's name and the memory of each in GiB; 0 if
-# there is only one size.
+# (the catalog's name, memory in GiB or 0 if there is only one size) -> accelerator type in
+# MachineSpec
 _ACCELERATORS = {
     ("P4", 0): "NVIDIA_TESLA_P4",
     ("P100", 0): "NVIDIA_TESLA_P100",
@@ -32,8 +32,8 @@ _ACCELERATORS = {
     ("GB200", 0): "NVIDIA_GB200",
     ("RTX-PRO-6000", 0): "NVIDIA_RTX_PRO_6000",
 }
-_MEGA = "NVIDIA_H100_MEGA_80GB"  # of the machines a3-megagpu-8g
-# Machine types without accelerators, as family, kind and the smallest number of CPUs:
+_MEGA = "NVIDIA_H100_MEGA_80GB"  # the accelerator type of the machines a3-megagpu-8g
+# Kind of machine types without accelerators -> the smallest number of CPUs:
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute
 _LEAST_CPUS = {"standard": 4, "highmem": 2, "highcpu": 16}
 _CPU_TYPE = re.compile(r"(e2|n1|n2|c2)-(standard|highmem|highcpu)-(\d+)")
@@ -52,23 +52,24 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomJobRequest:
-    """What Vertex AI is asked for: equal machines, the first in a worker pool of its own. `waits`
-    is for FLEX_START.
+    """The values of a request to Vertex AI. All machines are equal; the first one is in its own
+    worker pool. `waits` is for FLEX_START.
     """
 
     image: str
     command: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)  # values are not expanded
+    # Vertex AI does not replace references in the values
+    environment: Mapping[str, str] = field(default_factory=dict)
     machine_type: str
     accelerator_type: str | None = None
     accelerators: int = 0
     nodes: int = 1
     disk_gib: int | None = None
     strategy: Strategy = Strategy.STANDARD
-    longest_run: timedelta | None = None  # None for the service's 7 days
+    longest_run: timedelta | None = None  # None: the service's default of 7 days
     longest_wait: timedelta | None = None
-    retries: bool = True  # whether the service starts the job again after its own faults
-    restarts: bool = False  # whether all machines start again after one has
+    retries: bool = True  # whether Vertex AI starts the job again after faults of Vertex AI
+    restarts: bool = False  # whether all machines are restarted if one was restarted
     service_account: str | None = None
     network: str | None = None
     # projects/PROJECT/zones/ZONE/reservations/NAME, or ANY_RESERVATION; None for none
@@ -77,8 +78,8 @@ class CustomJobRequest:
 
 
 def find_accelerator(machine_type: str, name: str, memory_mib: int) -> str | None:
-    """The accelerator type of a machine with the catalog's accelerator; None if Vertex AI has no
-    such type.
+    """Vertex AI's accelerator type for a machine with this accelerator of the catalog; None if
+    Vertex AI has none.
     """
     if machine_type.startswith("a3-megagpu"):
         return _MEGA
@@ -86,7 +87,7 @@ def find_accelerator(machine_type: str, name: str, memory_mib: int) -> str | Non
 
 
 def is_custom_job_type(machine_type: str) -> bool:
-    """Whether custom jobs can use a machine type of the catalog."""
+    """Whether custom jobs can use this machine type of the catalog."""
     if machine_type.startswith(_GPU_FAMILIES) or _WITH_GPUS.fullmatch(machine_type):
         return True
     found = _CPU_TYPE.fullmatch(machine_type)
@@ -94,13 +95,13 @@ def is_custom_job_type(machine_type: str) -> bool:
 
 
 def strip_gpus(machine_type: str) -> str:
-    """Google's name of a machine type, without the GPUs in the catalog's name."""
+    """Google's name of a machine type: the catalog's name without the attached GPUs."""
     found = _WITH_GPUS.fullmatch(machine_type)
     return found[1] if found else machine_type
 
 
 def make_custom_job(job: CustomJobRequest) -> dict[str, Any]:
-    """A CustomJobSpec."""
+    """The CustomJobSpec of the job."""
     pools = [_make_pool(job, 1)]
     if job.nodes > 1:
         pools.append(_make_pool(job, job.nodes - 1))

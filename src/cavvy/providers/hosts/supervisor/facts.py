@@ -1,4 +1,4 @@
-"""Reads the raw facts of this host; the control plane interprets them."""
+"""Reads the raw facts of this host, which the control plane interprets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMI = [
     "--query-gpu=index,uuid,name,memory.total,mig.mode.current",
     "--format=csv,noheader,nounits",
 ]
-# time limit: nvidia-smi takes seconds if the driver is not loaded
+# nvidia-smi takes several seconds if the driver is not loaded
 SMI_TIMEOUT_S = 20.0
 # The files that describe AMD's and Intel's GPUs, and this process's control groups.
 FACT_FILES = (
@@ -69,7 +69,7 @@ def read_facts(root: str) -> Fields:
 
 
 def find_address() -> str:
-    """This host's own address on the connection with the control plane, or ""."""
+    """This host's address on the SSH connection from the control plane; "" if it is unknown."""
     return (
         os.environ.get("CAVVY_NODE_ADDRESS")
         or (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2]
@@ -79,7 +79,7 @@ def find_address() -> str:
 def find_user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container may run as a user id without a name
+    except KeyError:  # KeyError: the user id has no name, as in some containers
         return os.environ.get("USER") or str(os.getuid())
 
 
@@ -123,5 +123,7 @@ def read_fact_files() -> dict[str, str]:
 
 
 def read_fact_links() -> dict[str, str]:
-    """The link targets of the graphics cards' devices, which contain the PCI addresses."""
+    """The targets of the links in /sys to the graphics cards' devices. They contain the PCI
+    addresses.
+    """
     return {path: os.path.realpath(path) for path in glob.glob("/sys/class/drm/card[0-9]*/device")}

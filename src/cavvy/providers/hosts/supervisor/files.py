@@ -34,7 +34,7 @@ def write_json(path: str, value: Fields) -> None:
 def write_text(path: str, text: str) -> None:
     """Write a file atomically, readable only by its user. Raises OSError."""
     fresh = f"{path}.{os.getpid()}.new"
-    remove_file(fresh)  # the file is left over, or is a link that a job has placed
+    remove_file(fresh)  # a crash left the file, or a job placed a link there
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "w") as file:
@@ -63,13 +63,13 @@ def read_text(path: str) -> str:
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open a file that the work can change; use it as `opener` of `open`. Raises OSError for a
-    link, and does not wait for the other end of a pipe."""
+    """An `opener` for `open`, for files that the work can change. Raises OSError for a link, and
+    does not wait for the other end of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def read_own(path: str) -> str:
-    """Like `read_text`, but "" for a link, which the work may have placed."""
+    """Like `read_text`, but returns "" for a link, which the work may have placed."""
     try:
         with open(path, errors="replace", opener=open_own) as file:
             return file.read().strip()

@@ -1,4 +1,4 @@
-"""The framing used on every link: a JSON object on a line, followed by `size` bytes.
+"""The frames of every link. A frame is a JSON object on one line, followed by `size` bytes.
 
 Both sides of a link use this framing: the control plane, and the host supervisor or the login-node
 helper. A frame whose object has no `size` has no bytes.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-LIMIT = 80 * 1024 * 1024  # maximum bytes of one frame; larger than the largest letter of an agent
+LIMIT = 80 * 1024 * 1024  # maximum bytes of one frame; more than the largest message of an agent
 
 
 def encode_frame(head: Fields, data: bytes = b"") -> bytes:
@@ -25,7 +25,7 @@ def encode_frame(head: Fields, data: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Splits a stream into frames, however its bytes arrive."""
+    """Splits a stream into frames. The stream's bytes may arrive in pieces of any size."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

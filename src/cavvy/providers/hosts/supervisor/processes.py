@@ -1,5 +1,5 @@
-"""Identifies processes by PID, start time and boot, since PIDs are reused, and finds them by
-marks.
+"""Identifies processes, and finds them by environment variables that mark them. A process is
+identified by PID, start time and boot, because PIDs are reused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 GANG_MARK, RANK_MARK = (
     "CAVVY_GANG",
     "CAVVY_RANK",
-)  # environment variables of every process of a gang's rank
+)  # the environment variables that mark every process of a gang's rank
 
 
 def boot() -> str:
@@ -52,16 +52,16 @@ def send(pid: int, number: int) -> None:
 
 
 def read_stat(pid: int | str) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third on (see proc(5)); the second, a name, may contain
-    blanks. None if there is no such process.
+    """The fields of /proc/PID/stat from the third on (see proc(5)). None if there is no such
+    process. The second field is a name, which may contain blanks.
     """
     text = read_text(f"/proc/{pid}/stat")
     return text[text.rindex(")") + 2 :].split() if ")" in text else None
 
 
 def list_marked(gang: str, rank: str) -> list[int]:
-    """The PIDs of this user's running processes that have the marks of a rank, with their
-    descendants and the processes of their sessions.
+    """The PIDs of this user's running processes that have the marks of a rank, and of their
+    descendants and the processes in their sessions.
     """
     stats: dict[int, list[str]] = {}
     for name in own_pids():

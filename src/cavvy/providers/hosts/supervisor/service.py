@@ -1,5 +1,5 @@
-"""Serves one connection: launches, observes, removes and forgets the gangs of one installation on
-this host.
+"""Serves one connection of the control plane: launches, observes, removes and forgets the gangs of
+one installation on this host.
 
 A request `{"id", "do", ...}` is answered by `{"id", "answer"}` or `{"id", "error", "kind"}`.
 `{"changed": GANG}` reports that the state of a gang has changed.
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-REAPER_S = 3.0  # time for a killed agent's reaper to end the work
-PATIENCE_S = 5.0  # time for the agents' last reports, after the gang's grace period
+REAPER_S = 3.0  # seconds that the reaper of a killed agent has to end the work
+PATIENCE_S = 5.0  # seconds for the agents' last reports, after the gang's grace period
 DELIVERING = "the agent's last messages are being delivered"
 DELIVERIES = 3  # maximum attempts to deliver an agent's last reports, while a server answers
-SOON_S = 0.1  # polling interval for processes that should end
-POLL_S = 1.0  # polling interval for deliveries, and for agents without pidfd
+SOON_S = 0.1  # seconds between checks of processes that should end
+POLL_S = 1.0  # seconds between checks of deliveries, and of agents without pidfd
 TOMBSTONE_S = 7 * 24 * 3600.0
-# Runs the agent and records its exit code. The shell ignores the signals that its process group,
-# and thus the agent, receives. The work, which has ended by then, may have left a link at `.new`.
+# Runs the agent and records its exit code. The shell itself ignores the signals that its process
+# group receives. The script first removes `.new`, because the work may have left a link there.
 WRAPPER = """trap : TERM INT HUP; "$@"; code=$?
 rm -rf "$0.new"; echo "$code" > "$0.new" && mv "$0.new" "$0\""""
 KEPT = frozenset(
@@ -89,24 +89,24 @@ class LockBusy(Exception):
 
 
 class HostSupervisor:
-    """Serves one connection. The state is on disk; the fields only serve to report changes at
-    once.
+    """Serves one connection. All state is on disk. The attributes are caches for reporting changes
+    at once.
     """
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._blocked = False  # the output pipe is full
+        self._blocked = False  # True while the output pipe is full
         self._children: list[subprocess.Popen[bytes]] = []
-        self._watched: dict[int, int] = {}  # PIDs, keyed by pidfd
-        self._removals: dict[str, Fields] = {}  # removals in progress, keyed by the gang's folder
-        self._told: dict[str, str] = {}  # the states in the last report, keyed by gang
-        # keyed by rank folder: when its agent was first found dead while its processes still ran
+        self._watched: dict[int, int] = {}  # pidfd -> PID
+        self._removals: dict[str, Fields] = {}  # the gang's folder -> its removal in progress
+        self._told: dict[str, str] = {}  # gang -> the state in the last report
+        # rank folder -> the time when the agent was first found dead while its processes still ran
         self._orphaned: dict[str, float] = {}
         # the folders of ranks whose agent this process has seen running
         self._alive: set[str] = set()
         self._poll = select.poll()
         self._out = b""
-        # set if this host is leaving: when to kill all gangs
+        # the time to kill all gangs; set if this host is leaving
         self._kill_all_at: float | None = None
 
     def serve(self) -> None:
@@ -150,8 +150,8 @@ class HostSupervisor:
         self._out += encode_frame(value)
 
     def _flush(self) -> None:
-        """Write what the pipe accepts and keep the rest, so that an unresponsive peer does not
-        block.
+        """Write what the pipe accepts and keep the rest for later. So a control plane that reads
+        nothing does not block the supervisor.
         """
         try:
             while self._out:
@@ -165,8 +165,8 @@ class HostSupervisor:
             self._blocked = False
 
     def _succeed(self) -> None:
-        """Kill an earlier supervisor that has not noticed the loss of its connection, since only
-        one may run.
+        """Kill an earlier supervisor that has not noticed that its connection is lost, because only
+        one supervisor may run.
         """
         path = self._root + "/supervisor.json"
         with FileLock(self._root + "/lock"):
@@ -197,8 +197,8 @@ class HostSupervisor:
         return {"now": time.time(), "gangs": [self._look(name) for name in self._names()]}
 
     def do_remove(self, asked: Fields) -> Fields:
-        """Stop a gang; agents that still run after its grace period are killed. With `forbid`, the
-        gang's name cannot be launched later.
+        """Stop a gang. Agents that still run after the grace period are killed. If `forbid` is set,
+        a gang with this name cannot be launched later.
         """
         name = check_name(asked["gang"])
         folder = self._folder(name)
@@ -206,7 +206,7 @@ class HostSupervisor:
             kill_at = time.time() + (asked["grace_s"] + PATIENCE_S if asked["grace_s"] >= 0 else 0)
             try:
                 self._note_removal(folder, kill_at)
-            finally:  # the disk may be full: the caller then repeats its request
+            finally:  # if the disk is full, the caller repeats its request
                 for rank in self._ranks(name):
                     self._terminate(name, rank)
         if asked.get("forbid"):
@@ -214,7 +214,7 @@ class HostSupervisor:
         return {}
 
     def _note_removal(self, folder: str, kill_at: float) -> None:
-        """Record a removal, first in memory. Raises OSError."""
+        """Record a removal in memory and then on disk. Raises OSError."""
         self._removals[folder] = {"kill_at": kill_at}
         write_json(folder + "/removing.json", self._removals[folder])
 
@@ -234,7 +234,7 @@ class HostSupervisor:
         return {}
 
     def do_forget(self, asked: Fields) -> Fields:
-        """Delete the files of a gang that has ended and whose end is recorded elsewhere."""
+        """Delete the files of an ended gang, after the control plane has recorded its end."""
         name = check_name(asked["gang"])
         folder = self._folder(name)
         if any(read_json(f"{folder}/{rank}/dead.json") is None for rank in self._ranks(name)):
@@ -246,8 +246,8 @@ class HostSupervisor:
         return {}
 
     def do_relay(self, asked: Fields) -> Fields:
-        """Redirect agents to a new socket for the control plane; they use the constant name
-        `sock`.
+        """Redirect agents to a new socket for the control plane. Agents always use the link `sock`,
+        which is changed here.
         """
         name = asked["socket"]
         os.chmod(f"{self._root}/{name}", 0o600)
@@ -286,8 +286,8 @@ class HostSupervisor:
                 raise
 
     def _start_missing(self, name: str, rank: str) -> Fields | None:
-        """Return the process of a rank, after starting it if it was never started. Returns None if
-        the host was rebooted since the launch.
+        """Return the process of a rank. Starts it if it was never started. Returns None if the host
+        was rebooted since the launch.
         """
         folder = f"{self._folder(name)}/{rank}"
         known = read_json(folder + "/run.json")
@@ -394,8 +394,8 @@ class HostSupervisor:
         return {"rank": int(os.path.basename(folder)), "state": "over", **dead}
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
-        """Return True if a dead agent left processes behind. The reaper should end these; processes
-        that remain after the reaper's time are killed here.
+        """Return True if processes of a dead agent still run. The agent's reaper should end them.
+        Processes that still run after `REAPER_S` are killed here.
         """
         folder = f"{self._folder(name)}/{rank}"
         left = list_marked(name, rank)
@@ -409,8 +409,8 @@ class HostSupervisor:
         return True
 
     def _follow_up(self, name: str, rank: str, removing: Fields | None) -> bool:
-        """Complete the work of a dead agent: remove its container, and deliver its log and exit
-        record. Returns True until all is done.
+        """Remove a dead agent's container, and deliver the agent's log and exit record. Returns
+        True until both are done.
         """
         folder = f"{self._folder(name)}/{rank}"
         engine = next((each for each in ("podman", "docker") if shutil.which(each)), None)
@@ -428,9 +428,9 @@ class HostSupervisor:
         self._children.append(subprocess.Popen(command, stdin=null, stdout=null, stderr=null))
 
     def _deliver(self, name: str, rank: str, folder: str) -> bool:
-        """Start to deliver what an agent left on disk. Returns True until the delivery is done. If
-        no server answers, this is repeated for days, since the server may be away for longer than
-        the work's lease.
+        """Start the delivery of the messages that an agent left on disk. Returns True until the
+        delivery is done. While no server answers, the delivery is repeated for days, because the
+        server may be down for longer than the gang's lease.
         """
         last = read_json(folder + "/deliver.json") or {"run": None, "tries": 0}
         if (
@@ -455,8 +455,8 @@ class HostSupervisor:
     # Periodic work
 
     def _tend(self) -> float | None:
-        """Advance pending removals and report changes. Returns the seconds until the next step, or
-        None if only an event requires one.
+        """Advance pending removals and report changes. Returns the seconds until the next call is
+        needed, or None if the next call is needed only after an event.
         """
         self._children = [child for child in self._children if child.poll() is None]
         if self._kill_all_at is not None and time.time() >= self._kill_all_at:
@@ -477,8 +477,8 @@ class HostSupervisor:
         return min(pauses, default=None)
 
     def _find_pause(self, seen: Fields, watched: bool) -> list[float]:
-        """The seconds until the gang must be polled again, as a list; [] if an event will wake this
-        process, such as the end of a delivery.
+        """A list with the seconds until the gang must be polled again. The list is empty if an
+        event will wake this process, such as the end of a delivery.
         """
         states = {rank["state"] for rank in seen["ranks"]}
         killing = any(
@@ -517,7 +517,7 @@ class HostSupervisor:
             try:
                 os.killpg(
                     run["pid"], signal.SIGTERM
-                )  # the group: the agent, and the shell that records its exit code
+                )  # kill the group: the agent, and the shell that records its exit code
             except ProcessLookupError:
                 return
             return
@@ -559,8 +559,9 @@ class HostSupervisor:
 
 
 def find_death(folder: str, alive_at: float | None) -> float:
-    """When a rank's agent exited, in seconds since the epoch: from its own record, else `alive_at`,
-    the time when it was last seen running, else the time of its last written file.
+    """The time when a rank's agent exited, in seconds since the epoch. The first known of: the time
+    in the agent's own record; `alive_at`, when it was last seen running; the time of its last
+    written file.
     """
     for name in ("exit.json", "left"):
         if os.path.exists(f"{folder}/{name}"):
@@ -577,7 +578,7 @@ def find_death(folder: str, alive_at: float | None) -> float:
 
 
 def check_name(name: str) -> str:
-    """Check a gang's name, since it becomes the name of a folder. Raises ValueError."""
+    """Return the gang's name if it can be the name of a folder. Raises ValueError."""
     if not name or len(name) > 63 or not all(letter.isalnum() or letter == "-" for letter in name):
         raise ValueError(f"{name!r} is not a valid gang name")
     return name
@@ -586,8 +587,8 @@ def check_name(name: str) -> str:
 def check_free(shared: str, wanted: set[str]) -> None:
     """Raise LockBusy if a running rank of any installation on this host holds a wanted device.
 
-    The control plane allocates devices; this check also covers two control planes on one host, and
-    a lost database.
+    Normally the control plane prevents this. The check is for two control planes that use one host,
+    and for a control plane that has lost its database.
     """
     for path in glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices"):
         held = wanted & set(read_text(path).split())

@@ -41,7 +41,7 @@ class ApiServerRefused(Exception):
     def provider_error(self) -> ProviderError:
         """The corresponding error of the provider interface."""
         text = str(self)
-        # If two pods claim one quota at the same time, one of the requests gets a Conflict.
+        # Two pods that use one quota at the same time can cause a Conflict, which is temporary.
         if self.status in _LATER or self.reason == "Conflict":
             return TryAgain(text)
         if self.status == 403 and "exceeded quota" in text:
@@ -78,7 +78,7 @@ class KubernetesApi:
         return await self._try("POST", path, body, trial if dry_run else ())
 
     async def patch(self, path: str, body: Object) -> Object | None:
-        """Patch the object by merge and return it, or return None if it does not exist."""
+        """Apply a merge patch to the object and return it, or return None if it does not exist."""
         return await self._try("PATCH", path, body)
 
     async def drop(self, path: str, body: Object | None = None) -> None:
@@ -156,7 +156,8 @@ class KubernetesApi:
             )
             if status != 401 or attempt == 2 or not self._login.forget(proof):
                 break
-            await self.close()  # an open connection continues to use its old client certificate
+            # an open connection would continue to use the old client certificate
+            await self.close()
         if status == 401:
             raise ApiServerRefused(
                 401,
@@ -175,8 +176,8 @@ class KubernetesApi:
         return found
 
     async def _exchange(self, head: bytes, data: bytes) -> tuple[int, bytes]:
-        """Send one request. Repeat it if a reused connection was stale; this is safe since all
-        requests are idempotent.
+        """Send one request. If a reused connection was stale, send the request again, which is safe
+        because all requests are idempotent.
         """
         async with self._slots:
             while True:
@@ -232,7 +233,8 @@ class KubernetesApi:
     ) -> bytes:
         server, proof = urlsplit(self.context.cluster.server), await self._login.proof()
         text = f"?{urlencode(query, quote_via=quote)}" if query else ""
-        # The API server answers 406 to an upgrade that accepts nothing but JSON.
+        # With `Accept: application/json`, the API server would refuse an upgrade with the status
+        # 406.
         fields = {**proof.headers, **(headers or {"Accept": "application/json"})}
         if length:
             kind = "merge-patch+json" if method == "PATCH" else "json"

@@ -23,7 +23,7 @@ from cavvy.providers.hosts.records import write_bytes
 from cavvy.providers.kubernetes.calls.wire import basic
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-# How to install the plugins of managed clusters, whose kubeconfigs do not always say so.
+# plugin of a managed cluster -> how to install it, for kubeconfigs that do not state this
 _INSTALL = {
     "aws": "install the AWS CLI: "
     "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
@@ -32,7 +32,8 @@ _INSTALL = {
 }
 _PLUGIN_S = 60.0  # time limit for an exec credential plugin; a cloud's plugin may load a slow SDK
 _EARLY = timedelta(minutes=1)  # credentials are renewed this long before they expire
-_TOKEN_FILE_AGE = timedelta(minutes=1)  # kubelets renew service account tokens in the same file
+# the file is read again after this time, because kubelets renew service account tokens in it
+_TOKEN_FILE_AGE = timedelta(minutes=1)
 _Entry = TypeVar("_Entry")
 _Rows = Mapping[str, Sequence[tuple[Path, Mapping[str, object]]]]
 
@@ -151,7 +152,7 @@ def _read(path: Path) -> Mapping[str, object]:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise Refused(f"the kubeconfig {path} cannot be read: {error}") from error
-    raw = {} if raw is None else raw  # an empty file is valid if there are others
+    raw = {} if raw is None else raw  # an empty kubeconfig is valid, because there may be others
     if not isinstance(raw, dict):
         raise Refused(f"the kubeconfig {path} is not a mapping")
     return raw
@@ -160,8 +161,8 @@ def _read(path: Path) -> Mapping[str, object]:
 def _merge(
     files: Sequence[tuple[Path, Mapping[str, object]]], table: str
 ) -> list[tuple[Path, Mapping[str, object]]]:
-    """The entries of one list (such as `users`) in all files, each with the folder of its file,
-    where its relative paths start.
+    """The entries of one list (such as `users`) in all files. Each entry is returned with the
+    folder of its file, because the entry's relative paths are relative to this folder.
     """
     lists = ((path.parent, raw.get(table)) for path, raw in files)
     return [
@@ -242,7 +243,7 @@ def _check(name: str, login: str, cluster: KubeCluster, user: KubeUser, path: Pa
 
 
 def _find_command(plugin: ExecPlugin | None, folder: Path) -> ExecPlugin | None:
-    """Make the plugin's command absolute if the command is a path and not a name."""
+    """Make the plugin's command absolute if it is a relative path. A plain name is not changed."""
     if plugin is not None and os.sep in plugin.command:
         plugin.command = str(folder / plugin.command)
     return plugin
@@ -266,7 +267,7 @@ def _entry(
 
 
 def _data(inline: bytes | None, name: str | None, folder: Path, path: Path) -> bytes | None:
-    """Return data that a kubeconfig holds inline or in a file."""
+    """Return data that a kubeconfig contains itself, or that is in a file which it names."""
     if inline or not name:
         return inline or None
     try:
@@ -312,7 +313,7 @@ class KubeLogin:
         known = self._context
         if known.login.plugin is not None or known.login.token_file is not None:
             return True
-        # Tools that log in again rewrite the kubeconfig, or the certificate files next to it.
+        # Tools that renew a login rewrite the kubeconfig, or the certificate files next to it.
         with suppress(Refused):
             (fresh,) = read_contexts(known.kubeconfig, [known.name])
             self._context = replace(known, cluster=fresh.cluster, login=fresh.login)
@@ -368,8 +369,8 @@ class KubeLogin:
         return tls
 
     def _keep(self, pem: bytes) -> Path:
-        """Write the client certificate to a file, since Python's TLS reads these from files
-        only.
+        """Write the client certificate to a file, because Python's TLS reads client certificates
+        only from files.
         """
         folder = self._home / "certificates"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -414,7 +415,7 @@ async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _Status:
 
 
 def _explain(plugin: ExecPlugin, context: KubeContext, error: OSError) -> str:
-    """Why a plugin cannot be started, and how to install it."""
+    """The reason why a plugin cannot be started, and how to install it."""
     missing = isinstance(error, FileNotFoundError)
     problem = "is not installed on the server's machine" if missing else f"fails: {error}"
     hint = (plugin.install_hint or _INSTALL.get(Path(plugin.command).name, "")).strip()

@@ -18,8 +18,8 @@ import httptools
 _CHUNK = 64 * 1024
 _CONNECT_S = 10.0
 _LIMIT = 16 * 1024 * 1024
-# The kernel probes a silent connection after 30 s and drops it 40 s later. Data that is not
-# acknowledged within a minute also ends the connection.
+# The kernel probes a connection that is silent for 30 s, and closes it after another 40 s without a
+# reply. It also closes a connection on which sent data is not acknowledged within a minute.
 _ALIVE = (
     ("TCP_KEEPIDLE", 30),
     ("TCP_KEEPINTVL", 10),
@@ -105,9 +105,7 @@ class ServerEndpoint:
 
 
 def _probe_when_silent(writer: asyncio.StreamWriter) -> None:
-    """Enable keepalive, so that a watch or a tunnel notices when the network has dropped its
-    connection.
-    """
+    """Enable TCP keepalive, so that a watch or a tunnel notices a lost connection."""
     line = writer.get_extra_info("socket")
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE:
@@ -155,8 +153,8 @@ class ServerConnection:
         return parser.get_status_code(), bytes(response.body), parser.should_keep_alive()
 
     async def lines(self, head: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """Send a request and yield the lines of its endless response as they arrive, each with the
-        status.
+        """Send a request whose response does not end, and yield the response's lines as they
+        arrive, each with the HTTP status.
         """
         response = await self._send(head, b"")
         status, body = response.parser.get_status_code(), response.body
@@ -259,8 +257,8 @@ class WebSocket:
             head = struct.pack("!BBH", flags, 128 | 126, length)
         else:
             head = struct.pack("!BBQ", flags, 128 | 127, length)
-        # Masks of WebSocket frames only protect faulty proxies of unencrypted HTTP. A mask of zeros
-        # is valid and needs no computation.
+        # WebSocket frames must have a mask, which only protects against faulty proxies of
+        # unencrypted HTTP. A mask of zeros is valid and needs no computation.
         self._writer.write(head + b"\0\0\0\0" + data)
 
 

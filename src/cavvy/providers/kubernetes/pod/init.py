@@ -30,8 +30,8 @@ PATIENCE = "/cavvy/gang/patience_s"
 FRAME = struct.Struct("!cII")
 OPEN, DATA, CLOSE, REMOVED = b"O", b"D", b"C", b"R"
 CHUNK = 65536
-TUNNEL_S = 20.0  # a tunnel that accepts no data for this long counts as broken
-DELIVERY_S = 45.0  # time limit for an agent with --deliver, which tries to deliver for 20 s
+TUNNEL_S = 20.0  # a tunnel counts as broken if it accepts no data for this long
+DELIVERY_S = 45.0  # time limit for an agent with --deliver, which itself stops after 20 s
 SLACK_S = 60.0  # an agent that still runs this long after lease and grace is killed
 
 
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def start_agent(listeners: "list[socket.socket]", *options: str) -> int:
-    """Start the agent as a fork of this process, which saves the start of a second Python."""
+    """Start the agent as a fork of this process, which is faster than starting a second Python."""
     agent = os.fork()
     if agent == 0:
         for listener in listeners:
@@ -90,15 +90,15 @@ def write_termination_message() -> None:
 
 
 def started_as() -> "list[str]":
-    """The command that started this Python; a runtime copied from the server needs its own
-    loader."""
+    """The command that started this Python. A runtime that was copied from the server must be
+    started through its own loader."""
     with open("/proc/self/cmdline", "rb") as file:
         words = file.read().decode().split("\0")
     return words[: next(at for at, word in enumerate(words) if word.endswith("init.py"))]
 
 
 def write_config() -> None:
-    """Write the agent's configuration: the gang's, plus the values of this pod."""
+    """Write the agent's configuration: the gang's configuration, plus the values for this pod."""
     import json
 
     with open(SECRET, encoding="utf-8") as file:
@@ -174,7 +174,7 @@ class PodInit:
         while self.code is None:
             left = self.heard + self.patience_s - time.monotonic()
             if left <= 0:
-                # The agent cannot exit by itself, and nothing else would end this pod.
+                # The agent does not exit by itself, and nothing else would end this pod.
                 os.kill(self.agent, signal.SIGKILL)
                 self.heard = time.monotonic()
                 continue
