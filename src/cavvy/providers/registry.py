@@ -3,11 +3,11 @@ provider.
 
 A provider is a module or package in `cavvy.providers`, or in an entry point of the group
 `cavvy.providers`, that defines `MANIFEST: Manifest` and `make(context: ProviderContext) ->
-Provider`. The suffix `_cloud` of a package is not part of the provider's name, and "_" in the name
-of a package stands for "-". A table `[providers.<name>]` enables a provider. A package that
-contains a file `on-by-default` needs no table; this applies only to this distribution's own
-providers, so that installing another package never spends money. `enabled = false` in a provider's
-table disables the provider.
+Provider`. A provider's name is the name of its package without the suffix `_cloud`, and with "-"
+for "_". A table `[providers.<name>]` enables a provider. A package that contains a file
+`on-by-default` needs no table; this applies only to this distribution's own providers, so that
+installing another package never spends money. `enabled = false` in a provider's table disables the
+provider.
 
 `python -m cavvy.providers.registry` prints the reference page of all settings.
 """
@@ -45,7 +45,7 @@ ENABLED = ProviderSetting(
 )
 _GROUP = "cavvy.providers"
 _MARK = "on-by-default"
-# omitted from the provider's name; for names that Python cannot import, such as `lambda`
+# a package's suffix that is not part of the provider's name, because `lambda` cannot be imported
 _SUFFIX = "_cloud"
 _NOT_PROVIDERS = frozenset(
     {
@@ -72,8 +72,8 @@ _NOT_PROVIDERS = frozenset(
 
 
 class BadSettings(ProviderError):
-    """A settings table has no provider, an unknown key or an invalid value. The message names the
-    entry and suggests a valid one.
+    """A settings table names no installed provider, or has an unknown key or an invalid value. The
+    message names the entry and suggests a valid one.
     """
 
 
@@ -87,7 +87,7 @@ class KnownProvider:
 
 
 def list_known() -> Mapping[str, KnownProvider]:
-    """Every installed provider, by name. Reads entry points, which takes a while."""
+    """Every installed provider, by name. Blocks while entry points are read."""
     found = _own()
     for name, module in _foreign():
         found.setdefault(name, KnownProvider(name=name, module=module))
@@ -104,8 +104,8 @@ def manifests() -> Sequence[Manifest]:
 def judge_readiness(
     offer: Offer, usable: Collection[tuple[str, str]], installed: Collection[str]
 ) -> Readiness:
-    """Whether a job can run on the offer. `usable` are the providers and regions that can run jobs
-    now, and `installed` the names of the installed providers.
+    """Whether a job can run on the offer. `usable` contains the (provider, region) pairs that can
+    run jobs now. `installed` contains the names of the installed providers.
     """
     if (offer.provider, offer.region) in usable:
         return Readiness.READY
@@ -114,7 +114,7 @@ def judge_readiness(
 
 def enabled(tables: Tables) -> Sequence[KnownProvider]:
     """The providers that the settings enable. Imports no provider. Raises BadSettings if a table
-    has no provider.
+    names no installed provider.
     """
     found = _own()
     if any(name not in found for name in tables):
@@ -131,7 +131,7 @@ def load(
     context: ProviderContext,
     state: Callable[[str], ProviderState] | None = None,
 ) -> dict[str, Provider]:
-    """Create the enabled providers; only these are imported. See `make` for `context` and `state`.
+    """Import and create the enabled providers. See `make` for `context` and `state`.
 
     Raises BadSettings, and Refused if a provider cannot be created with its settings.
     """
@@ -155,7 +155,8 @@ def make(
     """
     settings = check_settings(manifest_of(known), table)
     folder = context.home / known.name
-    for each in (context.home.parent, context.home, folder):  # the state folder may not exist yet
+    # create the state folder too, because it may not exist yet
+    for each in (context.home.parent, context.home, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
     documents = MemoryProviderState() if state is None else state(known.name)
     provider: Provider = _module(known).make(

@@ -21,7 +21,7 @@ COMPUTE, SKUS, NETWORK = "2026-04-01", "2021-07-01", "2026-03-01"
 _RESOURCES, _SUBSCRIPTIONS = "2021-04-01", "2022-12-01"
 _VERSIONS = {"Microsoft.Compute": COMPUTE, "Microsoft.Network": NETWORK}
 
-_CONNECT_S, _READ_S = 10.0, 20.0  # the longest times of a request for a token
+_CONNECT_S, _READ_S = 10.0, 20.0  # time limits in seconds of a request for a token
 
 _NO_GROUP = frozenset({"ResourceGroupNotFound"})
 _NO_SUBSCRIPTION = frozenset(
@@ -167,8 +167,8 @@ def _version(kind: str) -> str:
 
 
 def _find_credential() -> Credential:
-    """Its calls have time limits: without them, one call may take 20 minutes, and all calls of the
-    provider wait for it.
+    """Return a credential whose calls have time limits. Without limits, one call could take 20
+    minutes and delay all calls of the provider.
     """
     limits = {"connection_timeout": _CONNECT_S, "read_timeout": _READ_S, "retry_total": 1}
     found: Credential = _import("azure.identity").DefaultAzureCredential(**limits)

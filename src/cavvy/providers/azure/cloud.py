@@ -63,15 +63,16 @@ _PRICES_AGAIN = timedelta(minutes=5)  # until the next read of prices after one 
 _FULL_AGE = timedelta(minutes=10)  # an offer without capacity is not requested again before
 _NO_PRICES = "Azure's price list cannot be read, so no machine has a price"
 _POWER_AGE = timedelta(minutes=1)
-_TYPES_PER_QUERY = 15  # with so many types, the URL of a price query stays below 2 KiB
+_TYPES_PER_QUERY = 15  # keeps the URL of a price query below 2 KiB
 
-_Power = tuple[datetime | None, Mapping[str, MachineState | None]]  # when it was read, by machine
+# (when the states were read, machine -> state)
+_Power = tuple[datetime | None, Mapping[str, MachineState | None]]
 
 
 class _Prices(NamedTuple):
     """A region's prices."""
 
-    rates: Mapping[tuple[str, Purchase], HourlyRate]  # by size and purchase option
+    rates: Mapping[tuple[str, Purchase], HourlyRate]  # (size, purchase option) -> price
     extras: tuple[ExtraPrice, ...]
     as_of: date | None = None  # when they were read
 
@@ -82,9 +83,9 @@ _UNPRICED = _Prices({}, ())
 class AzureCloud:
     """Implements `Cloud`."""
 
-    # The limits of names, tags and user data are the API's. A name is unique in the resource group,
-    # so a repeated request finds the first machine: names work as tokens. The listing lag is an
-    # assumption.
+    # The API documents the limits of names, tags and user data. A name is unique in the resource
+    # group, so a repeated request finds the first machine: names serve as tokens. Azure does not
+    # document how long a new machine may be missing from lists, so that value is an assumption.
     traits = CloudTraits(
         name_limit=63,
         tags=True,
@@ -114,16 +115,18 @@ class AzureCloud:
         self._quotas = AzureQuotas(self._account, now)
         prices = str(settings["prices_endpoint"]).rstrip("/")
         self._prices = AzurePrices(base=prices, tries=1, timeout_s=10)
-        self._threads = ThreadPoolExecutor(1, "azure-prices")  # a slow list keeps no other thread
+        # a separate thread, so that a slow price list delays nothing else
+        self._threads = ThreadPoolExecutor(1, "azure-prices")
         self._reading: dict[str, asyncio.Task[_Prices]] = {}
         self._key = str(settings.get("ssh_key") or "")
         self._closed = threading.Event()
-        # by region: when the value was read, and the value
+        # region -> when the value was read, and the value
         self._sizes: dict[str, tuple[datetime, Sequence[AzureSize]]] = {}
         self._known_prices: dict[str, tuple[datetime, _Prices]] = {}
-        self._full: dict[str, datetime] = {}  # by offer key: until when it is not requested
+        # offer key -> the time until which the offer is not requested
+        self._full: dict[str, datetime] = {}
         self._power: _Power = (None, {})
-        self._seen: set[str] = set()  # ids of listed machines
+        self._seen: set[str] = set()  # ids of machines that Azure has listed
         self._deleted: set[str] = set()  # ids of machines that this process has deleted
 
     def close(self) -> None:
@@ -132,7 +135,7 @@ class AzureCloud:
         self._account.close()
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds the sizes."""
+        """Facts for `cavvy check`. The caller must call `offers` first, which finds the sizes."""
         sizes = [each for _, found in self._sizes.values() for each in found]
         why = {each.why_not for each in sizes if each.why_not}
         facts = [("resource group", self._account.group)]
@@ -171,7 +174,8 @@ class AzureCloud:
         if self._full.get(offer.key, self._now()) > self._now():
             raise CloudFault(409, "AllocationFailed", f"{offer.key} had no capacity lately")
         made = make_id(name, spot=offer.purchase is Purchase.SPOT)
-        if await self._account.find(MACHINES, name) is not None:  # made by an earlier request
+        # an earlier request made the machine
+        if await self._account.find(MACHINES, name) is not None:
             return [made]
         if not self._key:
             self._key = await asyncio.to_thread(make_public_key)
@@ -225,7 +229,7 @@ class AzureCloud:
         self._deleted.add(machine)
 
     def is_full(self, fault: CloudFault) -> bool:
-        """Whether Azure has no machine of this size for the subscription now."""
+        """Whether Azure cannot give the subscription a machine of this size now."""
         return fault.code in FULL
 
     def name_quota(self, fault: CloudFault) -> CloudFault:
@@ -238,8 +242,8 @@ class AzureCloud:
         return fault
 
     async def _read(self, told: Any, power: Mapping[str, MachineState | None]) -> CloudMachine:
-        """The machine of an entry of the API. A machine that Azure could not start is reported as
-        off, so that the layer deletes it.
+        """Parse a machine in the API's list. A machine that Azure could not start counts as
+        stopped, so that the layer `vm` deletes it.
         """
         on = power.get(str(told["id"]).lower())
         machine = read_machine(told, on, self._deleted)
@@ -248,7 +252,8 @@ class AzureCloud:
             return machine
         try:
             view = await self._account.find(MACHINES, machine.name, "&$expand=instanceView")
-        except CloudFault:  # the next list tries again; this one must show the other machines
+        # ignored, because this list must still return the other machines; the next list retries
+        except CloudFault:
             return machine
         failed = read_failure(machine, view, FULL)
         if failed.no_capacity:
@@ -266,9 +271,9 @@ class AzureCloud:
                     self._full[offer.key] = self._now() + _FULL_AGE
 
     async def _read_power(self) -> Mapping[str, MachineState | None]:
-        """Whether each machine of the subscription is on, by the lower-case id of the resource.
-        The list of a resource group does not say so. If Azure does not answer, the last answer
-        holds: machines are listed and deleted all the same.
+        """Whether each machine of the subscription is on, by the resource's id in lower case. The
+        list of a resource group does not contain this. If Azure does not answer, the last answer is
+        used, so that machines can still be listed and deleted.
         """
         now = self._now()
         at, power = self._power
@@ -304,7 +309,7 @@ class AzureCloud:
             names = [each.name for each in sizes]
             task = self._reading[region] = asyncio.create_task(self._fetch_all(region, names))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        try:  # a caller that leaves does not end the read
+        try:  # shielded, so that a cancelled caller does not end the read
             return await asyncio.shield(task)
         except CloudFault:
             if at is None:

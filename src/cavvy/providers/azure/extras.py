@@ -1,8 +1,8 @@
-"""Prices of managed disks and public addresses, from Azure's public list of prices.
+"""Reads the prices of managed disks and public addresses in Azure's public price list.
 
-Azure bills a whole disk of the next larger size that it sells:
-https://learn.microsoft.com/azure/virtual-machines/disks-types. Its operations and mounts are not
-included.
+Azure bills a disk by the next larger size that it sells:
+https://learn.microsoft.com/azure/virtual-machines/disks-types. The prices do not include Azure's
+charges for disk operations and disk mounts.
 """
 
 import re
@@ -40,7 +40,7 @@ _ADDRESS = "Standard IPv4 Static Public IP"
 
 
 def make_filter(region: str) -> str:
-    """The condition for the list that selects the prices of a region."""
+    """The filter that selects the prices of a region."""
     return (
         f"armRegionName eq '{region}' and priceType eq 'Consumption' and "
         "((serviceName eq 'Storage' and contains(meterName, 'LRS Disk')) or "
@@ -51,7 +51,9 @@ def make_filter(region: str) -> str:
 def read_extras(
     items: Iterable[Item], settings: Mapping[str, Scalar], today: date
 ) -> tuple[ExtraPrice, ...]:
-    """The prices of disks by type and size, and of an address, with what nodes have by default."""
+    """The prices of disks by type and size, and of an address. Each has the amount that a node has
+    by default.
+    """
     kind, size = str(settings["disk_type"]), int(settings["disk_gib"])
     found: dict[tuple[ChargeKind, str, int], ExtraPrice] = {}
     for item in items:

@@ -17,15 +17,15 @@ _PLAIN = {
     "x86_64": "Canonical:ubuntu-24_04-lts:server:latest",
     "arm64": "Canonical:ubuntu-24_04-lts:server-arm64:latest",
 }
-# Sizes with NVIDIA's vGPUs need the GRID driver; the image for HPC has the driver of whole GPUs:
+# Sizes with NVIDIA's vGPUs need the GRID driver, but the HPC image has the driver for whole GPUs:
 # https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/nvadsa10v5-series
 _VGPU = "Standard_NV"
 _PARTS = ("publisher", "offer", "sku", "version")
 
 
 def choose_image(offer: Offer, named: str) -> Mapping[str, str]:
-    """The reference of the image `named`; if this is "", that of Azure's image for the offer.
-    Raises Refused.
+    """The reference to the image `named`. If `named` is "", the reference to Azure's image for the
+    offer. Raises Refused.
     """
     text = named or find_default(offer)
     if text.startswith("/"):

@@ -1,5 +1,5 @@
-"""Finds network interfaces and public addresses that a failed creation has left without a machine:
-Azure bills a public address that nothing uses.
+"""Deletes network interfaces and public addresses that remain after a failed creation of a machine.
+Azure bills a public address even if nothing uses it.
 """
 
 from collections.abc import Callable
@@ -12,28 +12,30 @@ from cavvy.providers.vm.records import INSTALLATION
 
 INTERFACES = "Microsoft.Network/networkInterfaces"
 ADDRESSES = "Microsoft.Network/publicIPAddresses"
-# An address belongs to an interface or to a NAT gateway, and an interface to a machine or to a
-# private endpoint; the fields say to which.
+# An address belongs to an interface or a NAT gateway. An interface belongs to a machine or a
+# private endpoint. These fields contain the owner.
 _USED_BY = {
     INTERFACES: ("virtualMachine", "privateEndpoint"),
     ADDRESSES: ("ipConfiguration", "natGateway"),
 }
-# Azure makes the interface before the machine. A creation takes less than this time.
+# The time between two checks. It is longer than a creation, because Azure makes the interface
+# before the machine.
 _EVERY = timedelta(minutes=10)
 
 
 class AzureLeftovers:
-    """Looks every ten minutes, and deletes what two looks in turn have shown without a machine.
-    Looks only at parts whose tag has the installation's mark.
+    """Checks every ten minutes, and deletes interfaces and addresses that belonged to no machine in
+    two successive checks. Only those with the installation's tag are checked.
     """
 
     def __init__(self, account: AzureAccount, mark: str, now: Callable[[], datetime]) -> None:
         self._account, self._mark, self._now = account, mark, now
         self._next: datetime | None = None
-        self._unused: set[tuple[str, str]] = set()  # type and name, of the last check
+        # (type, name) of the unused parts that the last check found
+        self._unused: set[tuple[str, str]] = set()
 
     async def sweep(self) -> None:
-        """Check if the last check is ten minutes old. Raises CloudFault, Refused."""
+        """Make a check if the last one was ten minutes ago. Raises CloudFault, Refused."""
         now = self._now()
         if self._next is not None and now < self._next:
             return
@@ -46,6 +48,7 @@ class AzureLeftovers:
             and not any((each.get("properties") or {}).get(field) for field in fields)
         }
         late, self._unused = found & self._unused, found
-        for kind, name in sorted(late):  # interfaces first: they use the addresses
+        # interfaces are deleted first, because they use the addresses
+        for kind, name in sorted(late):
             with suppress(CloudFault):  # the next check tries again
                 await self._account.delete(kind, name)

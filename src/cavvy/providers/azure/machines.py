@@ -1,4 +1,4 @@
-"""Writes and reads the API's descriptions of virtual machines."""
+"""Makes the API's requests for virtual machines, and parses its descriptions of them."""
 
 import base64
 import re
@@ -16,21 +16,21 @@ from cavvy.providers.vm.rest import Json
 MACHINES = "Microsoft.Compute/virtualMachines"
 _USER = "cavvy"
 _SPOT_MARK = "@spot"
-_DELETE = {"deleteOption": "Delete"}  # deletes a part with the machine
-# The version of the network API by which Azure makes a machine's interface and address.
+_DELETE = {"deleteOption": "Delete"}  # makes Azure delete a part together with its machine
+# The version of the network API that Azure uses to make a machine's interface and address.
 _NETWORK_API = "2022-11-01"
 _STATES = {"Creating": MachineState.STARTING, "Deleting": MachineState.ENDED}
 _OFF = frozenset({"PowerState/stopped", "PowerState/deallocated", "PowerState/deallocating"})
 _ON = frozenset({"PowerState/starting", "PowerState/running"})
-# The start of the codes of systems that did not report that they have booted:
+# The start of the failure codes of machines whose system did not report that it has booted:
 # https://learn.microsoft.com/azure/virtual-machines/states-billing
 _NO_BOOT = "OSProvisioning"
 _FAILED = re.compile(r"ProvisioningState/failed/(\w+)")
 
 
 def make_id(name: str, *, spot: bool) -> str:
-    """The id of a machine: its name, and a mark if it is a spot machine. Azure no longer reports an
-    evicted machine. The mark shows that a missing machine may have been evicted.
+    """The id of a machine: its name, and a mark if it is a spot machine. Because Azure does not
+    list evicted machines, the mark shows whether a missing machine may have been evicted.
     """
     return f"{name}{_SPOT_MARK}" if spot else name
 
@@ -41,8 +41,8 @@ def read_id(machine: str) -> tuple[str, bool]:
 
 
 def make_public_key() -> str:
-    """A public key whose private key is discarded. It is needed because Azure makes no machine
-    without a login.
+    """A public key whose private key is discarded. Azure requires a key for each machine even if no
+    person logs in.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
@@ -89,7 +89,8 @@ def make_machine(
         properties |= {
             "priority": "Spot",
             "evictionPolicy": "Delete",
-            "billingProfile": {"maxPrice": -1},  # up to the on-demand price
+            # -1: the spot machine may cost up to the on-demand price
+            "billingProfile": {"maxPrice": -1},
         }
     body = {"location": offer.region, "tags": dict(request.tags), "properties": properties}
     if identity := settings.get("identity"):
@@ -109,8 +110,8 @@ def _make_disk(gang: GangSpec, settings: Mapping[str, Scalar]) -> Mapping[str, A
 def _make_interface(
     request: MachineRequest, settings: Mapping[str, Scalar], subnet: str
 ) -> Mapping[str, Any]:
-    """The interface of a machine. Its tags, and those of the address, tell whose they are if the
-    creation of the machine fails.
+    """The interface of a machine. The tags of the interface and of its address identify the
+    installation, in case the creation of the machine fails and leaves them behind.
     """
     mark = {"name": request.names[0], "tags": dict(request.tags)}
     address: dict[str, Any] = {"primary": True, "subnet": {"id": subnet}}
@@ -131,8 +132,9 @@ def _make_interface(
 
 
 def read_machine(told: Json, power: MachineState | None, deleted: Collection[str]) -> CloudMachine:
-    """The machine of an entry of the API. `power` says whether it is on, as far as this is known;
-    `deleted` are the ids of machines that Cavvy deletes: Azure deletes an evicted machine itself.
+    """Parse a machine in the API's list. `power` states whether the machine is on, or is None if
+    this is unknown. `deleted` are the ids of machines that Cavvy has deleted. A spot machine that
+    is being deleted but is not in `deleted` was evicted by Azure.
     """
     properties, name = told["properties"], str(told["name"])
     spot = properties.get("priority") == "Spot"
@@ -156,9 +158,10 @@ def read_machine(told: Json, power: MachineState | None, deleted: Collection[str
 
 
 def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]) -> CloudMachine:
-    """A machine whose last operation has failed. `view` has the cause, `full` are the codes of
-    missing capacity. A machine that is on stays as it is, unless its system could not boot: the
-    operation may be another one, such as an extension that a policy of the subscription installs.
+    """Update a machine whose last operation failed. `view` contains the cause, and `full` the codes
+    that mean missing capacity. A machine that is on is returned unchanged unless its system could
+    not boot, because the failed operation may be unrelated, such as the installation of an
+    extension by a policy of the subscription.
     """
     codes = [str(each.get("code")) for each in _statuses(view)]
     causes = [found[1] for each in codes if (found := _FAILED.fullmatch(each))]
@@ -171,8 +174,8 @@ def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]
 
 
 def read_power(told: Json) -> MachineState | None:
-    """Whether a machine is on, by an entry with the field `instanceView`; None if the entry does
-    not say so.
+    """Whether a machine is on, from the field `instanceView` of its entry. None if the entry does
+    not state this.
     """
     codes = {each.get("code") for each in _statuses(told)}
     if codes & _OFF:

@@ -11,7 +11,7 @@ from cavvy.providers.vm.abilities import ABILITIES
 _METADATA = "http://169.254.169.254/metadata"
 _EVENTS = f"{_METADATA}/scheduledevents?api-version=2020-07-01"
 _NODES_PAGE = "https://learn.microsoft.com/azure/virtual-machines"
-# Azure documents a notice of at least 30 seconds, and one poll a second as the fastest:
+# Azure documents a notice of at least 30 seconds, and allows at most one poll a second:
 # https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
 NOTICES = (
     NoticeSource(

@@ -1,5 +1,5 @@
-"""The subnet of nodes in each region: the one that the settings name, or else a network that Cavvy
-makes once and keeps.
+"""Finds the subnet of nodes in each region: the one that the settings name, or else one in a
+network that Cavvy makes once and keeps.
 """
 
 from collections.abc import Mapping
@@ -35,8 +35,8 @@ class AzureNetworks:
         return self._made[region]
 
     def forget(self, region: str) -> None:
-        """Forget the region's network, since a person may have deleted it. The next call looks for
-        it again.
+        """Discard the cached network of the region, because a person may have deleted it. The next
+        call reads it again.
         """
         self._made.pop(region, None)
 
@@ -58,7 +58,7 @@ class AzureNetworks:
                 },
             }
             network = await self._account.put(_NETWORKS, name, body)
-        if _state(network) != "Succeeded":  # Azure refuses machines in it until then
+        if _state(network) != "Succeeded":  # until then, Azure refuses machines in the network
             raise CloudFault(425, "NetworkNotReady", f"Azure is still making the network {name}")
         return f"{await self._account.path(_NETWORKS, name)}/subnets/{_SUBNET}"
 

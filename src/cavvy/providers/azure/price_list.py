@@ -20,9 +20,11 @@ from cavvy.providers.prices import PriceError, PriceQuery, PriceSource, Provider
 
 _FILTER = "serviceName eq 'Virtual Machines'"
 _TERM_MONTHS = {"1 Year": 12, "3 Years": 36, "5 Years": 60}
-_HOURS_PER_MONTH = 730  # as Azure counts: a year has 8,760 hours
+_HOURS_PER_MONTH = 730  # Azure's prices assume a year of 8,760 hours
 _MOST_PAGES = (
-    5000  # maximum pages: the list has some hundred, and an endless list must not block the refresh
+    # maximum number of pages; the list has a few hundred, and an endless list must not block the
+    # refresh
+    5000
 )
 _MOST_BYTES = 32 << 20  # maximum bytes of one page
 _PASSING = (408, 429, 500, 502, 503, 504)
@@ -39,7 +41,7 @@ class AzurePrices:
     base: str = "https://prices.azure.com"
     timeout_s: float = 60
     tries: int = 5
-    only: str = ""  # a further condition of the filter; "" for all machines
+    only: str = ""  # an additional condition for the filter; "" for all machines
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
         prices = self._collect(query)
@@ -51,7 +53,7 @@ class AzurePrices:
         return prices
 
     def find(self, query: PriceQuery) -> Sequence[Offer]:
-        """The offers of the list; it may have none of them. Raises PriceError."""
+        """The offers in the list, which may be none. Raises PriceError."""
         return self._collect(query).offers
 
     def list_items(self, condition: str, query: PriceQuery) -> Iterator[Item]:
@@ -68,8 +70,8 @@ class AzurePrices:
                 if _is_sold_by_the_hour(item) and item.get("armSkuName") not in query.machines:
                     unknown.add(str(item.get("armSkuName")))
                 continue
-            # When one meter replaces another, the list contains a price twice; the lower one is in
-            # force.
+            # When one meter replaces another, the list contains both prices; the lower one is
+            # valid.
             known = offers.get(offer.key)
             if known is None or offer.rate < known.rate:
                 offers[offer.key] = offer

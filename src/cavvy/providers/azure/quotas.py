@@ -1,4 +1,4 @@
-"""Reads the subscription's quotas of vCPUs with their use, and limits offers to what is left.
+"""Reads the subscription's vCPU quotas and their use, and limits offers to the unused quota.
 
 https://learn.microsoft.com/azure/virtual-machines/quotas
 """
@@ -14,9 +14,10 @@ from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json
 
 _AGE = timedelta(minutes=1)
-_ALL, _SPOT = "cores", "lowPriorityCores"  # of all families: on demand, and spot
+# the quotas for all families together: of on-demand machines, and of spot machines
+_ALL, _SPOT = "cores", "lowPriorityCores"
 
-_Quotas = Mapping[str, Quota]  # by Azure's name in lower case, such as "standardncfamily"
+_Quotas = Mapping[str, Quota]  # Azure's name in lower case, such as "standardncfamily" -> quota
 
 
 class AzureQuotas:
@@ -50,8 +51,9 @@ class AzureQuotas:
     async def limit(
         self, region: str, offers: Sequence[Offer], families: Mapping[str, str]
     ) -> Sequence[Offer]:
-        """The offers with the capacity that the quotas leave. `families` are Azure's names of
-        families by size. If the quotas cannot be read, the last known quotas stay in use.
+        """The offers, with their capacity reduced to the unused quota. `families` maps sizes to
+        Azure's names of their families. If the quotas cannot be read, the last known quotas are
+        used.
         """
         try:
             known = await self._read(region)
@@ -84,7 +86,7 @@ class AzureQuotas:
 
 
 def _read(told: Json, region: str, scope: str) -> Quota | None:
-    """The quota of an entry of the API; None for other limits than those of vCPUs."""
+    """Parse an entry of the API's list of limits. None if the limit is not a vCPU quota."""
     name = str(told["name"]["value"])
     if name not in (_ALL, _SPOT) and not name.endswith("Family"):
         return None

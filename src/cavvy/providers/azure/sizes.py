@@ -9,7 +9,7 @@ from cavvy.catalog.accelerators import identify
 from cavvy.domain.offers import Offer
 from cavvy.providers.vm.rest import Json
 
-# offered by default, in addition to all sizes with accelerators
+# sizes that are offered by default, in addition to all sizes with accelerators
 GENERAL = (
     "Standard_D[0-9]s_v5",
     "Standard_D[0-9][0-9]s_v5",
@@ -18,8 +18,8 @@ GENERAL = (
     "Standard_F[0-9]s_v2",
     "Standard_F[0-9][0-9]s_v2",
 )
-# Azure's list reports a whole GPU for these sizes, which have a part of a GPU that the catalog does
-# not know. https://learn.microsoft.com/azure/virtual-machines/sizes/overview#gpu-accelerated
+# These sizes have a fraction of a GPU that is not in the catalog, although Azure's list reports a
+# whole GPU. https://learn.microsoft.com/azure/virtual-machines/sizes/overview#gpu-accelerated
 _UNKNOWN_PARTS = {
     "Standard_NV4as_v4": "1/8 of an MI25",
     "Standard_NV8as_v4": "1/4 of an MI25",
@@ -35,7 +35,7 @@ FindInstance = Callable[[str, str], Offer | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzureSize:
-    """A size in one region. `why_not` says why the size is not offered; "" if it is offered."""
+    """A size in one region. `why_not` is the reason why the size is not offered; "" if it is."""
 
     name: str
     family: str = ""  # Azure's name of the family, which is also the name of its quota

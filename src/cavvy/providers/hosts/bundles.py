@@ -1,9 +1,9 @@
-"""Packs the files that are sent to hosts, named by their content: the supervisor, the agent, and a
-Python for hosts that have none.
+"""Packs the files that are sent to hosts: the supervisor, the agent, and a Python for hosts that
+have none. A file's name depends on its content.
 
-The Python runtime is a copy of this machine's: its program, the standard library, the shared
-libraries that these need, and the loader. The copy runs on any Linux of the same architecture, with
-any C library or none.
+The Python runtime is copied from this machine: the Python program, the standard library, the shared
+libraries that these need, and the loader. The copy runs on any Linux of the same architecture,
+whatever C library that Linux has.
 """
 
 import gzip
@@ -27,7 +27,7 @@ from cavvy.providers.base import Refused
 from cavvy.providers.hosts.records import write_bytes
 
 _SUPERVISOR = str(Path(__file__).with_name("supervisor"))
-# matches a line in the output of the loader's --list
+# matches a line in the output of the loader's option --list
 _LISTED = re.compile(r"=> (/\S+)|^\s+(/\S+) \(", re.MULTILINE)
 # The parts of the standard library that neither the agent nor the supervisor uses.
 _LEFT_OUT = frozenset(
@@ -63,7 +63,7 @@ _packing = Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """One file for a host, named by its content."""
+    """One file for a host. Its name depends on its content."""
 
     name: str
     content: bytes = field(repr=False)
@@ -86,13 +86,13 @@ def platform() -> str:
 
 
 def pack_python(cache: Path) -> Bundle:
-    """Return this machine's Python as a .tar.gz, which is made once for each version. Blocks for
-    seconds. Raises Refused.
+    """Return this machine's Python as a .tar.gz. The file is made once for each Python version,
+    which blocks for seconds. Raises Refused.
     """
     program = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     stamp = f"{program}-{program.stat().st_mtime_ns}-{sys.version}"
     file = cache / f"python-{hashlib.sha256(stamp.encode()).hexdigest()[:20]}.tar.gz"
-    with _packing:  # many nodes may start at once
+    with _packing:  # many nodes may need the file at the same time
         if not file.exists():
             write_bytes(file, _make_archive(program))
     return make_bundle(file.read_bytes(), ".python")
@@ -128,7 +128,9 @@ def _make_archive(program: Path) -> bytes:
 
 
 def _stripped(path: Path) -> bytes:
-    """The content of a file, without debug information if this machine has `strip`."""
+    """The content of a file. If this machine has the program `strip`, debug information is
+    removed.
+    """
     content = path.read_bytes()
     if not content.startswith(b"\x7fELF") or shutil.which("strip") is None:
         return content

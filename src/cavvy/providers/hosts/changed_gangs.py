@@ -1,4 +1,4 @@
-"""The queue behind `SignalsChanges.changed`."""
+"""The queue from which `SignalsChanges.changed` returns names."""
 
 import asyncio
 

@@ -13,12 +13,12 @@ def clean_environ(
     *,
     own: str | None = None,
 ) -> dict[str, str]:
-    """Return the variables with these names and prefixes, without the server's own Python
-    environment.
+    """Return the variables with these names and prefixes, without traces of the server's own
+    virtual or conda environment.
 
-    `own` is the folder of that environment: "" means that there is no environment, and None means
-    the environment of this process. The environment's folders are removed from PATH, since a job
-    that finds the server's pip would overwrite the server's packages.
+    `own` is the folder of that environment. "" means that there is none, and None means the
+    environment of this process. Its folders are removed from PATH, because a job that finds the
+    server's pip could overwrite the server's packages.
     """
     if own is None:
         own = _find_own()
@@ -36,7 +36,7 @@ def _find_own() -> str:
 
 
 def _without(path: str, own: str) -> str:
-    """A PATH without the environment's folders, except the folder of the command `conda`."""
+    """The PATH without the environment's folders. The folder of the command `conda` is kept."""
     if not own:
         return path
     root = os.path.realpath(own)

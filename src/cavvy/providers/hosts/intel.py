@@ -17,8 +17,8 @@ _PRODUCTS = {
     0x56A1: "Arc A750",
     0xE20B: "Arc B580",
 }
-# The drivers' files with the size of a card's own memory: one per tile for xe, one for i915 if
-# present.
+# The files in which drivers report the size of a card's own memory: one per tile for the driver xe,
+# and at most one for i915.
 _MEMORY_FILES = ("device/tile*/physical_vram_size_bytes", "lmem_total_bytes")
 
 

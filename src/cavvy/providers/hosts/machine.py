@@ -1,5 +1,5 @@
-"""Reads a machine's resources for jobs: CPUs and memory within this user's limits, free disk space,
-accelerators.
+"""Reads the resources that a machine has for jobs: CPUs and memory within this user's limits, free
+disk space, and accelerators.
 """
 
 import os
@@ -35,7 +35,7 @@ class ThisMachine:
     def limit(
         self, *, cpus: float | None, memory_gib: float | None, accelerators: bool
     ) -> "ThisMachine":
-        """Return the machine limited to the part that jobs may use. None means no limit."""
+        """Return the machine, limited to the part that jobs may use. None means no limit."""
         return replace(
             self,
             cpus=self.cpus if cpus is None else min(self.cpus, cpus),

@@ -37,7 +37,7 @@ def count_models(machine: ThisMachine) -> Mapping[DeviceModel, int]:
 
 
 def instance_type(model: DeviceModel | None) -> str:
-    """A name that distinguishes the models of one machine, such as "H100-80GB"; "cpu" for None."""
+    """The instance type for a model, such as "H100-80GB"; "cpu" for None."""
     return f"{model.name}-{model.memory_mib // 1024}GB" if model else NO_DEVICE
 
 

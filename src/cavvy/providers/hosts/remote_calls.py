@@ -1,4 +1,4 @@
-"""Numbered requests to a program on another machine, and the program's answers."""
+"""Sends numbered requests to a program on another machine, and matches the answers to them."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,8 +18,8 @@ class LinkLost(TryAgain):
 
 
 class RemoteCalls:
-    """The requests that wait for an answer. `name`, if given, is the prefix of every error message.
-    `up` is called each second; if it returns False, no answer can arrive any more.
+    """The requests that wait for an answer. `name` is the prefix of every error message. `up` is
+    called each second; if it returns False, the link is down and waiting requests fail.
     """
 
     def __init__(self, name: str = "", up: Callable[[], bool] = lambda: True) -> None:
@@ -75,5 +75,5 @@ class RemoteCalls:
                     error
                     or LinkLost(f"{self._prefix}the connection was lost before the answer came")
                 )
-                future.exception()  # marks the error as retrieved; the caller may have ended
+                future.exception()  # mark the error as retrieved, in case the caller was cancelled
         self._waiting.clear()

@@ -2,7 +2,7 @@
 credentials.
 
 A source is a module that defines `SOURCE: PriceSource`. A provider names its source in
-`Manifest.prices`; the modules of this package are sources for clouds that are not providers yet.
+`Manifest.prices`. The modules of this package are sources for clouds without a provider.
 
 * PriceError       the prices cannot be read now; the message gives the reason and the remedy
   + NeedsLogin     the available credentials are insufficient; a refresh of all providers skips this
@@ -52,10 +52,10 @@ class PriceSource(Protocol):
     def provider(self) -> str: ...
     @property
     def title(self) -> str:
-        """The owner of the list, and how the list is read; shown to users."""
+        """The name of the list, and how it is read, to show to users."""
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
-        """Read the whole list. Raises PriceError, even if only a part of the list is missing: the
+        """Read the whole list. Raises PriceError if any part of the list cannot be read, so the
         result is always complete.
         """
 

@@ -1,5 +1,5 @@
-"""Calls Vast.ai's REST API (https://docs.vast.ai/api-reference). Lists of instances use version 1
-of the API, since accounts made after 2 June 2026 cannot list them with version 0.
+"""Calls Vast.ai's REST API (https://docs.vast.ai/api-reference). Version 1 of the API lists
+instances, because accounts made after 2 June 2026 cannot use version 0 for this.
 """
 
 import json
@@ -28,8 +28,9 @@ from cavvy.providers.vm.cloud import (
 )
 from cavvy.providers.vm.rest import Json, RestClient
 
-# The values of `actual_status` (https://docs.vast.ai/cli/reference/show-instances). It is null
-# while the instance is being made. Vast.ai may start a paused instance again; the layer deletes it.
+# The values of `actual_status` (https://docs.vast.ai/cli/reference/show-instances). The status is
+# null while the instance is being made. Vast.ai could start a paused instance again, so a paused
+# instance counts as stopped, and the layer `vm` deletes it.
 _STATES = {
     None: MachineState.STARTING,
     "created": MachineState.STARTING,
@@ -41,20 +42,22 @@ _STATES = {
 }
 _PAUSED = ("stopped", "frozen")
 _TYPES = {Purchase.ON_DEMAND: "ondemand", Purchase.SPOT: "bid"}
-_GONE = (404, 410)  # of a request for an instance: another customer has rented the computer
-_NONE_LEFT = "no-such-offer"  # our code: no computer fits the offer at its price any more
+# statuses of a request for an instance: another customer has rented the computer
+_GONE = (404, 410)
+_NONE_LEFT = "no-such-offer"  # Cavvy's own code: no computer fits the offer at its price any more
 _STALE = "invalid_price"  # the price has changed since the search
-_TYPE = re.compile(r"(\d+)x_(.+)_\d+GB")  # of an instance type
+_TYPE = re.compile(r"(\d+)x_(.+)_\d+GB")  # the form of an instance type
 _INSTANCES = "/v1/instances/?limit=25"
-_OFFERS_AGE = timedelta(minutes=2)  # searches have a daily quota, whose size is not documented
-_MOST_ASKS = 1000  # of one search; they are sorted by price
-_NO_TMUX = "touch /root/.no_auto_tmux\n"  # SSH sessions otherwise start in tmux
+# offers are cached, because searches have a daily quota of an undocumented size
+_OFFERS_AGE = timedelta(minutes=2)
+_MOST_ASKS = 1000  # maximum number of results of one search; the cheapest come first
+_NO_TMUX = "touch /root/.no_auto_tmux\n"  # prevents that SSH sessions start in tmux
 
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """One computer, or a part of it, that a host offers. `bid_usd` is None if on demand; `usd` is
-    the whole price per hour, with the disk.
+    """One computer, or a part of one, that a host offers. `bid_usd` is None for an on-demand offer.
+    `usd` is the total price per hour, including the disk.
     """
 
     id: int
@@ -75,16 +78,16 @@ class _Ask:
 
     @property
     def memory_mib(self) -> int:
-        """The instance's share of the computer's memory, which has the size of its share of the
-        GPUs (https://docs.vast.ai/guides/instances/docker-environment).
+        """The instance's share of the computer's memory. The share equals the instance's share of
+        the GPUs (https://docs.vast.ai/guides/instances/docker-environment).
         """
         return int(float(self.told["cpu_ram"]) * float(self.told.get("gpu_frac") or 1))
 
 
 class VastCloud:
-    """Implements `Cloud`. An offer stands for all computers of a country that have the same GPUs,
-    and has the price of the cheapest. An instance type is a number of GPUs, Vast.ai's name of the
-    GPU and its memory, such as "2x_RTX_4090_24GB".
+    """Implements `Cloud`. An offer stands for all computers in a country with the same number and
+    kind of GPUs, at the price of the cheapest. An instance type consists of the number of GPUs,
+    Vast.ai's name of the GPU, and the GPU's memory, such as "2x_RTX_4090_24GB".
     """
 
     # The limits of the label and of `onstart`, and the pace, are those of
@@ -101,17 +104,21 @@ class VastCloud:
     )
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
-        # searches have a daily quota of their own, whose end must not stop other calls
+        # a separate client for searches, because other calls must work when the searches'
+        # own daily
+        # quota is used up
         self._market = RestClient(
             str(settings["endpoint"]), lambda: KEYS.read(settings), _read_error
         )
         self.account = RestAccount(settings, now, KEYS, _read_error, others=[self._market])
         self._api = self.account.api
         self._offers: Sequence[Offer] = ()
-        self._searched_at: datetime | None = None  # None if `_offers` must be read again
+        self._searched_at: datetime | None = None  # None: the cached offers are out of date
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers, read again after two minutes and after each request for an instance."""
+        """The offers. They are cached for two minutes, but read again after each request for an
+        instance.
+        """
         now, at = self.account.now(), self._searched_at
         if at is None or not timedelta(0) <= now - at < _OFFERS_AGE:
             self._offers = await self._read_offers()
@@ -205,7 +212,7 @@ class VastCloud:
         return [ask for ask in asks if self._is_large(ask)]
 
     def _query(self, purchase: Purchase, where: Mapping[str, object]) -> Mapping[str, object]:
-        """The conditions of a search: those of the settings, and `where`."""
+        """The conditions of a search: those from the settings, and `where`."""
         disk = self.account.settings["disk_gib"]
         query = {
             "type": _TYPES[purchase],
@@ -274,7 +281,7 @@ def _read_error(told: Json) -> tuple[str, str]:
 
 
 def _country(told: Json) -> str:
-    """The country of a computer, such as "US" of "Texas, US"; "" if it is unknown."""
+    """The country in a computer's location: "US" for "Texas, US"; "" if it is unknown."""
     code = str(told.get("geolocation") or "").rpartition(",")[2].strip()
     return code if re.fullmatch(r"[A-Z]{2}", code) else ""
 

@@ -1,5 +1,5 @@
-"""The parts of a manifest that all clouds on `VmProvider` share. Manifests must not import modules
-that call a cloud.
+"""The parts of a manifest that all clouds on `VmProvider` share. This module imports nothing that
+calls a cloud, so that manifests can import it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,8 +43,8 @@ def make_manifest(
 
 
 def reach_setting() -> ProviderSetting:
-    """The setting with which the server reaches a cloud's machines by SSH, for clouds with user
-    data.
+    """The setting `reach_by_ssh`, which makes the server reach machines by SSH although the cloud
+    supports user data.
     """
     return flag(
         "reach_by_ssh",

@@ -1,5 +1,5 @@
-"""What clouds with a REST API share: the account's client and settings, and the provider around a
-cloud.
+"""The parts that clouds with a REST API share: the account with its client and settings, and the
+function that makes the provider.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,14 +45,14 @@ class RestAccount:
             each.close()
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `Cloud.offers` first, which finds the unknown
-        accelerators.
+        """Facts for `cavvy check`. The caller must call `Cloud.offers` first, which finds the
+        unknown accelerators.
         """
         return self._keys.facts(self.settings, self._unknown)
 
     def note_unknown(self, names: Iterable[str]) -> Sequence[str]:
-        """Keep the accelerators that the catalog does not know, for `identity`; returns them
-        sorted, each once.
+        """Store the names of accelerators that are not in the catalog, for `identity`. Returns the
+        names sorted and without duplicates.
         """
         self._unknown = sorted(set(names))
         return self._unknown
@@ -78,14 +78,14 @@ def make_provider(
     context: ProviderContext,
     cloud: Callable[[Mapping[str, Scalar], Callable[[], datetime]], RestCloud],
 ) -> VmProvider:
-    """The provider of a cloud, which is made from the settings and the clock."""
+    """Make the provider of a cloud. `cloud` makes the cloud from the settings and the clock."""
     made = cloud(context.settings, context.now)
     account = made.account
     return VmProvider(manifest, context, made, identity=account.identity, close=account.close)
 
 
 def keep_ours(told: Sequence[Json], name: str = "name") -> Sequence[Json]:
-    """Those machines of a list whose field `name` has Cavvy's prefix. The account's other machines
-    may have another form.
+    """The machines whose field `name` starts with Cavvy's prefix. The account's other machines may
+    lack fields, so they must not be parsed.
     """
     return [each for each in told if str(each.get(name)).startswith(NAME_PREFIX)]

@@ -1,4 +1,4 @@
-"""The interface that each cloud implements: six calls, and the cloud's traits.
+"""The interface that each cloud implements. It consists of six calls and the cloud's traits.
 
 The six calls raise `CloudFault`, or Refused if a person must set something up. `read_fault` turns a
 fault into an error of the provider interface.
@@ -22,7 +22,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.hosts.userdata import MetadataService
 
-NAME_PREFIX = "cv-"  # the names of all machines that Cavvy makes start with it
+NAME_PREFIX = "cv-"  # the start of the names of all machines that Cavvy makes
 
 _NO_REPLY = frozenset({0, 408})
 _LATER = frozenset({409, 425, 429})
@@ -32,7 +32,7 @@ _DENIED = frozenset({401, 403})
 class BillStart(StrEnum):
     """The event that begins the billing of a machine."""
 
-    CREATION = "creation"  # a machine is billed from its request on, while it boots
+    CREATION = "creation"  # a machine is billed from the request for it on, including its boot
     RUNNING = "running"  # a machine is billed once its state is `RUNNING`
 
 
@@ -47,24 +47,25 @@ class BillEnd(StrEnum):
 class MachineState(StrEnum):
     """The state of a machine, as its cloud reports it."""
 
-    REQUESTED = "requested"  # accepted but not billed; the cloud may still refuse the machine
+    # the request is accepted, but not billed; the cloud may still refuse it
+    REQUESTED = "requested"
     STARTING = "starting"
     RUNNING = "running"
-    STOPPED = "stopped"  # switched off, but not deleted; the layer deletes it
+    STOPPED = "stopped"  # switched off, but not deleted; the layer then deletes it
     ENDED = "ended"  # deleted, or being deleted: no longer billed
 
 
 class Reach(StrEnum):
-    """How the agent gets onto a machine and talks to the server."""
+    """How the agent gets onto a machine, and how it communicates with the server."""
 
     USER_DATA = "user data"  # user data starts the agent, which calls the server over TLS
-    # the server connects to the machine by SSH and starts the agent, which answers through SSH
+    # the server connects to the machine by SSH and starts the agent, whose requests use SSH too
     SSH = "ssh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshTarget:
-    """Where a machine's SSH server listens, and the user that accepts the public key."""
+    """The address of a machine's SSH server, and the user that can log in with the public key."""
 
     address: str
     port: int = 22
@@ -73,7 +74,7 @@ class SshTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudTraits:
-    """How a cloud behaves. If a cloud lacks one of these abilities, the layer works without it."""
+    """The limits and the behaviour of a cloud. All abilities are optional."""
 
     name_limit: int = 63  # maximum characters of a machine's name; at least 40 of [a-z0-9-]
     tags: bool = False  # machines get `MachineRequest.tags`, and `list` returns them
@@ -81,17 +82,17 @@ class CloudTraits:
     tokens: bool = False
     # one request starts all machines of a gang or none, each with its own name and user data
     atomic_count: bool = False
-    # `list` and `get` may miss machines that are younger than this
+    # `list` and `get` may not return machines that are younger than this
     list_lag: timedelta = timedelta(minutes=2)
-    # how long `list` or `get` still shows an ended machine; 0 if the machine disappears at once
+    # how long `list` or `get` returns an ended machine; 0 if the machine disappears at once
     ended_listed: timedelta = timedelta(0)
     launch_every: timedelta = timedelta(0)  # the minimum time between two requests for machines
     user_data_limit: int = 65536  # maximum size in bytes
     bill_starts: BillStart = BillStart.CREATION
     bill_ends: BillEnd = BillEnd.DELETION
-    # tells nodes their address; if None, nodes use their own address on the route to the server
+    # where nodes look up their address; if None, they use their address on the route to the server
     metadata: MetadataService | None = None
-    # the default; a provider's setting `reach_by_ssh` selects SSH instead
+    # the default; the provider's setting `reach_by_ssh` selects SSH instead
     reach: Reach = Reach.USER_DATA
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
 
@@ -106,10 +107,10 @@ class MachineRequest:
     offer: Offer
     names: Sequence[str]
     user_data: Sequence[str]
-    tags: Mapping[str, str] = field(default_factory=dict)  # set if the cloud has tags
-    token: str = ""  # stays the same when the request is repeated
-    # the key that the machine's SSH server must accept; "" if the server does not connect to it. A
-    # cloud that passes `user_data` to its machines may ignore the key, since the user data adds it.
+    tags: Mapping[str, str] = field(default_factory=dict)  # () if the cloud has no tags
+    token: str = ""  # the same value in repetitions of the request
+    # The key that the machine's SSH server must accept; "" if the server does not use SSH. A cloud
+    # that passes `user_data` to its machines may ignore the key, because the user data installs it.
     public_key: str = ""
 
 
@@ -120,13 +121,14 @@ class CloudMachine:
     id: str
     name: str
     state: MachineState
-    address: str | None = None  # for the other nodes of a gang
-    ssh: SshTarget | None = None  # for the server; None if it is not known yet
+    address: str | None = None  # the address at which the gang's other nodes reach the machine
+    # where the server reaches the machine by SSH; None if it is not known yet
+    ssh: SshTarget | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     created_at: datetime | None = None  # start of the bill; None if the cloud does not report it
     ended_at: datetime | None = None  # end of the bill; None if the cloud does not report it
     preempted: bool = False
-    no_capacity: bool = False  # the request was accepted, but the cloud had no capacity for it
+    no_capacity: bool = False  # True: the cloud accepted the request, but had no capacity for it
     reason: str = ""  # why the machine stopped or ended; shown to users
 
 
@@ -139,7 +141,7 @@ class CloudFault(Exception):
 
     @property
     def uncertain(self) -> bool:
-        """Whether the request may have taken effect."""
+        """Whether the request may have taken effect despite the fault."""
         return self.status in _NO_REPLY or self.status >= 500
 
 
@@ -154,8 +156,8 @@ class Cloud(Protocol):
         """The machines that are available now, with prices."""
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
-        """Request machines; returns their ids in the order of `request.names`. Without the trait
-        `atomic_count`, each request is for one machine.
+        """Request machines. Returns their ids in the order of `request.names`. If the trait
+        `atomic_count` is False, each request is for one machine.
         """
 
     async def list(self) -> Sequence[CloudMachine]:
@@ -165,20 +167,22 @@ class Cloud(Protocol):
         """One machine by id; None if the cloud does not know it."""
 
     async def delete(self, machine: str) -> None:
-        """Start deleting a machine. A machine that is gone may raise a fault with status 404."""
+        """Start deleting a machine. May raise CloudFault with the status 404 if the machine is
+        gone.
+        """
 
     def is_full(self, fault: CloudFault) -> bool:
-        """Whether the fault of a `create` means that this offer is not available now."""
+        """Whether this fault of `create` means that the offer is not available now."""
 
 
 def read_fault(
     cloud: Cloud, fault: CloudFault, what: str, *, making: bool = False
 ) -> ProviderError:
-    """The provider error for a fault; `what` names the call. Set `making` if the call was
-    `create`.
+    """The provider error for a fault. `what` describes the call in the message. `making` is True if
+    the call was `create`.
     """
     text = f"{what}: {fault}"
-    # some clouds know missing capacity by words alone, which other refusals may contain
+    # some clouds recognize missing capacity only by words, which may also be in these refusals
     general = fault.status in _DENIED or fault.status == 429
     if making and not general and cloud.is_full(fault):
         return NoCapacity(text)

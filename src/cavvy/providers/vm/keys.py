@@ -14,8 +14,8 @@ from cavvy.providers.base import ProviderSetting, Refused, SettingKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKeySource:
-    """The places of a cloud's API key. In a file with several values, such as `api_key = KEY`, one
-    of `names` precedes the key. A file that consists of one word contains only the key.
+    """The places where a cloud's API key may be. In a file with lines such as `api_key = KEY`, the
+    key follows one of `names`. A file that consists of one word contains only the key.
     """
 
     provider: str
@@ -61,8 +61,8 @@ class ApiKeySource:
     def facts(
         self, settings: Mapping[str, Scalar], unknown: Sequence[str]
     ) -> Sequence[tuple[str, str]]:
-        """The facts for `cavvy check`: where the key is, and the accelerators that the catalog does
-        not know.
+        """Facts for `cavvy check`: where the key was found, and the accelerators that are not in
+        the catalog.
         """
         names = [("unknown accelerators", ", ".join(unknown))] if unknown else []
         return [("API key", self.find(settings)[1]), *names]
@@ -81,7 +81,9 @@ class ApiKeySource:
         return (key, file) if key else None
 
     def _describe(self, file: str) -> str:
-        """The file, and why a file with several words has no key."""
+        """The name of a file. If the file has several words, also the reason why no key was found
+        in it.
+        """
         path = Path(file).expanduser()
         if not path.is_file() or len(path.read_text("utf-8").split()) < 2:
             return file

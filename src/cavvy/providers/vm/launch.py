@@ -1,8 +1,8 @@
-"""Launches gangs: all nodes or none, although most clouds start one machine with each request.
+"""Launches gangs: all nodes or none, although in most clouds each request starts only one machine.
 
-A launch that cannot be completed now raises TryAgain and continues in the next call, which the
-control plane makes within 15 seconds. A launch that cannot succeed deletes the machines that it has
-started.
+If a launch cannot be completed now, it raises TryAgain, and the next call continues it. The control
+plane makes this call within 15 seconds. If a launch cannot succeed, it deletes the machines that it
+has started.
 """
 
 import hashlib
@@ -26,14 +26,15 @@ from cavvy.providers.vm.records import (
     with_nodes,
 )
 
-# The control plane repeats a launch within 15 seconds, for at most 10 minutes. With about 3 seconds
-# for the calls of one launch, a node is requested every 18 seconds.
+# The control plane repeats a launch every 15 seconds for at most 10 minutes. The calls of one
+# launch take about 3 seconds, so a node is requested every 18 seconds.
 _REPEATED = timedelta(seconds=18)
 _LONGEST = timedelta(minutes=9)
-_LATELY = timedelta(seconds=45)  # a launch that is not repeated for this long has ended
+# a launch counts as ended if the control plane has not repeated it for this long
+_LATELY = timedelta(seconds=45)
 
-# a launch repeats its requests for machines in these states, until the state changes or the cloud
-# refuses the machine
+# A launch repeats its request for a machine in one of these states, until the state changes or the
+# cloud refuses the machine.
 _NOT_YET_OR_ENDED = (MachineState.REQUESTED, MachineState.ENDED)
 
 MakeUserData = Callable[[GangSpec, int], Awaitable[str]]
@@ -53,8 +54,8 @@ class VmLauncher:
         self._traits = machines.traits
         self._make_user_data = make_user_data
         self.public_key = ""  # see `MachineRequest.public_key`
-        self._next: datetime | None = None  # the earliest time of the next request
-        self._called: dict[str, datetime] = {}  # when a launch of a gang was last called
+        self._next: datetime | None = None  # the earliest time of the next request for a machine
+        self._called: dict[str, datetime] = {}  # gang -> when its launch was last called
 
     @property
     def most_nodes(self) -> int | None:
@@ -78,7 +79,7 @@ class VmLauncher:
         if record is None or record.given_up_at is not None:
             record = self._begin(gang, record)
         record = adopt(record, shown, self._machines)
-        await self._ledger.put(record)  # must be stored before the first purchase
+        await self._ledger.put(record)  # the record must be stored before the first purchase
         missing = [node for node in record.nodes if not node.id]
         groups = [missing] if self._traits.atomic_count else [[node] for node in missing]
         for group in groups:
@@ -161,8 +162,8 @@ class VmLauncher:
     def _await_listing(
         self, record: VmGangRecord, group: Sequence[VmNode], listed_at: datetime
     ) -> None:
-        """After a lost reply, wait for a list that must show the machine: raises TryAgain. With a
-        token, the request is repeated at once.
+        """Raise TryAgain after a lost reply until a list is recent enough to show the machine if it
+        exists. If the cloud has tokens, nothing is raised: the request can be repeated at once.
         """
         asked = [node.asked_at for node in group if node.asked_at is not None]
         if asked and not self._traits.tokens and listed_at - max(asked) < self._traits.list_lag:
@@ -192,8 +193,9 @@ class VmLauncher:
             )
 
     def _pace(self, record: VmGangRecord) -> None:
-        """Raise TryAgain if it is too early for the next request, or if another gang goes first:
-        gangs that have requested nodes go before others, and the oldest of them goes first.
+        """Raise TryAgain if it is too early for the next request, or if another gang has priority.
+        Gangs that have requested nodes have priority over others, and the oldest of them comes
+        first.
         """
         now, mine = self._now(), (not _has_asked(record), record.intended_at)
         first = self._traits.launch_every and any(
@@ -220,8 +222,8 @@ def _has_asked(record: VmGangRecord) -> bool:
 
 
 def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> VmGangRecord:
-    """Find the machines that were requested for nodes without an id, and update all nodes from the
-    cloud's list of machines. A machine that the list shows as booting may run since.
+    """Find the machines of nodes whose id is unknown, and update all nodes from the cloud's list of
+    machines. The list may be out of date: a machine that it shows as booting may already run.
     """
     found: dict[str, list[str]] = {}
     for _, machine in shown.of(record.name):

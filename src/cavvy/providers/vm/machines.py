@@ -1,5 +1,5 @@
-"""The machines of one installation in a cloud. Calls the cloud, raises the errors of the provider
-interface, and ignores machines whose names do not belong to the installation.
+"""Accesses the machines of one installation in a cloud. Turns the cloud's faults into the errors of
+the provider interface, and ignores machines whose names do not belong to the installation.
 """
 
 import asyncio
@@ -22,17 +22,18 @@ from cavvy.providers.vm.cloud import (
 )
 from cavvy.providers.vm.records import MachineBill, MachineName, MachineNames, VmNode, sight
 
-# Callers share a list up to this age. Then polls of many gangs stay below the limits of the clouds:
-# DigitalOcean allows 5,000 requests an hour, and Lambda one a second.
+# Callers share a list up to this age, so that polls of many gangs stay below the rate limits of the
+# clouds. DigitalOcean allows 5,000 requests an hour, and Lambda one request a second.
 LIST_AGE = timedelta(seconds=5)
-_DELETED_AGE = timedelta(days=1)  # after this time, polls have seen that a deleted machine is gone
+# deletions are remembered for this long; by then, polls have shown that the machine is gone
+_DELETED_AGE = timedelta(days=1)
 
 _T = TypeVar("_T")
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class GangMachines:
-    """The installation's machines by gang, from a `list` that was requested at the time `at`."""
+    """The installation's machines by gang. `at` is the time when the list was requested."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class GangMachines:
         return [each for each in self.of(gang) if each[1].state is not MachineState.ENDED]
 
     def unknown(self, known: Iterable[str]) -> Sequence[str]:
-        """The gangs in the machines' names that are not among the known gangs."""
+        """The gangs that appear in machines' names but are not in `known`."""
         gangs = list(known)
         written = {part.gang for part, _ in self.found}
         return sorted(
@@ -66,9 +67,10 @@ class VmMachines:
 
     def __init__(self, cloud: Cloud, names: MachineNames, now: Callable[[], datetime]) -> None:
         self.cloud, self.traits, self.names, self._now = cloud, cloud.traits, names, now
-        self._listing: asyncio.Task[GangMachines] | None = None  # the last list, maybe unfinished
+        # the last request for a list, which may still be running
+        self._listing: asyncio.Task[GangMachines] | None = None
         self._listed_at = now()
-        # keyed by machine id: when the cloud last accepted the deletion of the machine
+        # machine id -> when the cloud last accepted the deletion of the machine
         self._deleted: dict[str, datetime] = {}
 
     async def offers(self) -> Sequence[Offer]:
@@ -84,7 +86,8 @@ class VmMachines:
             task = asyncio.create_task(self._list(now))
             task.add_done_callback(_take_error)
             self._listing, self._listed_at = task, now
-        return await asyncio.shield(task)  # a cancelled caller does not cancel the list
+        # shielded, so that a cancelled caller does not cancel the list for other callers
+        return await asyncio.shield(task)
 
     async def _list(self, at: datetime) -> GangMachines:
         machines = await self.ask_all(self.cloud.list(), "the list of machines")
@@ -97,8 +100,8 @@ class VmMachines:
         return None
 
     async def delete(self, machines: Iterable[str]) -> None:
-        """Delete machines. If some deletions fail, the others are still tried; raises the first
-        error.
+        """Delete machines. If a deletion fails, the other machines are still deleted, and then the
+        first error is raised.
         """
         errors: list[ProviderError] = []
         for each in sorted(set(machines)):
@@ -118,8 +121,8 @@ class VmMachines:
             raise errors[0]
 
     def deleted_at(self, machine: str) -> datetime | None:
-        """The time when the cloud accepted a deletion by this process, if the deletion ends the
-        machine's bill; otherwise None.
+        """The time when the cloud accepted the deletion of a machine. None if this process did not
+        delete it, or if a deletion does not end the bill in this cloud.
         """
         ends = self.traits.bill_ends is BillEnd.DELETION
         return self._deleted.get(machine) if ends else None
@@ -147,8 +150,8 @@ class VmMachines:
         return sight(node, machine, now, bill)
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:
-        """Like `_ask`, for calls that name no machine. The status 404 then says nothing about
-        machines: raises Refused, since the address is wrong.
+        """Like `_ask`, for calls that name no machine. The status 404 then means that the API's
+        address is wrong, so Refused is raised.
         """
         try:
             return await self._ask(call, what)
@@ -165,7 +168,7 @@ class VmMachines:
 
 
 def _take_error(task: asyncio.Task[GangMachines]) -> None:
-    """Retrieve the error of a list, which asyncio would otherwise report if all callers were
+    """Retrieve the error of a list, so that asyncio does not log it if all callers were
     cancelled.
     """
     if not task.cancelled():

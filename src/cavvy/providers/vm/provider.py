@@ -1,6 +1,6 @@
 """The provider that all clouds of virtual machines share: `VmProvider` turns a `Cloud` into a
-`Provider`. Nodes run a script in their user data, which fetches the agent, and call the server over
-TLS; or the server reaches them by SSH.
+`Provider`. Either the user data of a node contains a script, which fetches and starts the agent,
+and the agent calls the server over TLS. Or the server connects to the node by SSH.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ class VmProvider:
         make_script: MakeUserData | None = None,
         object_to: Callable[[Task], Sequence[Objection]] = lambda task: (),
     ) -> None:
-        """`make_script` makes a node's script in place of the user data of virtual machines.
-        `object_to` returns the cloud's own objections to a task.
+        """`make_script` replaces the function that makes a node's user data. `object_to` returns
+        the cloud's own objections to a task.
         """
         self.manifest = manifest
         self._context, self._identity, self._close = context, identity, close
@@ -124,7 +124,9 @@ class VmProvider:
             self._reach.wake()
 
     async def relay(self) -> None:
-        """See `RelaysAgents.relay`. Without SSH, the machines call the server themselves."""
+        """See `RelaysAgents.relay`. If SSH is not used, machines call the server themselves, and
+        nothing is relayed.
+        """
         await (self._reach.relay() if self._reach is not None else asyncio.Event().wait())
 
     def check(self, task: Task) -> Sequence[Objection]:

@@ -1,8 +1,10 @@
-"""Reaches machines by SSH, for clouds without user data and for servers that machines cannot call.
+"""Connects to machines by SSH, for clouds without user data and for servers that machines cannot
+reach.
 
 The server connects to all machines of a gang at the same time, sends the supervisor and the agent,
 and starts the agent. The agent's requests go through a socket on the machine, which SSH forwards to
-the server. The connection is kept, and restored after a loss or a restart of the server.
+the server. The server keeps the connection open, and connects again after the connection broke or
+the server was restarted.
 
 A machine is deleted if no agent can be started on it within `PATIENCE` of its creation, or once its
 agent has ended. The machine's node then counts as ended, with the reason.
@@ -37,21 +39,21 @@ from cavvy.providers.vm.reach_keys import KeyPair, MachineDoor, load_keys
 from cavvy.providers.vm.records import VmGangRecord, VmNode
 
 _log = logging.getLogger(__name__)
-_FOLDER = "~/.cavvy-agent"  # on the machine
+_FOLDER = "~/.cavvy-agent"  # Cavvy's folder on a machine
 _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,40}")
-# After a restart or a suspension, the server tries for at least this long, however old the machine
-# is.
+# After the server was restarted or suspended, it tries to reach a machine for at least this long,
+# even if the machine is older than `PATIENCE`.
 _FIRST_TRIES = timedelta(minutes=2)
 _SUSPENDED = timedelta(minutes=1)
-_SOON_S, _CALM_S = 1.0, 15.0  # pause between two visits, before the agent runs and while it runs
-_LIST_S = 5.0  # interval between requests for addresses that are not known yet
-_IDLE_LIST_S = 60.0  # interval after an error, while no machine is known
+_SOON_S, _CALM_S = 1.0, 15.0  # seconds between two visits: before the agent runs, and while it runs
+_LIST_S = 5.0  # seconds between requests for the list of machines while an address is unknown
+_IDLE_LIST_S = 60.0  # seconds between such requests after an error, while no machine is known
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachedMachine:
-    """One machine, for its link."""
+    """One machine, as `SshLink` needs it."""
 
     name: str
     folder: str = _FOLDER
@@ -61,8 +63,8 @@ class ReachedMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachRecord:
-    """What the server needs to start a gang's agents, and what it knows about the gang's machines.
-    `pins` and `started` are keyed by machine id.
+    """What the server needs to start a gang's agents, and what it has learned about the machines.
+    The keys of `pins` and `started` are machine ids.
     """
 
     name: str
@@ -89,12 +91,13 @@ class MachineLink(Protocol):
 
 
 MakeLink = Callable[[ReachedMachine, LinkDependencies, Dial], MachineLink]
-Fail = Callable[[str, str, str], Awaitable[None]]  # a gang, a machine, and the reason
+# called with a gang, a machine and the reason why the machine failed
+Fail = Callable[[str, str, str], Awaitable[None]]
 
 
 class VmReach:
-    """Reaches the machines of one installation. `gangs` are the layer's records; `look` brings them
-    up to date; `fail` ends a node.
+    """Connects to the machines of one installation. `gangs` are the layer's records. `look` updates
+    the records, and `fail` ends a node.
     """
 
     def __init__(
@@ -111,18 +114,19 @@ class VmReach:
         self._look, self._fail, self._make_link = look, fail, make_link
         self._notices = make_notice_fields(notices)
         self._records = LaunchLedger(context.state, ReachRecord, "reach")
-        self._visits: dict[str, asyncio.Task[None]] = {}  # keyed by machine id
-        self._reached: set[str] = set()  # machines whose agents ran at the last visit
+        # machine id -> the task that visits the machine
+        self._visits: dict[str, asyncio.Task[None]] = {}
+        self._reached: set[str] = set()  # ids of machines whose agents ran at the last visit
         self._wake = asyncio.Event()
-        self._listed = False  # True once the cloud's list was read
+        self._listed = False  # True once the cloud's list of machines was read
         self._keys: KeyPair | None = None
         self._agent = cache(self._pack_agent)
-        # A short path, since the path of a socket has at most 104 bytes.
+        # in /tmp, because the path of a socket may have at most 104 bytes
         self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
 
     async def prepare(self, gang: GangSpec) -> str:
-        """Store what the gang's agents need, before any purchase. Returns the public key that the
-        machines must accept. Raises TryAgain.
+        """Store what the gang's agents need. The caller must await this before it buys anything.
+        Returns the public key that the machines must accept. Raises TryAgain.
         """
         await self._records.refresh(gang.name)
         known = self._gangs.get(gang.name)
@@ -138,11 +142,11 @@ class VmReach:
         return (await self._read_keys()).public
 
     def wake(self) -> None:
-        """Make `relay` continue at once, since a gang was launched or removed."""
+        """Make `relay` continue at once, because a gang was launched or removed."""
         self._wake.set()
 
     async def relay(self) -> None:
-        """Reach the machines of all gangs until cancelled."""
+        """Connect to the machines of all gangs, and keep them connected, until cancelled."""
         await self._records.refresh()
         listed_at = -_IDLE_LIST_S
         clock = asyncio.get_running_loop().time
@@ -186,7 +190,7 @@ class VmReach:
         }
 
     async def _drop_old(self) -> None:
-        """Drop the records of gangs that are over, and of launches that failed."""
+        """Delete the records of gangs that have ended and of launches that failed."""
         for name in list(self._records.records):
             gang = self._gangs.get(name)
             if gang is None:
@@ -198,8 +202,8 @@ class VmReach:
                     await self._records.drop(name)
 
     def _collect(self) -> None:
-        """Forget the visits that are over. A visit that failed is logged and begins again, so that
-        one machine's error never ends the others' visits.
+        """Remove the visits that have ended. A visit that failed is logged, and starts again. So an
+        error of one machine does not end the visits of others.
         """
         for machine, task in list(self._visits.items()):
             if task.done():
@@ -232,7 +236,8 @@ class VmReach:
                     entry = _entry(node, node.ssh)
                     link = self._open(entry, self._make_door(gang, node, node.ssh), wake)
                 wake.clear()
-                if gaps.were_long():  # this computer slept, and its network may not be up yet
+                # the server's machine was suspended, and its network may not be up yet
+                if gaps.were_long():
                     began = self._now()
                 ended = await self._step(gang, node, link, began)
                 if ended:
@@ -270,7 +275,7 @@ class VmReach:
         record = self._records.get(gang) or ReachRecord(name=gang)
         if there is None:
             if node.id not in record.started and not record.token:
-                # Another server may have launched the gang since, and may have started the agent.
+                # Another server may have launched the gang in the meantime, and started the agent.
                 await self._records.refresh(gang)
                 record = self._records.get(gang) or record
                 if node.id in record.started:
@@ -287,8 +292,8 @@ class VmReach:
         return there is not None and all(each.state is RankState.OVER for each in there.ranks)
 
     def _give_up(self, gang: str, node: VmNode, began: datetime, problem: str) -> str:
-        """The reason to delete a machine that cannot be reached; "" while it may still answer, or
-        if its agent was started before.
+        """The reason to delete a machine that cannot be reached. The result is "" while the machine
+        may still answer, and if its agent was already started.
         """
         record = self._records.get(gang)
         if record is not None and node.id in record.started:
@@ -376,8 +381,8 @@ class VmReach:
 
 
 class _ClockGaps:
-    """Notices that the computer was suspended: the time of day went on, and the event loop's clock
-    did not.
+    """Detects that the server's machine was suspended: the wall clock advanced, but the event
+    loop's clock did not.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
@@ -385,14 +390,16 @@ class _ClockGaps:
         self._last = (now(), self._clock())
 
     def were_long(self) -> bool:
-        """True if the computer was suspended for over a minute since the last call."""
+        """True if the server's machine was suspended for over a minute since the last call."""
         (day, ticks), self._last = self._last, (self._now(), self._clock())
         passed = timedelta(seconds=self._last[1] - ticks)
         return self._last[0] - day - passed > _SUSPENDED
 
 
 def _entry(node: VmNode, target: SshTarget) -> ReachedMachine:
-    """The machine as its link needs it. The name is part of paths, so an unusual id is hashed."""
+    """The machine, as `SshLink` needs it. An unusual id is hashed, because it becomes part of
+    paths.
+    """
     plain = _PLAIN.fullmatch(node.id) is not None
     name = node.id if plain else hashlib.sha256(node.id.encode()).hexdigest()[:20]
     return ReachedMachine(name=name, address=target.address, port=target.port)
@@ -403,7 +410,7 @@ def _warn(machine: str, error: BaseException) -> None:
 
 
 async def _wait(wake: asyncio.Event, seconds: float) -> None:
-    """Wait for the event, at most for this time."""
+    """Wait for the event, but at most for `seconds`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await wake.wait()

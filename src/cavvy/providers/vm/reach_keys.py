@@ -1,5 +1,5 @@
-"""The SSH keys of the layer: the installation's own key pair, which all servers share, and the
-connection to a machine, whose host key is trusted at the first contact only.
+"""Connects to machines by SSH with the installation's own key pair, which all its servers share. A
+machine's host key is trusted at the first login, and must then stay the same.
 """
 
 import json
@@ -25,9 +25,10 @@ from cavvy.providers.state import ProviderState
 from cavvy.providers.vm.cloud import SshTarget
 
 _COLLECTION, _NAME = "ssh-keys", "installation"
-# A cloud's answers become part of a configuration and of commands: no line break, no option.
+# A user or an address from a cloud is used in a configuration file and in commands, so it must not
+# contain line breaks or look like an option.
 _PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9._:-]*")
-# The user's own configuration does not apply: the machines and the key are Cavvy's.
+# The user's own SSH configuration is not used, because Cavvy made the machines and the key.
 _CONFIG = """\
 {rules}HostKeyAlias {alias}
 GlobalKnownHostsFile /dev/null
@@ -48,7 +49,7 @@ class KeyPair:
 
 
 async def load_keys(state: ProviderState) -> KeyPair:
-    """The installation's key pair, which is made once. Raises TryAgain."""
+    """The installation's key pair. The first call makes and stores it. Raises TryAgain."""
     for _ in range(2):
         for document in await state.read(_COLLECTION, _NAME):
             return KeyPair(**json.loads(document.body))
@@ -96,7 +97,7 @@ class MachineDoor:
         if pin:
             write_bytes(known, f"{pin}\n".encode())
         else:
-            # A key that was seen without a login may belong to the address's last machine.
+            # Without a login, the key may be that of a machine which had this address before.
             known.unlink(missing_ok=True)
         rules = write_rules("yes" if pin else "accept-new", [str(known)])
         text = _CONFIG.format(

@@ -1,9 +1,10 @@
-"""The layer's records of gangs, and the names by which machines are found if a record is lost.
+"""The layer's records of gangs, and the names of machines. If a record is lost, the gang's machines
+are found by their names.
 
-A machine's name is `cv-MARK-GANG-LAUNCH-RANK-COUNT`. MARK stands for the installation. LAUNCH
-differs between two launches of one gang, so that machines of an abandoned launch are never mistaken
-for machines of the next launch. COUNT is the number of nodes, so that an incomplete gang is
-recognized. If a gang's name is too long for the cloud, GANG is a hash of the name.
+A machine's name is `cv-MARK-GANG-LAUNCH-RANK-COUNT`. MARK stands for the installation. LAUNCH is
+different for each launch of a gang, so that machines of an abandoned launch are not taken for
+machines of the next one. COUNT is the number of nodes, which shows whether a gang is complete. If a
+gang's name is too long for the cloud, GANG is a hash of the name.
 """
 
 import hashlib
@@ -17,7 +18,8 @@ from cavvy.providers.vm.cloud import NAME_PREFIX, CloudMachine, MachineState, Ss
 
 KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
 INSTALLATION, GANG = "cavvy-installation", "cavvy-gang"  # tags of a machine
-_MARK, _HASH, _LAUNCH = 10, 20, 4  # hexadecimal digits
+# number of hexadecimal digits of MARK, of the hash, and of LAUNCH
+_MARK, _HASH, _LAUNCH = 10, 20, 4
 _REST = 28  # characters of a name without the hash: the prefix, the other parts and the dashes
 
 
@@ -30,35 +32,38 @@ class VmNode:
     rank: int
     asked_at: datetime | None = None
     id: str = ""
-    # the last time when the cloud reported the machine as not billed yet
+    # the last time at which the cloud reported that the machine was not billed yet
     booting_at: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    unseen: bool = False  # the cloud did not report the end; the machine was gone at `ended_at`
+    # True: the cloud did not report the end, and the machine was gone at `ended_at`
+    unseen: bool = False
     up: bool = False
     address: str | None = None
     ssh: SshTarget | None = None
-    preempted: bool = False  # the node may not have ended yet: a stopped machine is billed
+    # True even before the node has ended, because a stopped machine may still be billed
+    preempted: bool = False
     no_capacity: bool = False
     reason: str = ""
-    failed: bool = False  # the layer has deleted the machine, for `reason`
+    failed: bool = False  # True: the layer deleted the machine because of `reason`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmGangRecord:
-    """The record of one gang. The gang is launched once all its nodes exist; until then, it is not
-    reported.
+    """The record of one gang. A gang counts as launched when all its nodes exist, and is not
+    reported before.
     """
 
     name: str
     launch: str  # LAUNCH in the module's docstring
     intended_at: datetime
     nodes: tuple[VmNode, ...]
-    extras: tuple[NodeExtra, ...] = ()  # of each node; () if the record was lost
+    # what each node is billed for in addition; () if the record was lost
+    extras: tuple[NodeExtra, ...] = ()
     launched: bool = False
-    # machines that appear later are deleted
+    # True: the gang was removed; machines that appear later are deleted
     removed: bool = False
-    # the launch failed and is rolled back; the name may be launched again
+    # when the launch failed; its machines are deleted, and the name may be launched again
     given_up_at: datetime | None = None
     leftovers: tuple[str, ...] = ()  # ids of machines that must be deleted
     # when the layer saw that all machines had ended; their bills may have ended long before
@@ -71,12 +76,12 @@ class VmGangRecord:
 
     @property
     def started(self) -> bool:
-        """Whether the launch is over: further launches do not change the gang."""
+        """Whether the launch is complete, so that further calls of `launch` change nothing."""
         return self.launched or self.removed or self.ended_at is not None
 
 
 def is_over(record: VmGangRecord) -> bool:
-    """Whether the gang has no machine any more, or was removed before it had one."""
+    """Whether all machines of the gang have ended, or the gang was removed before it had one."""
     return record.ended_at is not None or (
         record.removed and not any(node.id for node in record.nodes)
     )
@@ -97,7 +102,7 @@ class MachineNames:
     def __init__(self, installation: str, limit: int) -> None:
         self.mark = make_mark(installation)
         self._limit = limit
-        self._hash = min(_HASH, limit - _REST)  # digits of the hash of a gang's name
+        self._hash = min(_HASH, limit - _REST)  # number of digits of the hash of a gang's name
 
     def make(self, record: VmGangRecord, rank: int) -> str:
         count = len(record.nodes)
@@ -121,8 +126,8 @@ class MachineNames:
         return MachineName(gang, launch, int(rank), int(count))
 
     def same(self, written: str, gang: str) -> bool:
-        """Whether the gang in a machine's name (`written`) is this gang, given by its name or its
-        hash.
+        """Whether the part GANG of a machine's name (`written`) belongs to this gang, whose name or
+        hash is `gang`.
         """
         return written in (gang, _digest(gang, self._hash))
 
@@ -176,10 +181,10 @@ def recall(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineBill:
-    """What the layer knows about the bill of a machine."""
+    """What the layer knows about the billing of a machine."""
 
-    free: bool = False  # the machine is booting, and its cloud does not bill the boot
-    over: bool = False  # the machine is no longer billed
+    free: bool = False  # True: the machine is booting, and its cloud does not bill the boot
+    over: bool = False  # True: the machine is no longer billed
     deleted_at: datetime | None = None  # when the cloud accepted the machine's deletion
 
 
@@ -208,15 +213,16 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
 
 
 def start_of(node: VmNode, created: datetime | None, now: datetime) -> datetime:
-    """The earliest possible start of the node's bill: the last poll that showed the machine as not
-    billed yet, or a later start that the cloud reports; if neither is known, the request.
+    """The earliest possible start of the node's bill. It is the later of the last poll that showed
+    the machine as not billed and the start that the cloud reports. If neither is known, it is the
+    time of the request.
     """
     known = [each for each in (node.booting_at, created) if each is not None]
     return min(max(known) if known else node.asked_at or now, now)
 
 
 def with_nodes(record: VmGangRecord, changed: Sequence[VmNode]) -> VmGangRecord:
-    """The record, with these nodes replacing the nodes of the same rank."""
+    """The record, with the nodes of the same ranks replaced by `changed`."""
     by_rank = {node.rank: node for node in changed}
     return replace(record, nodes=tuple(by_rank.get(node.rank, node) for node in record.nodes))
 

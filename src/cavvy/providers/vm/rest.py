@@ -1,10 +1,10 @@
 """A small client of REST APIs: JSON over HTTPS with a bearer token or a signature. Errors become
 `CloudFault`s.
 
-Each call runs in a thread and has a time limit, even if the reply arrives byte by byte. Calls that
-only read are repeated after a lost reply, the status 429 or a server error, but not before the time
-that a reply with the status 429 states. The launcher repeats all other calls, after it has looked
-whether they took effect.
+Each call runs in a thread and has a time limit, even if the reply arrives byte by byte. A call that
+only reads is repeated after a lost reply, the status 429 or a server error. If a reply with the
+status 429 states a time to wait, the client waits for that time. All other calls are not repeated
+here: the launcher first checks whether they took effect.
 """
 
 import asyncio
@@ -28,18 +28,19 @@ from cavvy.providers.page_links import is_same_server
 from cavvy.providers.recording import CallRecorder
 from cavvy.providers.vm.cloud import CloudFault
 
-Json = Any  # a parsed reply; only the package of the cloud reads its fields
-ReadError = Callable[[Json], tuple[str, str]]  # an error's code and message
-# the headers that sign a request, from its method, its URL and its body
+Json = Any  # a parsed reply; only the cloud's own package reads its fields
+ReadError = Callable[[Json], tuple[str, str]]  # parsed error reply -> the error's code and message
+# (method, URL, body) -> the headers that sign the request
 Sign = Callable[[str, str, bytes | None], Mapping[str, str]]
-# what a call returns, from the parsed body and the headers of the reply
+# (parsed body, headers of the reply) -> the result of the call
 ReadReply = Callable[[Json, email.message.Message], Json]
 
-_CALL_S = 30.0  # maximum time without any byte of the reply
-_REPLY_S = 60.0  # maximum time until the reply is complete
+_CALL_S = 30.0  # maximum time in seconds without any byte of the reply
+_REPLY_S = 60.0  # maximum time in seconds until the reply is complete
 _ATTEMPTS = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
-_LONGEST_LIMIT_S = 3600.0  # no API's rate limit lasts longer than an hour
+# longer waits that a reply requests are cut to this; no known rate limit lasts longer
+_LONGEST_LIMIT_S = 3600.0
 _MOST_PAGES = 500
 _HEADERS = {
     "Content-Type": "application/json",
@@ -53,10 +54,10 @@ RECORDER: ContextVar[CallRecorder | None] = ContextVar("RECORDER", default=None)
 
 class RestClient:
     """Calls one API. `read_key` returns the token, or "" if the API needs none. `read_error` parses
-    the body of an error reply. `key_header` is the header that contains the key alone; by default,
-    the key is a bearer token. An API with signed requests has `sign` instead of a key. `read_reply`
-    is for APIs that answer with headers too; by default, a call returns the body. Errors with a
-    code in `later` are read as the status 429.
+    the body of an error reply. If `key_header` is set, this header contains the key; otherwise the
+    key is sent as a bearer token. For an API with signed requests, `sign` is used instead of a key.
+    `read_reply` is for APIs whose reply headers matter; by default, a call returns the body. An
+    error with a code in `later` is treated like the status 429.
     """
 
     def __init__(
@@ -74,10 +75,11 @@ class RestClient:
         self._endpoint = endpoint.rstrip("/")
         self._key_header = key_header
         self._read_key, self._read_error = read_key, read_error
-        self._threads = ThreadPoolExecutor(8, "rest")  # not shared with other clients
+        self._threads = ThreadPoolExecutor(8, "rest")  # this client's own threads
         self._opener = urllib.request.build_opener(_NoRedirect(), _Http(), _Https())
         self._closed = threading.Event()
-        self._limited_until = 0.0  # monotonic time until which the last 429 forbids calls
+        # no call is made before this time (monotonic clock), because of a reply with the status 429
+        self._limited_until = 0.0
 
     def close(self) -> None:
         self._closed.set()
@@ -94,7 +96,9 @@ class RestClient:
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Json:
-        """Send a request that changes something, only once. Raises CloudFault."""
+        """Send a request that changes something. The request is never repeated here. Raises
+        CloudFault.
+        """
         what = f"{method} {path}"
         return await self._run(what, body, lambda: self._call(method, path, body, headers=headers))
 
@@ -120,7 +124,7 @@ class RestClient:
 
     def _path_of(self, page: str) -> str:
         """The path of a page below the endpoint. Raises CloudFault if the page is on another
-        server: the token must not go there.
+        server, because the token must not be sent there.
         """
         parts, own = urlsplit(page), urlsplit(self._endpoint)
         path = page
@@ -164,8 +168,8 @@ class RestClient:
         raise AssertionError("unreachable")
 
     def _await_limit(self) -> None:
-        """Wait until the time that the last reply with the status 429 stated. Raises CloudFault if
-        the wait is too long.
+        """Wait for the time that the last reply with the status 429 stated. Raises CloudFault if it
+        is too long.
         """
         left = self._limited_until - time.monotonic()
         if left > _LONGEST_PAUSE_S:
@@ -197,7 +201,7 @@ class RestClient:
             raise CloudFault(0, "no reply", type(error).__name__) from error
 
     def _prove(self, method: str, url: str, data: bytes | None) -> Mapping[str, str]:
-        """The headers that tell who sends the request."""
+        """The headers that authenticate the request."""
         if self._sign is not None:
             return self._sign(method, url, data)
         key = self._read_key()
@@ -275,14 +279,14 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 def _wish(headers: email.message.Message) -> float | None:
-    """The seconds that a reply asks the client to wait; None if it states no time."""
+    """The seconds that the client should wait, from a reply's headers; None if they state none."""
     told = headers.get("Retry-After", "")
     return float(told) if told.isdecimal() else None
 
 
 def _pause(attempt: int, wish: float | None) -> float:
-    """Seconds until the next attempt: the time that the server requested, or else twice the last
-    pause.
+    """Seconds until the next attempt: the time that the server requested, or else a pause that
+    doubles with each attempt.
     """
     return min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt if wish is None else wish)
 
@@ -292,5 +296,5 @@ def _bearer(token: str) -> Mapping[str, str]:
 
 
 def _read_text(content: bytes) -> str:
-    """A reply of plain text, without quotation marks around it."""
+    """Decode a plain-text reply, and remove quotation marks around it."""
     return content.decode().strip().strip('"')

@@ -1,9 +1,9 @@
-"""Reports gangs: merges the cloud's list of machines with the ledger, and deletes machines that
-belong to no gang.
+"""Reports gangs from the cloud's list of machines and the ledger, and deletes machines that belong
+to no gang.
 
-A machine that is missing from the list is queried by its id. The node has ended only if the cloud
-does not know the id either, the machine is older than the cloud's listing lag, and an ended machine
-would no longer be listed.
+If a machine is missing from the list, the cloud is queried for the machine's id. The node counts as
+ended only if the cloud does not know the id either, the machine is older than `list_lag`, and
+`ended_listed` has passed since the machine was last seen.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ from cavvy.providers.vm.records import (
     with_nodes,
 )
 
-# An incomplete launch that the control plane no longer repeats is rolled back after this time. The
-# control plane gives up after 10 minutes and then removes the gang itself.
+# An incomplete launch is rolled back after this time. Normally the control plane gives up after 10
+# minutes and removes the gang itself.
 _ABANDONED = timedelta(minutes=20)
 
 
@@ -41,14 +41,15 @@ class VmStatus:
         now: Callable[[], datetime],
     ) -> None:
         self._machines, self._ledger, self._launcher, self._now = machines, ledger, launcher, now
-        # keyed by machine id: when this process last saw the machine
+        # machine id -> when this process last saw the machine
         self._sighted: dict[str, datetime] = {}
 
     async def look(self, name: str | None) -> Sequence[GangSeen]:
         """The launched gangs: the named one, or all if `name` is None. Raises TryAgain, Refused."""
         shown = await self._list()
         now = self._now()
-        since = now - self._machines.traits.ended_listed  # earlier sightings have no effect
+        # machines that were last seen before this time are dropped
+        since = now - self._machines.traits.ended_listed
         self._sighted = {each: at for each, at in self._sighted.items() if at > since}
         self._sighted |= dict.fromkeys(shown.by_id, now)
         await self._recall(shown, name)
@@ -56,7 +57,8 @@ class VmStatus:
             if name in (None, record.name):
                 await self._update(record.name, shown)
             elif record.leftovers or (record.given_up_at and not record.ended_at):
-                with suppress(ProviderError):  # another gang's machines must not hide this gang
+                # an error about another gang must not prevent the report of this gang
+                with suppress(ProviderError):
                     await self._update(record.name, shown)
         found = [
             record
@@ -104,8 +106,8 @@ class VmStatus:
         return record
 
     async def fail(self, name: str, machine: str, reason: str) -> None:
-        """Delete a machine of a gang whose agent cannot work or has ended. The node ends with this
-        reason. Raises TryAgain, Refused.
+        """Delete one machine of a gang, because its agent cannot work or has ended. `reason` is
+        recorded as the reason of the node's end. Raises TryAgain, Refused.
         """
         async with self._ledger.lock(name):
             record = self._ledger.get(name)
@@ -133,8 +135,9 @@ class VmStatus:
         return self._machines.traits.list_lag
 
     async def _recall(self, shown: GangMachines, name: str | None) -> None:
-        """Make records for gangs that the cloud lists but the ledger lacks. A gang recorded under
-        its hash gets its name when the control plane asks for it by name.
+        """Make records for gangs that the cloud lists but that are not in the ledger. If machines'
+        names contain only the hash of the gang's name, the record has the hash as its name until
+        the control plane asks for the gang by name.
         """
         names = shown.unknown(self._ledger.records) if name is None else [name]
         for each in names:
@@ -153,7 +156,8 @@ class VmStatus:
         """
         if not self._ledger.lock(name).locked():
             async with self._ledger.lock(name):
-                record = self._ledger.get(name)  # the record may have changed since
+                # read the record again, because it may have changed before the lock was acquired
+                record = self._ledger.get(name)
                 if record is not None:
                     await self._update_locked(record, shown)
 
@@ -220,7 +224,7 @@ class VmStatus:
         mine = record.ids if not record.removed else frozenset()
         if record.started or record.given_up_at is not None:
             late = {machine.id for _, machine in alive if machine.id not in mine}
-        else:  # the launch is in progress, so its machines may belong to nodes
+        else:  # the launch is in progress, so unknown machines may belong to its nodes
             late = {machine.id for part, machine in alive if part.launch != record.launch}
         late |= {machine.id for _, machine in alive if machine.state is MachineState.STOPPED}
         late |= record.ids if record.removed else set()
@@ -237,7 +241,7 @@ class VmStatus:
         with suppress(ProviderError):
             if not record.removed:
                 await self._ledger.drop(record.name)
-            elif record.ended_at is None:  # keeps another launch from starting the gang
+            elif record.ended_at is None:  # prevents that another launch starts the gang
                 await self._ledger.put(replace(record, ended_at=self._now()))
 
 
@@ -247,7 +251,9 @@ def _unwanted(record: VmGangRecord) -> set[str]:
 
 
 def _without_blame(before: VmGangRecord, after: VmGangRecord) -> VmGangRecord:
-    """Nodes that end after their gang was removed were deleted, not reclaimed by the cloud."""
+    """Mark nodes that ended after the removal of their gang as not preempted, because Cavvy deleted
+    them.
+    """
     if not before.removed:
         return after
     ended = {node.rank for node in before.nodes if node.ended_at is not None}
@@ -259,13 +265,13 @@ def _without_blame(before: VmGangRecord, after: VmGangRecord) -> VmGangRecord:
 
 
 def _asked_at(record: VmGangRecord) -> datetime:
-    """When a machine of the gang was last requested."""
+    """The time when a machine of the gang was last requested."""
     asked = [node.asked_at for node in record.nodes if node.asked_at is not None]
     return max([record.intended_at, *asked])
 
 
 def make_seen(record: VmGangRecord) -> GangSeen:
-    """The observation of a gang for the control plane."""
+    """Describe a gang for the control plane, from its record."""
     nodes = [node for node in record.nodes if node.id]
     up = all(node.up or node.ended_at is not None for node in nodes)
     state = GangState.RUNNING if up else GangState.STARTING

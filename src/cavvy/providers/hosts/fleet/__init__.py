@@ -1,3 +1,1 @@
-"""Runs gangs on hosts with a supervisor, regardless of how the control plane connects to the
-host.
-"""
+"""Runs gangs on hosts that have a supervisor. The connection to a host can be of any kind."""

@@ -1,14 +1,13 @@
-"""The gangs of one installation on hosts with supervisors: launches gangs as a whole or not at all,
-observes and removes them.
+"""Launches, observes and removes the gangs of one installation on hosts with supervisors. A gang is
+launched as a whole or not at all.
 
-The ledger records an intent before any host gets a request, so that every agent that may run is
-found again. Each host of a gang has a folder with the gang's name, so repeated requests start
-nothing twice.
+The ledger records an intent before any host gets a request, so that every agent that may run can be
+found. Each host of a gang has a folder with the gang's name, so a repeated request starts nothing
+twice.
 
-While a host does not answer, the state of its gangs is unknown, not lost. A host is declared dead
-only if it has been silent for long while another host answered, and if no host that answers can
-reach it either. If a dead host returns, agents that still run on it are killed, because their job
-may run elsewhere by then.
+While a host does not answer, the state of its gangs is unknown. A host counts as dead only if it
+has been silent for long while another host answered, and no answering host can reach it. If a dead
+host returns, agents that still run on it are killed, because their job may run elsewhere by then.
 """
 
 import asyncio
@@ -55,14 +54,15 @@ from cavvy.providers.hosts.fleet.status import (
 from cavvy.providers.hosts.remote_calls import LinkLost
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
-_WITNESSES = 3  # how many other hosts check whether they reach a silent host
-_WITNESS_EVERY_S = 60.0  # interval between two rounds of such checks, in seconds of silence
-_AT_ONCE = -1.0  # makes the supervisor kill without a grace period
+_WITNESSES = 3  # the number of other hosts that try to reach a silent host
+# other hosts try again after the silent host has been silent for this many more seconds
+_WITNESS_EVERY_S = 60.0
+_AT_ONCE = -1.0  # a grace period that makes the supervisor kill at once
 
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    """The type of the value that stands for an empty answer."""
+    """The type of an empty answer."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class _Glance:
 
 class HostFleet:
     """The hosts of one provider by name, and its gangs on these hosts. `way` returns the route by
-    which the agent of a gang's rank on a host reaches the control plane.
+    which an agent reaches the control plane.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class HostFleet:
         self.patient = True  # False: `launch` and `look` do not wait for hosts to connect
         self._glances: dict[str, _Glance] = {}
         self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        # keyed by host: how long it had been silent when other hosts last failed to reach it
+        # host -> how long it had been silent when other hosts last failed to reach it
         self._witnessed: dict[str, float] = {}
-        # keyed by (gang, rank): the end as first reported, which must not change
+        # (gang, rank) -> the end that was reported first, because a reported end must not change
         self._ended_at: dict[tuple[str, int], datetime] = {}
-        self._lost: set[str] = set()  # the hosts whose long silence has been announced
+        self._lost: set[str] = set()  # the hosts whose silence `announce_lost` has reported
 
     # Hosts
 
@@ -122,7 +122,7 @@ class HostFleet:
                 self.changes.put(intent.name)
 
     def announce_lost(self) -> None:
-        """Report a change for each host whose silence has just exceeded the limit."""
+        """Report a change for the gangs of each host whose silence has just exceeded the limit."""
         lost = {name for name, link in self._links.items() if link.silent_s >= self._lost_after_s}
         for name in lost - self._lost:
             self.announce(name)
@@ -194,8 +194,8 @@ class HostFleet:
         )
 
     async def _conclude(self, intent: FleetIntent, problems: Sequence[BaseException]) -> None:
-        """Complete a launch as a whole or not at all: if one host certainly started nothing, remove
-        the agents that the others started.
+        """Record the result of a launch. If at least one host certainly started nothing, the launch
+        has failed, and the agents that other hosts started are removed.
         """
         for problem in problems:
             if not isinstance(problem, ProviderError):
@@ -277,7 +277,7 @@ class HostFleet:
     async def _see(
         self, intent: FleetIntent, looks: Mapping[str, HostLook | SilentHost], *, one: bool
     ) -> GangSeen | None:
-        # the gang was launched after this poll began
+        # a host was not polled, because the gang was launched after the poll began
         if any(host not in looks for host in intent.used):
             return None
         now = self._now()
@@ -322,8 +322,8 @@ class HostFleet:
             return  # `_clean` retries
 
     async def _adopt(self, looks: Mapping[str, HostLook | SilentHost]) -> None:
-        """Record those gangs of this installation that hosts have but the ledger lacks, for example
-        after a loss of the database.
+        """Record the gangs of this installation that run on hosts but are not in the ledger, for
+        example because the database was lost.
         """
         for look in looks.values():
             for there in look.gangs if isinstance(look, HostLook) else ():
@@ -339,8 +339,8 @@ class HostFleet:
                     )
 
     async def _glance(self, host: str) -> HostLook | SilentHost:
-        """Return the current state of a host. Callers that arrive during a poll share the next
-        poll.
+        """Return the current state of a host. Calls during a poll wait for the next poll and share
+        its result.
         """
         glance = self._glances.setdefault(host, _Glance())
         asked = asyncio.get_running_loop().time()
@@ -431,9 +431,7 @@ class HostFleet:
             raise TryAgain(problem)
 
     async def _remove_from(self, intent: FleetIntent, host: str) -> str:
-        """Request that a host remove the gang. Returns the reason if the request failed, else
-        "".
-        """
+        """Ask a host to remove the gang. Returns the reason if the request failed, otherwise ""."""
         link = self._links.get(host)
         if link is None:
             return ""

@@ -1,6 +1,6 @@
-"""The link to one host's supervisor, regardless of which side connects.
+"""The link to one host's supervisor. Either side may open the connection.
 
-Errors, grouped by what the caller must do next:
+Errors, grouped by the caller's reaction:
 
 * CannotConnect(TryAgain): the host does not answer now, and no request was sent; a later call may
   succeed
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 _T = TypeVar("_T")
-ASK_TIMEOUT_S = 60  # time limit for one answer; even a launch only writes a few files
+# time limit for one answer in seconds; enough because a request only writes a few files
+ASK_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class HostSetup:
 
 
 class HostLink(Protocol):
-    """The link to one host. Times are in terms of the control plane's clock."""
+    """The link to one host. Times are measured by the control plane's clock."""
 
     problem: str  # why the host is not connected
     leaving: bool  # True if the host accepts no new work
@@ -51,6 +52,6 @@ class HostLink(Protocol):
         """Send a request to the supervisor. Raises the errors in this module's docstring."""
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Check from this host if an SSH server answers at the address. The check is a second
-        observation of a host that does not answer the server.
+        """Check from this host whether an SSH server answers at the address. If it does, the host
+        at the address is alive although the server cannot reach it.
         """

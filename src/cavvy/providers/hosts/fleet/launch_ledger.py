@@ -23,9 +23,10 @@ class FleetIntent:
     addresses: Sequence[str]
     launched_at: datetime
     grace_s: float
-    launched: bool = False  # every host has confirmed the launch
+    launched: bool = False  # True: every host has confirmed the launch
     removing: bool = False
-    given_up: str = ""  # why the launch failed; agents that were started are removed
+    # why the launch failed, after which the started agents are removed; "" if it did not fail
+    given_up: str = ""
 
     @property
     def used(self) -> Sequence[str]:
@@ -35,8 +36,8 @@ class FleetIntent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetGangEnd:
-    """The record of an ended gang. Hosts in `owing` have not confirmed the end; agents that still
-    run on them are killed.
+    """The record of an ended gang. The hosts in `owing` have not confirmed the end yet. Agents that
+    still run on these hosts are killed.
     """
 
     name: str

@@ -21,7 +21,8 @@ from cavvy.providers.hosts.models import (
     say_models,
 )
 
-DeviceShape = tuple[DeviceModel | None, int]  # a model or None, and a number of accelerators
+# (model, number of accelerators); the model is None if there are no accelerators
+DeviceShape = tuple[DeviceModel | None, int]
 
 
 class HostEntry(Protocol):
@@ -84,7 +85,7 @@ class SupervisorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownHost:
-    """One host whose facts are known. If `ready`, the host accepts work now."""
+    """One host whose facts are known. `ready` is True if the host accepts work now."""
 
     provider: str
     entry: HostEntry
@@ -131,7 +132,7 @@ class _SmiRows:
 
 def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
     """Make a host's hardware description from its facts, within the limits of the inventory. Blocks
-    briefly, since it writes files.
+    briefly, because files are written.
     """
 
     def nvml() -> NvmlQueries | None:
@@ -162,8 +163,8 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
 
 
 def _mirror(root: Path, facts: SupervisorFacts) -> None:
-    """Write the files that a host's supervisor read to a local folder, so that the same code reads
-    all machines.
+    """Write the files that a host's supervisor read to a local folder. The same code can then read
+    this machine and other hosts.
     """
     for link, target in facts.links.items():
         (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
@@ -177,8 +178,8 @@ def _mirror(root: Path, facts: SupervisorFacts) -> None:
 
 
 def make_hosts(known: Sequence[KnownHost]) -> Sequence[Host]:
-    """The shared hosts. Hosts that are `in_group` can run a gang together with others of their
-    group; all others run gangs alone.
+    """The shared hosts. A host that is `in_group` can run a gang together with other hosts of its
+    group. Any other host runs gangs alone.
     """
     return [
         replace(
@@ -201,8 +202,8 @@ def make_host(name: str, machine: ThisMachine) -> Host:
 
 
 def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
-    """The offers of each host, one for each model and count, and the offers of each group, for
-    gangs.
+    """The offers of each host and, for gangs, of each group. There is one offer for each model and
+    number of accelerators.
 
     The capacity of a host's offer is one node, or 0 while the host does not answer. The capacity of
     a group's offer is the number of its hosts that answer.
@@ -274,7 +275,7 @@ def make_offer(
     capacity: int | None = None,
 ) -> Offer:
     """The offer for these machines. `price` is for one accelerator, or for a node without
-    accelerators. The offer has the CPUs and memory of the whole machine, but a job holds only the
+    accelerators. The offer states the CPUs and memory of the whole machine, but a job gets only the
     part that it requests.
     """
     model, count = shape

@@ -1,4 +1,6 @@
-"""Determines the host and devices of each rank of a gang, and its agent's configuration. No I/O."""
+"""Determines the host, the devices and the agent's configuration of each rank of a gang. No
+I/O.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,13 +32,16 @@ class AgentRoute:
     address: str
     token: str = field(repr=False)
     pin: str | None = None
-    taken_by: str = ""  # another source of SIGTERM to the agent, or "" if there is none
+    # who else may send SIGTERM to the agent, to show to users; "" if nobody else does
+    taken_by: str = ""
 
 
 def make_config(
     gang: GangSpec, placed: PlacedRank, way: AgentRoute, home: str, cache: str
 ) -> HostAgentConfig:
-    """The configuration of one rank's agent, which reports through `way` and works in `home`."""
+    """The configuration of one rank's agent. The agent sends its reports through `way`, and its
+    files are in `home`.
+    """
     return HostAgentConfig(
         gang=gang.name,
         rank=placed.rank,
@@ -66,7 +71,7 @@ def _taken(gang: GangSpec, way: AgentRoute, home: str) -> Mapping[str, str | flo
 
 
 def place_ranks(gang: GangSpec, known: Mapping[str, KnownHost]) -> Sequence[PlacedRank]:
-    """Determine the host of each rank: the one in its allocation, else the one in the offer. Raises
+    """Determine the host of each rank: from the rank's allocation, or else from the offer. Raises
     NoCapacity.
     """
     names = {(each.provider, each.entry.group) for each in known.values()}

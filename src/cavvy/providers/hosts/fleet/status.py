@@ -1,4 +1,4 @@
-"""The result of polling hosts, and the state of gangs derived from it. No I/O."""
+"""Derives the state of gangs from the answers of polled hosts. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class HostLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentHost:
-    """A host that did not answer a poll. `dead` is set if the host counts as dead."""
+    """A host that did not answer a poll. `dead` is True if the host counts as dead."""
 
     problem: str
     dead: bool = False
@@ -71,7 +71,8 @@ class RankStatus:
     known: bool = True
     pid: int | None = None
     ended_at: datetime | None = None
-    unseen: bool = False  # the end was not observed; `ended_at` is the latest possible time
+    # True: the end was not observed, and `ended_at` is the latest possible time of it
+    unseen: bool = False
     waits_for: str = ""
     seen: RankSeen | None = None
     dead_host: bool = False
@@ -84,8 +85,8 @@ class RankStatus:
 def view_ranks(
     intent: FleetIntent, looks: Mapping[str, HostLook | SilentHost], now: datetime
 ) -> Sequence[RankStatus] | None:
-    """Return the status of every rank, or None if a host that answers never got the request to
-    start its part.
+    """Return the status of every rank. Returns None if an answering host never received the request
+    to launch the gang.
     """
     views = [_view(intent, rank, looks[host], now) for rank, host in enumerate(intent.hosts)]
     return (
@@ -153,7 +154,7 @@ def _say_end(ranks: Sequence[RankStatus], first: AgentExit | None) -> str:
 
 
 def see_living(intent: FleetIntent, ranks: Sequence[RankStatus]) -> GangSeen:
-    """The observation of a gang that has not ended."""
+    """Describe a gang that has not ended for the control plane."""
     waits = next(
         (rank.waits_for for rank in ranks if rank.waits_for),
         "being removed" if intent.removing else "",
