@@ -31,16 +31,16 @@ class Ability(Generic[_P]):
 
 
 class SharesHosts(Protocol):
-    """A provider whose hosts run several jobs at a time; the control plane records the
-    allocations.
+    """A provider whose hosts run several jobs at the same time. The control plane records which job
+    has which devices.
     """
 
     async def hosts(self) -> Sequence[Host]: ...
 
 
 class HoldsVolumes(Protocol):
-    """A provider whose named volumes each exist in one location. Tasks that mount a volume run in
-    its location.
+    """A provider with named volumes, each of which exists in one location. Cavvy runs a task that
+    mounts a volume in the volume's location.
     """
 
     async def volumes(self) -> Sequence[VolumeLocation]:
@@ -61,8 +61,8 @@ class HasParts(Protocol):
 
 
 class SignalsChanges(Protocol):
-    """A provider that signals changes of a gang. Signals only save time: the control plane also
-    polls, so a lost signal does no harm.
+    """A provider that signals changes of a gang. A lost signal does no harm, because the control
+    plane also polls.
     """
 
     async def changed(self) -> str:
@@ -73,8 +73,8 @@ class RunsAgentsHere(Protocol):
     """A provider whose agents run in this process and call the control plane directly."""
 
     def connect(self, control_plane: AgentCalls | None) -> None:
-        """Direct the agents' calls to `control_plane` from now on. If `control_plane` is None, the
-        agents continue without a control plane.
+        """Send the agents' calls to `control_plane` from now on. If it is None, the agents run
+        without a control plane.
         """
 
 
@@ -82,7 +82,7 @@ class ChecksTasks(Protocol):
     """A provider that can reject a task before the task runs."""
 
     def check(self, task: Task) -> Sequence[Objection]:
-        """Objections to the task; () if the provider can run it."""
+        """The reasons why the provider cannot run the task; () if it can."""
 
 
 class WhoAmI(Protocol):
@@ -111,21 +111,21 @@ class StatesPolicy(Protocol):
 
 
 class ExportsTasks(Protocol):
-    """A provider that can print the job it would submit: `cavvy export NAME TASK.YAML`."""
+    """A provider that can write a task as a job of its infrastructure, for `cavvy export`."""
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
-        """The task in the infrastructure's own format, without Cavvy's agent. Works offline. If
-        `offer` is None, the job requests any suitable resources.
+        """The task in the infrastructure's own format. The job runs without Cavvy's agent. Works
+        offline. If `offer` is None, the job requests any suitable resources.
         """
 
 
 class RelaysAgents(Protocol):
-    """A provider whose nodes cannot reach the control plane: the provider relays their agents'
-    requests.
+    """A provider that relays its agents' requests, because its nodes cannot reach the control
+    plane.
 
-    The provider makes the tunnels, mailboxes or streams that its nodes need, passes each request to
-    `ProviderContext.server_address` unchanged, and writes the address of the node's end of the
-    relay into its agents' configurations.
+    The provider makes the tunnels, mailboxes or streams that its nodes need. It passes each request
+    to `ProviderContext.server_address` unchanged. Its agents' configurations contain the address at
+    which agents reach the relay on their node.
     """
 
     async def relay(self) -> None:
@@ -136,12 +136,11 @@ class RelaysAgents(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinInvitation:
-    """Two alternative commands that join a machine. Both contain the invitation's single-use
-    token.
-    """
+    """Two commands that do the same: each joins a machine with the invitation's single-use
+    token."""
 
     shell: str
-    python: str  # for machines without curl
+    python: str  # the command for machines without curl
     expires_at: datetime
 
 
@@ -184,11 +183,11 @@ class ServesNodes(Protocol):
 
 
 class Closeable(Protocol):
-    """A provider that holds files or connections; its gangs keep running after it is closed."""
+    """A provider that has open files or connections. Its gangs keep running after `close`."""
 
     async def close(self) -> None:
-        """Close the files and connections. This must be the last call, in the event loop that used
-        the provider.
+        """Close the files and connections. This must be the last call, and must be made in the
+        event loop in which the provider was used.
         """
 
 

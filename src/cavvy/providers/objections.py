@@ -1,6 +1,4 @@
-"""Finds the reasons why a provider can never run a task. The planner and the queue both use this
-module.
-"""
+"""Finds the reasons why a provider can never run a task, for the planner and the queue."""
 
 from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.abilities import CHECKS_TASKS, ability
@@ -9,7 +7,7 @@ from cavvy.spec.support import read_options, refusals
 
 
 def refuses_all(provider: Provider) -> str:
-    """Why a minimal task could not run on the provider, or "" if it could."""
+    """The reason why the provider cannot run even a minimal task; "" if it can run one."""
     reasons = list_objections(Task(name="check", run="true"), provider)
     return reasons[0].reason if reasons else ""
 

@@ -19,12 +19,12 @@ from cavvy.providers.batch.shapes import (
 _NOTHING = NodeShape(cpus=0, memory_mib=0, gpus=0, gpu="")
 _PREPARATION = timedelta(
     hours=1
-)  # time for preparing folders and running setups, added to the work's own limit
+)  # time for preparing folders and running setups, which is added to the work's own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """One node. `free` is the unallocated part of the node; it is zero for a node that is down or
+    """One node. `free` is the unallocated part of the node. It is zero if the node is down or
     drained.
     """
 
@@ -61,8 +61,8 @@ class BatchCluster:
 def list_offers(
     cluster: BatchCluster, prices: PartPrices, *, provider: str, title: str, queue: bool
 ) -> Sequence[Offer]:
-    """One offer for each queue, kind of node and number of accelerators; for nodes without
-    accelerators, one for each size. Each accelerator comes with an equal share of the node's CPUs
+    """One offer for each queue, kind of node and number of accelerators. For nodes without
+    accelerators, one offer for each size. Each accelerator has an equal share of the node's CPUs
     and memory.
 
     If `queue` is True, jobs may wait in the batch system's own queue, so offers have no capacity
@@ -74,7 +74,7 @@ def list_offers(
             kinds.setdefault((each.name, node.shape), []).append(node)
     taken = {each.name: each.taken for each in cluster.queues}
     groups = [{node.name for node in alike} for alike in kinds.values()]
-    offers = {}  # by key, because two kinds of nodes may have parts of the same size
+    offers = {}  # by offer key, because parts of two kinds of nodes may have the same size
     for (name, shape), alike in kinds.items():
         location = OfferLocation(
             provider=provider,
@@ -113,10 +113,11 @@ def count_room(queue: ClusterQueue, offer: Offer) -> int:
 
 
 def time_limit(gang: GangSpec, queue: ClusterQueue) -> timedelta | None:
-    """The maximum duration of the work plus its grace and the time for preparation, but at most the
-    queue's limit. If the work's maximum duration is unknown, the result is the queue's limit.
+    """The time limit of a job: the maximum duration of the work, plus its grace period and the time
+    for preparation, but at most the queue's limit. If the maximum duration is unknown, the queue's
+    limit.
 
-    The queue's default time limit is never used, since it would interrupt long work.
+    The queue's default time limit is never used, because it would interrupt long work.
     """
     if gang.longest is None:
         return queue.longest

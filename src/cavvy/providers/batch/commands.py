@@ -18,12 +18,13 @@ class BatchDialect:
     title: str  # shown to users
     submit: Sequence[str]
     cancel: str
-    job_id: str  # pattern of the job's id, which is at the start of the output of `submit`
+    job_id: str  # matches the job's id at the start of the output of `submit`
     prefix: str = ""  # prefix of the system's error messages, which Cavvy's messages omit
     later: str  # matches errors that may be temporary, so that Cavvy tries again
-    not_sent: str  # matches errors in `later` after which `submit` has certainly created no job
-    elsewhere: str  # matches errors that concern only this offer, so that Cavvy tries another one
-    gone: str  # matches the error of `cancel` for a job that has already ended
+    not_sent: str  # matches those errors in `later` after which `submit` certainly created no job
+    # matches errors that concern only this offer, after which Cavvy tries another one
+    elsewhere: str
+    gone: str  # matches the error of `cancel` if the job has already ended
     # environment variables for read-only commands, such as a time format
     environ: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,5 +1,5 @@
-"""Turns a task into a script that runs without Cavvy: the code that the exports for Slurm, PBS and
-Kubernetes share.
+"""Turns a task into a script that runs without Cavvy. The exports for Slurm, PBS and Kubernetes
+share this code.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cavvy.domain.tasks import Task
 
-MASTER_PORT = 29500  # torchrun's default
+MASTER_PORT = 29500  # the default port of torchrun
 
 
 def list_notes(task: Task) -> Sequence[str]:
@@ -52,9 +52,7 @@ def list_notes(task: Task) -> Sequence[str]:
 
 
 def make_header(provider: str, directive: str, options: Sequence[str], task: Task) -> Sequence[str]:
-    """The first lines of a script: the options of its job, where it comes from, and notes for the
-    user.
-    """
+    """The first lines of a script: the options of its job, its origin, and notes for the user."""
     return [
         "#!/bin/bash",
         *(f"{directive} {option}" for option in options),
@@ -89,7 +87,9 @@ def make_work(task: Task) -> str:
 
 
 def here_document(text: str) -> str:
-    """A here-document without expansion. The end marker does not occur in the text."""
+    """A shell here-document in which the shell expands nothing. Its end marker does not occur in
+    the text.
+    """
     word = "CAVVY_WORK"
     while word in text:
         word += "_"

@@ -1,5 +1,5 @@
-"""Queries all clusters of a provider concurrently, so that a silent cluster does not block the
-others.
+"""Queries all clusters of a provider at the same time, so that a cluster that does not answer does
+not delay the others.
 """
 
 import asyncio
@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar
 from cavvy.providers.base import GangSeen, ProviderError, TryAgain
 
 _T = TypeVar("_T")
-# time limit for one cluster; shorter than the control plane's for `offers`
+# seconds to wait for one cluster; less than the control plane waits for `offers`
 _PATIENCE_S = 15.0
-# Time limit for a cluster that was silent last time, so that it does not slow down every poll.
+# Seconds to wait for a cluster that did not answer the last query, so that it does not slow down
+# every poll.
 _BRIEF_S = 1.0
 
 
@@ -71,8 +72,8 @@ async def whoami_all(
 
 
 class FanOut(Generic[_T]):
-    """Sends queries to all clusters of a provider, collects their answers, and reports the silent
-    clusters. One FanOut serves one kind of query, which may be sent repeatedly.
+    """Sends queries to all clusters of a provider, collects their answers, and reports the clusters
+    that did not answer. One FanOut is for one kind of query, which may be sent repeatedly.
     """
 
     def __init__(self) -> None:
@@ -122,8 +123,8 @@ class FanOut(Generic[_T]):
     def _ask(
         self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]
     ) -> "asyncio.Task[_T | ProviderError]":
-        """Start a new query to a cluster, or return its open one. An answer that arrived after the
-        time limit is dropped.
+        """Return the unanswered query to a cluster, or start a new one. An answer that arrived
+        after the time limit is discarded, and a new query is sent.
         """
         task = self._asking.get(name)
         if task is not None and not task.done():

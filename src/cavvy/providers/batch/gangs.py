@@ -30,11 +30,12 @@ from cavvy.providers.batch.workspace import (
     list_nodes,
 )
 
-_DELIVERY_S = 45.0  # an agent that delivers reports waits 15 s for a lock, then tries for 20 s
+# time limit of a delivery, in which an agent waits 15 s for a lock and then tries for 20 s
+_DELIVERY_S = 45.0
 _DELIVERIES = 3  # maximum attempts to deliver an agent's reports
 _SUBMISSION = timedelta(
     seconds=60
-)  # after this time, an unanswered submission has either arrived or failed
+)  # after this time, a submission without an answer has certainly arrived or failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class ReclaimRules:
 
 Submit = Callable[
     [SharedWorkspace, str], Awaitable[str]
-]  # submits the job of a gang, given the agent's folder; returns the job's id
+]  # submits the job of a gang; gets the agent's folder, and returns the job's id
 
 
 class BatchGangs:
@@ -67,7 +68,7 @@ class BatchGangs:
         self._looks = 0
         self._last: tuple[int, dict[str, GangSeen]] = (0, {})
         self._couriers: dict[str, asyncio.Task[None]] = {}
-        # gangs whose jobs end by themselves once their agents have exited
+        # removed gangs whose work had ended, so that their jobs end by themselves
         self._leaving: set[str] = set()
 
     async def launch(self, gang: GangSpec, taking: ReclaimRules, submit: Submit) -> None:
@@ -83,7 +84,7 @@ class BatchGangs:
         return name in await self._remembered(await self._grounded())
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
-        """See `Provider.gangs`. Callers that arrive during a poll share the next poll."""
+        """See `Provider.gangs`. Calls during a poll wait for the next poll and share its result."""
         asked = self._looks
         async with self._looking:
             if self._last[0] <= asked:  # the last poll began before this call
@@ -128,9 +129,7 @@ class BatchGangs:
         await relay_mail(self._login_session, workspace.mail, self._context.server_address)
 
     async def close(self) -> None:
-        """Cancel running deliveries. Another server repeats the deliveries, or this server after a
-        restart.
-        """
+        """Cancel running deliveries. Another server, or this one after a restart, repeats them."""
         for courier in self._couriers.values():
             courier.cancel()
         if self._couriers:
@@ -196,7 +195,8 @@ class BatchGangs:
         if row is None:
             assert record is not None
             if not record.job and not record.removing:
-                # the gang was recorded, but perhaps never submitted: its next launch will check
+                # the gang may have been recorded but never submitted; its next launch will check
+                # this
                 return None
             if record.job and not await self._has_delivered(workspace, record):
                 return _delivering(record, record.job, record.seen)
@@ -214,9 +214,9 @@ class BatchGangs:
         return seen
 
     async def _has_delivered(self, workspace: SharedWorkspace, record: BatchGangRecord) -> bool:
-        """Agents that were killed, or that exited while the server was down, leave reports behind.
-        Return True once all these reports have been delivered. The first call starts the delivery
-        on the login node.
+        """Return True if all reports of the gang's agents have been delivered. Agents that were
+        killed, or that exited while the server was down, leave undelivered reports. The first call
+        starts their delivery on the login node.
         """
         if record.removing or record.refusal:
             return True
@@ -234,8 +234,8 @@ class BatchGangs:
     async def _deliver(
         self, workspace: SharedWorkspace, record: BatchGangRecord, agent: str, begun: Sequence[int]
     ) -> None:
-        """Deliver the reports of these ranks. Reports that three attempts do not deliver are lost,
-        as with other providers."""
+        """Deliver the reports of these ranks. Reports are lost if three attempts to deliver them
+        fail, as with other providers."""
         python = str(self._context.settings.get("python", "python3"))
         command = [python, "-I", "-S", f"{agent}/agent/__main__.py", "--deliver"]
 
@@ -263,8 +263,8 @@ class BatchGangs:
     async def _close_forgotten(
         self, workspace: SharedWorkspace, record: BatchGangRecord
     ) -> BatchGangEnd:
-        """Record the end of a gang whose job the batch system no longer lists, from the accounting
-        or the job's own record.
+        """Record the end of a gang whose job the batch system no longer lists. The end is read from
+        the accounting data, or else from the file that the job wrote.
         """
         accounted = await self._system.accounted(record.job) if record.job else None
         if accounted is not None and accounted.phase is BatchPhase.OVER:
@@ -310,8 +310,8 @@ def mark_of(workspace: SharedWorkspace) -> str:
 
 
 def _delivering(record: BatchGangRecord, job: str, began: GangStart | None) -> GangSeen:
-    """A gang whose job has ended but whose last reports are still being delivered. The gang is
-    reported as running until the reports are delivered.
+    """Describe a gang whose job has ended but whose last reports are being delivered. Until they
+    are delivered, the gang is reported as running.
     """
     reason = "its last messages are being delivered"
     nodes = list_nodes(job, began)

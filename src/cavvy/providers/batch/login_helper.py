@@ -1,9 +1,10 @@
-"""Runs on the login node, where `login_session.py` sends it: executes commands, serves files of the
-shared folder, and forwards the agents' mail: requests to the control plane, each stored as a file.
+"""Runs on the login node. It executes commands, reads and writes files of the shared folder, and
+forwards the agents' mail. A letter is an agent's request to the control plane, stored as a file.
 
-The program needs the standard library of Python 3.8 or newer, and exits when its input ends. The
-program answers each request `{"id", "do", ...}`, in any order, by a frame `{"id", "answer"}` or
-`{"id", "error", "kind"}`. A frame `{"mail": path}` announces a letter from an agent.
+`login_session.py` sends this program to the login node. The program needs only the standard library
+of Python 3.8 or newer, and exits when its input ends. It answers each request `{"id", "do", ...}`
+with a frame `{"id", "answer"}` or `{"id", "error", "kind"}`. Answers may come in any order. A frame
+`{"mail": path}` announces a letter from an agent.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 FIRST_PAUSE_S, LAST_PAUSE_S = (
     0.02,
     1.0,
-)  # polling intervals for mail, since network file systems do not notify of new files
-HOT_S = 30.0  # polling stays frequent for this long after the last activity
+)  # seconds between polls for mail, because network file systems do not notify of new files
+HOT_S = 30.0  # seconds of frequent polling after the last activity
 LETTER_LIMIT = 64 * 1024 * 1024
 
 
@@ -103,7 +104,7 @@ class LoginHelper:
     def do_run(
         self, data: bytes, argv: list[str], limit_s: float, env: dict[str, str]
     ) -> dict[str, Any]:
-        """Run a command to its end, with `data` as its input."""
+        """Run a command with `data` as its input, and wait until it ends."""
         self._heat()
         try:
             done = subprocess.run(
@@ -128,8 +129,8 @@ class LoginHelper:
     def do_make(
         self, data: bytes, path: str, unless: list[str], files: list[tuple[str, int]]
     ) -> bool:
-        """Create a folder with files, all at once by a rename. Returns False if the folder, or one
-        of `unless`, exists.
+        """Create a folder with files atomically, by a rename. Returns False if the folder or one of
+        the paths `unless` exists.
         """
         self._heat()
         if any(os.path.lexists(each) for each in [path, *unless]):
@@ -149,14 +150,14 @@ class LoginHelper:
             shutil.rmtree(fresh, ignore_errors=True)
 
     def do_write(self, data: bytes, files: list[tuple[str, int]], keep: bool) -> None:
-        """Write files, each whole or not at all. With `keep`, existing files stay unchanged."""
+        """Write files, each atomically. If `keep` is True, existing files are not changed."""
         self._write(data, files, keep)
 
     def do_has(self, data: bytes, path: str) -> bool:
         return os.path.exists(path)
 
     def do_read(self, data: bytes, paths: list[str]) -> dict[str, str]:
-        """The contents of those files that exist, by path."""
+        """The contents of the files that exist, by path."""
         found = {}
         for path in paths:
             try:
@@ -200,7 +201,7 @@ class LoginHelper:
         threading.Thread(target=self._empty, args=(trash,), daemon=True).start()
 
     def do_mail(self, data: bytes, folder: str) -> None:
-        """Announce, from now on, each letter that appears in a folder."""
+        """Announce each letter that appears in a folder from now on."""
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._heat()
         threading.Thread(target=self._pump, args=(folder,), daemon=True).start()

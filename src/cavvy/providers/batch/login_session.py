@@ -1,8 +1,8 @@
-"""A session on the login node: starts `login_helper.py` on this machine or through SSH, and sends
-requests to it.
+"""A session with the login node. It starts `login_helper.py`, on this machine or through SSH, and
+sends requests to it.
 
-The session is opened on demand, and again after its connection broke. Requests that are unanswered
-when the connection breaks fail with TryAgain.
+The session is opened when it is needed, and opened again after the connection broke. If the
+connection breaks, all unanswered requests raise TryAgain.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _NO_COMMAND = 127  # the exit code of shells for an unknown command
 _NO_PROGRAM = (126, _NO_COMMAND)
 _FRAMES = Path(frames.__file__).read_bytes()
 _PROGRAM = (Path(__file__).parent / "login_helper.py").read_bytes()
-_BOOT = (  # the helper, and the module that it imports, arrive on standard input
+_BOOT = (  # the helper and the module that it imports are sent through standard input
     f"import sys; read = sys.stdin.buffer.read; frames = type(sys)('{frames.__name__}'); "
     f"exec(read({len(_FRAMES)}), frames.__dict__); sys.modules[frames.__name__] = frames; "
     f"exec(compile(read({len(_PROGRAM)}), 'cavvy-login-helper', 'exec'), "
@@ -187,7 +187,7 @@ class LoginSession:
         timeout_s: float = 30,
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command on the login node. Raises TryAgain if the command is not found, since it
+        """Run a command on the login node. Raises TryAgain if the command is not found, because it
         may be installed later.
         """
         done = await self._ask(
@@ -198,8 +198,8 @@ class LoginSession:
         return done
 
     async def make(self, path: str, files: Mapping[str, bytes], unless: Sequence[str] = ()) -> bool:
-        """Create a folder with files, all at once. Returns False if the folder, or one of `unless`,
-        exists.
+        """Create a folder with files atomically. Returns False if the folder or one of the paths
+        `unless` exists.
         """
         parts = [[name, len(data)] for name, data in files.items()]
         data = b"".join(files.values())
@@ -229,9 +229,8 @@ class LoginSession:
 
     @asynccontextmanager
     async def mail(self, folder: str) -> AsyncIterator[asyncio.Queue[MailLetter | None]]:
-        """Open a queue of letters from agents. When the connection breaks, the queue returns
-        None.
-        """
+        """Open a queue of letters from agents. None in the queue means that the connection
+        broke."""
         login = await self._connected()
         await login.ask("mail", _NOTHING, folder=folder)
         yield login.letters

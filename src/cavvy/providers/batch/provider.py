@@ -17,8 +17,7 @@ from cavvy.providers.batch.shapes import PartPrices, count_gpus
 from cavvy.providers.batch.system import BatchSystem, JobFiles
 from cavvy.providers.batch.workspace import SharedWorkspace
 
-# the maximum age of the data about queues and nodes that a launch uses; `offers` always reads new
-# data
+# maximum age of the data about queues and nodes in a launch; `offers` always reads new data
 _CLUSTER_AGE = timedelta(minutes=10)
 
 
@@ -57,7 +56,8 @@ class BatchProvider:
         queue = cluster.queue(offer.zone)
         if (offer.provider, offer.region) != (self.manifest.name, cluster.name) or queue is None:
             raise NoCapacity(f"{offer.key}: the cluster {cluster.name} no longer has this offer")
-        if count_room(queue, offer) < gang.nodes:  # the batch system might let the job wait forever
+        # otherwise the batch system might let the job wait forever
+        if count_room(queue, offer) < gang.nodes:
             raise NoCapacity(
                 f"{offer.key}: {queue.name} has fewer than {gang.nodes} nodes of this kind"
             )

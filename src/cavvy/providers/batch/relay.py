@@ -1,5 +1,5 @@
-"""Relays the agents' mail: each letter is a request to the control plane, whose answer is returned
-as a file.
+"""Relays the agents' mail. Each letter is a request to the control plane, and the answer is written
+to a file.
 """
 
 import asyncio
@@ -9,10 +9,11 @@ from urllib.parse import urlsplit
 from cavvy.providers.base import ProviderError, TryAgain
 from cavvy.providers.batch.login_session import LoginSession, MailLetter
 
-# must exceed an agent's longest poll (30 s), and the minute after which agents repeat a request
+# seconds to wait for an answer; longer than an agent's longest poll (30 s) and than the minute
+# after which agents repeat a request
 _ANSWER_S = 120.0
 _ROUTES = (b"GET /agent/v1/", b"POST /agent/v1/", b"PUT /agent/v1/")
-_AT_ONCE = 256  # concurrent requests, mostly long polls
+_AT_ONCE = 256  # maximum number of concurrent requests, most of which are long polls
 
 
 async def relay_mail(login_session: LoginSession, folder: str, server: str) -> None:
@@ -36,7 +37,8 @@ async def _relay(
 ) -> None:
     try:
         answer = await ask(server, letter.data)
-        # if the reply fails, the agent repeats its request; the reader notices a broken connection
+        # an error is ignored, because the agent repeats its request; `read` notices a lost
+        # connection
         with suppress(ProviderError):
             await login_session.reply(letter, answer)
     finally:
@@ -44,8 +46,8 @@ async def _relay(
 
 
 async def ask(server: str, request: bytes) -> bytes:
-    """Forward one request unchanged and return the answer: 404 for routes that agents do not use,
-    502 if the control plane cannot be reached.
+    """Forward one request unchanged and return the answer. Returns the status 404 for a route that
+    agents do not use, and 502 if the control plane cannot be reached.
     """
     if not request.startswith(_ROUTES):
         return _made("404 Not Found")  # letters may use only the agents' routes

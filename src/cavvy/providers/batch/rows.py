@@ -1,4 +1,4 @@
-"""A batch job and its state, in terms that all batch systems share."""
+"""Describes a batch job and its state in the same way for all batch systems."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,12 +18,12 @@ class BatchPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchJobRow:
-    """One job. Times in the future, in `start` and `end`, are estimates.
+    """One job. If `start` or `end` is in the future, it is an estimate.
 
     `reason` describes to users why the job waits, what it is doing, or how it ended. `taken` means
     that the job ended because the batch system reclaimed its nodes. `cancelled` means that a person
-    or Cavvy cancelled the job. `broke` means that the job failed by itself, and its log may explain
-    the failure.
+    or Cavvy cancelled the job. `broke` means that the job failed by itself, and that its log may
+    contain the cause.
     """
 
     id: str

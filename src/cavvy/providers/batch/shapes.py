@@ -1,5 +1,5 @@
-"""Turns nodes into offers of their parts: a number of accelerators with their share of CPUs and
-memory, or CPUs alone.
+"""Turns nodes into offers of parts of nodes. A part has a number of accelerators with their share
+of the CPUs and memory, or only CPUs and memory.
 """
 
 from collections import Counter
@@ -32,8 +32,8 @@ class PartPrices:
 
 
 class AcceleratorRates:
-    """The hourly prices of accelerators, from a string such as "2.5" or "H100=2.5 A100=1.2 1". The
-    price without a name applies to all other accelerators.
+    """Parses the hourly prices of accelerators from a string such as "2.5" or "H100=2.5 A100=1.2
+    1". The price without a name is for all other accelerators.
     """
 
     def __init__(self, text: str) -> None:
@@ -55,8 +55,8 @@ class AcceleratorRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferLocation:
-    """The location of an offer. If `taken` is True, the nodes may be reclaimed. `widest` is the
-    largest number of CPUs of any node. `pool` is the name of the group of nodes, from `name_pool`.
+    """The location of an offer. `taken` is True if the nodes may be reclaimed. `widest` is the
+    highest number of CPUs of any node. `pool` is the name of the group of nodes, from `name_pool`.
     """
 
     provider: str
@@ -68,8 +68,8 @@ class OfferLocation:
 
 
 def list_parts(shape: NodeShape) -> Sequence[NodeShape]:
-    """The parts of a node that are offered. There is a part for each number of accelerators. Parts
-    without accelerators have a power of two of CPUs, or all CPUs.
+    """The parts of a node that are offered: one for each number of accelerators, and some without
+    accelerators. The number of CPUs of the latter is a power of two, or all CPUs of the node.
     """
     parts = [_part(shape, cpus / shape.cpus, 0) for cpus in _sizes(shape.cpus)]
     return [
@@ -89,7 +89,8 @@ def make_offer(
 ) -> Offer:
     """The offer for a part of nodes with this shape."""
     name, memory = identify_gpu(shape.gpu) if part.gpus else (None, 0)
-    # the number is padded, so that among offers with equal prices the smallest comes first
+    # the number is padded with zeros, so that the smallest of several offers at one price comes
+    # first
     width = len(str(place.widest))
     size = f"{part.cpus:0{width}}cpu-{round(part.memory_mib / 1024)}gb"
     kind = f"{shape.gpus}x{shape.gpu or 'gpu'}-{shape.cpus}cpu-{round(shape.memory_mib / 1024)}gb"
@@ -113,7 +114,7 @@ def make_offer(
 
 
 def count_gpus(shapes: Iterable[NodeShape]) -> str:
-    """The GPUs of nodes as a description for users, such as "8 x h100, 4 x a100"."""
+    """A description of nodes' GPUs for users, such as "8 x h100, 4 x a100"."""
     found = Counter[str]()
     for shape in shapes:
         if shape.gpus:
@@ -122,8 +123,8 @@ def count_gpus(shapes: Iterable[NodeShape]) -> str:
 
 
 def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
-    """A name for the pool of these nodes. The pool also includes all groups (such as partitions)
-    that share nodes with it, and is named after its first node in alphabetical order.
+    """A name for the pool that contains these nodes. A pool includes every group of nodes (such as
+    a partition) that has a node in the pool. Its name is that of its alphabetically first node.
     """
     found, left = set(nodes), [set(group) for group in groups]
     while touching := [group for group in left if not found.isdisjoint(group)]:
@@ -141,7 +142,7 @@ def gpu_of(offer: Offer) -> str:
 
 
 def is_of(shape: NodeShape, offer: Offer, *, spot: bool) -> bool:
-    """True if a node of this shape can be one of the offer's nodes. `spot` tells whether jobs on
+    """True if a node of this shape can be one of the offer's nodes. `spot` states whether jobs on
     the node may be preempted.
     """
     return (
@@ -179,8 +180,8 @@ def _part(shape: NodeShape, share: float, gpus: int) -> NodeShape:
 
 
 def say_accelerators(gpus: Iterable[tuple[str, int, int]]) -> str:
-    """The accelerators of nodes as a description for users, from each node's (kind, number, free
-    number).
+    """A description of nodes' accelerators for users. `gpus` contains (kind, number, free number)
+    for each node.
     """
     has, free = Counter[str](), Counter[str]()
     for kind, count, left in gpus:

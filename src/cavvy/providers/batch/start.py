@@ -1,8 +1,8 @@
 """Runs on each node as a step of the batch job: adapts the gang's configuration to this rank, then
 becomes the agent.
 
-Usage: python start.py AGENT GANG_FOLDER RANK. Needs the standard library of Python 3.8 or newer; an
-older Python can still parse this file, to report its version.
+Usage: python start.py AGENT GANG_FOLDER RANK. Needs the standard library of Python 3.8 or newer. An
+older Python can parse this file, and reports that it is too old.
 """
 
 import json
@@ -32,7 +32,7 @@ def main(agent: str, folder: str, rank: int) -> None:
         **find_devices(config.pop("accelerators")),
     )
     config["address"] = f"mailbox:{config['address']}.{rank}"
-    # this job step already runs in the work's container image
+    # this job step already runs in the task's image
     if os.environ.pop("CAVVY_BOXED", ""):
         config["boxed"] = True
     path = home + "/config.json"
@@ -51,8 +51,8 @@ def refuse(folder: str) -> None:
 
 
 def find_devices(count: int) -> "dict[str, object]":
-    """The devices that the batch system assigned to this job, read from environment variables that
-    the system sets for frameworks.
+    """The devices that the batch system assigned to this job, read from the environment variables
+    that it sets.
     """
     for name, vendor in VISIBLE:
         given = [each for each in os.environ.get(name, "").split(",") if each]
@@ -66,8 +66,8 @@ def find_devices(count: int) -> "dict[str, object]":
 
 
 def find_address() -> str:
-    """The address where the gang's other nodes reach this node, found by the batch system's name
-    for this node or by its host name.
+    """The address at which the gang's other nodes reach this node. It is looked up by the batch
+    system's name of this node, or else by the host name.
     """
     for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):
         try:

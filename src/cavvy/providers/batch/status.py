@@ -29,7 +29,7 @@ class JobEnd:
 
 
 def see(row: BatchJobRow, record: BatchGangRecord | None) -> GangSeen:
-    """The observation of a gang whose job has not ended."""
+    """Describe a gang whose job has not ended for the control plane."""
     return GangSeen(
         name=row.name,
         state=_STATES[row.phase],
@@ -50,7 +50,8 @@ def began_of(row: BatchJobRow, record: BatchGangRecord | None) -> GangStart | No
 
 
 def judge(row: BatchJobRow, record: BatchGangRecord, words: str, now: datetime) -> JobEnd:
-    """How a job ended, as reported by the batch system. `words` is the end of the job's log."""
+    """How a job ended, from the batch system's report. `words` is the last line of the job's
+    log."""
     reason = row.reason
     if record.refusal:
         reason = record.refusal
@@ -74,7 +75,7 @@ def judge_forgotten(
     began_at: datetime | None,
     ended_at: datetime,
 ) -> JobEnd:
-    """The end of a job that the batch system no longer lists, from the job's own record."""
+    """How a job ended that the batch system no longer lists, from the files that the job wrote."""
     began = record.seen
     if began is None and began_at is not None:
         began = GangStart(at=began_at, nodes=tuple(expand(record.begun.partition(" ")[2])))

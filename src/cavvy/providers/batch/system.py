@@ -1,5 +1,5 @@
-"""The interface that hides the differences between batch systems: their commands, output formats
-and resource flags.
+"""The interface of a batch system. Implementations contain the system's commands, output formats
+and resource options.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
-    """The paths of the files for a gang's job, and the mark that Cavvy finds the job by."""
+    """The paths of the files for a gang's job, and the mark by which Cavvy finds the job."""
 
     mark: str
     folder: str  # the gang's folder

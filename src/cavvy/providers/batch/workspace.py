@@ -59,11 +59,13 @@ class ReclaimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAgentConfig:
-    """The gang's part of an agent's configuration; `start.py` adds the rank's part."""
+    """The part of an agent's configuration that is the same for all ranks. `start.py` adds the
+    rest.
+    """
 
     protocol: int = 1
     gang: str
-    address: str  # the mailbox path without the rank
+    address: str  # the path of the mailbox, to which `start.py` adds the rank
     token: str = field(repr=False)
     cache: str
     storage: str
@@ -165,7 +167,7 @@ class SharedWorkspace:
             lease_s=spec.lease.total_seconds(),
             grace_s=spec.grace.total_seconds(),
             cpus=spec.offer.vcpus,
-            memory_mib=0,  # 0: the batch system itself limits the memory
+            memory_mib=0,  # 0: no limit here, because the batch system limits the memory
             accelerators=spec.offer.accelerator_count,
             taken=ReclaimConfig(
                 unless=f"{self.gang(spec.name)}/removing",
@@ -204,14 +206,16 @@ class SharedWorkspace:
         return _record(name, {paths[path]: text for path, text in found.items()}) if found else None
 
     async def exits(self, name: str, nodes: int) -> Sequence[AgentExit]:
-        """The agents' records of how their work ended, by rank. Missing records are skipped."""
+        """The records in which agents state how their work ended, by rank. Missing records are left
+        out.
+        """
         paths = [f"{self.gang(name)}/{rank}/exit.json" for rank in range(nodes)]
         found = await self._login_session.read(paths)
         exits = [_decode(found[path], AgentExit) for path in paths if path in found]
         return [each for each in exits if each is not None]
 
     async def ranks_with(self, file: str, name: str, nodes: int) -> Sequence[int]:
-        """The ranks whose home has this file, which the agent writes."""
+        """The ranks whose agent has written this file to its home folder."""
         paths = {f"{self.gang(name)}/{rank}/{file}": rank for rank in range(nodes)}
         return [paths[path] for path in await self._login_session.read(list(paths))]
 
@@ -250,7 +254,7 @@ class SharedWorkspace:
 
 
 def as_seen(ended: BatchGangEnd) -> GangSeen:
-    """The observation of an ended gang for the control plane."""
+    """Describe an ended gang for the control plane."""
     nodes = list_nodes(ended.job, ended.began, ended.ended_at)
     return GangSeen(
         name=ended.name,
@@ -267,7 +271,7 @@ def as_seen(ended: BatchGangEnd) -> GangSeen:
 def list_nodes(
     job: str, began: GangStart | None, ended_at: datetime | None = None
 ) -> Sequence[NodeSeen]:
-    """The observations of a gang's nodes, by rank."""
+    """Describe a gang's nodes for the control plane, by rank."""
     if began is None:
         return ()
     return [

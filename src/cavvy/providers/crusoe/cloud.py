@@ -30,7 +30,7 @@ from cavvy.providers.vm.cloud import (
 from cavvy.providers.vm.rest import Json
 
 # https://support.crusoecloud.com/hc/en-us/articles/48176498638235-FAQ-Billing-for-VMs-in-ERROR-States
-# lists the states. The API writes them with and without "STATE_".
+# lists the states. The API writes them with or without the prefix "STATE_".
 _STATES = {
     "CREATING": MachineState.STARTING,
     "INITIALIZING": MachineState.STARTING,
@@ -43,7 +43,7 @@ _STATES = {
     "DELETED": MachineState.ENDED,
 }
 _QUIET = ("CREATING", "INITIALIZING", "STARTING", "RUNNING")
-# The documentation does not list the codes of errors; users report this one.
+# The documentation does not list error codes. Users have reported this one.
 _OUT_OF_STOCK = "out_of_stock"
 _FULL = re.compile(r"capacity|out of stock", re.IGNORECASE)
 _SHELL, _BASH = "#!/bin/sh\n", "#!/bin/bash\n"
@@ -52,9 +52,10 @@ _SHELL, _BASH = "#!/bin/sh\n", "#!/bin/bash\n"
 class CrusoeCloud:
     """Implements `Cloud`."""
 
-    # The longest script and the start and the end of bills are documented:
-    # https://docs.crusoecloud.com/compute/virtual-machines/managing-lifecycle-scripts and the page
-    # on states. The longest name and the listing lag are assumptions.
+    # Crusoe documents the maximum length of scripts
+    # (https://docs.crusoecloud.com/compute/virtual-machines/managing-lifecycle-scripts), and when
+    # bills start and end (the page on states). The maximum length of names, and how long a new
+    # machine may be missing from lists, are assumptions.
     traits = CloudTraits(
         name_limit=63,
         user_data_limit=64_000,
@@ -140,7 +141,7 @@ class CrusoeCloud:
         return fault.code == _OUT_OF_STOCK or full
 
     def _sign(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
-        """The headers that sign a request; the signature does not cover the body."""
+        """The headers that sign a request. The signature is independent of the body."""
         settings = self.account.settings
         key_id, secret = KEY_IDS.read(settings), KEYS.read(settings)
         try:
@@ -149,7 +150,7 @@ class CrusoeCloud:
             raise Refused(f"[providers.crusoe]: {error}; check the API key") from error
 
     def _read_prices(self) -> Mapping[str, Decimal]:
-        """The USD per hour of one GPU, by accelerator. Raises Refused."""
+        """The prices of one GPU in USD per hour, by accelerator. Raises Refused."""
         words = str(self.account.settings.get("prices") or "").replace(",", " ").split()
         found: dict[str, Decimal] = {}
         for name, _, usd in (word.partition("=") for word in words):
@@ -207,7 +208,7 @@ class CrusoeCloud:
             disk_gib=int(kind["disk_gb"]) or None,
             rate=parse_rate(usd * count),
             capacity=int(place["quantity"]),
-            pool=name.rpartition(".")[0],  # sizes of one family share hosts
+            pool=name.rpartition(".")[0],  # sizes of one family run on the same hosts
             architecture="x86_64",
             source="Crusoe API, and the setting `prices`",
             as_of=self.account.now().date(),
@@ -219,7 +220,7 @@ def _read_error(told: Json) -> tuple[str, str]:
 
 
 def _identify(kind: Json) -> KnownAccelerator | None:
-    """The accelerator of a type such as "a100-80gb-sxm-ib.8x"; None if it is unknown."""
+    """The accelerator in a type such as "a100-80gb-sxm-ib.8x"; None if it is unknown."""
     size = re.search(r"-(\d+)gb", str(kind["product_name"]))
     return identify(str(kind["gpu_type"]), int(size[1]) * 1024 if size else None)
 

@@ -13,7 +13,7 @@ KEYS = ApiKeySource(
     names=("secret_key",),
     made_at=_MADE_AT,
 )
-KEY_IDS = ApiKeySource(  # the public part of a key, in the same file
+KEY_IDS = ApiKeySource(  # the public part of a key, which is in the same file as the secret part
     provider="crusoe",
     variables=("CRUSOE_ACCESS_KEY_ID",),
     files=(_FILE,),

@@ -29,5 +29,5 @@ def _decode(secret: str) -> bytes:
     padding = "=" * (-len(secret) % 4)
     try:
         return base64.b64decode(secret + padding, altchars=b"-_", validate=True)
-    except binascii.Error as error:  # its text may contain the secret
+    except binascii.Error as error:  # the error's text may contain the secret
         raise ValueError("the secret key is not in URL-safe base 64") from error

@@ -1,8 +1,8 @@
 """Calls CUDO Compute's API, version 1 (https://www.cudocompute.com/docs/api).
 
-A machine type is a kind of host. The caller selects the numbers of GPUs and vCPUs and the memory of
-a machine; an instance type contains them, such as "2x16x64.epyc-milan-rtx-a6000" for 2 GPUs, 16
-vCPUs and 64 GiB. The id of a machine is its name.
+A machine type of CUDO is a kind of host. A request states the number of GPUs, the number of vCPUs
+and the memory of a machine. So Cavvy's instance types contain these numbers, such as
+"2x16x64.epyc-milan-rtx-a6000" for 2 GPUs, 16 vCPUs and 64 GiB. The id of a machine is its name.
 """
 
 import math
@@ -40,18 +40,18 @@ _STATES = {  # the API's `VmState`; all others belong to machines that run
     "DELETED": MachineState.ENDED,
 }
 _QUIET = ("PENDING", "STARTING", "ACTIVE")
-# The API does not describe its errors for missing capacity; these words are assumptions.
+# The API does not describe its errors for missing capacity. These words are assumptions.
 _FULL = re.compile(r"capacity|available|resources|no host", re.IGNORECASE)
-_COUNTS = (1, 2, 4, 8)  # numbers of GPUs of the machines that are offered
+_COUNTS = (1, 2, 4, 8)  # machines with these numbers of GPUs are offered
 _IMAGE = re.compile(r"ubuntu-\d+-nvidia-\d+.*")
-_TYPE = re.compile(r"(\d+)x(\d+)x(\d+)\.(.+)")  # of an instance type
+_TYPE = re.compile(r"(\d+)x(\d+)x(\d+)\.(.+)")  # the form of an instance type
 
 
 class CudoCloud:
     """Implements `Cloud`."""
 
-    # CUDO does not document the longest id, the longest script and the listing lag: these values
-    # are assumptions.
+    # CUDO does not document the maximum length of ids and scripts, nor how long a new machine may
+    # be missing from lists: these values are assumptions.
     traits = CloudTraits(name_limit=63, user_data_limit=65536, list_lag=timedelta(minutes=1))
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
@@ -156,8 +156,8 @@ class CudoCloud:
             )
 
     def _fit(self, kind: Json, gpus: int) -> tuple[int, int]:
-        """The vCPUs and the GiB of memory of a machine with that many GPUs: those of the settings,
-        within the limits of the machine type.
+        """The vCPUs and the memory in GiB of a machine with `gpus` GPUs: the values from the
+        settings, within the limits of the machine type.
         """
         vcpus = int(self.account.settings["gpu_vcpus"]) * gpus
         if most := kind["maxVcpuPerGpu"]:

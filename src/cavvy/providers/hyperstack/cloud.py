@@ -1,7 +1,7 @@
 """Calls Hyperstack's API, version 1 (https://docs.hyperstack.cloud/docs/api-reference).
 
-A machine is made in an environment, which belongs to one region and has its own SSH keys. A region
-is used if the account has an environment with an SSH key there.
+A machine is made in an environment. An environment belongs to one region and has its own SSH keys.
+Cavvy uses a region if the account has an environment with an SSH key there.
 """
 
 import re
@@ -37,11 +37,11 @@ _STATES = {  # https://docs.hyperstack.cloud/docs/api-reference/core-resources/v
 }
 _FULL = re.compile(r"stock|capacity|not available|unavailable", re.IGNORECASE)
 _OVER_LIMIT = re.compile(r"quota", re.IGNORECASE)
-_LIMIT = "quota"  # our code for a fault whose message says that a quota is exceeded
+_LIMIT = "quota"  # Cavvy's code for this fault: a quota is exceeded
 
 
 class Place(NamedTuple):
-    """The environment in which machines of a region are made, and its SSH key."""
+    """The environment in which Cavvy makes machines of a region, and its SSH key."""
 
     environment: str
     key: str  # the name of an SSH key of the environment
@@ -50,8 +50,9 @@ class Place(NamedTuple):
 class HyperstackCloud:
     """Implements `Cloud`."""
 
-    # The longest name is the API's. The longest user data and the listing lag are assumptions,
-    # since Hyperstack does not document them.
+    # The API documents the maximum length of names. Hyperstack does not document the maximum length
+    # of user data, nor how long a new machine may be missing from lists: these values are
+    # assumptions.
     traits = CloudTraits(
         name_limit=50,
         user_data_limit=65536,
@@ -184,8 +185,8 @@ class HyperstackCloud:
 
 
 def _is_usual(flavor: Json) -> bool:
-    """Whether the flavor has GPUs and is not a spot flavor. The price book has no prices of flavors
-    without GPUs.
+    """Whether the flavor has GPUs and is not a spot flavor. Other flavors are not offered: the
+    price book has no prices for flavors without GPUs.
     """
     return (
         int(flavor["gpu_count"]) > 0 and "spot" not in f"{flavor['name']} {flavor['gpu']}".lower()
@@ -193,8 +194,9 @@ def _is_usual(flavor: Json) -> bool:
 
 
 def _identify(gpu: str) -> KnownAccelerator | None:
-    """The accelerator of a name such as "H100-80G-PCIe-NVLink"; None if it is unknown."""
-    return identify(gpu.removesuffix("-NVLink"))  # the name of the product is the same with NVLink
+    """The accelerator with a name such as "H100-80G-PCIe-NVLink"; None if it is unknown."""
+    # the catalog has the same name for the GPU with and without NVLink
+    return identify(gpu.removesuffix("-NVLink"))
 
 
 def _read(told: Json) -> CloudMachine:

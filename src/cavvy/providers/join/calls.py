@@ -1,5 +1,5 @@
-"""The requests that joined machines make, and the answers, as JSON over `POST
-/nodes/v1/PROVIDER/CALL`. The code in `remote/` sends the requests.
+"""The requests of joined machines (`POST /nodes/v1/PROVIDER/CALL`) and the answers, both in JSON.
+The code in `remote/` sends the requests.
 """
 
 from collections.abc import Sequence
@@ -57,8 +57,8 @@ class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Numbered lines for the supervisor. If `again`, the machine must start a new session. If
-    `leave`, the machine must end the work and leave.
+    """Numbered lines for the supervisor. If `again` is True, the machine must start a new session.
+    If `leave` is True, it must end its work and leave.
     """
 
     lines: Sequence[tuple[int, str]] = ()
@@ -75,8 +75,8 @@ class SayCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SayAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The number of the next line that the server expects. If `again`, the machine must start a new
-    session.
+    """The number of the next line that the server expects. If `again` is True, the machine must
+    start a new session.
     """
 
     next: int = 0

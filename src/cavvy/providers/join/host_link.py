@@ -1,9 +1,10 @@
-"""The link to one joined machine: numbered lines to and from its supervisor, carried by requests
-that the machine makes.
+"""The link to one joined machine. The machine makes requests, which carry numbered lines to and
+from its supervisor.
 
 A session is one run of the supervisor on the machine. Lines are numbered in each direction and
-repeated until confirmed, so that a broken request loses no line. A new session fails all open
-requests, like a broken connection. `silent_s` is measured on the event loop's clock.
+repeated until they are confirmed, so that no line is lost if a request breaks. When a new session
+begins, all open requests fail, as if a connection broke. `silent_s` is measured on the event loop's
+clock.
 """
 
 import asyncio
@@ -18,15 +19,16 @@ from cavvy.providers.hosts.remote_calls import RemoteCalls
 from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 
 _T = TypeVar("_T")
-POLL_S = 20.0  # time limit of a request in which a machine waits for lines
-_GONE_S = 10.0  # a machine counts as absent this long after its last request
-# maximum silence counted between two checks, since the server itself may have slept
+POLL_S = 20.0  # seconds that a machine's request waits for lines
+_GONE_S = 10.0  # a machine counts as disconnected this many seconds after its last request
+# At most this much of the time between two checks counts as silence of a machine, because the
+# server itself may have been suspended.
 _COUNTED_S = 60.0
 
 
 class JoinLink:
-    """Implements `HostLink`. `changed` is called with a changed gang, or with None when the machine
-    connects or disconnects.
+    """Implements `HostLink`. `changed` is called with the name of a gang that changed, or with None
+    when the machine connects or disconnects.
     """
 
     def __init__(
@@ -39,7 +41,8 @@ class JoinLink:
         self.silent_since: datetime | None = None
         self.silent_s = 0.0
         self.leaving = False
-        self.dismissed = False  # the server has dismissed the machine, so it must leave
+        # True: the server has dismissed the machine, so the machine must leave
+        self.dismissed = False
         self.setup: HostSetup | None = None
         self._changed = changed
         self._now = now
@@ -99,7 +102,7 @@ class JoinLink:
     async def listen(
         self, session: str, after: int, wait_s: float
     ) -> Sequence[tuple[int, str]] | None:
-        """Wait for lines for the machine with numbers above `after`. Returns None if another
+        """Wait for lines to the machine whose number is above `after`. Returns None if another
         session is running.
         """
         if session != self._session:
@@ -127,7 +130,7 @@ class JoinLink:
         self._news.set()
 
     def leave(self, problem: str) -> None:
-        """Mark the machine as leaving or dismissed: it gets no new work, and reports its gangs
+        """Mark the machine as leaving or dismissed. It gets no new work, but reports its gangs
         until they end.
         """
         self.leaving, self.problem = True, problem

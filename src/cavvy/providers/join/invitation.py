@@ -13,12 +13,14 @@ _WRONG_SERVER = "the server's certificate does not match this command; nothing w
 def make_invitation(
     node_endpoint: NodeEndpoint, provider: str, token: str, expires: datetime
 ) -> JoinInvitation:
-    """Make a shell command and a Python command that join a machine. Each fetches the join script
-    over TLS and runs it if the server has the pinned certificate.
+    """Make a shell command and a Python command, either of which joins a machine. The command
+    fetches the join script over TLS, and runs the script only if the server has the pinned
+    certificate.
     """
     host, _, port = node_endpoint.address.removeprefix("https://").rpartition(":")
     path = f"/nodes/v1/{provider}/script"
-    text = json.dumps  # gives a Python literal without single quotes, since the shell quotes it
+    # makes a Python literal without single quotes, because the command is in single quotes
+    text = json.dumps
     program = (
         "import hashlib,http.client as h,ssl,subprocess as s,sys;"
         f"c=h.HTTPSConnection({text(host.strip('[]'))},{int(port)},context=ssl._create_unverified_context());"

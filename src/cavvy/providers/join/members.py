@@ -23,11 +23,12 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitedMachine:
-    """One invitation. Once it is used, the record contains the hash of the machine's nonce."""
+    """One invitation. After its use, the record contains the hash of the machine's nonce."""
 
     name: str  # SHA-256 of the invitation's token
     expires_at: datetime
-    machine: str | None = None  # the machine's name; None: derived from its host name
+    # the machine's name; if None, its name is derived from its host name
+    machine: str | None = None
     group: str | None = None
     nonce: str = ""
     used_by: str = ""
@@ -35,7 +36,7 @@ class InvitedMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberMachine:
-    """One joined machine. If `dismissed`, it must end its work and leave."""
+    """One joined machine. If `dismissed` is True, it must end its work and leave."""
 
     name: str
     token: str  # SHA-256 of the machine's token
@@ -44,7 +45,7 @@ class MemberMachine:
     group: str | None = None
     heard_at: datetime | None = None
     dismissed: bool = False
-    there: bool = False  # whether the machine was connected at the last check
+    there: bool = False  # True: the machine was connected at the last check
 
 
 class MachineRegister:
@@ -152,8 +153,8 @@ class MachineRegister:
         return next(name for name in names if name not in self.all)
 
     async def _drop_old(self) -> None:
-        """Delete invitations a week after they expired. Until then, a machine that uses an expired
-        invitation gets an error that says so.
+        """Delete invitations a week after they expired. Until then, a machine that uses one gets an
+        error which says that the invitation has expired.
         """
         await self._invitations.refresh()
         for invited in list(self._invitations.records.values()):

@@ -1,5 +1,5 @@
-"""The provider for joined machines: they call the server, and a supervisor on each machine starts
-agents; the control plane allocates the devices.
+"""The provider for joined machines. The machines call the server, a supervisor on each machine
+starts agents, and the control plane allocates the devices.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from cavvy.providers.join.members import MachineRegister, MemberMachine
 
 _REMOTE = str(Path(__file__).with_name("remote"))
 _TICK_S = 1.0
-# after a start of the server: how long to wait for known machines to call again
+# how long a server waits after its start until known machines have called again
 _FIRST_WAIT_S = 6.0
 _NOTE_EVERY = timedelta(minutes=1)
 _NO_ADDRESS = (
@@ -108,8 +108,8 @@ class JoinProvider:
         return await self._fleet.changes.get()
 
     async def relay(self) -> None:
-        """Keep track of how long each machine has been silent. Agents' requests need no relay,
-        since the machines can reach the server.
+        """Measure how long each machine has been silent. Nothing is relayed, because agents on
+        joined machines can reach the server.
         """
         while True:
             with suppress(TryAgain):
@@ -129,7 +129,7 @@ class JoinProvider:
     async def whoami(self) -> Sequence[tuple[str, str]]:
         node_endpoint = self._context.node_endpoint
         said = [("address", node_endpoint.address)] if node_endpoint is not None else []
-        # `whoami` runs in a command, but only the server knows its machines.
+        # `cavvy check` calls `whoami` in its own process, but only the server knows its machines.
         return [
             *said,
             (
@@ -170,7 +170,7 @@ class JoinProvider:
         if member is None:
             raise NotFound(f"no joined machine is called {name}")
         line = self._lines[name]
-        # A silent machine ends its work by itself once its token is refused.
+        # A machine that is not connected ends its work when the server refuses its token.
         if not line.up:
             await self._forget(name)
             return

@@ -22,9 +22,9 @@ KEPT = service.KEPT | {"CONTAINER_HOST"}
 def make_configs(
     gang: GangSpec, machine: ThisMachine, home: Path, hides: str = "", *, covers: bool = False
 ) -> Sequence[HostAgentConfig]:
-    """One configuration for each rank. The work of the ranks must not see the folder `hides`;
-    `covers` states whether namespaces can hide that folder. Raises NoCapacity if the offer or an
-    allocation does not fit this machine.
+    """One configuration for each rank. The work must not be able to read the folder `hides`.
+    `covers` states whether this machine can hide the folder with namespaces. Raises NoCapacity if
+    the offer or an allocation does not fit this machine.
     """
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:

@@ -1,9 +1,9 @@
 """Starts and watches the agents of this machine's gangs, and cleans up after them.
 
-Methods block briefly and run in threads, one at a time. All state is in the files, so a restarted
-server continues after a kill at any point: the intent is written before the first agent starts, and
-an agent's process is recorded after its start. An agent that was started but not recorded is found
-by its command line.
+Methods block briefly and run in threads, one at a time. All state is in files, so a server that was
+killed at any point continues correctly after a restart. The intent is written before the first
+agent starts, and an agent's process is recorded after its start. An agent that was started but not
+recorded is found by its command line.
 """
 
 import os
@@ -36,14 +36,12 @@ from cavvy.providers.local.records import (
 REMEMBERED = timedelta(
     hours=2
 )  # how long records of ended gangs are kept; the provider interface requires one hour
-PATIENCE = timedelta(
-    seconds=5
-)  # time for the agents' last reports, after the gang's own grace period
-REAPER = timedelta(seconds=3)  # time for a killed agent's reaper to end the work
+PATIENCE = timedelta(seconds=5)  # time for the agents' last reports, after the gang's grace period
+REAPER = timedelta(seconds=3)  # time that the reaper of a killed agent has to end the work
 FIRST_LOOK_S, LAST_LOOK_S = (
     0.05,
     5.0,
-)  # increasing interval between polls of processes that do not exit
+)  # pauses between polls of processes that do not exit; each is longer than the one before
 CONTAINER_ENTRY = "entry.sh"  # exists in an agent's folder if the work runs in a container
 DELIVERIES = 3  # maximum attempts to deliver the last reports of a killed agent
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
@@ -59,16 +57,16 @@ class LocalRank:
     exit: AgentExit | None = None
     in_order: bool = False
     courier: LocalProcess | None = (
-        None  # the process that delivers the reports of a killed agent, or cleans up after it
+        None  # the process that delivers the reports of a killed agent or removes its container
     )
-    # why the rank of a dead agent has not ended yet
+    # the reason why the rank has not ended although its agent is dead
     waits_for: str = ""
     # seconds until the next poll, if there is no process to watch; 0 if no poll is planned
     again_s: float = 0
 
     def see(self, intent: LocalIntent) -> NodeSeen:
-        """The observation of this node. No end is reported while processes or reports of a dead
-        agent are still being handled.
+        """Describe this node for the control plane. No end is reported while processes of a dead
+        agent still run or its reports are being delivered.
         """
         return NodeSeen(
             rank=self.number,
@@ -98,15 +96,15 @@ class LocalGangStore:
     installation: str
     command: Sequence[str]
     environ: Mapping[str, str]
-    engine: Callable[[], str | None]  # returns podman or docker, whichever works now, or None
+    engine: Callable[[], str | None]  # returns "podman" or "docker", whichever works now, or None
     now: Callable[[], datetime]
     _lock: Lock = field(default_factory=Lock)
     _seen_alive: set[LocalProcess] = field(default_factory=set)
-    # keyed by (gang, rank): the time since which the agent has been dead while its processes still
-    # run
+    # (gang, rank) -> the time since which the agent has been dead while its processes still run
     _orphaned: dict[tuple[str, int], datetime] = field(default_factory=dict)
     _ended: dict[str, LocalGangEnd] | None = None
-    has_trash: bool = True  # an earlier server may have left discarded folders
+    # True at the start, because an earlier server may have left discarded folders
+    has_trash: bool = True
 
     def launch(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LivingGang | None:
         """Start those agents that are not started yet. Returns None if the gang has already ended.
@@ -152,8 +150,8 @@ class LocalGangStore:
             ]
 
     def remove(self, name: str) -> timedelta | None:
-        """Start the removal. Returns the time until remaining processes are killed, or None if
-        there is nothing to remove. Raises TryAgain.
+        """Start the removal of a gang. Returns the time until its remaining processes are killed,
+        or None if there is nothing to remove. Raises TryAgain.
         """
         with self._lock, _as_try_again():
             folder = self._folder(name)
@@ -177,8 +175,8 @@ class LocalGangStore:
             self._forget()
 
     def empty_trash(self) -> None:
-        """Delete discarded folders. The deletion may take long, and needs no lock. Failed deletions
-        are repeated later.
+        """Delete discarded folders, which may take long. The caller needs no lock. A deletion that
+        fails is repeated later.
         """
         self.has_trash = False
         for path in self._scan("trash"):
@@ -187,8 +185,8 @@ class LocalGangStore:
     # Launching
 
     def _check_free(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> None:
-        """Raise NoCapacity if one of the devices is in use. After a loss of data or with an old
-        backup, the control plane may consider such devices free.
+        """Raise NoCapacity if one of the devices is in use. A control plane that lost data, or was
+        restored from an old backup, may wrongly consider devices free.
         """
         wanted = {device for config in configs for device in config.devices}
         if not wanted:
@@ -256,7 +254,7 @@ class LocalGangStore:
         return processes.start(command, environ, folder / "agent.log")
 
     def _undo(self, intent: LocalIntent) -> None:
-        """Kill the agents that were started, since a gang starts as a whole or not at all."""
+        """Kill the agents that were started, because a gang starts as a whole or not at all."""
         for number in range(intent.nodes):
             for process in processes.list_marked(intent.name, number):
                 processes.send(process, signal.SIGKILL)
@@ -335,9 +333,9 @@ class LocalGangStore:
         return RankDeath(at=self._died_at(intent, folder, process), in_order=in_order)
 
     def _rest_lives(self, gang: str, number: int, at_once: bool) -> timedelta | None:
-        """How long processes of a rank have outlived their agent, or None if no process is left.
+        """How long processes of a rank have run since their agent died; None if none runs.
 
-        The agent's reaper should end these processes; those that remain after the reaper's time are
+        The agent's reaper should end these processes. Processes that still run after `REAPER` are
         killed here.
         """
         left = processes.list_marked(gang, number)
@@ -413,9 +411,9 @@ class LocalGangStore:
         return process
 
     def _died_at(self, intent: LocalIntent, folder: Path, process: LocalProcess | None) -> datetime:
-        """When the agent exited, from its own record. Without a record, the result is the current
-        time if this server has seen the agent running, or else the time of the agent's last sign of
-        life.
+        """The time when the agent exited, from its own record. If there is no record, it is the
+        current time if this server has seen the agent running, or else the time when the agent last
+        wrote a file.
         """
         now = self.now()
         alive_at = now.timestamp() if process in self._seen_alive else None
@@ -451,12 +449,13 @@ class LocalGangStore:
         recorded = note(self.home / "ended" / f"{ended.name}.json", ended)
         self._remembered()[ended.name] = ended
         self._seen_alive -= {rank.process for rank in gang.ranks if rank.process is not None}
-        if recorded:  # if the disk is full, a later server finds the gang only by its folder
+        # if the disk is full, the folder is kept, because a later server finds the gang only by it
+        if recorded:
             self._discard(self._folder(ended.name))
         return ended
 
     def _complaint(self, gang: str, number: int) -> str:
-        """The last line of the agent's log, with a leading colon; "" if the log is empty."""
+        """The last line of the agent's log, after a colon; "" if the log is empty."""
         log = read_file(self._folder(gang) / str(number) / "agent.log")
         lines = log.decode(errors="replace").strip().splitlines()
         return f": {lines[-1][:500]}" if lines else ""
@@ -501,7 +500,7 @@ class LocalGangStore:
             os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
 
     def _over(self, name: str) -> LocalGangEnd | None:
-        """The record of an ended gang, or None if it has not ended. Also reads the disk, since
+        """The record of an ended gang, or None if it has not ended. Also reads the disk, because
         another server may have written the record.
         """
         ended = self._remembered().get(name) or read(

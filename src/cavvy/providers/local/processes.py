@@ -1,8 +1,8 @@
-"""Processes on this machine: starts processes that outlive the server, identifies and signals them,
-and finds processes by their marks.
+"""Processes on this machine: starts processes that continue when the server stops, identifies and
+signals them, and finds processes by the environment variables that mark them.
 
-A process is identified by its PID and its start time, since PIDs are reused. Information comes from
-/proc on Linux, and from `ps`, which is slower, on other systems.
+A process is identified by its PID and its start time, because PIDs are reused. Information comes
+from /proc on Linux, and on other systems from `ps`, which is slower.
 """
 
 import os
@@ -23,8 +23,8 @@ _DEFAULTED = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, sign
 
 @dataclass(frozen=True, slots=True)
 class LocalProcess:
-    """One process. `start` is the boot id and the clock tick of its start, so that a process with a
-    reused PID differs.
+    """One process. `start` contains the boot id and the clock tick of the start. It distinguishes
+    the process from later processes with the same PID.
     """
 
     pid: int
@@ -37,7 +37,7 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> L
 
     posix_spawn does not copy the server's memory map, so the start takes well under a millisecond.
     """
-    # the work can change the folder, so no link is followed
+    # links are not followed, because the work can create files in the folder
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     log = os.open(output, flags, 0o600)
     try:
@@ -57,7 +57,7 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> L
         )
     finally:
         os.close(log)
-    found, _ = _identify(pid)  # at worst a zombie, until it is reaped
+    found, _ = _identify(pid)  # not None, because an exited child stays a zombie until it is reaped
     if found is None:
         raise ProcessLookupError(f"the process {pid} cannot be looked up")
     return found
@@ -89,8 +89,8 @@ def reap(process: LocalProcess) -> int | None:
 
 
 def send(process: LocalProcess, number: signal.Signals) -> None:
-    """Send a signal to this process if it is running. On Linux, another process with the same PID
-    never gets the signal.
+    """Send a signal to this process if it is running. On Linux, the signal is never sent to another
+    process with the same PID.
     """
     with suppress(ProcessLookupError):
         if not hasattr(os, "pidfd_open"):
@@ -107,11 +107,11 @@ def send(process: LocalProcess, number: signal.Signals) -> None:
 
 
 def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
-    """The running processes of this user that have the marks of a rank, with their descendants and
-    the processes of their sessions.
+    """The running processes of this user that have the marks of a rank, and their descendants and
+    the processes in their sessions.
 
-    The marks are in the environment that a process was started with. A child process without the
-    marks is found through its parent or session.
+    The marks are environment variables at the start of a process. A child process without the marks
+    is found through its parent or session.
     """
     if _HAS_PROC:
         return _find_all(supervised.list_marked(gang, str(rank)))

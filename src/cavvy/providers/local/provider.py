@@ -33,7 +33,8 @@ from cavvy.providers.local.records import LocalGangEnd
 from cavvy.providers.local.tasks import check_task, find_engine
 from cavvy.providers.local.watch import ProcessWatch
 
-_LOOK_AGAIN = timedelta(seconds=60)  # devices change rarely, and drivers answer slowly
+# how long the hardware's description is cached: devices change rarely, and drivers answer slowly
+_LOOK_AGAIN = timedelta(seconds=60)
 _DRIVER_TIMEOUT_S = 30
 _HIDDEN = "hidden from jobs, containers, `cavvy exec` and `cavvy ssh`"
 _READABLE = "readable by {}: run untrusted jobs elsewhere, or run the server as another user"
@@ -57,9 +58,9 @@ class LocalProvider:
         self._now = context.now
         self._sources = sources or this_machine(context.home)
         self._engine = engine
-        # the server's folder, if jobs must not see it
+        # the server's folder, if jobs must not be able to read it
         self._hides = context.server_folder if self._settings.get("hide_server", True) else None
-        self._can_hide: bool | None = None  # None if not tried yet
+        self._can_hide: bool | None = None  # None: not tried yet
         self._gang_store = LocalGangStore(
             home=self._home,
             installation=context.installation,
@@ -134,7 +135,9 @@ class LocalProvider:
                 await asyncio.wait([task])
 
     async def _has_namespaces(self) -> bool:
-        """Whether the server's folder must and can be hidden from jobs without an image."""
+        """Whether the server's folder must be hidden from jobs without an image, and the system can
+        do so.
+        """
         if self._hides is not None and self._can_hide is None:
             self._can_hide = await _can_hide(self._hides, self._home)
         return bool(self._can_hide)
@@ -170,7 +173,7 @@ class LocalProvider:
         self._machine, self._looked_at = limited(machine, self._settings), now
 
     def _sweep(self) -> None:
-        """Delete the folders of ended gangs in the background, since a working folder may be
+        """Delete the folders of ended gangs in the background, because a working folder may be
         large.
         """
         if self._gang_store.has_trash and (self._sweeping is None or self._sweeping.done()):
@@ -180,7 +183,7 @@ class LocalProvider:
         return parse_rate(str(self._settings.get("price_usd_hr", 0)))
 
     def _attend(self, gang: LivingGang) -> None:
-        """Watch a gang's agents, and schedule a poll for ranks whose processes are being killed."""
+        """Watch a gang's agents, and schedule a poll if processes are being killed."""
         for rank in gang.ranks:
             if rank.courier is not None:
                 self._watch.add(gang.intent.name, rank.courier)
@@ -191,7 +194,9 @@ class LocalProvider:
 
 
 async def _can_hide(folder: Path, home: Path) -> bool:
-    """Whether this system can hide the folder from a process, except the provider's own folder."""
+    """Whether this system can hide `folder` from a process while `home`, the provider's own folder
+    in it, stays accessible.
+    """
     command = [sys.executable, "-I", "-S", hide.__file__, str(folder), str(home)]
     try:
         tried = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""The files that record gangs: small JSON files, each written whole or not at all.
+"""The files that record gangs. They are small JSON files, which are written atomically.
 
 gangs/NAME/gang.json          the intent, written before anything is started
 gangs/NAME/removing.json      exists during removal; contains the time of the kill
@@ -39,7 +39,9 @@ class LocalRemoval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDeath:
-    """The end of one rank. If `in_order`, the agent exited by itself and delivered its reports."""
+    """The end of one rank. `in_order` is True if the agent exited by itself and delivered its
+    reports.
+    """
 
     at: datetime
     in_order: bool
@@ -47,8 +49,8 @@ class RankDeath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastDelivery:
-    """A process that delivers the reports of a killed agent. If `done`, nothing is left to deliver,
-    or no more attempts are made.
+    """A process that delivers the reports of a killed agent. `done` is True if all reports were
+    delivered or no more attempts will be made.
     """
 
     process: LocalProcess
@@ -58,8 +60,8 @@ class LastDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGangEnd:
-    """The record of an ended gang. `seen_at` is the time when the end was found; the record's
-    retention starts at this time.
+    """The record of an ended gang. `seen_at` is the time when Cavvy found the end. The time for
+    which the record is kept starts then.
     """
 
     name: str

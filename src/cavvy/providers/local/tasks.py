@@ -41,8 +41,8 @@ def _daemon_answers(address: str | None) -> bool:
 
 
 def check_task(task: Task, engine: str | None, hides: Path | None) -> Sequence[Objection]:
-    """Objections beyond those from the manifest. `hides` is the folder that containers must not
-    see.
+    """Objections in addition to those from the manifest. `hides` is the folder that containers must
+    not be able to read.
     """
     if task.image is None and task.image_build is None:
         return []

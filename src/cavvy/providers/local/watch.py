@@ -1,5 +1,5 @@
-"""Reports the exit of processes at once, through pidfds. On a system without pidfds, exits are
-found by the next poll.
+"""Reports the exit of processes at once, through pidfds. On a system without pidfds, the next poll
+finds the exit.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ _RETRY_S = 2.0
 
 
 class ProcessWatch:
-    """A queue of names. Each process is watched under a name, which is queued when the process
-    exits.
+    """A queue of names. Each watched process has a name, which is put into the queue when the
+    process exits.
     """
 
     def __init__(self) -> None:
@@ -32,8 +32,8 @@ class ProcessWatch:
             self._changes.put(name)
 
     def add(self, name: str, process: LocalProcess) -> None:
-        """Watch a process, unless it is already watched. If the process has exited, its name is
-        announced at once.
+        """Watch a process, unless it is already watched. If the process has exited, its name is put
+        into the queue at once.
         """
         if process in self._descriptors or not hasattr(os, "pidfd_open"):
             return

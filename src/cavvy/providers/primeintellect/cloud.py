@@ -1,8 +1,8 @@
 """Calls Prime Intellect's API, version 1 (https://docs.primeintellect.ai/api-reference).
 
-Prime Intellect rents machines of many clouds through one account. An instance type is a cloud and
-the cloud's name of the machine, such as "hyperstack.n3-H100x1". Pods run no script at boot, so the
-server reaches them by SSH with a key that the API stores in the account.
+Prime Intellect rents machines of many clouds through one account. An instance type consists of the
+cloud and the cloud's name of the machine, such as "hyperstack.n3-H100x1". Pods run no script at
+boot, so the server reaches them by SSH with a key that the API stores in the account.
 """
 
 import re
@@ -37,9 +37,9 @@ _STATES = {
 }
 _QUIET = ("PROVISIONING", "PENDING", "ACTIVE")
 _IN_STOCK = ("Available", "Low", "Medium", "High")
-# The documentation does not describe the errors for missing capacity; these words are assumptions.
+# The documentation does not describe the errors for missing capacity. These words are assumptions.
 _FULL = re.compile(r"capacity|stock|available|doesn't have", re.IGNORECASE)
-_GONE = "not-offered"  # our code: the API no longer offers the machine
+_GONE = "not-offered"  # Cavvy's own code: the API no longer offers the machine
 _NO_GPU = "CPU_NODE"
 _CONNECTION = re.compile(r"([\w.-]+)@(\S+?)(?: -p (\d+))?")
 
@@ -47,20 +47,21 @@ _CONNECTION = re.compile(r"([\w.-]+)@(\S+?)(?: -p (\d+))?")
 class PrimeIntellectCloud:
     """Implements `Cloud`."""
 
-    # Prime Intellect does not document the longest name and the listing lag: these values are
-    # assumptions.
+    # Prime Intellect does not document the maximum length of names, nor how long a new pod may be
+    # missing from lists: these values are assumptions.
     traits = CloudTraits(name_limit=63, list_lag=timedelta(minutes=1), reach=Reach.SSH)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self.account = RestAccount(settings, now, KEYS, _read_error)
         self._api = self.account.api
-        self._found: Mapping[tuple[str, str, int], Json] = {}  # by region, instance type and GPUs
-        self._keys: dict[str, str] = {}  # ids of SSH keys in the account, by public key
+        # (region, instance type, number of GPUs) -> configuration
+        self._found: Mapping[tuple[str, str, int], Json] = {}
+        self._keys: dict[str, str] = {}  # public key -> id of the SSH key in the account
 
     async def offers(self) -> Sequence[Offer]:
         told = [each for each in await self._list_available() if self._is_wanted(each)]
         self.account.note_unknown(str(each["gpuType"]) for each in told if _identify(each) is None)
-        # of several configurations with one name, the cheapest
+        # if several configurations have the same name, the cheapest comes last and is kept
         told.sort(key=_rate, reverse=True)
         self._found = {_key(each): each for each in told}
         return [
@@ -90,7 +91,7 @@ class PrimeIntellectCloud:
         try:
             made = await self._api.send("POST", "/pods/", body)
         except CloudFault:
-            self._keys.clear()  # the SSH key may have been deleted
+            self._keys.clear()  # look the SSH key up again, because it may have been deleted
             raise
         return [str(made["id"])]
 
@@ -104,7 +105,7 @@ class PrimeIntellectCloud:
         await self._api.send("DELETE", f"/pods/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        # after a 5xx, the pod may exist
+        # after a status of 500 or above, the pod may exist
         wrong = 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
         return fault.code == _GONE or wrong
 
@@ -127,7 +128,7 @@ class PrimeIntellectCloud:
         return found
 
     def _is_wanted(self, told: Json) -> bool:
-        """Whether the configuration is on demand, in stock, and fits the settings."""
+        """Whether the configuration is on-demand, in stock, and allowed by the settings."""
         clouds, image = self.account.names("clouds"), self.account.settings["image"]
         price = told["prices"]
         return (
@@ -143,7 +144,7 @@ class PrimeIntellectCloud:
         )
 
     def _describe(self, told: Json) -> dict[str, Json]:
-        """The fields of a request for a pod that select the configuration."""
+        """The fields that select the configuration in a request for a pod."""
         resources = {"diskSize": "disk", "vcpus": "vcpu", "memory": "memory"}
         wanted = {
             **{name: told[name] for name in ("cloudId", "gpuType", "socket", "gpuCount")},
@@ -157,7 +158,8 @@ class PrimeIntellectCloud:
         return {name: value for name, value in wanted.items() if value is not None}
 
     async def _find_key(self, public_key: str) -> str:
-        """The id of the SSH key in the account, which is added if it is missing."""
+        """The id of the SSH key in the account. The key is added to the account if it is
+        missing."""
         if public_key not in self._keys:
             for each in await self._all("/ssh_keys/"):
                 self._keys[str(each["publicKey"]).strip()] = str(each["id"])
@@ -201,7 +203,7 @@ def _identify(told: Json) -> KnownAccelerator | None:
 
 
 def _rate(told: Json) -> HourlyRate:
-    """The price of the configuration with its default resources, some of which may cost extra."""
+    """The price of the configuration, including default resources that cost extra."""
     usd = Decimal(str(told["prices"]["onDemand"]))
     for part in (told["disk"], told["vcpu"], told["memory"]):
         if part.get("pricePerUnit") and not part.get("defaultIncludedInPrice"):
@@ -210,7 +212,7 @@ def _rate(told: Json) -> HourlyRate:
 
 
 def _first(value: Json) -> str:
-    """The first of several values, of which the API makes a list; "" if there is none."""
+    """The value itself, or its first item if the API returned a list; "" if there is none."""
     found = value[0] if isinstance(value, list) and value else value
     return str(found) if found and not isinstance(found, list) else ""
 

@@ -67,8 +67,8 @@ class RayDashboard:
         self.address = address
         self._threads = ThreadPoolExecutor(
             _AT_ONCE, f"ray-{address.name}"
-        )  # own threads, so that a hanging dashboard does not delay other clusters
-        self._shown: Mapping[str, str] | None = None  # the headers of the last request
+        )  # separate threads, so that a slow dashboard does not delay other clusters
+        self._shown: Mapping[str, str] | None = None  # the headers that the last request sent
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if urlsplit(address.url).scheme == "https":
             handlers.append(
@@ -91,7 +91,7 @@ class RayDashboard:
         return await self._state("placement_groups", detail="1")
 
     async def usage(self) -> Mapping[str, Object]:
-        """The used and total amounts of each resource by node. The amounts may be some seconds
+        """The used and the total amount of each resource, by node. The amounts may be some seconds
         old.
         """
         told = _object(await self._ask("GET", "/api/cluster_status"))
@@ -132,7 +132,7 @@ class RayDashboard:
         return True
 
     async def stop(self, name: str) -> None:
-        """Request that a job stop. A job that no longer exists is no error."""
+        """Ask Ray to stop a job. Does nothing if the job no longer exists."""
         try:
             await self._ask("POST", f"/api/jobs/{quote(name)}/stop")
         except DashboardRefused as error:
@@ -140,7 +140,7 @@ class RayDashboard:
                 raise
 
     async def forget(self, name: str) -> None:
-        """Delete a job that has ended. A job that no longer exists is no error."""
+        """Delete a job that has ended. Does nothing if the job no longer exists."""
         try:
             await self._ask("DELETE", f"/api/jobs/{quote(name)}")
         except DashboardRefused as error:
@@ -190,7 +190,8 @@ class RayDashboard:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise DashboardRefused(error.code, _read(error)) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:  # includes TLS errors
+        # OSError includes TLS errors
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise TryAgain(
                 f"{self.address.name}: {self.address.url} cannot be reached: {reason}"
@@ -198,7 +199,7 @@ class RayDashboard:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Rejects redirects, since a proxy's login page must not receive the request's headers."""
+    """Rejects redirects, because a proxy's login page must not receive the request's headers."""
 
     def redirect_request(self, *_: object) -> None:
         return None

@@ -24,21 +24,22 @@ Object = Mapping[str, Any]
 
 MARKET = "ray.io/market-type"
 _KIND = "accelerator_type:"  # prefix of a resource that names a node's accelerators
-_SLIVER = 0.001  # the amount of such a resource that a gang requests to select the kind
+# the amount of such a resource that a gang requests in order to select nodes that have it
+_SLIVER = 0.001
 # Ray's resource names for accelerators.
 _ACCELERATORS = ("GPU", "TPU", "neuron_cores", "HPU", "NPU")
 _MAKERS = re.compile(r"^(AMD-Instinct|AMD-Radeon|Intel|NVIDIA|aws)-|-(OAM|HF)$", re.IGNORECASE)
 _MIB = 1024 * 1024
-# memory is rounded down to this step, since nodes of one kind differ slightly
+# memory is rounded down to a multiple of this, because nodes of one kind differ slightly
 _STEP_MIB = 256
-# A resource of a whole placement group, as spelled in `cluster_status`. Resources of a single
-# bundle have more digits.
+# The name of a whole placement group's resource in `cluster_status`. Names of a single bundle's
+# resources have more digits.
 _RESERVED = re.compile(r"(.+)Group([0-9A-Fa-f]{36})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """A node, with its resources for jobs and the free part of them."""
+    """A node, the resources that jobs may use, and the free part of these."""
 
     id: str
     address: str
@@ -51,7 +52,7 @@ class RayNode:
     gpus: float = 0
 
     def fits(self, offer: Offer) -> int:
-        """The number of the offer's nodes that fit on this node now."""
+        """How many nodes of this offer fit on the Ray node now."""
         if not is_of(self.shape, offer, spot=self.spot):
             return 0
         rooms = [self.cpus / offer.vcpus, self.memory_mib / offer.memory_mib]
@@ -59,7 +60,7 @@ class RayNode:
         return max(0, int(min(rooms) + 1e-6))
 
     def less(self, offer: Offer, count: int) -> "RayNode":
-        """Return this node with the resources of `count` of the offer's nodes deducted."""
+        """Return the Ray node, without the resources that `count` nodes of the offer need."""
         return replace(
             self,
             cpus=self.cpus - count * offer.vcpus,
@@ -74,8 +75,8 @@ def read_nodes(
     """The nodes that are alive, from /api/v0/nodes, `usageByNode` of /api/cluster_status, and
     /api/v0/placement_groups.
 
-    Usage is some seconds old, while the reservations of placement groups are current. So the usage
-    data count only outside of placement groups.
+    The usage data are some seconds old, but the reservations of placement groups are current. So
+    the usage data are used only for resources outside of placement groups.
     """
     reserved: dict[str, dict[str, float]] = {}
     for group in groups:
@@ -140,8 +141,8 @@ def _used(usage: Object, name: str) -> float:
 
 
 def _find_resource(total: Mapping[str, float]) -> str:
-    """The name of the resource that schedules accelerators: one of Ray's own, or one named after a
-    known product; "" if there is none.
+    """The name of the resource with which Ray schedules accelerators. It is one of Ray's own names,
+    or the name of a known product; "" if there is none.
     """
     for name in _ACCELERATORS:
         if total.get(name, 0) >= 1:
@@ -150,8 +151,8 @@ def _find_resource(total: Mapping[str, float]) -> str:
 
 
 def name_accelerator(word: str) -> str:
-    """The product's canonical name from the catalog, found with or without the maker's name that
-    Ray adds; `word` if the catalog lacks the product.
+    """The catalog's name of a product. Ray's name for it may start with the maker's name. If the
+    product is not in the catalog, `word` is returned.
     """
     plain = _MAKERS.sub("", _MAKERS.sub("", word))
     known = find_accelerator(word) or find_accelerator(plain)
@@ -159,7 +160,7 @@ def name_accelerator(word: str) -> str:
 
 
 def _camel(name: str) -> str:
-    """A resource name as spelled by the dashboard: "accelerator_type:A100" becomes
+    """A resource name as the dashboard writes it: "accelerator_type:A100" becomes
     "acceleratorType:A100".
     """
     first, *rest = name.split("_")
@@ -167,8 +168,8 @@ def _camel(name: str) -> str:
 
 
 def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayNode]:
-    """Deduct the resources of `count` of the offer's nodes, which are requested but not placed yet,
-    from the nodes where they fit.
+    """Deduct the resources that `count` nodes of the offer need from Ray nodes where they fit.
+    These nodes of the offer are requested but not placed yet.
     """
     left = []
     for node in nodes:
@@ -186,8 +187,8 @@ def list_offers(
     node_rate: HourlyRate,
     waits: bool,
 ) -> Sequence[Offer]:
-    """One offer for each size: a kind of node with its accelerators, or a share of any node without
-    accelerators.
+    """One offer for each size. A size is a number of one kind of accelerators, or a part of a node
+    without accelerators.
     """
     widest = max((node.shape.cpus for node in nodes), default=1)
     kinds: dict[tuple[NodeShape, str, bool], list[RayNode]] = {}

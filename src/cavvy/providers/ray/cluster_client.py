@@ -20,8 +20,8 @@ from cavvy.providers.ray.launch_ledger import KEPT, RayGangRecord
 
 _MISSED = timedelta(
     seconds=60
-)  # a job counts as gone if Ray has not listed it for this long and it holds no reservation
-_LONELY = timedelta(minutes=10)  # a launch that Ray has not listed for this long was never granted
+)  # a job counts as gone if Ray has not listed it for this long and no nodes are reserved for it
+_LONELY = timedelta(minutes=10)  # a launch that Ray has not listed for this long counts as failed
 _NO_WAY = (
     "nodes of Ray clusters call the server, but `server.tls_listen` is not set; see "
     "docs/guides/ray.md"
@@ -46,16 +46,16 @@ class RayCluster:
     ) -> None:
         self.api, self._ledger, self._terms = api, ledger, terms
         self.name = api.address.name
-        # keyed by gang: the time since which Ray has not listed its job
+        # gang -> the time since which Ray has not listed its job
         self._missed: dict[str, datetime] = {}
-        # keyed by gang: when its job was first found ended without a readable log
+        # gang -> when its job was first found ended without a readable log
         self._mute: dict[str, datetime] = {}
 
     def _records(self) -> list[RayGangRecord]:
         return [each for each in self._ledger.records.values() if each.cluster == self.name]
 
     async def nodes(self) -> Sequence[RayNode]:
-        """The nodes, without the resources promised to gangs that are not placed yet."""
+        """The nodes, without the resources that are reserved for gangs which are not placed yet."""
         async with self._sorted():
             nodes, usage, groups = await asyncio.gather(
                 self.api.nodes(), self.api.usage(), self.api.groups()
@@ -84,7 +84,7 @@ class RayCluster:
     # Launching
 
     async def launch(self, gang: GangSpec) -> None:
-        """See `Provider.launch`; the caller holds the gang's lock."""
+        """See `Provider.launch`. The caller must hold the gang's lock."""
         node_endpoint = self._terms.node_endpoint
         if node_endpoint is None:
             raise Refused(_NO_WAY)
@@ -95,7 +95,7 @@ class RayCluster:
             return
         async with self._sorted():
             job = await self.api.job(job_name(self._terms.mark, gang.name))
-            if job is not None:  # an earlier request succeeded, and its reply was lost
+            if job is not None:  # an earlier request succeeded, but its reply was lost
                 await self._ledger.put(
                     replace(
                         record or status.recall(job, self.name, self._terms.now()),
@@ -136,8 +136,8 @@ class RayCluster:
             raise
 
     def _choose(self, gang: GangSpec, nodes: Sequence[RayNode]) -> RayNode:
-        """Return one of the offer's nodes. Raises NoCapacity if these do not have room for the gang
-        now.
+        """Return one of the offer's nodes. Raises NoCapacity if the gang does not fit on these
+        nodes now.
         """
         alike = [node for node in nodes if is_of(node.shape, gang.offer, spot=node.spot)]
         if not alike:
@@ -192,10 +192,12 @@ class RayCluster:
             )  # the job was submitted after the removal
         told = await self._read_output(name, job)
         if told is None:
-            # only the log shows how the gang ended and which times are billed
+            # report no end yet, because only the log shows how the gang ended and which times are
+            # billed
             return status.as_seen(record)
         latest = self._ledger.get(name)  # another call may have changed the record
-        if latest is not None and latest.ended_at is not None:  # newer than this call's data
+        # the stored record is newer than this call's data
+        if latest is not None and latest.ended_at is not None:
             return status.as_seen(latest)
         record = replace(record, removed=record.removed or bool(latest and latest.removed))
         record = status.judge(record, job, told, self._terms.now())
@@ -203,8 +205,8 @@ class RayCluster:
         return status.as_seen(record, told.waits)
 
     async def _read_output(self, name: str, job: Object) -> status.DriverOutput | None:
-        """Read the driver's messages. Returns None while the log of an ended job cannot be read;
-        after a minute, continues without the log.
+        """Read the driver's messages. Returns None if the log of an ended job cannot be read. After
+        a minute of this, returns no messages instead.
         """
         begun = job.get("status") not in ("PENDING", None)
         log = await self.api.log(str(job["submission_id"])) if begun else ""
@@ -221,8 +223,8 @@ class RayCluster:
         return self._mute.setdefault(name, self._terms.now())
 
     async def _see_missing(self, record: RayGangRecord) -> GangSeen | None:
-        """Judge a gang whose job is not listed. The gang has ended only if a second fact confirms
-        it: a new session of the head, or no reservation.
+        """Derive the state of a gang whose job is not listed. The gang counts as ended only if the
+        head node has a new session, or if no nodes are reserved for the gang.
         """
         now = self._terms.now()
         if not record.launched:
@@ -261,7 +263,7 @@ class RayCluster:
     # Removing
 
     async def remove(self, name: str) -> bool:
-        """Remove the gang; returns True if the gang is, or was, in this cluster. The caller holds
+        """Remove the gang. Returns True if the gang is or was in this cluster. The caller must hold
         the gang's lock.
         """
         async with self._sorted():
@@ -273,7 +275,7 @@ class RayCluster:
                 return False
             record = record or status.recall(job or {}, self.name, self._terms.now())
             await self._ledger.put(replace(record, removed=True))
-            # If there is no job, the launch was never granted, or its request is still in transit.
+            # If there is no job, the launch failed, or its request is still in transit.
             if job is not None and not status.is_over(job):
                 await self.api.stop(str(job["submission_id"]))
             return True
@@ -316,5 +318,5 @@ class RayCluster:
 
 
 def why_not(node_endpoint: NodeEndpoint | None) -> Sequence[Objection]:
-    """Objections to every task if nodes cannot call the server, else []."""
+    """Objections that apply to every task if nodes cannot call the server; otherwise []."""
     return [] if node_endpoint is not None else [Objection("providers", _NO_WAY)]

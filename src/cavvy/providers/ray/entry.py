@@ -1,4 +1,4 @@
-"""Makes the Ray job of a gang. The job's entrypoint contains no secret: the entrypoint fetches the
+"""Makes the Ray job of a gang. The job's entrypoint contains no secret, because it fetches the
 driver and its plan from the server.
 """
 
@@ -16,11 +16,11 @@ from cavvy.providers.hosts.bootstrap import make_config
 from cavvy.providers.ray.cluster import MARKET, RayNode, make_bundle
 
 _REMOTE = Path(__file__).with_name("remote")
-_TAKES = timedelta(seconds=30)  # time limit for the reservation if gangs may not wait
-RESERVE = timedelta(seconds=15)  # time after the work's grace period, for the agent's last messages
+_TAKES = timedelta(seconds=30)  # time limit for reserving the nodes if gangs may not wait in Ray
+RESERVE = timedelta(seconds=15)  # time for the agent's last messages, after the work's grace period
 INSTALLATION, GANG, NODES = "cavvy_installation", "cavvy_gang", "cavvy_nodes"
-# The entrypoint fetches the plan and checks its hash, so that the source need not be trusted. Then
-# the entrypoint runs the plan's driver.
+# The entrypoint fetches the plan and checks its hash, so that the source of the plan need not be
+# trusted. Then it runs the driver in the plan.
 _LINE = """
 import hashlib, http.client, json, ssl, sys, time, urllib.request as web
 context = ssl.create_default_context()
@@ -69,8 +69,8 @@ def make_job(
 ) -> Mapping[str, Any]:
     """The request that submits the gang's job. The first call packs the agent, which blocks.
 
-    `node` is one of the offer's nodes. `mixed` is True if some of the cluster's nodes may be
-    preempted and others may not.
+    `node` is one of the offer's nodes. `mixed` is True if only some of the cluster's nodes may be
+    preempted.
     """
     plan = json.dumps(
         make_plan(gang, mark, node, node_endpoint, options, mixed=mixed), sort_keys=True

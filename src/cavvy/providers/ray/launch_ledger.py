@@ -31,11 +31,11 @@ class RayGangRecord:
     cluster: str
     nodes: int
     intended_at: datetime
-    offer: Offer | None = None  # None if the gang is on the cluster but not in the ledger
-    session: str = ""  # session name of the cluster's head at the launch
-    launched: bool = False  # Ray confirmed the launch
-    removed: bool = False  # the gang is being removed; a job that appears later is stopped
-    placed: bool = False  # the gang's placement group exists, or has existed
+    offer: Offer | None = None  # None if the gang was found on the cluster but not in the ledger
+    session: str = ""  # the session of the cluster's head node at the launch
+    launched: bool = False  # True: Ray confirmed the launch
+    removed: bool = False  # True: the gang is being removed; a job that appears later is stopped
+    placed: bool = False  # True: the gang's placement group exists or has existed
     ranks: Sequence[RayRank] = ()
     ended_at: datetime | None = None
     reason: str = ""

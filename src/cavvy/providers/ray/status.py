@@ -24,7 +24,7 @@ class DriverOutput:
     placed: bool = False
     waits: str = ""
     refused: str = ""
-    left: str = ""  # why the driver ended its agents without a request to do so
+    left: str = ""  # why the driver ended its agents although the gang was not being removed
 
 
 def gang_of(job: Object, mark: str) -> str:
@@ -154,7 +154,7 @@ def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> Ra
 
 
 def _why(record: RayGangRecord, job: Object, told: DriverOutput) -> tuple[str, bool]:
-    """Why the gang ended, and whether it was preempted."""
+    """The reason why the gang ended, and whether it was preempted."""
     worst = next((rank for rank in record.ranks if rank.preempted), None)
     worst = worst or next((rank for rank in record.ranks if rank.reason), None)
     if told.refused:
@@ -180,7 +180,8 @@ def _has_ended(rank: RayRank | None) -> bool:
 
 
 def as_seen(record: RayGangRecord, waits: str = "") -> GangSeen:
-    """The observation of a gang for the control plane, from its record."""
+    """Describe a gang for the control plane, from its record. `waits` is the reason why it
+    waits."""
     codes = [rank.exit_code for rank in record.ranks if rank.exit_code is not None]
     if record.ended_at is not None:
         state, reason = GangState.ENDED, record.reason

@@ -35,22 +35,23 @@ _STATES = {  # the API's `PodStatus`
 # The API does not describe its error for missing capacity. These words occur in messages that users
 # reported, such as https://github.com/runpod/runpod-python/issues/21.
 _FULL = re.compile(r"no longer any instances|no instances|not enough free|capacity", re.IGNORECASE)
-_NO_NETWORK = "no-global-network"  # our code: pods there cannot reach each other
+_NO_NETWORK = "no-global-network"  # Cavvy's own code: pods in this region cannot reach each other
 _COUNTS = (1, 2, 4, 8)  # numbers of GPUs that a pod can have
 _COMMUNITY = "community"  # the region of all pods in the community cloud
 _SSH_PORT = "22/tcp"
-# The published description has no pages. Users of the API report `limit` (at most 1000), `cursor`
-# and the field `pagination` of replies.
+# The published description of the API mentions no pages. Users have reported the parameters `limit`
+# (at most 1000) and `cursor`, and the field `pagination` in replies.
 _PODS = "/pods?limit=1000"
-_TYPE = re.compile(r"(\d+)x_(.+)")  # of an instance type
+_TYPE = re.compile(r"(\d+)x_(.+)")  # the form of an instance type
 
 
 class RunpodCloud:
-    """Implements `Cloud`. An instance type is a number of GPUs and Runpod's name of the GPU, with
-    "_" for each space, such as "2x_NVIDIA_A40".
+    """Implements `Cloud`. An instance type consists of the number of GPUs and Runpod's name of the
+    GPU, with "_" for each space, such as "2x_NVIDIA_A40".
     """
 
-    # The limit of names and the listing lag are assumptions, since the API describes neither.
+    # The API describes neither the maximum length of names nor how long a new pod may be missing
+    # from lists: these values are assumptions.
     traits = CloudTraits(name_limit=63, list_lag=timedelta(minutes=1), reach=Reach.SSH)
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
@@ -119,12 +120,13 @@ class RunpodCloud:
         await self._api.send("DELETE", f"/pods/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        # after a 5xx, the pod may exist
+        # after a status of 500 or above, the pod may exist
         wrong = 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
         return fault.code == _NO_NETWORK or wrong
 
     async def _list_gpus(self, cloud: str, count: int) -> Sequence[Json]:
-        """NVIDIA's GPUs; the default image does not run on others."""
+        """The GPUs that can be rented. Only NVIDIA's are returned, because the default image needs
+        one."""
         query = f"include=AVAILABILITY&product=POD&count={count}&cloud={cloud.upper()}"
         if self.account.settings["cuda"]:
             query += f"&minCudaVersion={self.account.settings['cuda']}"
@@ -164,7 +166,9 @@ def _memory_mib(gpu: Json) -> int | None:
 
 
 def _regions(gpu: Json, cloud: str) -> Sequence[str]:
-    """The data centers that have the GPU now. The API lists none in the community cloud."""
+    """The data centers that have the GPU now. For the community cloud, the API lists no data
+    centers, so the result is the region `community`.
+    """
     if cloud == _COMMUNITY:
         return [_COMMUNITY]
     centers = gpu.get("dataCenters") or ()

@@ -1,7 +1,7 @@
 """Calls Shadeform's API, version 1 (https://docs.shadeform.ai/api-reference).
 
-Shadeform rents machines of many clouds through one account. An instance type is a cloud and
-Shadeform's name of the machine, such as "hyperstack.A6000".
+Shadeform rents machines of many clouds through one account. An instance type consists of the cloud
+and Shadeform's name of the machine, such as "hyperstack.A6000".
 """
 
 import base64
@@ -35,19 +35,20 @@ _STATES = {
     "deleted": MachineState.ENDED,
 }
 _QUIET = ("creating", "pending_provider", "pending", "active")
-# The documentation says that errors imply missing capacity, or say that a type has no spot
-# instances in a region, but gives no text.
+# The documentation mentions errors for missing capacity and for types without spot instances in a
+# region, but does not give their texts. These words are assumptions.
 _FULL = re.compile(r"capacity|stock|sold out|not available|unavailable|\bspot\b", re.IGNORECASE)
 _MICROS_PER_CENT = 10_000
-_ARM = ("GH", "GB")  # Grace; the API does not report the architecture of the CPUs
+# names of GPUs with Arm CPUs (Grace), because the API does not report the CPUs' architecture
+_ARM = ("GH", "GB")
 _RENTALS = {"on_demand": Purchase.ON_DEMAND, "spot": Purchase.SPOT}
 
 
 class ShadeformCloud:
     """Implements `Cloud`."""
 
-    # Shadeform does not document the longest name, the longest script and the listing lag: these
-    # values are assumptions.
+    # Shadeform does not document the maximum length of names and scripts, nor how long a new
+    # instance may be missing from lists: these values are assumptions.
     traits = CloudTraits(name_limit=60, user_data_limit=65536, list_lag=timedelta(minutes=1))
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
@@ -57,7 +58,8 @@ class ShadeformCloud:
     async def offers(self) -> Sequence[Offer]:
         clouds = self.account.names("clouds")
         told = (await self._api.get("/instances/types?available=true"))["instance_types"]
-        # a container gets no script, and cannot start further containers
+        # containers are left out, because they run no start script and cannot start further
+        # containers
         kinds = [each for each in told if each.get("deployment_type") != "container"]
         self.account.note_unknown(
             str(each["configuration"]["gpu_type"]) for each in kinds if _identify(each) is None
@@ -76,7 +78,8 @@ class ShadeformCloud:
             "cloud": cloud,
             "region": request.offer.region,
             "shade_instance_type": kind,
-            "shade_cloud": True,  # in Shadeform's own account with that cloud
+            # True: the instance runs in Shadeform's own account with that cloud
+            "shade_cloud": True,
             "name": request.names[0],
             "launch_configuration": {
                 "type": "script",
@@ -139,7 +142,8 @@ def _identify(kind: Json) -> KnownAccelerator | None:
 
 
 def _rate(kind: Json, place: Json) -> HourlyRate:
-    """The price: of a spot instance in dollars, of any other in cents."""
+    """The price per hour. The API states it in dollars for spot instances, and in cents for
+    others."""
     if place.get("rental_type") == "spot":
         return parse_rate(str(place["hourly_price"]))
     return HourlyRate(int(kind["hourly_price"]) * _MICROS_PER_CENT)

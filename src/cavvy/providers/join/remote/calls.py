@@ -86,7 +86,7 @@ class ServerCalls:
             return self._connection
         context = ssl.SSLContext(
             ssl.PROTOCOL_TLS_CLIENT
-        )  # loads no CA certificates, since the pin replaces them
+        )  # without CA certificates, because the certificate is checked by its hash
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -102,7 +102,8 @@ class ServerCalls:
             made.close()
             raise OSError(f"unexpected certificate from the control plane: {found}")
         self.own_address = made.sock.getsockname()[0]
-        made.auto_open = 0  # an automatic reconnection would skip the check of the pin
+        # no automatic reconnection, because it would skip the check of the certificate
+        made.auto_open = 0
         self._connection = made
         return made
 

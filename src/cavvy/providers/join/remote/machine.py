@@ -1,5 +1,5 @@
-"""Runs a joined machine: joins once, then relays its supervisor's lines, session by session, until
-it leaves.
+"""The main program of a joined machine. It joins once, and then relays its supervisor's lines, one
+session after another, until the machine leaves.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 POLL_S = 20.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 3.0
-GRACE_S = 20.0  # time for jobs to save their state when this machine leaves
-LAST_WORDS_S = 15.0  # additional time for the agents' last reports
+GRACE_S = 20.0  # seconds that jobs have to save their state when this machine leaves
+LAST_WORDS_S = 15.0  # additional seconds for the agents' last reports
 
 
 def say(text: str) -> None:
@@ -36,7 +36,9 @@ def say(text: str) -> None:
 
 
 def retry(work: Callable[[], _T], over: threading.Event, *, loud: bool = False) -> _T | None:
-    """Call `work` until it raises no OSError, and return its result; None once `over` is set."""
+    """Call `work` until it raises no OSError, and return its result. Returns None if `over` is set
+    first.
+    """
     pause = FIRST_PAUSE_S
     while not over.is_set():
         try:
@@ -59,11 +61,11 @@ class MachineClient:
         self._card: Fields = read_json(self._card_path) or {"nonce": os.urandom(16).hex()}
         self._calls = self.make_calls()
         self.root = ""
-        # set when this machine is to leave; the same command joins again
+        # set when this machine must leave
         self._leaving = threading.Event()
 
     def leave(self, *signalled: object) -> None:
-        """Start to leave. Also used as a signal handler."""
+        """Make this machine leave. Also a signal handler, which ignores its arguments."""
         self._leaving.set()
 
     def run(self, token: str) -> int:
@@ -104,7 +106,8 @@ class MachineClient:
 
     def _enter(self, token: str) -> bool:
         self._calls.token = token
-        write_json(self._card_path, self._card)  # keeps the nonce for another attempt
+        # stored before the request, so that a later attempt uses the same nonce
+        write_json(self._card_path, self._card)
         wish = {"nonce": self._card["nonce"], "hostname": os.uname().nodename}
         try:
             entered = retry(lambda: self._calls.ask("enter", wish), self._leaving, loud=True)
@@ -157,12 +160,12 @@ class SupervisorSession:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environ,
-            start_new_session=True,  # a Ctrl-C must reach only this program
+            start_new_session=True,  # so that Ctrl-C interrupts only this program
         )
         self._over = threading.Event()
         self.wanted_to_leave = False
         self._failure: MachineDismissed | None = None
-        self._lines: list[str] = []  # the supervisor's lines that were not sent yet
+        self._lines: list[str] = []  # lines from the supervisor that were not sent yet
         self._first = 1  # the number of the first line in `_lines`
         self._written = threading.Lock()
         self._news = threading.Condition()
@@ -230,7 +233,7 @@ class SupervisorSession:
     def _ask(
         self, calls: ServerCalls, call: str, fields: Fields, wait_s: float = 0
     ) -> Fields | None:
-        """Make a call for this session. Returns the answer, or None once the session has ended."""
+        """Make a call for this session. Returns the answer, or None if the session has ended."""
         answer = None
         try:
             asked = dict(fields, session=self._id)
@@ -348,6 +351,6 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if (
             number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
-        ):  # programs in the background keep ignoring SIGHUP
+        ):  # if SIGHUP is ignored, as for programs in the background, it stays ignored
             signal.signal(number, machine.leave)
     return machine.run(token)

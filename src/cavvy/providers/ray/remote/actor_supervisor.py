@@ -3,7 +3,7 @@ and reports its end.
 
 This process is detached from the Ray worker that starts it. If the worker dies, standard input
 ends, and the agent is asked to exit within its grace period. Input: a line of JSON, then `stop`.
-Output: a line of JSON once the agent runs, and another once the agent has exited. Uses only the
+Output: a line of JSON when the agent runs, and another when the agent has exited. Uses only the
 standard library of Python 3.8; nothing from Ray.
 """
 
@@ -26,7 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-PATIENCE_S = 300.0  # time limit for reaching the control plane, before the agent runs
+# seconds that this process tries to reach the control plane before the agent runs
+PATIENCE_S = 300.0
 AGAIN_S = 2.0
 LOOK_S = 0.1
 CHUNK = 65536
@@ -37,7 +38,7 @@ class FetchFailed(Exception):
 
 
 def fetch(address: str, digest: str, path: str) -> None:
-    """Fetch a file and check its hash, so that the source need not be trusted."""
+    """Fetch a file and check its hash, so that the source of the file need not be trusted."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -79,7 +80,7 @@ class ActorSupervisor:
         self.config = os.path.join(self.home, "config.json")
         self.log = os.path.join(self.home, "agent.log")
         self.cache = os.path.join(root, "cache")
-        self.heard = True  # the input is still open
+        self.heard = True  # True while the input is open
         self.stopping = 0.0  # the time when the agent is killed; 0 if no stop was requested
 
     def run(self) -> None:
@@ -106,7 +107,7 @@ class ActorSupervisor:
             self.wait(5.0)
             code = self.follow(self.start("--deliver"), told=True)
         left = dict(code=code, exit=self.read_exit(), said=self.read_log() if code else "")
-        self.clear()  # clear first, because this process may be killed after the report
+        self.clear()  # before the report, because this process may be killed after the report
         tell(**left)
 
     def clear(self) -> None:
@@ -167,7 +168,8 @@ class ActorSupervisor:
 
 def main() -> int:
     line = b""
-    while not line.endswith(b"\n"):  # reads no further than the first line
+    # read one byte at a time, so that nothing after the first line is consumed
+    while not line.endswith(b"\n"):
         line += os.read(0, 1) or b"\n"
     boot = json.loads(line)
     # Ray kills the children of a worker that exits; after the fork, this process is not a child of

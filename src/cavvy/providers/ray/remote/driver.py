@@ -1,9 +1,9 @@
 """The driver of a gang's Ray job: reserves all nodes or none, and starts an actor on each node to
 supervise the agent.
 
-The cluster's own Python runs this program; the entrypoint in `entry.py` starts it with `PLAN`. The
-driver reports by printing `cavvy ` followed by JSON, one event per line; the provider reads these
-from the job's log.
+The cluster's own Python runs this program. The entrypoint in `entry.py` starts it and defines
+`PLAN`. The driver prints one event per line, as `cavvy ` followed by JSON, and the provider reads
+these lines from the job's log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 LOOK_S = 0.2
 DRAIN_S = 1.0  # interval between checks for nodes that are being drained
 BEAT_S = 30.0  # maximum interval between checks of the control plane
-ENDINGS = {  # values of NodeDeathInfo.Reason for an orderly end, as opposed to a loss
+# values of NodeDeathInfo.Reason that mean that the node ended in order and was not lost
+ENDINGS = {
     1: "it was shut down",
     3: "it was preempted",
     4: "it was removed as idle",
@@ -46,8 +47,8 @@ def say(event: str, **more: Any) -> None:
 
 
 class NodeActor:
-    """The actor on one node. The actor starts the agent's supervisor, which outlives the actor's
-    process so that the work can end in order.
+    """The actor on one node. It starts the agent's supervisor. The supervisor continues if the
+    actor's process dies, so that the work can end in order.
     """
 
     def __init__(self, rank: int, plan: dict[str, Any]) -> None:
@@ -57,7 +58,7 @@ class NodeActor:
         self.locks = {"begin": threading.Lock(), "wait": threading.Lock()}
 
     def call(self, what: str) -> dict[str, Any]:
-        """Run the call "begin" or "wait". If a call is repeated because its reply was lost, return
+        """Run the call "begin" or "wait". If its reply was lost and the call is repeated, return
         the same reply again.
         """
         with self.locks[what]:
@@ -66,7 +67,7 @@ class NodeActor:
             return self.told[what]
 
     def begin(self) -> dict[str, Any]:
-        """Start the supervisor; returns once the agent runs."""
+        """Start the supervisor. Returns when the agent runs."""
         address = ray.util.get_node_ip_address()
         boot = dict(self.plan["boot"], python=sys.executable, rank=self.rank)
         boot["config"] = dict(boot["config"], rank=self.rank, token=self.plan["tokens"][self.rank])
@@ -113,8 +114,8 @@ class NodeActor:
 
 
 class ControlPlaneProbe:
-    """Checks if the control plane answers. If a gang has not reached the control plane for the
-    length of the lease, the gang ends itself.
+    """Checks whether the control plane answers. A gang ends itself if it has not reached the
+    control plane for the length of the lease.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -135,7 +136,7 @@ class ControlPlaneProbe:
     def answers(self) -> bool:
         context = ssl.SSLContext(
             ssl.PROTOCOL_TLS_CLIENT
-        )  # loads no CA certificates, since the pin replaces them
+        )  # without CA certificates, because the certificate is checked by its hash
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -153,10 +154,10 @@ class RayGang:
         self.plan = plan
         self.control = ControlPlaneProbe(plan)
         self.stopped = False
-        self.asked = False  # the actors have been asked to end their agents
+        self.asked = False  # True: the actors have been asked to end their agents
         self.until = 0.0  # the time when the driver stops waiting for agents
         self.actors: list[Any] = []
-        self.nodes: dict[int, str] = {}  # the IDs of the ranks' nodes, keyed by rank
+        self.nodes: dict[int, str] = {}  # rank -> id of its node
         self.draining: set[str] = set()
         self.looked = 0.0
 
@@ -246,7 +247,7 @@ class RayGang:
         """
         try:
             told = ray.get(reference)
-        except UNSURE:  # the connection broke, and Ray does not know yet if the actor is dead
+        except UNSURE:  # the connection broke, and Ray does not know yet whether the actor is dead
             time.sleep(LOOK_S)
             return what
         except ray.exceptions.RayError as error:
@@ -311,8 +312,8 @@ def find_draining() -> list[str]:
 
 
 def make_plain() -> None:
-    """Start actors without the job's own runtime environment, since Ray keeps only plain workers
-    ready.
+    """Make actors start without the job's runtime environment. Ray keeps idle workers only for this
+    case, so actors start faster.
     """
     try:
         config = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])
