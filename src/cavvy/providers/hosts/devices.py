@@ -1,4 +1,4 @@
-"""Defines the accelerators of a machine. The readers for each vendor's devices share these types."""
+"""Defines the accelerators of a machine. The code for each vendor's devices shares these types."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

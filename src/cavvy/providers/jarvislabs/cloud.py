@@ -271,7 +271,7 @@ def _read(told: Json) -> CloudMachine:
     return CloudMachine(
         id=str(told["machine_id"]),
         name=_name(told),
-        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES.get(status, MachineState.RUNNING),  # others may be billed, too
         ssh=_read_target(command) if running and command else None,
         preempted=bool(told.get("is_spot")) and status in _PAUSED,
         reason="" if status in ("Creating", "Running") else f"JarvisLabs reports: {status}",

@@ -9,6 +9,6 @@ __all__ = ["MANIFEST", "make"]
 def make(context: ProviderContext) -> Provider:
     from cavvy.providers.kubernetes.provider import (
         KubernetesProvider,
-    )  # imported here, so that listing the providers does not load it
+    )  # imported only here, so that listing the providers stays fast
 
     return KubernetesProvider(MANIFEST, context)

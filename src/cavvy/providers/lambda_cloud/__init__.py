@@ -10,7 +10,7 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    # imported here, so that listing the providers does not load it
+    # imported only here, so that listing the providers stays fast
     from cavvy.providers.lambda_cloud.cloud import LambdaCloud
     from cavvy.providers.vm.account import make_provider
 

@@ -11,6 +11,6 @@ __all__ = ["MANIFEST", "make"]
 def make(context: ProviderContext) -> Provider:
     from cavvy.providers.local.provider import (
         LocalProvider,
-    )  # imported here because listing the providers does not need it
+    )  # imported only here, so that listing the providers stays fast
 
     return LocalProvider(MANIFEST, context)

@@ -9,7 +9,7 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    # imported here because listing the providers does not need it
+    # imported only here, so that listing the providers stays fast
     from cavvy.providers.ray.provider import RayProvider
 
     return RayProvider(MANIFEST, context)

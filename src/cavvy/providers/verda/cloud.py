@@ -249,7 +249,7 @@ def _read(told: Json) -> CloudMachine:
     return CloudMachine(
         id=str(told["id"]),
         name=str(told["hostname"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES.get(status, MachineState.RUNNING),  # others may be billed, too
         address=told.get("ip") or None,
         ssh=SshTarget(address=str(told["ip"])) if told.get("ip") else None,
         created_at=datetime.fromisoformat(told["created_at"]),
