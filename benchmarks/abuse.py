@@ -1,11 +1,11 @@
-"""How long /v1/health takes while connections without a token abuse the server, against its quiet
-time.
+"""Measures how long /v1/health takes while connections without a token attack the server, compared
+with the time without an attack.
 
     python benchmarks/abuse.py [--seconds 6]
 
-Attacks go to the TLS listener for nodes, on loopback: heads of 64 MiB from two connections over and
-over, 200 half heads, 200 idle connections, 200 connections without a handshake. The bar is five
-times the quiet time, at the median.
+The attacks use the TLS listener for nodes, on loopback. They are: headers of 64 MiB, sent again and
+again by two connections; 200 incomplete headers; 200 idle connections; and 200 connections without
+a TLS handshake. The limit is a median of five times the median without an attack.
 """
 
 import argparse
@@ -44,7 +44,8 @@ def send_heads(address: Address) -> None:
 
 
 def open_many(address: Address, first: bytes | None) -> list[socket.socket]:
-    """200 connections; `first` is what each sends, None for none, without a handshake."""
+    """Open 200 connections, each of which sends `first`. If it is None, they make no TLS
+    handshake."""
     made = []
     for _ in range(200):
         with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
-"""CPU seconds of `cavvy --help` and of every `cavvy CMD --help`, also as a multiple of `python -c
-pass`.
+"""Measures the CPU seconds of `cavvy --help` and of every `cavvy CMD --help`, also as multiples of
+`python -c pass`.
 
     python benchmarks/cli_start.py
 
-Peers on the same kind of machine: SkyPilot 0.14.1 1.29 s, dstack 0.22.5 0.99 s. Where one of them
-is installed in this environment (`sky`, `dstack`), it is measured in the same run.
+For comparison, on the same kind of machine SkyPilot 0.14.1 takes 1.29 s and dstack 0.22.5 0.99 s.
+If `sky` or `dstack` is installed in this environment, it is measured too.
 """
 
 import shutil

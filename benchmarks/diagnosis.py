@@ -1,13 +1,14 @@
-"""Bottlenecks planted as known delays: is the right cause first, and are its dollars right?
+"""Checks whether `cavvy profile` finds the cause and the cost of bottlenecks that are known delays.
 
     python benchmarks/diagnosis.py [--held-out | --later | --all] [NAME[=MS] ...]
     # by default the first table below
 
-Each is a run of `diagnosis_script.py` with one delay in it. What it really costs is known from the
-delay itself, times how late this machine wakes a sleeper; the bar is the right cause first in 18 of
-20, dollars within 10 %. A save has a cost of its own beside its delay: delays are chosen far above
-it. What passes cost without a delay is measured. The method was mended by what these tables show,
-so that none of them is a forecast.
+Each row of a table is a run of `diagnosis_script.py` with one delay. The true cost follows from the
+delay and from how late this machine wakes a sleeping thread. The targets are: the right cause is
+first in 18 of 20 runs, and its dollars are within 10 %. A save has a cost besides its delay, so its
+delays are much longer than this cost. The cost of forward and backward passes without a delay is
+measured. The method was improved with the help of these tables, so they do not predict its results
+on other scripts.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from cavvy.tuning.diagnose import Diagnoser
 from cavvy.tuning.session import ScriptError, TuningSession
 
 PRICE = 2.99
-# delay, milliseconds in each step, ranks, the cause to be named
+# (delay, milliseconds in each step, ranks, expected cause)
 PLANTED = [
     ("few-threads", 40, 1, "too few workers"),
     ("few-threads", 80, 1, "too few workers"),
@@ -123,7 +124,7 @@ def main() -> None:
 
 
 def tell(title: str, rows: list[Row]) -> None:
-    """Print a line for each row when it ends, and the counts."""
+    """Run all rows of a table. Prints a line for each row, and the counts at the end."""
     right = close = 0
     for name, ms, ranks, cause in rows:
         row = f"{name + f' {ms:g} ms x{ranks}':34}"
@@ -146,7 +147,7 @@ def tell(title: str, rows: list[Row]) -> None:
 
 
 def choose(wanted: list[str]) -> list[Row]:
-    """The requested rows of both tables, with other delays if given."""
+    """The requested rows of all tables, with other delays if the arguments state them."""
     tables = PLANTED + HELD_OUT + LATER
     kinds = {name: (ranks, cause) for name, _, ranks, cause in tables}
     chosen: list[Row] = []
@@ -162,7 +163,9 @@ def choose(wanted: list[str]) -> list[Row]:
 
 
 def diagnose(name: str, ms: float, ranks: int) -> tuple[str, float, float, float]:
-    """The first cause, its reported and its true seconds per step, and the dollars per epoch."""
+    """Run one row. Returns the first cause, its reported and its true seconds per step, and its
+    dollars per epoch.
+    """
     with TuningSession(SCRIPT, [name, str(ms)], ranks=ranks) as session:
         found = Diagnoser(session, patience_s=10).diagnose()
     base = median(found.seconds["cached"])
@@ -173,8 +176,8 @@ def diagnose(name: str, ms: float, ranks: int) -> tuple[str, float, float, float
     return first.cause, first.lost_s, expected, found.dollars(first.lost_s, PRICE)
 
 
-# What a delay costs. Data that is read beside the computation costs what is longer than it, by how
-# many read at once:
+# The true cost of a delay. Data that is read during the computation costs only the time by which
+# the reading is longer. Bottleneck -> the number of readers at the same time:
 BY_BATCH = {"storage-bandwidth": 1, "decode": 1, "collate": 1, "decode-in-workers": 2}
 BY_SAMPLE = {
     "few-threads": 1,
@@ -201,8 +204,8 @@ SLEEPS = {
     "late-data",
     "between-epochs",
 }
-# of a step: passes beyond the first, or one in five, or sums of gradients and of what ranks agree
-# on
+# bottleneck -> how often its delay occurs in a step: for each pass after the first, once in five
+# steps, or for each sum of gradients and each value on which ranks agree
 TIMES = {
     "micro-batch": 7,
     "pass-in-python": 7,
@@ -219,7 +222,7 @@ PASSES = ("micro-batch", "pass-in-python")
 
 
 def time_passes() -> float:
-    """Additional seconds of one pass per sample compared with one for all of them, without
+    """The seconds by which one pass per sample takes longer than one pass for all samples, without
     a delay.
     """
     more = []
@@ -239,8 +242,8 @@ def measure(session: TuningSession) -> float:
 
 
 def expect(name: str, seconds: float, base: float, step: float) -> float:
-    """Seconds of each step that a delay costs, if a step with the last batch takes `base` and a
-    whole step `step`.
+    """The seconds per step that a delay costs. `base` is the time of a step without reading data,
+    and `step` the time of a whole step.
     """
     if name in BY_BATCH:
         return seconds / BY_BATCH[name] - base
@@ -253,7 +256,7 @@ def expect(name: str, seconds: float, base: float, step: float) -> float:
 
 
 def oversleep(seconds: float) -> float:
-    """The real length of a sleep of this many seconds on this machine."""
+    """The time that a sleep of `seconds` really takes on this machine."""
     taken = []
     for _ in range(20 if seconds < 0.05 else 3):
         begun = time.perf_counter()

@@ -1,8 +1,8 @@
-"""A small training script with one bottleneck in it, for `diagnosis.py`: DELAY is its name, MS its
-size.
+"""A small training script with one bottleneck, for `diagnosis.py`. The environment variable DELAY
+names the bottleneck, and MS is its size in milliseconds.
 
-Delays that stand for a rate (a disk, a decoder) are kept by a schedule, so that a late wake-up does
-not add to them.
+A delay that simulates a rate (a disk, a decoder) follows a schedule, so that a late wake-up does
+not lengthen it.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from cavvy.train import run as runs
 from cavvy.train.parallel.reduce import GradientReducer
 
 WIDTH, BATCH = 64, 8
-EVERY = 5  # steps between two saves, or evaluations, by the script itself
+EVERY = 5  # number of steps between two saves or evaluations that the script itself makes
 SELDOM = 20
-# threads and workers of the plan, if not eight and none
+# bottleneck -> (threads, workers) of the plan; the default is eight threads and no workers
 READERS = {
     "few-threads": (1, 0),
     "one-worker": (1, 1),
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def between(name: str, seconds: float, run: train.Run, is_late: bool) -> None:
-    """The work of the loop itself after a step."""
+    """Simulate work that the training loop itself does between two steps."""
     if name == "python-in-loop":
         spin(seconds)
     if name.startswith("straggler-") and is_late:
@@ -137,7 +137,7 @@ def seldom(name: str, seconds: float, is_first: bool) -> None:
 
 @torch.no_grad()
 def evaluate(seconds: float) -> None:
-    """A model of a few layers on as many batches as take about this long."""
+    """Evaluate a model of a few layers on batches for about `seconds`."""
     model, until = (
         nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)),
         time.perf_counter() + seconds,
@@ -148,20 +148,21 @@ def evaluate(seconds: float) -> None:
 
 
 def save_weights(seconds: float) -> None:
-    """To a slow location."""
+    """Save the weights to a location that takes `seconds`."""
     time.sleep(seconds)
 
 
 def work_late(name: str, seconds: float, samples: int, is_late: bool) -> None:
-    """The time of a pass beyond the small model's own."""
+    """Simulate a forward and backward pass that takes longer than that of the small model."""
     if name in ("micro-batch", "batch") or (name == "straggler" and is_late):
         _model_work(seconds)
     if name in ("checkpoint", "save-in-loop", "save-and-wait", "save-by-hand", "logging"):
-        _model_work(0.002 * samples)  # a step without a bottleneck of its own
+        _model_work(0.002 * samples)  # this step has no other bottleneck
     if name == "pass-in-python":
         time.sleep(seconds)
     if name == "python-holding":
-        ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # no other thread runs meanwhile
+        # PyDLL keeps Python's lock, so that no other thread runs during the sleep
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
     if name == "tiny-operations":
         for _ in range(Tiny.count(seconds)):
             Tiny.values = Tiny.values + 1
@@ -171,14 +172,14 @@ def work_late(name: str, seconds: float, samples: int, is_late: bool) -> None:
 
 
 def _model_work(seconds: float) -> None:
-    """As many small operations as take about this long: an underused device waits for them."""
+    """Run small operations for about `seconds`, during which a device would be underused."""
     x, out, until = torch.ones(60_000), torch.empty(60_000), time.perf_counter() + seconds
     while time.perf_counter() < until:
         torch.cumsum(x, 0, out=out)
 
 
 class Tiny:
-    """As many tiny operations as take this long without a trace."""
+    """Runs as many tiny operations as take this long without tracing."""
 
     values = torch.zeros(4)
     _each_s = 0.0
@@ -200,7 +201,7 @@ def spin(seconds: float) -> None:
 
 
 def count_slowly(seconds: float) -> None:
-    """A metric, value by value."""
+    """Compute a metric slowly, value by value."""
     values, until = torch.ones(1000), time.perf_counter() + seconds
     while time.perf_counter() < until:
         for number in range(20):
@@ -208,7 +209,7 @@ def count_slowly(seconds: float) -> None:
 
 
 class Rate:
-    """Lets threads pass one at a time, one in this many seconds; unused time is not made up for."""
+    """Lets one thread pass each time this many seconds have passed. Unused time is lost."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._free, self._turn = seconds, 0.0, threading.Lock()
@@ -220,7 +221,9 @@ class Rate:
 
 
 class Samples:
-    """A thousand samples, from a disk with this many per second, or this long for each."""
+    """A thousand samples, from a simulated disk with a number of samples per second, or with a time
+    for each sample.
+    """
 
     def __init__(self, name: str, seconds: float, rank: int) -> None:
         self._name, self._seconds = name, seconds / BATCH
@@ -240,14 +243,14 @@ class Samples:
 
 
 class Picture:
-    """A sample that is not a tensor, joined by its own function."""
+    """A sample that is not a tensor and is joined to batches by its own function."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
 
 
 class Collate:
-    """Takes this long for each sample, one batch at a time."""
+    """Joins samples to a batch, with a delay for each sample. Makes one batch at a time."""
 
     def __init__(self, seconds: float) -> None:
         self._processor = Rate(seconds)
@@ -258,7 +261,7 @@ class Collate:
 
 
 class Decode:
-    """Takes as long as a sample's picture would, one at a time, as Python does."""
+    """Simulates decoding a picture. Like Python code, it decodes one picture at a time."""
 
     def __init__(self, name: str, seconds: float) -> None:
         self._name, self._seconds = name, seconds
@@ -275,14 +278,14 @@ class Decode:
 
 
 def compute(seconds: float) -> None:
-    """Uses this much of the thread's processor time, regardless of other threads."""
+    """Use `seconds` of this thread's processor time."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
 
 
 class Late(nn.Module):
-    """A layer that goes through its batch in Python."""
+    """A layer that processes its batch in a Python loop."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -311,7 +314,7 @@ class SlowHandler(logging.Handler):
 
 
 class Written:
-    """Takes this long to write."""
+    """An object that takes this long to save."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

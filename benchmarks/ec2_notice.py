@@ -1,9 +1,10 @@
-"""A training on EC2's stand-in, interrupted with the real notice of two minutes: `python
-benchmarks/ec2_notice.py`.
+"""Runs a training on a simulated EC2, which interrupts it with the real notice of two minutes:
+`python benchmarks/ec2_notice.py`.
 
-Needs root, as the tests of EC2 do. The first offer has no capacity, the second is taken back, the
-third finishes; the weights are those of an undisturbed run, the bill is the sum of the lives, and
-nothing is left.
+Needs root, like the tests of EC2. The first offer has no capacity, the instance of the second is
+reclaimed, and the third finishes the job. Afterwards, the weights must equal those of an
+undisturbed run, the bill must be the sum of the instances' lifetimes, and no object may be left in
+the cloud.
 """
 
 import sys

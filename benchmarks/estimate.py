@@ -1,8 +1,8 @@
-"""How far the estimates are off: measured steps with each family of models and each GPU left out of
-the calibration, and tables of rates with each GPU left out.
+"""Measures the errors of `cavvy estimate`. Measured steps are estimated with their family of models
+or their GPU left out of the calibration, and published rates with their GPU left out.
 
-Reads ../shared/data/performance (or CAVVY_DATA). `--write` renews docs/reference/estimate.md;
-`--fit` prints the constants fitted on all measured steps, for planner/estimate/kernels.py and
+Reads ../shared/data/performance (or CAVVY_DATA). `--write` updates docs/reference/estimate.md.
+`--fit` prints the constants fitted to all measured steps, for planner/estimate/kernels.py and
 roofline.py.
 """
 
@@ -40,7 +40,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "estimate.md
 
 
 def check_steps(say: Callable[[str], None]) -> None:
-    """Each step of the H200, by constants fitted to the steps of other families of models."""
+    """Estimate each step on the H200 with constants fitted to the other families of models."""
     steps, others = read_steps(), [*read_vision(), *read_mpt()]
     left_out = {
         family: fit([s for s in (*steps, *others) if s.family != family], CALIBRATED, 3)
@@ -102,7 +102,7 @@ def _check_families(
 
 
 def _check_devices(steps: Sequence[Step], say: Callable[[str], None]) -> None:
-    """Each device, by constants fitted to the measurements of the other devices."""
+    """Estimate the steps on each device with constants fitted to the other devices."""
     say("")
     say("### Step times, each accelerator left out")
     say("")
@@ -113,7 +113,8 @@ def _check_devices(steps: Sequence[Step], say: Callable[[str], None]) -> None:
     for name in ("H200", "H100", "A100", "RTX3090"):
         constants = fit([each for each in steps if each.device.name != name], CALIBRATED, 3)
         mine = [each for each in steps if each.device.name == name]
-        if name == "RTX3090":  # the share of its peak is fitted to these steps
+        # left out, because its fraction of the peak is fitted to these very steps
+        if name == "RTX3090":
             mine = [replace(s, device=replace(s.device, achieved=unseen)) for s in mine]
         off = [error_of(each, constants) for each in mine]
         say(f"| {name} | {_spread(off)} |")
@@ -136,7 +137,7 @@ def _worst(values: Sequence[float]) -> float:
 
 Row = tuple[
     tuple[str, ...], str, int, float, str
-]  # workload, accelerator, how many, rate, precision
+]  # (workload, accelerator, number of accelerators, rate, precision)
 
 
 def read_lambda() -> Iterator[Row]:
@@ -181,7 +182,7 @@ _CALLED = {"TPU-TRILLIUM": "TPU-v6e", "RTX 6000 ADA": "RTX6000-Ada", "RTX 8000":
 
 
 def find_device(text: str) -> DeviceRates | None:
-    """What a table calls an accelerator."""
+    """Find an accelerator by the name that a table uses for it."""
     found = _FOUND.search(text)
     if found is None:
         return None
@@ -195,7 +196,7 @@ def find_device(text: str) -> DeviceRates | None:
 
 
 def check_table(rows: Sequence[Row], say: Callable[[str], None]) -> None:
-    """Every row of an accelerator from the rows of the others alone."""
+    """Predict every row of an accelerator only from the rows of other accelerators."""
     loads: dict[tuple[str, ...], list[tuple[DeviceRates, str, int, float, str]]] = defaultdict(list)
     unknown = alone = 0
     for key, name, count, rate, precision in rows:

@@ -1,9 +1,10 @@
-"""Measured training steps, and the constants that fit them: `benchmarks/estimate.py` calibrates
-`cavvy estimate` with them and compares it with them.
+"""Reads measured training steps, and fits constants to them. `benchmarks/estimate.py` uses the
+steps to calibrate `cavvy estimate`, and to measure its errors.
 
-Three sets are read. The steps of one H200 lie in ../shared/data/performance (or CAVVY_DATA), as do
-llm-foundry's MPT runs on A100 and H100. The vision models on one RTX 3090 are those of
-benchmarks/estimate_vision.csv. `scripts/estimate/measured.py` traces the models of the last two.
+There are three sets. The steps on one H200, and llm-foundry's MPT runs on A100 and H100, are in
+../shared/data/performance (or CAVVY_DATA). The steps of vision models on one RTX 3090 are in
+benchmarks/estimate_vision.csv. `scripts/estimate/measured.py` traces the models of the last two
+sets.
 """
 
 import csv
@@ -32,8 +33,8 @@ VISION = Path(__file__).with_name("estimate_vision.csv")
 PROFILES = Path(__file__).with_name("estimate_profiles.jsonl.gz")
 _NAMES = {"gpt2_1024": "gpt2", "bert_base_128": "bert-base"}
 
-# What is believed before a step is measured. Each constant may differ by a factor of e^0.3 (one
-# standard deviation); the rate of the largest products is known better, from the MAMF tables that
+# The constants that are assumed before any measurement (the prior). The standard deviation of each
+# is a factor of e^0.3. The rate of the largest products is known better, from the MAMF tables that
 # `DeviceRates.achieved` cites.
 PRIOR = RooflineConstants(
     kernels=KernelConstants(
@@ -79,10 +80,11 @@ _SPREADS = {
     "depth": 0.6,
     "conv_depth": 0.6,
 }
-# Published measurements were made with other versions and code than the H200's: they count less.
+# The weight of each set. Published measurements weigh less, because they were made with other code
+# and other versions than those on the H200.
 _WEIGHT = {"H200": 1.0, "RTX3090": 0.5, "MPT": 0.5}
 
-# The families of models for leaving one out, by the first letters of a model's name
+# family of models -> how the names of its models start; each family is left out in turn
 FAMILIES = {
     "GPT": "gpt mpt",
     "BERT": "bert",
@@ -98,7 +100,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Step:
-    """One measured step. `allocated_mib` and `reserved_mib` are 0 where they were not measured."""
+    """One measured step. `allocated_mib` and `reserved_mib` are 0 if they were not measured."""
 
     source: str  # H200, RTX3090 or MPT
     model: str
@@ -217,9 +219,10 @@ Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 def fit(
     steps: Sequence[Step], start: RooflineConstants = PRIOR, rounds: int = 12
 ) -> RooflineConstants:
-    """The constants that fit `steps` best, held near PRIOR: Gauss-Newton on logarithms, with the
-    pseudo-Huber loss, so that a few steps that fit badly do not decide. The share of its peak that
-    the RTX 3090 reaches is fitted too, and dropped: `ACHIEVED` has it.
+    """The constants that fit `steps` best, with a penalty for the distance from PRIOR. The method
+    is Gauss-Newton on logarithms. It uses the pseudo-Huber loss, which limits the influence of
+    steps that fit badly. The fraction of its peak that the RTX 3090 reaches is also fitted but not
+    returned, because it is in `ACHIEVED`.
     """
     prior = np.append(np.log(list(flatten(PRIOR).values())), 0.0)
     spreads = np.array([*(_SPREADS.get(name, _SPREAD) for name in flatten(PRIOR)), _SPREAD])
@@ -255,12 +258,12 @@ def _time(step: Step, constants: RooflineConstants, more: float) -> float:
 
 
 def error_of(step: Step, constants: RooflineConstants) -> float:
-    """The estimate as a share of the measurement, minus 1."""
+    """The relative error of the estimate: the estimate divided by the measurement, minus 1."""
     return estimate_step(step.profile, step.device, step.run, constants).total / step.step_s - 1
 
 
 def flatten(constants: RooflineConstants) -> dict[str, float]:
-    """The constants by their names."""
+    """The constants by name."""
     every = asdict(constants)
     return {**every.pop("kernels"), **every}
 

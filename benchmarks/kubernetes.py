@@ -1,14 +1,15 @@
-"""What Cavvy adds to Kubernetes' own way from the submission to the running program: alternating
-pairs, one table.
+"""Measures how much longer a program takes to start through Cavvy than through the Kubernetes API,
+from the submission on.
 
     python benchmarks/kubernetes.py [--pairs 20]
 
-A real cluster is made on this machine (tests/system/kubernetes says what that takes). Both sides
-run the same image with the same requests; the program says when it began by the machine's own clock
-(/proc/uptime, 10 ms). Counted is from before the request that makes the pod (one POST to the API
-server, or the client's call to a server that runs) to that moment. The plain pod is as the cluster
-makes every pod, its service account's token included. The difference of a pair is Cavvy's; the
-median of the differences is the figure.
+The benchmark makes a real cluster on this machine (see tests/system/kubernetes for what this
+needs). It starts the same image with the same resource requests in turn through Kubernetes and
+through Cavvy. The program reports when it began, by the machine's own clock (/proc/uptime, in steps
+of 10 ms). The time is measured from the request that creates the pod: one POST to the API server,
+or the client's call to a running server. The plain pod is made with the cluster's defaults,
+including the token of its service account. The result is the median of the differences between the
+two times of each pair.
 """
 
 import json

@@ -1,10 +1,11 @@
-"""How long a user waits: submit to running, exit to done, stop to stopped; on this machine, with
-the real agent.
+"""Measures how long a user waits on this machine, with the real agent: from the submission to
+running, from the task's exit to done, and from a stop to stopped.
 
     python benchmarks/latency.py [--runs 15]
 
-Times are the server's own stamps (UTC, microseconds) and, for the end, the task's own stamp of its
-last breath. Peers on the same kind of machine: dstack 0.22.5 0.66 s (stub agent), 23 s, 8 s.
+Times are those that the server records (UTC, microseconds); the task itself records the time of its
+exit. For comparison, dstack 0.22.5 on the same kind of machine takes 0.66 s (stub agent), 23 s and
+8 s.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from cavvy.client import Client, connect
 
 
 def submit_to_running_s(client: Client) -> float:
-    """From the submission to `running`, as a client that waits for the event sees it."""
+    """The time from the submission to `running`, as a client sees it that waits for the event."""
     started = time.monotonic()
     name = client.submit("{name: wait, run: sleep 60}").name
     for event in client.follow("default", name):
@@ -32,8 +33,8 @@ def submit_to_running_s(client: Client) -> float:
 
 
 def exit_to_done_s(client: Client) -> float:
-    """From the moment before the task exits to `done` with its exit code and its last log line
-    readable.
+    """The time from just before the task's exit until the job is `done`, and its exit code and last
+    log line can be read.
     """
     name = client.submit("{name: exit, run: 'sleep 0.3; date +%s.%N'}").name
     while (job := client.job("default", name)).phase != "done":
@@ -45,7 +46,7 @@ def exit_to_done_s(client: Client) -> float:
 
 
 def stop_to_stopped_s(client: Client) -> float:
-    """From the stop to `stopped`, for a task that ends at once when asked."""
+    """The time from the stop to `stopped`, for a task that exits at once."""
     name = client.submit("{name: stop, run: exec sleep 60}").name
     while client.job("default", name).phase != "running":
         time.sleep(0.01)

@@ -1,13 +1,13 @@
-"""Measures the serving policy `steady` on a trace that did not tune it: its weights are chosen on
-the other three SpotHedge traces.
+"""Measures the serving policy `steady` on each SpotHedge trace with weights that were chosen on the
+other three traces only.
 
     python benchmarks/left_out.py    # about 3 minutes of CPU
 
 The service asks for the availability that SpotHedge reaches in the same windows. The weights are
-the best of 32 draws from powers of two: those with the lowest cost over SpotHedge's in the mean of
-the three traces, where a point of availability below SpotHedge's counts as much as all of the
-cost. Then ten seeds draw the windows in which the policy with these weights is compared with
-SpotHedge on the trace that was left out.
+the best of 32 random choices of powers of two. The best have the lowest score, averaged over the
+three traces: the cost relative to SpotHedge's, plus a penalty for availability below SpotHedge's.
+One percentage point of missing availability counts as much as the whole cost of SpotHedge. Then,
+for each of ten seeds, random windows of the remaining trace compare the policy with SpotHedge.
 """
 
 import time
@@ -32,10 +32,11 @@ from cavvy.sim.traces.serving import SpotCapacity, read_capacity, serve, window
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))
 TRACES = ("AWS1", "AWS2", "AWS3", "GCP1")
-TICKS, TICK_S, COLD_START_S = 2880, 30.0, 120.0  # a day; as in the evaluation of SpotHedge
+TICKS, TICK_S, COLD_START_S = 2880, 30.0, 120.0  # one day, as in the evaluation of SpotHedge
 TUNING_WINDOWS, DRAWS = 6, 32
 SEEDS, WINDOWS = 10, 10
-SHORT = 100.0  # the cost of missing SpotHedge's availability, per share of the time
+# the penalty in the score for availability below SpotHedge's, per fraction of the time
+SHORT = 100.0
 CHOICES: Mapping[str, Sequence[float]] = {
     "prior_losses": (0.25, 0.5, 1.0, 2.0),
     "prior_hr": (0.25, 0.5, 1.0, 2.0),
@@ -111,7 +112,7 @@ def draw_weights() -> list[SteadyWeights]:
 
 
 def score(trace: str, weights: SteadyWeights) -> float:
-    """The cost over SpotHedge's on this trace, plus the price of missing availability."""
+    """The cost relative to SpotHedge's on this trace, plus the penalty for missing availability."""
     cost, ready, ours, our_ready = compare(trace, "tuning", TUNING_WINDOWS, weights)
     return ours / cost + SHORT * max(0.0, ready - our_ready)
 
@@ -134,7 +135,7 @@ def _test(task: tuple[str, int, SteadyWeights]) -> Mapping[str, object]:
 
 
 def run_left_out() -> Iterator[Mapping[str, object]]:
-    """A row for each trace that is left out and each seed."""
+    """Yield a row for each left-out trace and each seed."""
     drawn = draw_weights()
     tasks = [(trace, weights) for trace in TRACES for weights in drawn]
     with ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
@@ -147,7 +148,7 @@ def run_left_out() -> Iterator[Mapping[str, object]]:
 def _choose(
     left_out: str, drawn: Sequence[SteadyWeights], scores: Mapping[tuple[str, SteadyWeights], float]
 ) -> SteadyWeights:
-    """The best weights on the other traces."""
+    """The weights with the lowest mean score on the other traces."""
     others = [trace for trace in TRACES if trace != left_out]
     return min(drawn, key=lambda weights: sum(scores[trace, weights] for trace in others))
 

@@ -1,7 +1,8 @@
-"""What the benchmarks share: CPU seconds of commands and processes, medians, a home of their own,
-one table each.
+"""Code that the benchmarks share: CPU seconds of commands and processes, medians, a temporary state
+folder, and tables.
 
-CPU seconds are compared, not wall time: they hold on a busy machine.
+The benchmarks compare CPU seconds, not wall-clock time, because CPU seconds change little on a busy
+machine.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def command_cpu_s(command: Sequence[str], env: dict[str, str] | None = None) -> float:
-    """User and system CPU seconds of a command and all children that it waited for."""
+    """The user and system CPU seconds of a command and of all children that it waited for."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=True
@@ -31,7 +32,8 @@ def command_cpu_s(command: Sequence[str], env: dict[str, str] | None = None) -> 
 
 
 def process_cpu_s(pid: int) -> float:
-    """CPU seconds of a living process and of its children that have ended and were waited for."""
+    """The CPU seconds of a running process, and of its children that have ended and were waited
+    for."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return sum(int(field) for field in fields[11:15]) / _TICK
 
@@ -44,8 +46,8 @@ def process_rss_mib(pid: int) -> float:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, so that `children_cpu_s`
-    counts them all (Linux).
+    """Become the parent of every descendant whose own parent ends (Linux), so that `children_cpu_s`
+    includes all descendants.
     """
     import ctypes
 
@@ -54,8 +56,8 @@ def adopt_orphans() -> None:
 
 
 def children_cpu_s() -> float:
-    """CPU seconds of all descendants, ended ones only; waits for those that still run until they
-    end by themselves.
+    """The CPU seconds of all descendants. Waits until those that still run have ended by
+    themselves.
     """
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -93,7 +95,7 @@ def fresh_home() -> Iterator[dict[str, str]]:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table: what was measured, its figure, its bar."""
+    """Print a table."""
     texts = [
         [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows
     ]

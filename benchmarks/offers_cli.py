@@ -1,10 +1,10 @@
-"""CPU seconds of `cavvy offers --gpu A100:8`, cold: every process that it starts counts; no server
-is asked.
+"""Measures the CPU seconds of `cavvy offers --gpu A100:8`, including all processes that it starts.
+No server runs.
 
     python benchmarks/offers_cli.py
 
-Peer on the same kind of machine: `sky show-gpus` (SkyPilot 0.14.1) 1.34 s in the client alone, and
-seconds on its server. Where `sky` is installed in this environment, it is measured in the same run.
+For comparison, `sky show-gpus` (SkyPilot 0.14.1) on the same kind of machine takes 1.34 s in the
+client, plus seconds on its server. If `sky` is installed in this environment, it is measured too.
 """
 
 import os
@@ -54,8 +54,8 @@ def main() -> None:
 
 
 def _cpu_s(command: Sequence[str], env: Mapping[str, str]) -> float:
-    """CPU seconds of a command and of all processes that it leaves running, until those have ended
-    too.
+    """The CPU seconds of a command, including processes that it leaves running, until all have
+    ended.
     """
     before = children_cpu_s()
     subprocess.run(

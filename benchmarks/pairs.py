@@ -1,5 +1,5 @@
-"""What Cavvy adds to an engine's own way from a submission to the running program: alternating
-pairs, one table.
+"""Compares the time from a submission to the running program between Cavvy and an engine such as
+Kubernetes, in alternating pairs.
 """
 
 import argparse
@@ -12,7 +12,8 @@ from measure import table
 from cavvy.client import Client
 
 WAIT_S = 60.0
-PROGRAM = "cat /proc/uptime"  # reports when it began by the machine's clock, in steps of 10 ms
+# reports when the program began, by the machine's clock in steps of 10 ms
+PROGRAM = "cat /proc/uptime"
 
 
 def make_parser(text: str | None) -> argparse.ArgumentParser:
@@ -28,7 +29,7 @@ def now_s() -> float:
 
 
 def cavvy_s(client: Client, resources: str) -> float:
-    """From before the client's call to the program's first moment; returns when the job has
+    """The seconds from the client's call to the start of the program. Returns after the job has
     ended.
     """
     began = now_s()
@@ -47,8 +48,8 @@ def compare(
     *,
     pairs: int,
 ) -> None:
-    """Measure in turn and print; the first pair is a warm-up, since it places the agent, and does
-    not count.
+    """Measure both in turn, and print a table. The first pair copies the agent to its place, so it
+    is not counted.
     """
     engine, cavvy = [], []
     for number in range(pairs + 1):

@@ -1,4 +1,4 @@
-"""Runs every spot policy over the public traces, keeps each run, and writes
+"""Runs every spot policy over the public traces, stores each run, and writes
 docs/reference/policies.md with its plots.
 
     python benchmarks/policies.py    # run all (about 15 minutes of CPU), then write the page
@@ -6,8 +6,8 @@ docs/reference/policies.md with its plots.
                                              # speed
     python benchmarks/policies.py --page     # write the page again from the runs that are kept
 
-The traces are read from ../shared/data, or CAVVY_DATA. Every run is kept, one row each, in
-benchmarks/results/*.csv.gz; the page is made of nothing else.
+The traces are read from ../shared/data, or CAVVY_DATA. Each run is stored as one row in
+benchmarks/results/*.csv.gz, and the page is made from these files only.
 """
 
 import os
@@ -45,12 +45,12 @@ V100 = DATA / "traces/spot/availability/aws-02-15-2023"
 WINDOWS, SEED = 20, 2026
 OVERHEADS, DEADLINES = (0.02, 0.05, 0.1, 0.2, 0.4), (52, 60, 70, 92)
 POLICIES = ("auto", "uniform-progress", "greedy")
-# `auto` as production runs it: it knows launches, preemptions and prices only; then also with the
-# margins of a task that writes a checkpoint every ten minutes
+# `auto` as in production, where it knows only launches, preemptions and prices: without margins,
+# and with the margins for a task that writes a checkpoint every ten minutes
 IN_PRODUCTION = {"auto-launches": NO_MARGINS, "auto-margins": PolicyMargins(again_s=600.0)}
 _NAMES = {"auto-launches": "auto (launches only)", "auto-margins": "auto (with margins)"}
-FEW_WINDOWS = 5  # the first of the windows, for the slower runs
-# SkyNomad's artifact, V100: the windows, job and zones of its figure 9b
+FEW_WINDOWS = 5  # slower runs use only the first windows
+# SkyNomad's artifact, V100: the windows, the job and the zones of figure 9b of the paper
 STARTS_HR = (179.725, 299.5417, 419.3583, 479.2667, 838.7167)
 TRIPLE = ("us-east-1c", "us-east-2b", "us-west-2a")
 SERVED = {"AWS1": 0.993, "AWS2": 0.976, "AWS3": 0.997, "GCP1": 0.998}
@@ -76,7 +76,8 @@ def main() -> None:
 
 
 def run_single() -> Iterator[Row]:
-    """One market: nine zones, 20 cells, three prices of spot."""
+    """Simulate one market: nine zones, 20 combinations of deadline and overhead, three spot
+    prices."""
     settings = list_settings(
         [48 * HOUR], [h * HOUR for h in DEADLINES], [h * HOUR for h in OVERHEADS]
     )
@@ -121,8 +122,8 @@ def single(ratio: float, policy: str, one: TrialResult) -> Row:
 
 
 def run_several() -> Iterator[Row]:
-    """Several markets with real prices and egress: SkyNomad's five windows, then random zones
-    and windows.
+    """Simulate several markets with real prices and egress: SkyNomad's five windows, then random
+    zones and windows.
     """
     world = v100_world(TRIPLE)
     for hour in STARTS_HR:
@@ -178,7 +179,7 @@ def v100_world(zones: Sequence[str]) -> TraceWorld:
 
 
 def run_serving() -> Iterator[Row]:
-    """Three replicas for 24 h on the SpotHedge traces."""
+    """Simulate three replicas for 24 h on the SpotHedge traces."""
     for name, availability in SERVED.items():
         capacity = read_capacity(
             DATA / "traces/spothedge" / name, tick_s=30.0, unlimited=name == "AWS3"
@@ -213,7 +214,9 @@ def run_serving() -> Iterator[Row]:
 
 
 def run_speed() -> Iterator[Row]:
-    """Jobs per second of CPU time, the optimum not counted; and the Philly queue."""
+    """Measure simulated jobs per second of CPU time, without the time for the optimum, and the
+    Philly queue.
+    """
     worlds = {path: make_world([read_series(path)]) for path in list_traces([V100])}
     kinds = {policy: (Knows.EVERYTHING, NO_MARGINS) for policy in POLICIES}
     kinds |= {policy: (Knows.LAUNCHES, margins) for policy, margins in IN_PRODUCTION.items()}

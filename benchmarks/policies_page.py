@@ -1,4 +1,4 @@
-"""Makes docs/reference/policies.md and its plots from the runs that `policies.py` keeps."""
+"""Makes docs/reference/policies.md and its plots from the runs that `policies.py` stored."""
 
 import csv
 import gzip
@@ -10,7 +10,7 @@ _PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "policies.m
 _RESULTS = Path(__file__).resolve().parent / "results"
 _Row = Mapping[str, str]
 _Rows = Sequence[_Row]
-# zones that were used to develop the policy; it ran on the others unchanged
+# zones that were used to develop the policy; on all others, it was only measured
 _SEEN_ZONES = ("us-east-1a", "us-east-1d", "us-east-2b", "us-west-2b")
 _PUBLISHED = {"AWS1": (51, 99.3), "AWS2": (57, 97.6), "AWS3": (46, 99.7), "GCP1": (46, 99.8)}
 _BARS = {"AWS1": (48, 99.3), "AWS2": (52, 97.6), "AWS3": (42, 99.7), "GCP1": (42, 99.8)}
@@ -81,7 +81,7 @@ def make_text(results: Mapping[str, _Rows]) -> str:
 
 
 def read_results() -> dict[str, list[dict[str, str]]]:
-    """The runs that are kept, by name."""
+    """The stored runs, by name."""
     found = {}
     for path in sorted(_RESULTS.glob("*.csv.gz")):
         with gzip.open(path, "rt", newline="") as file:
@@ -90,7 +90,7 @@ def read_results() -> dict[str, list[dict[str, str]]]:
 
 
 def keep(name: str, rows: Iterable[Mapping[str, object]]) -> None:
-    """One compressed CSV; equal rows make equal files."""
+    """Store rows as a compressed CSV file. Equal rows make files with equal bytes."""
     found = list(rows)
     _RESULTS.mkdir(exist_ok=True)
     with (
@@ -371,11 +371,11 @@ def _speed(rows: _Rows) -> Iterable[str]:
 
 
 def _plot(rows: _Rows, path: Path) -> None:
-    """Cost over optimum against the slack, a panel for each overhead."""
+    """Plot the cost divided by the optimum against the slack, with a panel for each overhead."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # equal plots are equal files
+    matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # so that equal plots make files with equal bytes
     main = [row for row in rows if row["ratio"] == "0.3"]
     overheads = sorted({row["overhead_hr"] for row in main}, key=float)
     deadlines = sorted({row["deadline_hr"] for row in main}, key=float)

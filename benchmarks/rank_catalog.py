@@ -1,10 +1,11 @@
-"""CPU milliseconds to rank the whole catalog for a need, in process, with nothing kept between two
-rounds.
+"""Measures the CPU milliseconds to rank the whole catalog for a request, in this process and
+without a cache between rounds.
 
     python benchmarks/rank_catalog.py
 
-A round opens the snapshot, ranks, counts the rejected offers by their reason, finds the nearest
-misses and closes it. Peer on the same kind of machine: SkyPilot 0.14.1 takes 440 ms for A100:8.
+A round opens the snapshot, ranks its offers, counts the rejected offers by reason, finds the
+nearest misses and closes the snapshot. For comparison, SkyPilot 0.14.1 on the same kind of machine
+takes 440 ms for A100:8.
 """
 
 import statistics
@@ -21,7 +22,8 @@ from cavvy.domain.units import parse_rate
 from cavvy.store.snapshot import CatalogSnapshot
 
 ROUNDS = 41
-NEEDS: dict[str, tuple[Resources, int | None, float]] = {  # need, rows asked for, bar in ms
+# request -> (resources, number of requested rows, limit in ms)
+NEEDS: dict[str, tuple[Resources, int | None, float]] = {
     "A100:8": (Resources(accelerators=parse_accelerator("A100:8")), None, 5.0),
     "H100:8, eu, at most $15": (
         Resources(

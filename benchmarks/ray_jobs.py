@@ -1,15 +1,16 @@
-"""What Cavvy adds to Ray's own way from the submission to the running program: alternating pairs,
-one table.
+"""Measures how much longer a program takes to start through Cavvy than through Ray's own job API,
+from the submission on.
 
     python benchmarks/ray_jobs.py [--pairs 20]
 
-A real cluster is made on this machine (tests/system/ray_cluster.py says what that takes). Both
-sides run the same program, which says when it began by the machine's own clock (/proc/uptime, 10
-ms). Counted is from before the request that makes the job (one POST to the dashboard, or the
-client's call to a server that runs) to that moment. The plain job is one entrypoint that asks for
-the same CPU and memory; Ray starts a supervisor for it, as for every job. A gang of Cavvy's takes a
-driver and an actor more, which is how all of its nodes are reserved at once. The difference of a
-pair is Cavvy's; the median of the differences is the figure.
+The benchmark makes a real cluster on this machine (see tests/system/ray_cluster.py for what this
+needs). It starts the same program in turn through Ray and through Cavvy. The program reports when
+it began, by the machine's own clock (/proc/uptime, in steps of 10 ms). The time is measured from
+the request that creates the job: one POST to the dashboard, or the client's call to a running
+server. The plain job has one entrypoint with the same CPUs and memory, and Ray starts a supervisor
+for it, as for every job. A gang of Cavvy also needs a driver and an actor, with which all its nodes
+are reserved at once. The result is the median of the differences between the two times of each
+pair.
 """
 
 import json
@@ -64,7 +65,7 @@ def plain_s(cluster: Cluster, name: str) -> float:
 
 
 def wait(cluster: Cluster) -> None:
-    """Until every job is over and nothing is reserved."""
+    """Wait until every job has ended and nothing is reserved."""
     give_up = time.monotonic() + WAIT_S
     while cluster.groups() or any(job["status"] not in OVER for job in cluster.jobs()):
         if time.monotonic() > give_up:
@@ -74,7 +75,7 @@ def wait(cluster: Cluster) -> None:
 
 def calm(cluster: Cluster) -> None:
     wait(cluster)
-    time.sleep(2)  # Ray starts workers anew for those that were used
+    time.sleep(2)  # Ray starts new workers in place of those that were used
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""The embedded server: CPU to be healthy, memory after 1,000 mixed requests, and listing 10 of
-100,000 jobs.
+"""Measures the embedded server: the CPU time of its start, its memory after 1,000 mixed requests,
+and the CPU time to list 10 of 100,000 jobs.
 
     python benchmarks/server.py [--jobs 100000] [--requests 2000]
 
-Peers on the same kind of machine: dstack 0.22.5 5.5 CPU s and 248 MiB, 10-15 CPU ms to list 10 of
-10 runs; SkyPilot 0.14.1 3.9 CPU s, 1,190 MiB, 213 CPU ms. CPU and memory are the server process's
-own, all its threads.
+For comparison, on the same kind of machine: dstack 0.22.5 takes 5.5 CPU s and 248 MiB, and 10-15
+CPU ms to list 10 of 10 runs; SkyPilot 0.14.1 takes 3.9 CPU s, 1,190 MiB and 213 CPU ms. CPU time
+and memory are those of all threads of the server process.
 """
 
 import argparse
@@ -29,7 +29,7 @@ _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def fill(home: Path, count: int) -> None:
-    """Put ended jobs into the database of a server that does not run."""
+    """Put ended jobs into the database while the server is not running."""
 
     async def write() -> None:
         store = open_store(f"sqlite:///{home / 'cavvy.db'}")
@@ -72,7 +72,7 @@ def make_job(first: Job, number: int) -> Job:
 
 
 def start() -> tuple[float, float]:
-    """Start the server; its CPU seconds and MiB once it reports that it is healthy."""
+    """Start the server. Returns its CPU seconds and its MiB when it reports that it is healthy."""
     with connect() as client:
         client.health()
         pid = client.server().pid
@@ -80,7 +80,7 @@ def start() -> tuple[float, float]:
 
 
 def mix(client: Client, count: int) -> None:
-    """`count` requests as users make them."""
+    """Make `count` requests of various kinds, as users do."""
     made = client.submit("{name: mixed, run: 'true'}", key=None)
     calls = (
         lambda number: client.jobs("default", limit=50),
@@ -99,7 +99,8 @@ def mix(client: Client, count: int) -> None:
 
 
 def list_pages(client: Client, count: int) -> float:
-    """CPU ms of the server for each page of 10, going back through the jobs by cursor."""
+    """The CPU ms of the server for each page of 10 jobs, from the newest to older jobs by
+    cursor."""
     pid = client.server().pid
     client.jobs("default", limit=10)
     before, cursor = process_cpu_s(pid), None

@@ -1,12 +1,12 @@
-"""What Cavvy adds to Slurm's own way from the submission to the running program: alternating pairs,
-one table.
+"""Measures how much longer a program takes to start through Cavvy than through Slurm's own
+commands, from the submission on.
 
     python benchmarks/slurm.py [--pairs 20]
 
-A real cluster is made on this machine (tests/system/slurm.py says what that takes). Both sides run
-the same program, which writes down when it began; counted is from before the submission (`sbatch`,
-or the client's call to a server that runs) to that moment. The difference of a pair is Cavvy's; the
-median of the differences is the figure.
+The benchmark makes a real cluster on this machine (see tests/system/slurm.py for what this needs).
+It starts the same program in turn through Slurm and through Cavvy. The program records when it
+began. The time is measured from the submission: `sbatch`, or the client's call to a running server.
+The result is the median of the differences between the two times of each pair.
 """
 
 import sys
@@ -26,7 +26,9 @@ from cavvy.client import Client, connect
 
 
 def plain_s(cluster: Cluster, stamp: Path) -> float:
-    """sbatch of a script that starts its program by srun, as batch scripts do."""
+    """Submit with sbatch a script that starts its program with srun. Returns the seconds until the
+    program began.
+    """
     script = f"#!/bin/sh\nsrun sh -c 'date +%s.%N > {stamp}.new; mv {stamp}.new {stamp}'\n"
     began = time.time()
     cluster.run("sbatch", "--output=/dev/null", "--cpus-per-task=1", "--mem=512M", stdin=script)
@@ -47,9 +49,7 @@ def cavvy_s(client: Client, stamp: Path) -> float:
 
 
 def _calm(cluster: Cluster) -> None:
-    """Wait until slurmctld is idle: soon after a job's end it leaves new ones to its next round,
-    a second later.
-    """
+    """Wait until slurmctld is idle. For a second after the end of a job, it starts no new jobs."""
     cluster.until(lambda: not cluster.jobs("PD,R,CG"))
     time.sleep(1.5)
 

@@ -1,5 +1,5 @@
-"""Measures the production deadline policy on recorded spot markets, in three columns: told
-everything at every moment, as production runs it, and as production runs it with its margins.
+"""Measures the production deadline policy on recorded spot markets, in three columns: with full
+information, with the information that production has, and in addition with production's margins.
 
     python benchmarks/spot.py                    # every table on the tuning month, a small sample
     python benchmarks/spot.py single regions     # these tables
@@ -45,7 +45,7 @@ SIMPLE = ("on-demand", "greedy", "uniform-progress")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One job in one window of one world."""
+    """One job in one window of recorded markets."""
 
     row: str
     world: TraceWorld
@@ -76,8 +76,8 @@ def _world(zones: Sequence[MarketSeries], size_gb: float = 50.0) -> TraceWorld:
 def _case(
     row: str, world: TraceWorld, random: Random, hours: tuple[float, float, float], gap_s: float
 ) -> Case:
-    """A job of these hours of work, deadline and overhead, rounded to whole ticks so that the
-    optimum is quick, at a random time.
+    """A job at a random time, with these hours of work, deadline and overhead. Times are rounded to
+    whole ticks, which makes the optimum quick to compute.
     """
     work_s, deadline_s, overhead_s = (max(1, round(each * HOUR / gap_s)) * gap_s for each in hours)
     start_s = gap_s * random.randrange(max(1, int((world.end_s - deadline_s) / gap_s)))
@@ -96,7 +96,9 @@ def _priced(zone: MarketSeries, ratio: float) -> MarketSeries:
 
 
 def _rotated(zone: MarketSeries, number: int) -> MarketSeries:
-    """The zone as another region: its record turned by a third of its length for each number."""
+    """The zone as another region: its record is shifted cyclically by `number` thirds of its
+    length.
+    """
     turn = len(zone.counts) * number // 3
     market = replace(
         zone.market,
@@ -175,7 +177,7 @@ TABLES: Mapping[str, Callable[[str, Random, int], Iterator[Case]]] = {
 
 
 class Tally:
-    """The dollars of each row and column, and what the production policy took to decide."""
+    """The dollars of each row and column, and the CPU time of the production policy's decisions."""
 
     def __init__(self) -> None:
         self.usd: dict[tuple[str, str], float] = {}

@@ -1,7 +1,8 @@
-"""What the store costs: CPU time per call of its hot paths, with 100,000 jobs in the database.
+"""Measures the CPU time per call of the store's most frequent calls, with 100,000 jobs in the
+database.
 
 Run it: python benchmarks/store.py [--jobs N] [--url sqlite:///… | postgresql+psycopg://…]
-CPU time is of this process, all threads together; a PostgreSQL server's own is not in it.
+CPU time is that of all threads of this process. The time of a PostgreSQL server is not included.
 """
 
 import argparse
@@ -69,7 +70,7 @@ async def measure(
 
 
 async def live(store: Store, job: Job) -> None:
-    """The eight commits of one job that runs and ends."""
+    """Make the eight commits of one job that runs and ends."""
     name = f"{job.id}-1"
     attempt = Attempt(
         id=name,
@@ -164,8 +165,8 @@ async def submit(store: Store, job: Job) -> Job:
 
 
 def opening(url: str) -> float:
-    """CPU seconds of a process that opens the store, less those of one that imports asyncio
-    only.
+    """The CPU seconds of a process that opens the store, minus those of a process that only imports
+    asyncio.
     """
     code = (
         "import asyncio, sys, time\nif sys.argv[1:]:\n    from cavvy.store.open import open_store\n"

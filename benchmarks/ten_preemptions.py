@@ -1,14 +1,14 @@
-"""Takes the digits training away from its machine again and again, for real, and checks what that
-cost.
+"""Preempts a real training of the digits example several times, and checks its result and its bill.
 
     python benchmarks/ten_preemptions.py    # ten: notices of 2-30 s, every third without one
     python benchmarks/ten_preemptions.py --preemptions 3 --epochs 12 -o json
 
-The provider is `local` at 3.60 dollars an hour; a notice is a fire drill, which reaches the agent
-as a cloud's would; without notice, every process of the gang is killed at once. Checked: the final
-weights are those of a run that nobody disturbed, bit for bit; with notice at most one step was done
-twice; and the bill is the sum of the nodes' lives, in whole micro-dollars, from the records that
-the provider keeps on disk, which the agents' own reports lie within.
+The provider is `local` at 3.60 dollars an hour. A notice is made by a preemption drill, and reaches
+the agent like the notice of a cloud. A preemption without notice kills every process of the gang at
+once. The benchmark checks that the final weights equal those of an undisturbed run, bit for bit;
+that after a notice at most one step is repeated; and that the bill is the sum of the nodes'
+lifetimes, in whole micro-dollars, from the provider's records on disk. The times that agents report
+must lie within the recorded lifetimes.
 """
 
 import argparse
@@ -38,7 +38,7 @@ RATE_MICROS = 3_600_000  # an hour
 PATIENCE_S = 120.0
 LATER = timedelta(
     seconds=2
-)  # an agent reports its exit after it has noted it, and the bill ends with the note
+)  # tolerance: an agent records its exit first, which ends the bill, and reports it afterwards
 OBSERVED = '''"""The training as it is, with a line for every step that was done, on a disk that outlives the node."""
 import os, sys
 import torch
@@ -164,14 +164,14 @@ run: exec {sys.executable} observed.py --epochs {epochs} --width 16
 
 
 def submit(task: str, folder: Path) -> None:
-    """As `cavvy run -d --yes FILE`, which freezes and uploads the folder."""
+    """Submit the task as `cavvy run -d --yes FILE` does, which uploads the folder."""
     file = folder / "task.yaml"
     file.write_text(task)
     cavvy("run", "-d", "--yes", str(file))
 
 
 def train_undisturbed(folder: Path, work: Path, epochs: int) -> Path:
-    """The same program on the same machine, without Cavvy; its last state."""
+    """Run the same program on this machine without Cavvy. Returns the path of its last state."""
     kept = folder / "calm"
     environ = {**os.environ, "CAVVY_CHECKPOINT_DIR": str(kept), "STEPS": str(folder / "calm-steps")}
     command = [sys.executable, "observed.py", "--epochs", str(epochs), "--width", "16"]
@@ -185,8 +185,8 @@ def train_undisturbed(folder: Path, work: Path, epochs: int) -> Path:
 def disturb(
     client: Client, folder: Path, home: Path, count: int, chance: random.Random
 ) -> list[dict[str, Any]]:
-    """Reclaim the node `count` times, each time after the attempt has made some steps; the cost of
-    each.
+    """Reclaim the node `count` times, each time after the attempt has made some steps. Returns the
+    number of repeated steps and other facts for each time.
     """
     found = []
     for number in range(1, count + 1):
@@ -218,7 +218,7 @@ def went_on(folder: Path, number: int) -> bool:
 
 
 def steps_of(folder: Path) -> list[tuple[int, int]]:
-    """(attempt, step) of every step that was done, in order."""
+    """All steps that were done, as (attempt, step), in order."""
     try:
         lines = (folder / "steps").read_text().splitlines()
     except FileNotFoundError:
@@ -227,7 +227,7 @@ def steps_of(folder: Path) -> list[tuple[int, int]]:
 
 
 def kill_gang(home: Path) -> None:
-    """Simulates a power cut: the agent and all its processes end at once."""
+    """Simulate a power cut: kill the agent and all its processes at once."""
     [path] = (home / "providers/local/gangs").glob("*/0/agent.json")
     agent = json.loads(path.read_text())["pid"]
     children: dict[int, list[int]] = {}

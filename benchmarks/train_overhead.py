@@ -1,13 +1,15 @@
-"""What cavvy.train and its tracking add to a step of 20 ms, and what saves take of all time.
+"""Measures how much time `cavvy.train` and its tracking add to a step of 20 ms, and which part of
+the total time saves take.
 
     python benchmarks/train_overhead.py
 
-The same small model, data and optimizer in a loop written by hand and in one of cavvy.train, in one
-process, a step of each in turn (ABAB...): whatever else the machine does falls on both. What is
-added does not depend on the model's size, so a small one shows it best. Compared is the fastest
-twentieth of each, which nothing else interrupted, and the middle one of the differences of all
-pairs, in processor time of the loop's thread. Tracking is what its listener takes of that: a little
-in each step, and a row about once a second, here into a file.
+One process runs a loop written by hand and a loop of `cavvy.train`, with the same small model, data
+and optimizer. It makes one step of each in turn, so that other work on the machine affects both.
+The added time does not depend on the size of the model, so a small model shows it best. Two values
+are compared: the fastest twentieth of the steps of each loop, which nothing interrupted, and the
+median of the differences of all pairs, in processor time of the loop's thread. The time of tracking
+is that of its listener, which works a little in each step and writes a row to a file about once a
+second.
 """
 
 import json
@@ -71,19 +73,19 @@ def main() -> None:
 
 
 def fastest(seconds: list[float]) -> float:
-    """The slowest of the fastest twentieth."""
+    """The slowest step of the fastest twentieth, in seconds."""
     return sorted(seconds)[len(seconds) // 20]
 
 
 def spend(loop: Iterator[None]) -> tuple[float, float]:
-    """Seconds of the next step, of the clock and of the processor."""
+    """Make the next step. Returns its seconds by the clock, and its processor seconds."""
     begun, cpu = time.perf_counter(), time.thread_time()
     next(loop)
     return time.perf_counter() - begun, time.thread_time() - cpu
 
 
 class File:
-    """A tracker that writes rows."""
+    """A tracker that writes rows to a file."""
 
     def __init__(self, path: Path) -> None:
         self._file, self.rows = path.open("w"), 0
@@ -97,7 +99,7 @@ class File:
 
 
 def track(run: train.Run, loop: Iterator[None], path: Path) -> tuple[float, float]:
-    """Processor seconds that tracking takes in a step without a row, and in one with it."""
+    """The processor seconds that tracking takes in a step without a row, and in a step with one."""
     file = File(path)
     train.track(run, file)
     listener, quiet, rows = run.clock.listeners.pop(), [], []

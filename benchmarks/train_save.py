@@ -1,12 +1,12 @@
-"""How long an asynchronous save of 384 MiB keeps a training loop waiting, beside a plain
-synchronous one.
+"""Measures how long an asynchronous save of 384 MiB blocks a training loop, compared with a
+synchronous save.
 
     python benchmarks/train_save.py
 
-A model of 32 Mi parameters with AdamW holds 384 MiB (weights and two moments, fp32). A step takes
-200 ms and more, most of it spent waiting, as a loop on an accelerator does. Blocking is the call
-and the join before the next update together; the first save, which makes the buffers, is told by
-itself.
+A model of 32 Mi parameters with AdamW has a state of 384 MiB (weights and two moments, fp32). A
+step takes at least 200 ms, most of which is spent waiting, as with an accelerator. The blocked time
+is that of the call plus that of the wait before the next update. The first save, which allocates
+the buffers, is reported separately.
 """
 
 import os
@@ -42,9 +42,9 @@ def save_asynchronously(folder: Path) -> list[float]:
     model = run.model(make_model)
     optimizer = run.optimizer(torch.optim.AdamW, lr=1e-6)
     data = run.data(train.Tensors(torch.randn(4096, 1)), global_batch=1, shuffle=False)
-    waits: list[float] = []  # of each step
+    waits: list[float] = []  # the blocked seconds of each step
     run.clock.listeners.append(lambda record: waits.append(record.parts["checkpoint"]))
-    saved: list[int] = []  # at which steps
+    saved: list[int] = []  # the numbers of the steps with a save
     for batch in run.batches(data, epochs=1):
         run.accumulate(lambda part: sum_of(model) * part[0].mean() * 1e-9, batch)
         time.sleep(STEP_S)

@@ -1,9 +1,9 @@
-"""Write the lists of modules in `.importlinter` that follow from the folder of providers.
+"""Update the lists of provider modules in `.importlinter`.
 
-    python scripts/contracts.py    # a test fails when the lists are not those of the folder
+    python scripts/contracts.py    # a test fails if the lists do not match the folder `providers`
 
-`control`, `api`, `cli` and `spec` name no provider and nothing that only providers share
-(contract `seam`); providers do not know each other (contract `places`).
+The contract `seam`: `control`, `api`, `cli` and `spec` import no provider, and no module that only
+providers share. The contract `places`: providers do not import each other.
 """
 
 import re
@@ -19,7 +19,7 @@ SEAMS = {"contract", "formats", "hosts", "prices"}
 
 
 def list_modules() -> Mapping[tuple[str, str], Sequence[str]]:
-    """By contract and key: the modules of that list."""
+    """The modules of each list, by (contract, key)."""
     folder = ROOT / "src" / "cavvy" / "providers"
     packages = {path.parent.name for path in folder.glob("*/__init__.py")}
     own = {known.module for known in list_known().values() if known.module.startswith("cavvy.")}
@@ -28,7 +28,7 @@ def list_modules() -> Mapping[tuple[str, str], Sequence[str]]:
 
 
 def render(text: str) -> str:
-    """The file's text with these lists."""
+    """The text of `.importlinter`, with updated lists."""
     for (contract, key), modules in list_modules().items():
         head = rf"(\[importlinter:contract:{contract}\]\n(?:[^\[]*\n)?{key} =\n)(?:    .*\n)*"
         lines = "".join(f"    {module}\n" for module in modules)

@@ -1,9 +1,9 @@
-"""Run the fire drill `cavvy drill preempt` on the job that the demo starts next, once it has done
-the given number of epochs.
+"""Run the drill `cavvy drill preempt` on the next job that the demo starts, after the job has
+completed the given number of epochs.
 
-Called by scripts/demo.sh with the id of the newest job before it (ids grow with time) and the
-number of epochs. It has no time limit of its own, because a slow machine needs minutes to install
-torch; it ends with the job. It prints only problems, since `cavvy run` uses the terminal.
+Called by scripts/demo.sh with the number of epochs and the id of the newest earlier job (ids grow
+with time). The script ends with the job and has no time limit, because a slow machine needs minutes
+to install torch. It prints only problems, because `cavvy run` uses the terminal.
 """
 
 import sys
@@ -33,7 +33,7 @@ def main(last: str, epochs: int) -> int:
 
 
 def _done(job: JobDetail) -> float:
-    """The epochs that the newest attempt has done."""
+    """The number of epochs that the newest attempt has completed."""
     nodes = job.attempts[-1].nodes if job.attempts else []
     return max((float(node.progress.get("done", 0)) for node in nodes), default=0.0)
 

@@ -1,4 +1,5 @@
-"""Attack the agents' protocol with requests that are valid by type: no 5xx, and no rank stuck.
+"""Attack the agents' protocol with requests whose values have valid types. Checks that no answer
+has a status of 500 or above, and that no rank is stuck.
 
 `python scripts/protocol_drill.py --requests 50000 --store sqlite`
 """
@@ -14,11 +15,11 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
-_ATTACKS = 200  # on one server
+_ATTACKS = 200  # number of attacks on one server
 
 
 async def play(requests: int, kind: str, seed: int, seen: Counter[int]) -> list[str]:
-    """Returns the faults."""
+    """Make `requests` requests to a server. Returns the faults."""
     from tests.api.api_state import open_api
     from tests.api.hostile_agent import LASTING, attack_all, make_attacks
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def play(number: int) -> tuple[int, str, Counter[str]]:
-    """One scenario: its number, its faults, and how its jobs ended."""
+    """Run one scenario. Returns its number, its faults, and how its jobs ended."""
     from tests.sim.dice import play_number
 
     logging.disable(logging.CRITICAL)
@@ -26,7 +26,7 @@ def play(number: int) -> tuple[int, str, Counter[str]]:
 
 
 def keep_result(count: int, wrong: int, totals: Counter[str]) -> None:
-    """One row, beside the runs of the policies."""
+    """Store the result as a row for docs/reference/policies.md."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
     from policies_page import keep
 

@@ -1,9 +1,9 @@
-"""Kill servers, agents, commands and work, and crash the server at any step, until SOAK_S seconds
-have passed; called by `make soak`.
+"""Kill servers, agents, commands and work at random, and crash the server at any step, for SOAK_S
+seconds. Called by `make soak`.
 
-Each round has a number, from which everything random in it follows, and a user of its own. Every
-EVERYth round is about a long queue, the others about kills. A violation is printed with its round's
-number: `--first NUMBER` begins with that round.
+Each round has its own user, and a number that is the seed of all its random choices. Every EVERYth
+round tests a long queue; the other rounds test kills. A violation is printed with the number of its
+round, and `--first NUMBER` starts with that round.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _LOOKS = (["ps"], ["status", "first"], ["nodes"], ["cost"], ["events", "first"])
 
 
 def play(number: int, queued: int) -> str:
-    """One round; its fault, "" without one."""
+    """Run one round. Returns its fault, or "" if there is none."""
     from tests.system.trust import user_at
 
     logging.disable(logging.CRITICAL)
@@ -56,7 +56,7 @@ def play_kills(user: "User", dice: random.Random, number: int) -> None:
     from tests.system.test_trust_kills import play_round
     from tests.system.trust import check_clean
 
-    play_number(number)  # a server that crashes between any two calls, on virtual time
+    play_number(number)  # on virtual time, with a server that crashes between any two calls
     submitted = run_commands(user)
     for each in range(5):
         play_round(user, dice, f"job{each}")
@@ -68,8 +68,8 @@ def play_kills(user: "User", dice: random.Random, number: int) -> None:
 
 
 def play_queue(user: "User", dice: random.Random, queued: int) -> None:
-    """Kill the server while thousands of jobs are submitted, wait in the queue and are stopped: no
-    job is lost or stored twice.
+    """Kill the server while thousands of jobs are submitted, wait in the queue and are stopped.
+    Checks that no job is lost or stored twice.
     """
     from tests.system.trust import check_clean, environment, wait_until
 
@@ -92,7 +92,7 @@ def play_queue(user: "User", dice: random.Random, queued: int) -> None:
                 except Exception as error:  # noqa: BLE001 - reported by the round
                     problems.append(error)
 
-    with environment(user.environ):  # a server that is started again inherits it
+    with environment(user.environ):  # so that a restarted server has the same environment
         threads = [threading.Thread(target=submit) for _ in range(_SUBMITTERS)]
         for thread in threads:
             thread.start()
@@ -118,7 +118,7 @@ def play_queue(user: "User", dice: random.Random, queued: int) -> None:
 
 
 def run_commands(user: "User") -> int:
-    """Run COMMANDS commands at the same time; how many of them submitted a job."""
+    """Run COMMANDS commands at the same time. Returns how many of them submitted a job."""
     cpus = os.cpu_count() or 1
     file = user.task(f"{{run: echo ran, resources: {{cpu: {cpus}}}}}", "more.yaml")
     if not user.has("first"):

@@ -1,5 +1,5 @@
-"""Measured against estimated, on the GPU at hand, for models that no constant was fitted on; one
-table, a few minutes. It needs PyTorch and no network, Grain or data.
+"""Compares measured and estimated step times and memory on this machine's GPU, for models that were
+not used to fit constants. Takes a few minutes. Needs PyTorch, but no network, Grain or data.
 
     python benchmarks/gpu/estimate.py [--steps 20]
     python benchmarks/gpu/estimate.py --smoke    # tiny models, to try the script on a CPU
@@ -25,12 +25,12 @@ from cavvy.planner.estimate.settings import StepSettings
 from cavvy.train.script import fake_device
 from cavvy.train.trace import trace_step
 
-WARM = 8  # steps before those that count
-PRETENDED = "H200"  # where there is no GPU
+WARM = 8  # number of steps before the measurement
+PRETENDED = "H200"  # the accelerator to estimate for if there is no GPU
 
 
 class Block(nn.Module):
-    """A layer of a language model: attention over what came before, and a gated network."""
+    """A layer of a language model: causal attention and a gated feed-forward network."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -81,11 +81,11 @@ def pictures(width: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """One variant of one model."""
+    """One model with its precision and other options."""
 
     name: str
     make: Callable[[], nn.Module]
-    shape: tuple[int, ...]  # of one sample; a language model's is its tokens
+    shape: tuple[int, ...]  # the shape of one sample; for a language model, the number of tokens
     run: StepSettings
 
     def batch(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,8 +99,8 @@ class Case:
 
 
 def cases(small: bool) -> list[Case]:
-    """Two language models and two networks for pictures, each as plain as can be and as fast as
-    can be.
+    """Two language models and two image networks, each without any optimization and with all of
+    them.
     """
     found = []
     tiny: list[Any] = [
@@ -132,9 +132,7 @@ def loss_of(model: Any, data: torch.Tensor, target: torch.Tensor) -> torch.Tenso
 
 
 def measure(case: Case, device: str, steps: int) -> tuple[float, float]:
-    """Median seconds of a step, and the peak MiB of tensors: 0 on a CPU, which does not record
-    them.
-    """
+    """The median seconds of a step, and the peak MiB of tensors, which is 0 on a CPU."""
     torch.set_float32_matmul_precision("high" if case.run.precision != "fp32" else "highest")
     torch.backends.cudnn.allow_tf32 = case.run.precision != "fp32"
     layout = torch.channels_last if case.run.channels_last else torch.contiguous_format
@@ -163,7 +161,7 @@ def measure(case: Case, device: str, steps: int) -> tuple[float, float]:
 
 
 def mark(device: str) -> Any:
-    """The present time, by the clock of the GPU if there is one."""
+    """A mark of the current time, on the clock of the GPU if there is one."""
     if device != "cuda":
         return perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -172,7 +170,9 @@ def mark(device: str) -> Any:
 
 
 def estimate(case: Case, device: DeviceRates) -> tuple[float, float, float]:
-    """The same two, and the need with its margin in MiB."""
+    """The estimated seconds of a step, the estimated peak in MiB, and the needed memory with its
+    margin in MiB.
+    """
     with fake_device():
         model = case.make()
         data, target = case.batch("cpu")

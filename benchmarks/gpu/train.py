@@ -1,13 +1,13 @@
-"""Tuning, diagnosis and checkpoints on one GPU, in one table and less than eight minutes.
+"""Measures tuning, diagnosis and checkpoints on one GPU, in less than eight minutes.
 
     python benchmarks/gpu/train.py            # on a GPU
     python benchmarks/gpu/train.py --smoke    # tiny models, to try the script on a CPU
 
-It needs PyTorch and no network, Grain or data.
+It needs PyTorch, but no network, Grain or data.
 
-Bars on an H200: tuned ResNet-50 at batch 128 at least 6,500 images/s, GPT-2 124M at batch 8 at
-least 320 sequences/s, from a notice to a durable checkpoint of 1.1 billion parameters with AdamW's
-state less than 15 s.
+Targets on an H200: tuned ResNet-50 at batch size 128, at least 6,500 images/s; tuned GPT-2 124M at
+batch size 8, at least 320 sequences/s; from a notice to a durable checkpoint of 1.1 billion
+parameters with AdamW's state, less than 15 s.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from cavvy.tuning.session import ScriptError, TuningSession
 from cavvy.tuning.tune import PlanTuner
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
-LONGEST_S = 400  # parts that have not begun by then are left out, and listed
+LONGEST_S = 400  # parts that have not begun after this many seconds are skipped and listed
 BEGAN = time.monotonic()
 
 
@@ -95,7 +95,9 @@ def tune(title: str, name: str, small: bool, bar: str) -> None:
 
 
 def save(small: bool) -> None:
-    """From a notice until all of a large AdamW state is on disk, including the current step."""
+    """Measure the time from a notice until a large AdamW state is on disk, including the current
+    step.
+    """
     width, layers = (64, 2) if small else (2048, 262)
     folder = tempfile.mkdtemp(prefix="cavvy-bench-")
     run = train.Run(folder, plan=train.Plan(micro_batch=1), save_every=1e9)

@@ -1,5 +1,5 @@
-"""The scripts that `train.py` tunes: ResNet-50 or GPT-2 on made-up data that lies in memory, in
-plain fp32 at first.
+"""The scripts that `train.py` tunes: ResNet-50 or GPT-2 on random data in memory, at first in plain
+fp32.
 """
 
 import sys

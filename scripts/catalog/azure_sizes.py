@@ -1,8 +1,9 @@
-"""Azure's VM sizes: vCPUs, memory and accelerators, which the price table guesses from the names.
+"""The vCPUs, memory and accelerators of Azure's VM sizes. The price table only guesses them from
+names.
 
-From Microsoft's "Sizes for virtual machines" pages. A size whose memory is not known here has
-memory 0 (unknown); an N-series size (with an accelerator) that is not known here is not shipped,
-since its accelerators would be a guess.
+Source: Microsoft's pages "Sizes for virtual machines". A memory of 0 means unknown. A size of the N
+series (with an accelerator) that is not in this file is left out of the snapshot, because its
+accelerators would be a guess.
 """
 
 import re
@@ -10,17 +11,18 @@ from typing import NamedTuple
 
 
 class Size(NamedTuple):
-    """One size. `memory_gib` 0 is unknown."""
+    """One size. A `memory_gib` of 0 means unknown."""
 
     vcpus: float
     memory_gib: float
     accelerator: str | None = None
     count: int = 0
-    part: float = 1.0  # the part of one accelerator that the size has
-    accelerator_gib: float = 0  # the memory of this part
+    part: float = 1.0  # the fraction of one accelerator that the size has
+    accelerator_gib: float = 0  # the memory of this fraction
 
 
-# name -> vCPUs, GiB, accelerator (with its memory where there are several), count, part, its memory
+# name -> vCPUs, GiB, accelerator (with its memory if there are several sizes), number of
+# accelerators, fraction, memory of the fraction
 _ACCELERATED = {
     "NC4as_T4_v3": (4, 28, "T4", 1), "NC8as_T4_v3": (8, 56, "T4", 1), "NC16as_T4_v3": (16, 110, "T4", 1),
     "NC64as_T4_v3": (64, 440, "T4", 4),
@@ -39,7 +41,7 @@ _ACCELERATED = {
     "NP10s": (10, 168, "U250", 1), "NP20s": (20, 336, "U250", 2), "NP40s": (40, 672, "U250", 4),
 }  # fmt: skip
 
-# Families whose number is not a count of vCPUs.
+# Families in which the number in the name is not the number of vCPUs.
 _BASIC = {
     "0": 1,
     "1": 1,
@@ -73,8 +75,8 @@ _HPC = {
     "HB176rs_v4": (176, 768), "HX176rs": (176, 1408),
     "H8": (8, 56), "H16": (16, 112), "H16r": (16, 112), "H8m": (8, 112), "H16m": (16, 224), "H16mr": (16, 224),
 }  # fmt: skip
-# Families with a fixed amount of memory per vCPU: pattern of the name without "Standard_", GiB,
-# largest vCPUs it holds for.
+# Families with a fixed amount of memory per vCPU: (pattern of the name without "Standard_", GiB per
+# vCPU, the largest number of vCPUs to which this applies).
 _RATIOS: tuple[tuple[str, float, float], ...] = (
     (r"D\d+(a?d?s?)_v[345]", 4, 96),  # Dv3 ... Dadsv5
     (r"D\d+pd?s_v5", 4, 48),
@@ -108,15 +110,15 @@ _EXACT_MEMORY = {
 }  # fmt: skip
 
 
-# Families whose sizes are machines with as many vCPUs as their number says (or that are in the
-# tables above). PB has an FPGA, SQLG is sold with a database, H (not HB, HC, HX) is retired.
+# Families whose sizes have as many vCPUs as the number in their name, or are in the tables above.
+# PB has an FPGA, SQLG is sold with a database, H (not HB, HC, HX) is retired.
 _FAMILIES = frozenset(
     ["A", "B", "D", "DC", "DS", "E", "EC", "F", "FX", "G", "GS", "HB", "HC", "HX", "L", "M"]
 )
 
 
 def find_size(instance_type: str) -> Size | None:
-    """The facts of a size; None if it must not be shipped."""
+    """The facts about a size; None if the size must be left out of the snapshot."""
     if not instance_type.startswith("Standard_") or instance_type != instance_type.strip():
         return None
     name = instance_type.removeprefix("Standard_")
@@ -125,7 +127,7 @@ def find_size(instance_type: str) -> Size | None:
     for exact in (_B1, _M, _HPC):
         if name in exact:
             return Size(*exact[name])
-    # A constrained size (E16-4s_v3) has the memory of the full one and fewer vCPUs.
+    # A constrained size (E16-4s_v3) has the memory of the full size (E16s_v3) but fewer vCPUs.
     match = re.fullmatch(r"([A-Z]+)(\d+)(?:-(\d+))?(.*)", name)
     if match is None:
         return None

@@ -2,7 +2,8 @@
 
     python scripts/catalog/build.py --facts FOLDER [--out src/cavvy/catalog/snapshot.db]
 
-The same tables give the same file. What is left out is counted by its reason at the end.
+Equal tables give files with equal bytes. At the end, the script prints how many rows were left out,
+by reason.
 """
 
 import argparse
@@ -44,8 +45,8 @@ def main() -> None:
 
 
 def read_egress(path: Path) -> Iterator[EgressPrice]:
-    """Internet egress by region where a row states it plainly, of the tier that a first terabyte
-    falls in.
+    """The internet egress prices by region, for the tier of the first terabyte. Rows that do not
+    state this clearly are skipped.
     """
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -63,7 +64,8 @@ def read_egress(path: Path) -> Iterator[EgressPrice]:
 
 
 def _regions(provider: str, group: str, target: str) -> tuple[str, ...]:
-    """The regions of a row, "" for all; none for a row about a later tier or an unclear group."""
+    """The regions to which a row applies; "" means all regions. The result is empty for a row about
+    a later tier or an unclear group."""
     match provider, group, target:
         case "aws", _, "internet":
             return (group,)

@@ -1,4 +1,4 @@
-"""Reads the price tables of the folder of facts into offers; rows that a rule leaves out are
+"""Turns the price tables in the folder of facts into offers. Rows that a rule leaves out are
 counted by reason.
 """
 
@@ -22,22 +22,23 @@ from cavvy.catalog.tpu_slices import list_slices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
 
-COLLECTED = date(2026, 11, 20)  # when the tables that bear no date of their own were put together
-_FLEXIBLE_VCPUS = (2, 4, 16, 64)  # sizes of flexible shapes that are listed besides the tables' own
+COLLECTED = date(2026, 11, 20)  # the date of tables that state no date themselves
+# numbers of vCPUs for which flexible shapes are listed, in addition to those in the tables
+_FLEXIBLE_VCPUS = (2, 4, 16, 64)
 _COUNTRIES = {"USA": "us", "CANADA": "ca", "FINLAND": "fi"}
 
 
 @dataclass(slots=True)
 class Reader:
-    """The folder of facts, and the rows left out, with reasons."""
+    """Reads the folder of facts, and counts the rows that are left out, by reason."""
 
     folder: Path
     left_out: Counter[str] = field(default_factory=Counter)
     aws_listed: set[str] = field(default_factory=set)
 
     def offers(self) -> Iterator[Offer]:
-        """Every trusted row; where two tables have the same offer, the better source comes
-        first.
+        """All trusted rows as offers. If two tables have the same offer, the one from the better
+        source comes first.
         """
         yield from self._aws()
         yield from self._gcp()
@@ -69,8 +70,8 @@ class Reader:
             yield from self._sell(machine, row["Price"], row["SpotPrice"], source, date(2026, 8, 6))
 
     def _gcp_devices(self) -> Iterator[Offer]:
-        """The slices of TPUs, and the N1 machines with GPUs: the price of the machine plus the
-        price of its GPUs.
+        """The TPU slices, and the N1 machines with GPUs. The price of the latter is that of the
+        machine plus that of its GPUs.
         """
         for each in list_slices():
             kind = f"{each.accelerator} pod" if each.hosts > 1 else each.accelerator
@@ -158,7 +159,8 @@ class Reader:
                 )
 
     def _aws_spot_by_zone(self) -> Iterator[Offer]:
-        """Spot prices by zone, and the on-demand price of the region that the rows carry."""
+        """The spot prices by zone, and the on-demand prices of regions that the same rows
+        contain."""
         shapes = {
             (row["instance_type"]): row
             for row in self._rows("small_clouds.csv")
@@ -198,8 +200,8 @@ class Reader:
             )
             if machine is None or self._is_withdrawn(machine):
                 continue
-            # The region's spot price is the lowest of its zones, which are rows of their own where
-            # they are known.
+            # The region's spot price is the lowest of its zones. It is left out if the zones' own
+            # prices are known.
             known_by_zone = row["provider"] == "aws" and (machine.type, machine.region) in zoned
             spot = "" if known_by_zone else row["spot_usd_hr"]
             if spot and re.search(r"catalogs/v[1-7]/", row["source"]):
@@ -213,8 +215,8 @@ class Reader:
                 yield from self._sell(each, *prices, source, as_of)
 
     def _is_withdrawn(self, machine: "Machine") -> bool:
-        """Whether AWS's own list of all types in us-east-1 no longer has what another table
-        sells there.
+        """Whether another table offers the machine in us-east-1 although AWS's own list of all
+        types there no longer contains it.
         """
         if (machine.provider, machine.region) != ("aws", "us-east-1"):
             return False
@@ -232,7 +234,7 @@ class Reader:
         source = "shadeform marketplace, by skypilot-org/skypilot-catalog history"
         for row in self._rows("shadeform_vms_2025-10.csv"):
             machine = _machine("shadeform", row)
-            # Shadeform says SXM where it is; its plain H100 is the PCIe card.
+            # Shadeform's names contain SXM for the SXM card, so "H100" alone is the PCIe card.
             if machine.accelerator == "H100" and "sxm" not in machine.type.lower():
                 machine = replace(machine, accelerator="H100-PCIe")
             yield from self._sell(
@@ -267,7 +269,7 @@ class Machine:
     zone: str | None = None
     accelerator: str = ""
     count: float = 0
-    part: float = 1.0  # the part of one accelerator that the machine has
+    part: float = 1.0  # the fraction of one accelerator that the machine has
     accelerator_mib: int | None = None
     vcpus: float = 0
     memory_mib: int = 0
@@ -306,7 +308,7 @@ class Machine:
 
 
 def _unsellable(machine: Machine) -> str:
-    """Why a machine cannot be an offer; "" if it can."""
+    """The reason why a machine cannot be offered; "" if it can."""
     if machine.accelerator and find_accelerator(machine.accelerator) is None:
         return "accelerator that the table does not know"
     if machine.accelerator and machine.count < 1:
@@ -338,7 +340,7 @@ def _machine(provider: str, row: dict[str, str]) -> Machine:
     )
 
 
-# AWS types without an accelerator column, from AWS's own pages on F2, VT1 and DL2q.
+# AWS types for which the table states no accelerator. Source: AWS's pages on F2, VT1 and DL2q.
 _AWS_ACCELERATORS = {
     "f2.6xlarge": ("VU47P", 1),
     "f2.12xlarge": ("VU47P", 2),
@@ -371,10 +373,11 @@ def _small_machine(row: dict[str, str]) -> Machine:
 
 
 def _variants(machine: Machine) -> Iterator[tuple[Machine, Decimal]]:
-    """The machines that a row is about, each with its share of the row's price. A row of OCI is
-    about all of its regions. A flexible shape, such as VM.Standard.E5.Flex$_8_32, is sold with any
-    number of vCPUs and any memory at fixed prices for both, so other sizes of the same proportions
-    cost their share.
+    """The machines that a row describes, each with the factor by which the row's price is
+    multiplied. A row of OCI applies to all its regions. A flexible shape, such as
+    VM.Standard.E5.Flex$_8_32, can be rented with any number of vCPUs and any memory, at fixed
+    prices for each vCPU and GiB. So the price of other sizes with the same ratio of memory to vCPUs
+    is proportional.
     """
     if machine.provider != "oci":
         yield machine, Decimal(1)
@@ -395,7 +398,7 @@ def _scale(price: str, share: Decimal) -> str:
 
 
 def _doubt(row: dict[str, str]) -> str:
-    """Why a row of the small clouds is not trusted; "" if it is."""
+    """The reason why a row about a small cloud is not trusted; "" if it is."""
     provider, source = row["provider"], row["source"]
     if provider == "runpod" and "catalogs/v5/" in source:
         return "runpod: old catalog (v5)"
@@ -407,7 +410,7 @@ def _doubt(row: dict[str, str]) -> str:
 
 
 def _source(text: str) -> tuple[str, date]:
-    """A row's source and its date: the one it names, else the day the tables were put together."""
+    """A row's source and its date: the date in the row, or else `COLLECTED`."""
     named = re.search(r"(\d{4})-(\d\d)-(\d\d)", text)
     if named:
         return text, date(*map(int, named.groups()))
@@ -415,8 +418,8 @@ def _source(text: str) -> tuple[str, date]:
 
 
 def _region(provider: str, text: str) -> str:
-    """Regions that are words become names a task file can hold, beginning with their country:
-    us-texas.
+    """Turn a region in words into a name that a task file can contain. It starts with the country,
+    as in us-texas.
     """
     if not text.strip(" ,/"):
         return "anywhere"

@@ -1,7 +1,7 @@
 """Facts about instance types that the price tables lack or guess, from the providers' own
 documentation.
 
-Only what the documentation states is here; what is not, stays unknown in the snapshot.
+This file contains only documented facts. All other facts are unknown in the snapshot.
 """
 
 import re
@@ -39,9 +39,7 @@ _GCP_EXACT = {
 
 
 def gcp_memory_gib(instance_type: str, vcpus: float) -> float:
-    """Memory of a machine type; 0 where the documentation's rule for its family is not known
-    here.
-    """
+    """The memory of a machine type in GiB; 0 if the family is not in `_GCP_PER_VCPU`."""
     if instance_type in _GCP_EXACT:
         return _GCP_EXACT[instance_type]
     match = re.fullmatch(
@@ -50,9 +48,9 @@ def gcp_memory_gib(instance_type: str, vcpus: float) -> float:
     return _GCP_PER_VCPU.get(match[1], {}).get(match[2], 0) * vcpus if match else 0
 
 
-# --- Network of one machine in Gbit/s, of all its interfaces, as documented by its provider. A burst
-# ("up to 25 Gbit/s") does not count: the value is the bandwidth that the machine always has. For a
-# machine with an RDMA network, the value is the bandwidth of that network.
+# --- The network bandwidth of one machine in Gbit/s, over all its interfaces, as documented by its
+# provider. A burst ("up to 25 Gbit/s") does not count: the value is the bandwidth that the machine
+# always has. For a machine with an RDMA network, the value is the bandwidth of that network.
 #   aws: EC2's `BaselineBandwidthInGbps`, as aws/karpenter-provider-aws lists it (commit 01a436f0)
 #   azure: Microsoft's size pages (nva10v5, nc-a100-v4, ncads-h100-v5, nct4-v3, np, nd-gb200-v6)
 #   gcp: "GPU machine types" and "Network bandwidth" of Compute Engine's documentation
@@ -118,7 +116,7 @@ NETWORK_GBITS: dict[str, dict[str, float]] = {
     },
 }  # fmt: skip
 
-# The share of one chip in the data center network of its pod: 6.4 Tbit/s for 256 chips of v5e,
+# One chip's share of the data center network of its pod: 6.4 Tbit/s for 256 chips of v5e,
 # 25.6 Tbit/s for 256 chips of v6e (cloud.google.com/tpu/docs/v5e and v6e).
 _TPU_GBITS = {"tpu-v5litepod": 25, "tpu-v6e": 100}
 
@@ -136,8 +134,8 @@ def find_network_gbits(
     return NETWORK_GBITS.get(provider, {}).get(instance_type)
 
 
-# --- Machines with a part of one accelerator, which the price tables give as 0 accelerators.
-# aws: the memory of the part (2,861 MiB and its multiples) of the 22,888 MiB of an L4 ---
+# --- Machines with a fraction of one accelerator, for which the price tables state 0 accelerators.
+# aws: computed from the memory (2,861 MiB or multiples) and the 22,888 MiB of a whole L4 ---
 PARTS = {
     "aws": {
         "g6f.large": 1 / 8, "g6f.xlarge": 1 / 8, "g6f.2xlarge": 1 / 4, "g6f.4xlarge": 1 / 2, "gr6f.4xlarge": 1 / 2,
@@ -158,8 +156,8 @@ OCI_REGIONS = (
     "us-chicago-1", "us-phoenix-1", "us-saltlake-2", "us-sanjose-1",
 )  # fmt: skip
 
-# --- Disks that come with the machine and cannot be chosen, in GiB (Lambda's list of instance
-# types) ---
+# --- The sizes in GiB of disks that belong to the machine and cannot be chosen (Lambda's list of
+# instance types) ---
 DISK_GIB = {
     "lambda": {
         "gpu_1x_h100_pcie": 1024, "gpu_8x_h100_sxm5": 22528, "gpu_4x_h100_sxm5": 11264, "gpu_2x_h100_sxm5": 5632,

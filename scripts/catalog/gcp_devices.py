@@ -1,5 +1,6 @@
-"""Prices of Google's TPU chips and of the GPUs that are attached to N1 machines, in US dollars per
-device and hour, by region: on-demand, then spot (None if the list has a placeholder).
+"""The prices of Google's TPU chips, and of the GPUs that are attached to N1 machines, by region, in
+US dollars per device and hour. A row contains the on-demand price and then the spot price, which is
+None if the list has only a placeholder.
 
 From skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv, commit 8427bbf, which reads Google's
 Cloud Billing Catalog. Zones of one region have one price.
@@ -21,7 +22,7 @@ def _prices(table: str) -> Prices:
     }
 
 
-# In v2 and v3, a chip of a slice with several hosts ("pod") has a price of its own.
+# In v2 and v3, a chip of a slice with several hosts ("pod") has a different price.
 TPU_PRICES: Mapping[str, Prices] = {
     "TPU-v2": _prices(
         """
@@ -139,7 +140,7 @@ GPU_PRICES: Mapping[str, Mapping[str, tuple[Decimal, Decimal]]] = {
     }.items()
 }
 
-# GPU, number of GPUs, N1 machine type: a usual machine that Google allows for this number
+# (GPU, number of GPUs, N1 machine type): a common machine type that Google allows for this number
 # (cloud.google.com/compute/docs/gpus: up to 24 vCPUs for one T4, 12 for one V100).
 N1_MACHINES = (
     ("T4", 1, "n1-standard-4"),

@@ -1,5 +1,5 @@
-"""Writes docs/reference/features.md: what was shown of each provider, from the proofs of one run of
-the tests.
+"""Writes docs/reference/features.md: which features of each provider were tested, and on what, from
+the results that one run of the tests recorded.
 
 CAVVY_PROOFS=docs/reference/features.json make test && .venv/bin/python scripts/docs/features.py
 """

@@ -1,4 +1,4 @@
-"""Writes every generated page or part of a page again; tests fail when one is stale. Called by
+"""Writes every generated page and part of a page again. Tests fail if one is out of date. Called by
 `make docs`.
 """
 

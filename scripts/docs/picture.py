@@ -1,9 +1,8 @@
-"""Makes docs/img/demo.svg, the README's picture, from a real run of the demo in a terminal of its
-own.
+"""Makes docs/img/demo.svg, the README's picture, from a real run of the demo in a new terminal.
 
-Run it by hand when the demo looks different: `.venv/bin/python scripts/docs/picture.py`. It starts
-from nothing, so the run includes the first installation of torch. What is shown is what the
-terminal held, from `cavvy run` to the bill; nothing is edited.
+Run it by hand if the demo looks different: `.venv/bin/python scripts/docs/picture.py`. The run
+starts without any state, so it includes the installation of torch. The picture shows the terminal
+from `cavvy run` to the bill, without edits.
 """
 
 import os
@@ -26,7 +25,7 @@ _PICTURE = _ROOT / "docs" / "img" / "demo.svg"
 _COLUMNS, _ROWS = 100, 50
 _EPOCHS = 15
 _CODE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
-# As rich's own template, without a font from the network.
+# The template of `rich`, without a font from the network.
 _TEMPLATE = """\
 <svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" xml:space="preserve">
 <style>
@@ -64,7 +63,7 @@ def main() -> int:
 
 
 def _record(command: list[str]) -> tuple[int, str]:
-    """Run a command in a terminal; its exit code and output."""
+    """Run a command in a terminal. Returns its exit code and output."""
     child, terminal = pty.fork()
     if child == 0:
         os.environ |= {
@@ -88,7 +87,8 @@ def _record(command: list[str]) -> tuple[int, str]:
 
 
 def _screen(output: str) -> list[Text]:
-    """The final lines of a terminal, with their colors, for the escape codes that the demo uses."""
+    """The final lines of a terminal with their colors. Supports only escape codes that the demo
+    uses."""
     lines: list[dict[int, str]] = [{}]
     row = column = at = 0
     style = ""

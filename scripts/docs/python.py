@@ -117,7 +117,7 @@ def _row(name: str, text: str) -> str:
 
 
 def _text(found: Any) -> str:
-    """The docstring as one line for each paragraph; a property may have none."""
+    """The docstring, with one line for each paragraph. A property may have no docstring."""
     paragraphs = inspect.cleandoc(found.__doc__ or "").split("\n\n")
     return "<br>".join(" ".join(each.split()) for each in paragraphs).replace("|", "\\|")
 

@@ -1,7 +1,7 @@
 """A hook of MkDocs that makes files outside `docs/` part of the site if a page links to them.
 
-In a checkout a link such as `../ARCHITECTURE.md` leads to the file itself. On the site it leads to a
-copy under `project/`: Markdown as a page, everything else as it is.
+In a checkout, a link such as `../ARCHITECTURE.md` leads to the file itself. On the site, the link
+leads to a copy below `project/`. A Markdown file becomes a page; other files are copied unchanged.
 """
 
 import posixpath
@@ -54,7 +54,7 @@ def _source(uri: str) -> Path:
 
 
 def _uri(path: Path) -> str:
-    """The URI of a file of the checkout on the site."""
+    """The URI on the site for a file of the checkout."""
     if path.is_relative_to(_DOCS):
         return path.relative_to(_DOCS).as_posix()
     return _COPIES + path.relative_to(_ROOT).as_posix()

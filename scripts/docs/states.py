@@ -1,5 +1,5 @@
-"""Writes the state diagrams and tables of docs/concepts/jobs.md from the tables of moves. Called
-by `make docs`.
+"""Writes the state diagrams and tables in docs/concepts/jobs.md from the tables of state
+transitions. Called by `make docs`.
 """
 
 import re
@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "jobs.md"
 
 
 def diagram(moves: Mapping[T, Mapping[T, str]], start: T, ends: Collection[T]) -> str:
-    """One diagram (Mermaid) and one table with a row for each move and its reason."""
+    """A diagram (Mermaid), and a table with a row for each transition and its reason."""
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {start}"]
     lines += [f"    {phase} --> {target}" for phase, to in moves.items() for target in to]
     lines += [f"    {phase} --> [*]" for phase in moves if phase in ends]
@@ -29,7 +29,7 @@ def diagram(moves: Mapping[T, Mapping[T, str]], start: T, ends: Collection[T]) -
 
 
 def render(page: str) -> str:
-    """The page with the parts between its marks rendered again."""
+    """The page, with the parts between its marks replaced."""
     tables = {
         "jobs": diagram(JOB_MOVES, JobPhase.QUEUED, JOB_ENDS),
         "attempts": diagram(ATTEMPT_MOVES, AttemptPhase.LAUNCHING, {AttemptPhase.ENDED}),

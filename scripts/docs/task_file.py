@@ -71,7 +71,7 @@ def make_schema_text() -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Every generated file with its content."""
+    """The path and the content of every generated file."""
     folder = _ROOT / "docs" / "reference"
     return {folder / "task-file.md": make_page(), folder / "task.schema.json": make_schema_text()}
 

@@ -1,9 +1,9 @@
-"""Drill gangs on the stand-ins of eight clouds, where every fifth request fails.
+"""Run gangs on simulations of eight clouds, in which every fifth request fails.
 
 Usage: .venv/bin/python scripts/drills/cloud_gangs.py [GANGS] [SEED]
 
-The production control plane runs on virtual time. It prints a table of each cloud's gangs, faults
-and bills, and exits with 1 if a machine is left or was started twice, or if a bill is wrong.
+The production control plane runs on virtual time. The drill prints a table of each cloud's gangs,
+faults and bills. It exits with 1 if a machine is left or was started twice, or if a bill is wrong.
 """
 
 import sys

@@ -1,9 +1,10 @@
-"""Let a lying node attack a running server and the CLI: print what was tried and what refused it.
+"""Let a simulated malicious node attack a running server and the CLI. Prints each attack, and the
+check that refused it.
 
 Usage: .venv/bin/python scripts/drills/lying_node.py [--scale 50] [--seed 0]
 
-It exits with 1 if anything went through, or if `/v1/health` took more than 5 times as long as
-before. The attacks on commands that reach into nodes (cp, exec, forward, ssh) are those of
+The drill exits with 1 if an attack succeeded, or if `/v1/health` took more than 5 times as long as
+before. The attacks on commands that connect to nodes (cp, exec, forward, ssh) come from
 tests/hostile and run last.
 """
 

@@ -1,10 +1,10 @@
-"""Change one operator of `control/decide/` at a time; count the changes that unit tests notice.
+"""Change one operator in `control/decide/` at a time, and count the changes that unit tests detect.
 
     python scripts/drills/mutants.py [--sample 200] [--seed 1] [--only standby] [TESTS ...]
 
-A mutant is one function with a flipped comparison, `and` or `or`, condition or result. Tests run in
-a forked process for each mutant, in this order, until one fails. A test that asks for an event loop
-is skipped. Without TESTS: the unit tests of decisions.
+A mutant is one function in which a comparison, an `and` or `or`, a condition or a result is
+inverted. For each mutant, the tests run in a forked process, in the given order, until one fails. A
+test that needs an event loop is skipped. By default, the tests are the unit tests of decisions.
 """
 
 import argparse
@@ -44,7 +44,7 @@ FLIPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 
 def flip(node: ast.AST) -> bool:
-    """Change the node in place; False where it has nothing to change."""
+    """Change the node in place. Returns False if the node has nothing to change."""
     match node:
         case ast.Compare():
             node.ops = [FLIPS[type(node.ops[0])](), *node.ops[1:]]
@@ -63,7 +63,7 @@ def flip(node: ast.AST) -> bool:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One function of a module whose node of that number is flipped."""
+    """One function of a module, with the node of this number inverted."""
 
     module: ModuleType
     function: ast.FunctionDef
@@ -76,7 +76,7 @@ class Mutant:
         return f"{name}:{line} {self.function.name}: {type(node).__name__}"
 
     def apply(self) -> None:
-        """Give the function its other code, for all who imported it."""
+        """Replace the function's code in place, so that all importers call the changed function."""
         changed = copy.deepcopy(self.function)
         flip(list(ast.walk(changed))[self.number])
         text = ast.fix_missing_locations(ast.Module(body=[changed], type_ignores=[]))
@@ -86,7 +86,7 @@ class Mutant:
 
 
 def list_mutants(module: ModuleType) -> Iterator[Mutant]:
-    """Each mutant of a module's functions."""
+    """Yield all mutants of a module's functions."""
     tree = ast.parse(Path(str(module.__file__)).read_text())
     for function in tree.body:
         if isinstance(function, ast.FunctionDef):
@@ -96,7 +96,7 @@ def list_mutants(module: ModuleType) -> Iterator[Mutant]:
 
 
 class Drill:
-    """Runs the collected tests once as they are, then once for each mutant."""
+    """Runs the collected tests once without changes, and then once for each mutant."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -124,10 +124,10 @@ class Drill:
 
 
 def _notices(items: list[pytest.Item], mutant: Mutant | None = None) -> bool:
-    """Whether a test fails with the mutant, in a process of its own."""
+    """Whether a test fails with the mutant. Runs the tests in a separate process."""
     child = os.fork()
     if child == 0:
-        signal.alarm(LONGEST_S)  # an endless loop counts as noticed
+        signal.alarm(LONGEST_S)  # an endless loop counts as detected
         if mutant is not None:
             mutant.apply()
         sys.stdout.flush()

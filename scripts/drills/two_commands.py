@@ -1,10 +1,12 @@
-"""Drill two-command files of each dialect: preempted work resumes, and completed work never reruns.
+"""Test task files with two commands in the format of each tool: preempted work must resume, and
+completed work must not run again.
 
 Usage: .venv/bin/python scripts/drills/two_commands.py [ROUNDS]
 
-Each round submits one job of each kind to this machine, in a state folder of its own, and preempts
-it by `cavvy drill`. The first command handles SIGTERM and exits with 0, or is killed by it; the
-second one runs after it either way. It prints what was wrong, and exits with 1 if anything was.
+Each round submits one job of each kind to this machine, in a new state folder, and preempts it with
+`cavvy drill`. The first command either handles SIGTERM and exits with 0, or is killed by SIGTERM.
+In both cases, the second command would run after it. The drill prints the faults, and exits with 1
+if there are any.
 """
 
 import json
@@ -19,7 +21,7 @@ from pathlib import Path
 
 CAVVY = str(Path(sys.executable).with_name("cavvy"))
 PATIENCE_S = 120
-# Attempt 1 works until it is asked to stop; a later one has little left to do. Each writes so to
+# Attempt 1 works until it is asked to stop; later attempts end soon. Each command writes a line to
 # $LOG.
 GRACEFUL = """
 trap 'echo told >>"$LOG"; [ -z "$LAST" ] || echo "$LAST"; exit 0' TERM
@@ -36,7 +38,7 @@ RESUMED, ONCE = ["preempted", "succeeded"], ["succeeded"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A task file with `WORK` for its first command, and the expected result."""
+    """A task file whose first command is `WORK`, and the expected result."""
 
     text: str
     first: str = GRACEFUL
@@ -84,7 +86,7 @@ def main(rounds: int) -> int:
 
 
 def play(folder: Path, name: str, kind: Kind) -> list[str]:
-    """One job's life; returns its faults."""
+    """Run one job from its submission to its end. Returns its faults."""
     work, log = folder / name, folder / f"{name}.log"
     work.mkdir()
     log.touch()

@@ -1,12 +1,12 @@
-"""Give the commands wrong inputs, and judge every answer.
+"""Run commands with invalid inputs, and check every answer.
 
 Usage: .venv/bin/python scripts/drills/wrong_inputs.py [WORD...]
 
 Each case is a command line with a mistake in its arguments, its file, its environment or its
-terminal. The answer must have the documented exit code, a line `error:` and, except for a few, a
-line `hint:` or a correction in the message; it must not have a traceback or a text of a library,
-and it must come within a few seconds. With WORDs, only cases that contain one of them run. It
-prints the wrong answers, and exits with 1 if there are any.
+terminal. The answer must have the documented exit code, a line `error:` and, with few exceptions, a
+line `hint:` or a correction in the message. It must not contain a traceback or a message of a
+library, and must come within a few seconds. If WORDs are given, only cases that contain one of them
+run. The drill prints the wrong answers, and exits with 1 if there are any.
 """
 
 import os
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CAVVY = str(Path(sys.executable).with_name("cavvy"))
-LIMIT_S = 15  # a loaded machine is slow; what hangs takes longer
+LIMIT_S = 15  # seconds; enough for a command on a loaded machine
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 # Texts of libraries, of the interpreter and of the server's own interface.
 FOREIGN = re.compile(
@@ -38,8 +38,8 @@ FOREIGN = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A command line, and the exit codes that are right for it. `shell` cases are run by a shell,
-    with $CAVVY for the command.
+    """A command line and its valid exit codes. If `shell` is True, a shell runs the line, and
+    $CAVVY is the command.
     """
 
     line: str
@@ -48,7 +48,8 @@ class Case:
     env: Mapping[str, str] = field(default_factory=dict)
     shell: bool = False
     hint: bool = True
-    silent: bool = False  # an answer without `error:` is right, as for a closed standard error
+    # True: an answer without `error:` is valid, for example if standard error is closed
+    silent: bool = False
 
 
 FILES: Mapping[str, bytes] = {
@@ -94,8 +95,9 @@ FILES: Mapping[str, bytes] = {
     "secret.yaml": b"run: x\nsecrets: [NOT_SET]\n",
 }
 BAD_FILES = [name for name in FILES if name not in ("good.yaml", "parameter.yaml")]
-AT_RUN = {"impossible.yaml", "secret.yaml"}  # only a server can know, so `validate` accepts them
-COMMANDS = (  # one that takes a name, with a job that does not exist
+# only a server finds these mistakes, so `validate` accepts the files
+AT_RUN = {"impossible.yaml", "secret.yaml"}
+COMMANDS = (  # commands that take the name of a job, with a job that does not exist
     "status none",
     "logs none",
     "logs -f none",
@@ -228,7 +230,7 @@ catalog diff none.db other.db
 
 
 def make_cases() -> Iterator[Case]:
-    """All cases; first those that need no process of their own."""
+    """All cases. Those that need no separate process come first."""
     for code, text in LINES.items():
         for line in text.strip().splitlines():
             yield Case(line=line, codes=(code,))
@@ -290,7 +292,7 @@ def make_process_cases() -> Iterator[Case]:
 
 
 def judge(case: Case, code: int, text: str, seconds: float) -> list[str]:
-    """What is wrong with an answer."""
+    """The faults of an answer."""
     wrong = []
     if code not in case.codes:
         wrong.append(f"exit code {code}, expected {' or '.join(map(str, case.codes))}")
@@ -309,7 +311,7 @@ def judge(case: Case, code: int, text: str, seconds: float) -> list[str]:
 
 
 def run_case(case: Case, folder: Path, env: Mapping[str, str]) -> list[str]:
-    """Run a case as a process. Returns what is wrong, with the answer."""
+    """Run a case as a process. Returns the faults, with the answer."""
     argv = ["sh", "-c", case.line] if case.shell else [CAVVY, *shlex.split(case.line)]
     began = time.monotonic()
     try:
@@ -341,7 +343,8 @@ def interrupt(folder: Path, env: Mapping[str, str], after_s: float) -> list[str]
     text = started.communicate(timeout=LIMIT_S)[0].decode()
     if started.returncode in (0, INTERRUPTED) and not FOREIGN.search(text):
         return []
-    if "cavvy/cl" not in text:  # the interpreter had not started the program yet
+    # not counted, because the interpreter had not started the program yet
+    if "cavvy/cl" not in text:
         return []
     return [f"Ctrl-C after {after_s:.2f} s: exit code {started.returncode}\n{text[-1500:]}"]
 

@@ -1,5 +1,5 @@
-"""Trace the models of published measurements that `benchmarks/estimate.py` compares with; their
-profiles go to benchmarks/estimate_profiles.jsonl.gz.
+"""Trace the models of the published measurements that `benchmarks/estimate.py` uses, and write
+their profiles to benchmarks/estimate_profiles.jsonl.gz.
 
 Needs torch, timm (1.0.31) and ../shared/data (or CAVVY_DATA). No weights are loaded: every tensor
 is fake. Run: python scripts/estimate/measured.py
@@ -73,7 +73,7 @@ class Block(nn.Module):
 
 
 class Mpt(nn.Module):
-    """MPT without its position bias, which its attention kernel adds on the fly."""
+    """MPT without its position bias, which its attention kernel computes itself."""
 
     def __init__(self, width: int, layers: int, heads: int, checkpointed: bool) -> None:
         super().__init__()

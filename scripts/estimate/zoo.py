@@ -1,4 +1,4 @@
-"""Trace the models that `cavvy estimate --model` knows; their profiles go to
+"""Trace the models that `cavvy estimate --model` knows, and write their profiles to
 planner/estimate/zoo.jsonl.gz.
 
 Needs torch, torchvision and transformers (4.57), which are no dependencies of the project. No

@@ -2,10 +2,10 @@
 
     python scripts/importers/compare.py skypilot|dstack FOLDER PYTHON [--mutate] [--verbose]
 
-PYTHON is that of an environment in which the tool is installed. Prints how many files both, one or
-neither accept, and each difference in any field of a task. With --mutate, each field of Cavvy's
-reading is changed in turn, and the output says in how many files the comparison notices. Nothing of
-the tool is needed for Cavvy itself.
+PYTHON belongs to an environment in which the tool is installed. The script prints how many files
+both, one or neither of the two accept, and each difference in a field of a task. With --mutate, it
+changes each field of Cavvy's result in turn, and prints in how many files the comparison detects
+the change. Cavvy itself does not need the tool.
 """
 
 import argparse
@@ -48,7 +48,7 @@ SKYPILOT_DISK_GIB = 256
 
 
 def main() -> int:
-    """Compare and print; 1 if anything differs."""
+    """Compare and print. Returns 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["skypilot", "dstack"])
     parser.add_argument("folder", type=Path)
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def ask(kind: str, python: str, files: list[Path]) -> list[Facts]:
-    """The other tool's reading of these files. Its own state goes to a temporary folder."""
+    """Let the other tool read these files. Its state is in a temporary folder."""
     with tempfile.TemporaryDirectory() as home:
         command = [python, str(REFERENCE), kind, *map(str, files)]
         done = subprocess.run(
@@ -118,7 +118,8 @@ def needs_values(found: Translation) -> bool:
 
 
 def give_values(their: Facts, path: Path, kind: str) -> tuple[Facts, Facts]:
-    """Both readings with `--env NAME=given` for each variable that the file leaves empty."""
+    """Let both tools read a file with `--env NAME=given` for each variable that is empty in the
+    file."""
     given = dict.fromkeys(their["given"], "given")
     tasks = [
         {
@@ -132,7 +133,7 @@ def give_values(their: Facts, path: Path, kind: str) -> tuple[Facts, Facts]:
 
 
 def read_ours(path: Path, kind: str, overrides: str = "") -> Facts:
-    """Cavvy's reading of a file, as with `--as`."""
+    """Let Cavvy read a file, as with `--as`."""
     try:
         found = load_file(path, options=ReadOptions(dialect=kind, overrides=overrides))
     except SpecError as error:
@@ -141,7 +142,7 @@ def read_ours(path: Path, kind: str, overrides: str = "") -> Facts:
 
 
 def list_differences(kind: str, their: Facts, found: Translation) -> list[str]:
-    """The differences, in words."""
+    """The differences, as text."""
     if found.kind.lower() != kind:
         return [f"taken for a file of {found.kind}"]
     if len(their["tasks"]) != len(found.tasks):
@@ -159,7 +160,7 @@ Pair = tuple[str, object, object]  # a field: theirs, ours
 
 
 def compare_skypilot(their: Facts, found: Translation, task: Task) -> list[Pair]:
-    """The values of a SkyPilot task, by SkyPilot and by Cavvy."""
+    """The values of a SkyPilot task, as SkyPilot and Cavvy understand them."""
     wants, needs = their["resources"], task.resources.choices
     first = wants[0]
     images = {_image(each)[0] for each in wants}
@@ -192,7 +193,7 @@ def compare_skypilot(their: Facts, found: Translation, task: Task) -> list[Pair]
 
 
 def _compare_files(their: Facts, found: Translation, task: Task) -> list[Pair]:
-    """Buckets, and files of this machine by their paths."""
+    """The buckets, and this machine's files by their paths."""
     usual = {each["cloud"] for each in their["resources"] if each["cloud"]}
     store = _SCHEMES.get(next(iter(usual)), "s3") if len(usual) == 1 else "s3"
     inputs, outputs, local = set(), set(), set()
@@ -221,7 +222,7 @@ def _compare_files(their: Facts, found: Translation, task: Task) -> list[Pair]:
         ("inputs", inputs, {(_url(each.source), _path(each.target)) for each in task.inputs}),
         ("outputs", outputs, {(_path(each.source), _url(each.target)) for each in task.outputs}),
     ]
-    # A file that lies at its path in the working folder by itself is no mount of ours.
+    # Cavvy does not mount a file that is already at its path in the working folder.
     missing = {
         (source, target)
         for source, target in local - ours
@@ -252,7 +253,8 @@ def _path(path: str) -> str:
 
 _SCHEMES = {"gcs": "gs", "gcp": "gs", "azure": "az", "ibm": "cos", "coreweave": "cw"}
 _SCHEMES |= {name: name for name in ("s3", "r2", "nebius", "oci", "vastdata")}
-_LIKE_S3 = re.compile("(r2|nebius|oci|vastdata|cw|cos)://")  # at an address of their own
+# stores with S3's protocol at other addresses
+_LIKE_S3 = re.compile("(r2|nebius|oci|vastdata|cw|cos)://")
 _ENDPOINT = "AWS_ENDPOINT_URL_S3"
 
 
@@ -303,7 +305,7 @@ def _image(each: Facts) -> tuple[str | None, dict[str, str]]:
 
 
 def _points(each: Facts, ours: list[set[Point]]) -> set[Point]:
-    """What SkyPilot would take, each in all its parts."""
+    """All resources that SkyPilot would accept for the task."""
     devices: set[object] = set()
     for name, count in each["accelerators"].items():
         size = BARE_SIZES.get(name.upper())
@@ -336,7 +338,7 @@ def _points(each: Facts, ours: list[set[Point]]) -> set[Point]:
 
 
 def _points_of(need: Resources) -> set[Point]:
-    """What Cavvy would take, in the same form."""
+    """All resources that Cavvy would accept, in the same form."""
     spots = {SpotPolicy.ONLY: (True,), SpotPolicy.NEVER: (False,), SpotPolicy.AUTO: (True, False)}
     options = {each.provider: json.loads(each.values) for each in need.options}
     pod = options.get("kubernetes", {}).get("pod")
@@ -367,7 +369,7 @@ def _points_of(need: Resources) -> set[Point]:
     }
 
 
-_OPTIONS = ("image", "zone", "pod", "docker")  # the options that are compared by themselves
+_OPTIONS = ("image", "zone", "pod", "docker")  # the options that are compared separately
 
 
 def _engine(wish: Any) -> str:
@@ -401,7 +403,7 @@ def _gib(mib: int | None) -> float | None:
 
 
 def compare_dstack(their: Facts, found: Translation, task: Task) -> list[Pair]:
-    """The values of a dstack run, by dstack and by Cavvy."""
+    """The values of a dstack run, as dstack and Cavvy understand them."""
     need = task.resources
     spot = {SpotPolicy.ONLY: "spot", SpotPolicy.AUTO: "auto", SpotPolicy.NEVER: "on-demand"}
     secrets = {
@@ -474,7 +476,7 @@ def _name(their: Facts) -> str:
 
 
 def _commands(their: Facts, script: str) -> tuple[object, object]:
-    """The commands in their order, and what else the script has beside their joints."""
+    """The commands in their order, and other lines of the script."""
     commands = [*their["commands"], *their["init"]]
     if their["entrypoint"]:
         return [*shlex.split(their["entrypoint"]), *commands], shlex.split(script)
@@ -486,14 +488,16 @@ def _commands(their: Facts, script: str) -> tuple[object, object]:
 
 
 def try_mutations(kind: str, their: Facts, found: Translation) -> Iterator[tuple[str, bool]]:
-    """Each change of one field of our reading, and whether the comparison notices."""
+    """Change each field of Cavvy's result in turn. Yields the change, and whether the comparison
+    detects it.
+    """
     (task,) = found.tasks
     for name, changed in mutate(task):
         yield name, bool(list_differences(kind, their, replace(found, tasks=(changed,))))
 
 
 def mutate(task: Task) -> Iterator[tuple[str, Task]]:
-    """The task with one field changed, for each field that says something."""
+    """The task with one field changed, for each field that has a value."""
     need = task.resources
     for field in fields(Task):
         value = getattr(task, field.name)

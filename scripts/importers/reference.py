@@ -1,9 +1,10 @@
-"""What SkyPilot or dstack itself makes of files; run by `compare.py` with the Python of an
-environment that has it.
+"""Reads files with SkyPilot or dstack itself. `compare.py` runs this program with the Python of an
+environment in which that tool is installed.
 
     PYTHON reference.py skypilot|dstack FILE...
 
-prints one JSON object for each file: whether it is accepted, why not, and what was understood.
+prints one JSON object for each file: whether the tool accepts the file, or why not, and what the
+tool understood.
 """
 
 import json
@@ -15,8 +16,8 @@ Facts = dict[str, Any]
 
 
 def read_skypilot(path: str) -> Facts:
-    """Load a file as `sky launch --env NAME=given` does, with this value for each variable that
-    the file leaves empty.
+    """Load a file as `sky launch --env NAME=given` does. Each variable that is empty in the file
+    gets the value `given`.
     """
     from sky.utils import dag_utils, yaml_utils
 
@@ -44,8 +45,9 @@ def read_skypilot(path: str) -> Facts:
 
 
 def _describe_skypilot(task: Any, missing: set[str]) -> Facts:
-    # What the file says: the properties without `_` ask the catalog too for what an instance type
-    # has, or raise.
+    # The attributes with `_` contain what the file states. The properties without `_` also look
+    # up the
+    # instance type in the catalog, or raise.
     mounts = {path: each.to_yaml_config() for path, each in task.storage_mounts.items()}
     return {
         "name": task.name,

@@ -57,7 +57,9 @@ def release(root: Path, version: str, today: str) -> None:
 
 
 def read_section(root: Path, version: str) -> str:
-    """The section of a released version, or that of the fragments."""
+    """The section of a released version. If the version is not released, the section that the
+    fragments give.
+    """
     page = root / "CHANGELOG.md"
     text = page.read_text("utf-8") if page.exists() else ""
     found = re.search(rf"^## {re.escape(version)} .*?(?=^## |\Z)", text, re.M | re.S)
