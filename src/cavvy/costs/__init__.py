@@ -1,2 +1,2 @@
-"""Computes the charges of jobs, their costs on other offers, and how their time was spent. No
-I/O."""
+"""Computes what jobs cost, what they would have cost on other offers, and how their time was spent.
+Does no I/O."""

@@ -1,6 +1,4 @@
-"""Computes what the same run would have cost on other offers; the bill itself is the sum of
-`metering`'s charges.
-"""
+"""Computes what the same run would have cost on other offers. `metering` computes the real cost."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +10,8 @@ from cavvy.domain.units import Money, format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterfactualCost:
-    """The cost of the same run on another offer. `basis` states the assumed running time."""
+    """The cost of the same run on another offer. `basis` is a text that says which running time was
+    assumed."""
 
     offer: Offer
     node_time: timedelta  # billed time of each node
@@ -29,14 +28,14 @@ def price_counterfactuals(
     lengths: Mapping[str, timedelta] | None = None,
     count: int = 3,
 ) -> list[CounterfactualCost]:
-    """The `count` rentable `offers` on which the same run would have been cheapest, without
-    interruptions.
+    """The `count` rentable `offers` on which the same run would have been cheapest, if it had not
+    been interrupted.
 
     `ran` is the measured running time. If the task states its work, `lengths` gives the estimated
     running time by offer key; for other offers, the measured time is assumed. `basis` states which
-    of the two times was used. `start` is the time that is billed before the work begins. The result
-    has only the cheapest offer per provider, instance type and purchase option, because the same
-    machine in other zones adds no information.
+    of the two times was used. `start` is the time that is billed before the work begins. For each
+    combination of provider, instance type and purchase option, the result contains only the
+    cheapest offer, because the same machine in another zone tells the user nothing new.
     """
     cheapest: dict[tuple[str, str, str], CounterfactualCost] = {}
     for offer in offers:

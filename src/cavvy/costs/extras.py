@@ -1,7 +1,9 @@
-"""The cost of what providers bill in addition to machines: disks and public addresses.
+"""Computes the cost of extras, which are what providers bill in addition to machines: disks and
+public addresses.
 
 A price per month is divided by the hours of that month, as AWS does
-(https://aws.amazon.com/ebs/pricing/). So the charges of a disk are split where a month begins.
+(https://aws.amazon.com/ebs/pricing/). So the charges for a disk are split at the beginning of each
+month.
 """
 
 from calendar import monthrange
@@ -29,7 +31,7 @@ def bill_extras(
     final: bool,
 ) -> list[Charge]:
     """The charges for the node's extras in [`since`, `until`), at the prices of the attempt's
-    offer; an extra without a price is not charged.
+    offer. An extra that has no price is not charged.
 
     If the provider no longer reports the node's extras, the rates of the `earlier` charges of the
     same rank are used. With `final`, the node ended at `until`, and each extra is charged for at
@@ -61,7 +63,7 @@ def bill_extras(
 
 
 def rate_extras(offer: Offer, extras: Sequence[NodeExtra], now: datetime) -> HourlyRate:
-    """The hourly rate of a node's extras at a time."""
+    """The hourly rate of a node's extras at the time `now`."""
     rates = [
         _list_rates(kind, _find_prices(offer, extras, kind), now, now)
         for kind in ChargeKind
@@ -89,7 +91,8 @@ def expect_extras(
 def _find_prices(
     offer: Offer, extras: Sequence[NodeExtra], kind: ChargeKind
 ) -> list[tuple[ExtraPrice, int]]:
-    """The prices of the extras of one kind, each with the number of times that it is billed."""
+    """The prices of the extras of one kind. The number with each price is how many times it is
+    billed."""
     found = []
     for extra in extras:
         prices = [
@@ -107,7 +110,7 @@ def _find_prices(
 def _list_rates(
     kind: ChargeKind, priced: Sequence[tuple[ExtraPrice, int]], since: datetime, until: datetime
 ) -> Rates:
-    """The hourly rates from `since` to `until`, each with the time when it takes effect."""
+    """The hourly rates from `since` to `until`, each with the time from which it applies."""
     micros = sum(price.price.micros * units for price, units in priced)
     if not priced:
         return ()

@@ -1,7 +1,7 @@
-"""The cost of a node's lifetime, split into periods: every microsecond is charged once, at the
-price valid at that time.
+"""Computes the cost of a node's lifetime, split into periods. Every microsecond is charged once, at
+the price that applied at that time.
 
-`control` calls it at each poll of a gang; the store then replaces all charges of the rank.
+`control` calls `bill` after polls of a gang. The store then replaces all charges of the rank.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,15 +28,15 @@ def bill(
 ) -> list[Charge]:
     """Charge the node of `rank` for its lifetime so far, [`started`, `until`).
 
-    `rates` are the prices of one node, each with the time when it takes effect, as in
-    `GangSeen.rates`. The first price also applies before its time; () means the offer's rate.
-    `minimum` is the time that is billed at least, even if the node ends earlier; None stands for
-    the offer's minimum. With `final`, the node ended at `until`, and the rest of the minimum is
-    charged separately.
+    `rates` are the prices of one node, each with the time from which it applies, as in
+    `GangSeen.rates`. The first price also applies before its time. () means the offer's rate.
+    `minimum` is the shortest time that is billed, even if the node ends earlier; None means the
+    offer's minimum. With `final`, the node ended at `until`, and the rest of the minimum is charged
+    separately.
 
-    The charges cover contiguous, half-open periods, split where the price changes; each charge is
-    rounded once. If a later call has a greater `until`, and new `rates` that begin after the last
-    period, only the last period changes, and new periods are appended.
+    The charges cover half-open periods without gaps. A new period begins where the price changes.
+    Each charge is rounded once. A later call with a greater `until`, and with new `rates` that
+    begin after the last period, changes only the last period and appends new ones.
     """
     prices = _prices(rates or ((started, attempt.offer.rate),), started)
     charges = [
@@ -57,8 +57,8 @@ def total(charges: Iterable[Charge]) -> Money:
 
 
 def _prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyRate]]:
-    """The prices from `started` on, in order of time. Of two prices with the same time, the later
-    entry is used.
+    """The prices from `started` on, in the order of time. If two entries have the same time, the
+    later entry is used.
 
     An entry that repeats the previous price is left out, because a provider may report its price at
     every poll.
@@ -85,7 +85,8 @@ def _stretches(
 
 
 def _rate_at(prices: Sequence[tuple[datetime, HourlyRate]], at: datetime) -> HourlyRate:
-    """The price when the node ended. A change at exactly this time is ignored."""
+    """The price that applied when the node ended. A price that begins at exactly this time is
+    ignored."""
     return [rate for since, rate in prices if since < at or since == prices[0][0]][-1]
 
 

@@ -1,5 +1,5 @@
-"""How a job's time was spent, as users see it: every moment is queued, starting, running, lost or
-stopping.
+"""Splits a job's time into what users see: at every moment, the job is queued, starting, running,
+lost or stopping.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,20 +12,20 @@ from cavvy.domain.jobs import Attempt, AttemptOutcome, Job
 
 
 class TimeUse(StrEnum):
-    """What a job did in a period of time."""
+    """What a job's time was used for in a period."""
 
-    QUEUED = "queued"  # waiting for an offer, a retry or its schedule
+    QUEUED = "queued"  # waiting for an offer, for a retry, or for its schedule
     STARTING = "starting"  # from the placement until every rank works
-    RUNNING = "running"  # working, without the work that was lost
-    # work since the newest checkpoint, which was lost with a node or by a preemption
+    RUNNING = "running"  # working, without work that was lost later
+    # work after the newest checkpoint that was lost with a node or by a preemption
     LOST = "lost"
-    STOPPING = "stopping"  # from the end of the work until the gang is gone
+    STOPPING = "stopping"  # from the end of the work until the gang has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineStretch:
-    """The half-open period [since, until) of a job's time. `attempt` is 0 before the first
-    attempt.
+    """A half-open period [since, until) with one use of the job's time. `attempt` is 0 before the
+    first attempt.
     """
 
     spell: TimeUse
@@ -40,19 +40,21 @@ class TimelineStretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTimeline:
-    """A job's time so far, as contiguous periods in order."""
+    """A job's time so far, as consecutive periods."""
 
     stretches: tuple[TimelineStretch, ...]
 
     def total(self, *spells: TimeUse) -> timedelta:
-        """The sum of the periods with these uses, or of all periods if none is given."""
+        """The total length of all periods with these uses. Without arguments, the total of all
+        periods."""
         return sum(
             (s.length for s in self.stretches if not spells or s.spell in spells), timedelta(0)
         )
 
     @property
     def totals(self) -> Mapping[TimeUse, timedelta]:
-        """The time spent on each use, in the order of `TimeUse`, including uses without time."""
+        """The time spent on each use, in the order of `TimeUse`. Uses that took no time are
+        included."""
         return {spell: self.total(spell) for spell in TimeUse}
 
 
@@ -62,17 +64,18 @@ _LOSSES = frozenset({AttemptOutcome.PREEMPTED, AttemptOutcome.NODE})
 def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
     """The periods of `job` from its submission to its end, or to `now` if it has not ended.
 
-    Work is lost from the newest checkpoint, or from the start of running if there is none, to the
-    end of the work. Between a job's end and a later retry by the user, the job counts as queued. If
-    the clocks of machines disagree, periods are shifted, but no time is counted twice.
+    Lost work begins at the newest checkpoint or, if there is none, when the work began to run. It
+    ends when the work ends. If the user retries a job after its end, the time in between counts as
+    queued. If the clocks of machines disagree, periods may be shifted, but no time is counted
+    twice.
     """
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at
     stretches: list[TimelineStretch] = []
     ordered = _one_after_another(job, attempts, end)
     for attempt, following in zip_longest(ordered, ordered[1:]):
-        # The time of an attempt ends when the next attempt is created, even if the old gang still
-        # exists. The time of a standby gang begins when the work of the gang before it ends.
+        # An attempt's time ends when the next attempt is created, even if the old gang still
+        # exists. A standby gang's time begins when the work of the gang before it ends.
         over = min(max(following.created_at, _work_until(attempt, end)), end) if following else end
         edges = [
             (TimeUse.QUEUED, min(attempt.created_at, end)),
@@ -87,7 +90,7 @@ def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
 
 
 def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> list[Attempt]:
-    """The attempts by number, without standby gangs that never got the work."""
+    """The attempts, sorted by number. Standby gangs that never got the work are left out."""
     kept: list[Attempt] = []
     for attempt in sorted(attempts, key=lambda attempt: attempt.number):
         beside = bool(kept) and attempt.created_at < _work_until(kept[-1], end)
@@ -97,8 +100,8 @@ def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> 
 
 
 def _work_until(attempt: Attempt, end: datetime) -> datetime:
-    """When the attempt's work ended, or `end` if it may still work. If its work never ran, return
-    the time of its creation, so that it does not delay the next attempt.
+    """When the attempt's work ended, or `end` if the work may still be running. If the work never
+    ran, this is the time of the attempt's creation, so that the next attempt's time begins at once.
     """
     return (
         attempt.created_at
@@ -108,7 +111,7 @@ def _work_until(attempt: Attempt, end: datetime) -> datetime:
 
 
 def _edges(attempt: Attempt, end: datetime) -> Iterator[tuple[TimeUse, datetime]]:
-    """The periods of an attempt, each with its end, in order."""
+    """The periods of an attempt in order, each given by its use and its end."""
     gone = attempt.ended_at or end
     worked = attempt.finished_at or gone
     if attempt.running_at is None:

@@ -1,3 +1,3 @@
-"""The domain model: data types, units, states and their legal transitions. No I/O; uses only the
-standard library.
+"""The domain model: data types, units, states, and the allowed transitions between states. Does no
+I/O and uses only the standard library.
 """

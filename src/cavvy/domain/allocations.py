@@ -1,7 +1,7 @@
-"""Shared hosts and the allocations on them. An allocation records which devices a gang holds; it is
+"""Shared hosts and the allocations on them. An allocation records which devices a gang holds. It is
 stored in the same write as the gang's attempt.
 
-Also the locations of volumes that only the nodes of one location can mount.
+Also contains the locations of volumes that can be mounted only by the nodes of one location.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ class Host:
     name: str
     cpus: float
     memory_mib: int
-    # ids of the accelerators, such as GPU UUIDs, in the order of their indexes
+    # IDs of the accelerators, such as GPU UUIDs, in the order of their indices
     devices: tuple[str, ...] = ()
     kinds: tuple[
         str, ...
     ] = ()  # the `Offer.instance_type` of each device; () if all devices are of one type
-    # The provider/region of the offers for this group of hosts. Each rank of a gang gets its own
-    # host of the group; if "", all ranks of a gang share this host.
+    # If this host belongs to a group, the provider/region of the group's offers; each rank of a
+    # gang then gets its own host of the group. If "", all ranks of a gang share this host.
     group: str = ""
     ready: bool = True  # False if the host does not answer; nothing is placed on such a host
 
@@ -33,8 +33,8 @@ class Allocation:
     """The devices, CPUs and memory that one rank holds on a shared host until its attempt has
     ended.
 
-    No device is in two allocations of one host, and the sums of CPUs and memory never exceed the
-    host's.
+    No device is in two allocations of the same host. The sums of allocated CPUs and memory never
+    exceed those of the host.
     """
 
     host: str
@@ -48,7 +48,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeLocation:
-    """An existing volume, under each name that a task may use, and the only location whose nodes
+    """An existing volume: the names under which tasks may use it, and the only location whose nodes
     can mount it.
     """
 
@@ -59,7 +59,7 @@ class VolumeLocation:
 
 
 class SilentPlace(NamedTuple):
-    """A provider, or a part of a provider, that did not answer, and the reason."""
+    """A provider, or a part of a provider, that did not answer; `why` is the reason."""
 
     provider: str
     why: str

@@ -1,5 +1,5 @@
-"""Checkpoints that the control plane holds for a job: their files, and the row that marks a
-checkpoint as complete.
+"""Checkpoints that are stored for a job: their files, and the row that marks a checkpoint as
+complete.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class CheckpointFile:
     sha256: str = ""
     size: int = 0  # bytes
     mode: int = 0o644
-    mtime_ns: int = 0  # modification time, by which programs find their newest file
+    mtime_ns: int = 0  # modification time; programs use it to find their newest file
     link: str | None = None  # target of a link; None for a file
 
 
@@ -39,8 +39,8 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedCheckpoints:
-    """The result of deleting a job's checkpoints. `kept` names the files that could not be deleted,
-    with the reason; "" if there are none.
+    """The result of deleting a job's checkpoints. `kept` says which files could not be deleted and
+    why; "" if all were deleted.
     """
 
     bytes: int = 0

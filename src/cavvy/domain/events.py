@@ -1,4 +1,4 @@
-"""Events of jobs, each with its reason, and charges for nodes."""
+"""Events in the history of a job, and charges for nodes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from cavvy.domain.units import HourlyRate, Money
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of a job's history. The store sets `id`; a later event has a higher id."""
+    """One entry in a job's history. The store sets `id`; later events have higher ids."""
 
     id: int = 0
     project: str
@@ -25,15 +25,15 @@ class Event:
 
 class ChargeKind(StrEnum):
     NODE = "node"  # a period of a node at one rate
-    KEPT = "kept"  # a period when the node waited for the project's next job
+    KEPT = "kept"  # a period in which the node was kept for the project's next job
     MINIMUM = "minimum"  # the difference to the provider's minimum charge
     DISK = "disk"  # the node's disks, if the provider bills them separately
     ADDRESS = "address"  # the node's public addresses, if the provider bills them separately
 
     @property
     def is_extra(self) -> bool:
-        """Whether such a charge comes in addition to the charge of the machine for the same
-        time.
+        """Whether a charge of this kind is added to the charge for the machine in the same
+        period.
         """
         return self in (ChargeKind.DISK, ChargeKind.ADDRESS)
 
@@ -42,7 +42,8 @@ class ChargeKind(StrEnum):
 class Charge:
     """The cost of one node in the half-open period [since, until), at one rate.
 
-    Unique by (attempt, rank, kind, since). A write replaces all charges of a rank.
+    No two charges have the same attempt, rank, kind and `since`. A write replaces all charges of a
+    rank.
     """
 
     project: str
@@ -57,6 +58,7 @@ class Charge:
 
 
 def replace_charges(earlier: Iterable[Charge], later: Sequence[Charge]) -> list[Charge]:
-    """Return the charges after a write: later charges of a rank replace all its earlier charges."""
+    """Return the charges after a write of `later`: for each rank in `later`, all its earlier
+    charges are replaced."""
     billed = {(charge.attempt_id, charge.rank) for charge in later}
     return [each for each in earlier if (each.attempt_id, each.rank) not in billed] + list(later)

@@ -13,7 +13,8 @@ from cavvy.domain.units import HourlyRate
 class GangState(StrEnum):
     """The state of a gang, as its provider reports it."""
 
-    QUEUED = "queued"  # waits in the provider's own queue; such a gang is not lost
+    # waits in the provider's own queue; the gang is not lost although it has no nodes
+    QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
     ENDED = "ended"
@@ -21,8 +22,8 @@ class GangState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeExtra:
-    """What a node has in addition to its machine: one disk of `units` GiB, or `units` public
-    addresses. `name` is that of the `ExtraPrice`.
+    """Something that a node has in addition to its machine: one disk of `units` GiB, or `units`
+    public addresses. `name` is the name of its `ExtraPrice`.
     """
 
     kind: ChargeKind
@@ -50,8 +51,8 @@ def list_extras(
 class NodeSeen:
     """One node as the provider reports it. The node is billed from `started_at` to `ended_at`.
 
-    `unseen` means that the provider did not record the end: the node ended between the time when it
-    was last seen and `ended_at`, so its cost is known only as a range.
+    `unseen` means that the provider did not record when the node ended. It ended between the time
+    when it was last seen and `ended_at`, so its cost is known only as a range.
     """
 
     rank: int
@@ -70,14 +71,16 @@ class GangSeen:
     name: str
     state: GangState
     engine_id: str = ""
-    reason: str = ""  # why the gang waits or ended, for users
-    preempted: bool = False  # the provider reclaimed the gang or one of its nodes
-    # the provider accepted the launch, but then found no capacity for one of the nodes
+    reason: str = ""  # for users: why the gang waits, or why it ended
+    preempted: bool = False  # whether the provider reclaimed the gang or one of its nodes
+    # whether the provider accepted the launch, but then found no capacity for one of the nodes
     no_capacity: bool = False
-    cancelled: bool = False  # a person ended the gang with the provider's own tools
+    cancelled: bool = False  # whether a person ended the gang with the provider's own tools
     exit_code: int | None = None
     eta: datetime | None = None
     nodes: Sequence[NodeSeen] = ()
     rates: Sequence[
         tuple[datetime, HourlyRate]
-    ] = ()  # prices of one node and when each begins; () if the offer's rate always holds
+        # prices of one node, each with the time from which it applies; () if only the offer's rate
+        # applies
+    ] = ()

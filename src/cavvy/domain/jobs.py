@@ -1,4 +1,4 @@
-"""Jobs, attempts and nodes, and the legal transitions between their phases.
+"""Jobs, attempts and nodes, and the allowed transitions between their phases.
 
 A job is a task submitted to a project. Each attempt is one gang of N identical nodes on one offer.
 Each node runs an agent.
@@ -13,7 +13,8 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 
-FAR = datetime(9999, 1, 1, tzinfo=UTC)  # value of `not_before` for jobs that the queue ignores
+# value of `not_before` that keeps a job out of the queue without a time limit
+FAR = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class JobPhase(StrEnum):
@@ -32,15 +33,16 @@ class AttemptPhase(StrEnum):
     """The state of one gang. An attempt that is not ENDED may cost money."""
 
     LAUNCHING = "launching"  # the attempt is stored; the provider is being called
-    BOOTING = "booting"  # the provider accepted the launch; not all agents have claimed a rank
+    # the provider accepted the launch; some ranks are not claimed by an agent yet
+    BOOTING = "booting"
     RUNNING = "running"  # every rank is claimed and its work is running
-    KEPT = "kept"  # the work has ended; the nodes wait, billed, for the project's next job
+    KEPT = "kept"  # the work has ended; the nodes are kept, and billed, for the project's next job
     ENDING = "ending"  # the outcome is known; the gang must be removed
-    ENDED = "ended"  # the gang is gone, or another attempt took it over; the bill is complete
+    ENDED = "ended"  # the gang has ended, or another attempt took it over; the bill is complete
 
 
 class NodePhase(StrEnum):
-    """The state of one rank's agent, from its own reports."""
+    """The state of one rank, as its agent reports it."""
 
     EXPECTED = "expected"
     CLAIMED = "claimed"
@@ -49,7 +51,7 @@ class NodePhase(StrEnum):
     EXITED = "exited"
 
 
-# Each transition states its reason. Tests and the diagrams in the docs read these tables.
+# For each transition, these tables give the reason. Tests, and the diagrams in the docs, read them.
 JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     JobPhase.QUEUED: {
         JobPhase.STARTING: "an offer was found and an attempt was created",
@@ -108,14 +110,14 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     AttemptPhase.ENDING: {AttemptPhase.ENDED: "the provider no longer has the gang"},
     AttemptPhase.ENDED: {},
 }
-# phases in which not every rank works yet
+# phases in which the work does not run on every rank yet
 COMING = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING})
-# phases in which the gang is being removed, or is gone
+# phases in which the gang is being removed or has ended
 GOING = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
 
 
 class AttemptOutcome(StrEnum):
-    """Why an attempt ended; this determines what happens next."""
+    """Why an attempt ended. What the job does next depends on this."""
 
     SUCCEEDED = "succeeded"
     EXIT = "exit"  # the user's program failed
@@ -129,7 +131,7 @@ class AttemptOutcome(StrEnum):
     LIMIT = "limit"  # a limit was reached: duration, budget, deadline or idle time
 
 
-# outcomes after which the node can run other work
+# outcomes after which the node can still run other work
 NODE_SPARED = frozenset(
     {
         AttemptOutcome.SUCCEEDED,
@@ -141,9 +143,7 @@ NODE_SPARED = frozenset(
 
 
 class FailureKind(StrEnum):
-    """The kind of a failure, which determines how long the control plane avoids the offer or
-    provider.
-    """
+    """The kind of a failure. It determines how long the control plane avoids the offer."""
 
     CAPACITY = "no-capacity"
     QUOTA = "quota"  # a person must raise the quota
@@ -179,7 +179,7 @@ class StopCause(StrEnum):
 
 
 class WaitKind(StrEnum):
-    """The reason why an attempt's gang waits."""
+    """Why the gang of an attempt waits."""
 
     QUEUED = "queued"  # the gang is in its provider's own queue
     STARTING = "starting"  # the provider reports why the gang is not running yet
@@ -188,14 +188,15 @@ class WaitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrigin:
-    """The origin of a run, so that the run can be repeated and compared."""
+    """Where a run came from. This is stored so that the run can be repeated and compared."""
 
-    task_text: str = ""  # the file as submitted
-    dialect: str = ""  # the tool whose format the file has; "" if its keys determine the tool
-    overrides: str = ""  # a YAML table whose values replace values of the task file
+    task_text: str = ""  # the task file as submitted
+    # the tool whose format the task file has; "" to detect it from the file's keys
+    dialect: str = ""
+    overrides: str = ""  # a YAML mapping whose values replace those of the task file
     commit: str | None = None
     diff: str | None = None  # uncommitted changes as a unified diff
-    snapshot: str | None = None  # content hash of the frozen working folder
+    snapshot: str | None = None  # content hash of the snapshot of the working folder
     versions: dict[str, str] = field(
         default_factory=dict
     )  # the submitter's platform and versions of Cavvy and Python
@@ -204,7 +205,7 @@ class RunOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanState:
-    """The last decision of the deadline policy for a job, and its reason."""
+    """The last decision of the deadline policy for a job, with its reason."""
 
     at: datetime
     mode: str  # "idle", "spot" or "on-demand"
@@ -214,8 +215,8 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One submitted task. A write fails if the stored `version` has changed; `since` is the start
-    of the current phase.
+    """One submitted task. A write fails if the stored `version` has changed; `since` is when the
+    current phase began.
     """
 
     id: str  # ids sort by the time of submission
@@ -226,13 +227,13 @@ class Job:
     origin: RunOrigin = RunOrigin()
     phase: JobPhase = JobPhase.QUEUED
     reason: str = "submitted"
-    setback: str = ""  # why the last attempt failed to start or to finish its work
+    setback: str = ""  # why the last attempt could not start, or could not finish its work
     submitted_at: datetime
     since: datetime
-    not_before: datetime | None = None  # earliest start, after a back-off or by the schedule
-    # until this time the queue ignores the job; the schedule reconciler then releases it
+    not_before: datetime | None = None  # earliest start, set after a failure or by the schedule
+    # the queue ignores the job until this time; then the schedule reconciler puts it into the queue
     held_until: datetime | None = None
-    last_run: str | None = None  # for a job with a schedule: the id of the last run that it started
+    last_run: str | None = None  # for a repeating job: the ID of the last run that it started
     attempt: int = 0  # number of the latest attempt; 0 before the first
     stop_reason: str | None = None  # if set, the job must be stopped for this reason
     stop_cause: StopCause | None = None
@@ -240,23 +241,25 @@ class Job:
     ended_at: datetime | None = None
     consented: bool = False  # the user agreed to offers that cost money
     ceiling: Money | None = (
-        None  # the most that the user agreed to spend; None if there is no separate ceiling
+        None  # the maximum that the user agreed to spend; None if the budget is the only limit
     )
     # number of failures and moves so far, by kind
     retries: dict[str, int] = field(default_factory=dict)
     avoid: dict[str, datetime] = field(
         default_factory=dict
-    )  # end of the cooldown of each failed offer or shared host
-    standbys: tuple[int, ...] = ()  # numbers of the standby gangs, one of which may take over
-    numbered: int = 0  # the highest attempt number so far, if a standby gang has it
+    )  # for each failed offer or shared host: when its cooldown ends
+    # numbers of the attempts of standby gangs, one of which may take the job over
+    standbys: tuple[int, ...] = ()
+    numbered: int = 0  # the highest attempt number so far, if it belongs to a standby gang
     plan_state: PlanState | None = None
     released: bool = False  # the nodes are released after the work, although the task has `keep`
-    removing: bool = False  # the user removes the job, which therefore cannot be retried
+    # whether the user is removing the job, which therefore cannot be retried
+    removing: bool = False
     version: int = 0
 
     @property
     def stop_outcome(self) -> AttemptOutcome | None:
-        """The outcome of an attempt that this stop ends, or None if no stop was requested."""
+        """The outcome that an attempt has when this stop ends it. None if no stop was requested."""
         if self.stop_cause is None:
             return None
         return AttemptOutcome.STOPPED if self.stop_cause is StopCause.USER else AttemptOutcome.LIMIT
@@ -269,21 +272,21 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptWait:
-    """The last report about a waiting gang; an equal report is not recorded again."""
+    """Why a gang waits, as last reported. If the same is reported again, nothing is recorded."""
 
     kind: WaitKind
-    said: str = ""  # the reason in the provider's own words
-    # for a gang at risk: the job does not leave the gang before this time
+    said: str = ""  # the reason in the provider's words
+    # for a gang at risk: the job stays on the gang at least until this time
     until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenEnd:
-    """The end of a gang that the provider did not report, so that the cost is known only as a
-    range.
+    """What is known about the end of a gang if the provider did not report it. The cost is then
+    known only as a range.
 
-    The charges end when the gang was last seen. `more` is the additional cost if the gang ran until
-    `latest`, when it was gone for certain.
+    The charges end when the gang was last seen. The gang had certainly ended by `latest`. `more` is
+    the additional cost if it ran until then.
     """
 
     latest: datetime
@@ -298,15 +301,16 @@ class Attempt:
     job_id: str
     project: str
     number: int
-    # the gang's name at the provider: installation hash + attempt id. If another attempt took the
-    # gang over, this name + "@" + the id of this attempt.
+    # The gang's name at the provider, made of a hash of the installation and the attempt's ID. If
+    # another attempt has taken the gang over, "@" and the ID of this attempt are appended.
     gang: str
     offer: Offer
     nodes: int
     phase: AttemptPhase = AttemptPhase.LAUNCHING
     reason: str = ""
     outcome: AttemptOutcome | None = None
-    failure: FailureKind | None = None  # set if the outcome does not imply the kind of failure
+    # set if the kind of failure cannot be derived from the outcome
+    failure: FailureKind | None = None
     exit_code: int | None = None
     first_failed_rank: int | None = None
     created_at: datetime
@@ -318,22 +322,25 @@ class Attempt:
     ended_at: datetime | None = None  # when the gang ended
     unseen_end: UnseenEnd | None = None  # set if the provider did not report the gang's end
     adopted_at: datetime | None = (
-        None  # when the attempt took over a warm gang; earlier time is billed to another attempt
+        # when the attempt took over a kept gang, whose earlier time is billed to another attempt
+        None
     )
     kept_since: datetime | None = None
     kept_until: datetime | None = None  # when the gang is released if no job has taken it over
-    missed_looks: int = 0  # consecutive polls in which the provider did not know the gang
-    missed_since: datetime | None = None  # time of the first of the `missed_looks`
-    # when a fire drill, or a move of the job, reclaims the gang
+    missed_looks: int = 0  # consecutive polls in which the provider did not report the gang
+    missed_since: datetime | None = None  # when the first of these polls was made
+    # when a fire drill, or a move of the job to another gang, reclaims the gang
     drill_until: datetime | None = None
-    moved: bool = False  # the job chose to leave the gang, so this is no preemption
+    # whether the job chose to leave the gang, so that its end does not count as a preemption
+    moved: bool = False
     checkpoint_at: datetime | None = None  # time of the newest complete checkpoint
     checkpoint_bytes: int = 0  # size of the newest complete checkpoint
-    # how long the work paused for that checkpoint, if known
+    # how long the work paused to save that checkpoint, if known
     checkpoint_cost: timedelta | None = None
-    checkpoint_rate: float | None = None  # bytes per second of that checkpoint's upload or write
+    # bytes per second at which that checkpoint was uploaded or written
+    checkpoint_rate: float | None = None
     checkpoint_every: timedelta | None = (
-        None  # the save interval sent to the work, if Cavvy chooses it
+        None  # the checkpoint interval that was sent to the work, if Cavvy chooses the interval
     )
     wait: AttemptWait | None = None
     version: int = 0
@@ -350,7 +357,8 @@ class Attempt:
 
     @property
     def standing(self) -> str:
-        """The attempt's reason and, if the provider queues the gang, the expected start."""
+        """The attempt's reason and, if the gang is in the provider's queue, when it is expected to
+        start."""
         if self.expected_at is None:
             return self.reason
         return f"{self.reason}, expected to start {self.expected_at:%Y-%m-%d %H:%M} UTC"
@@ -358,15 +366,16 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """An instruction to an agent. Later orders have a higher `seq`; an agent obeys each order
+    """An instruction to an agent. Later orders have a higher `seq`. An agent carries out each order
     once.
     """
 
     seq: int
-    kind: str  # "stop" (seconds: grace) | "notice" (seconds: until the node is reclaimed)
+    # "stop" (`seconds` is the grace period) or "notice" (`seconds` until the node is reclaimed)
+    kind: str
     seconds: float
     reason: str
-    at: datetime | None = None  # the time of the order
+    at: datetime | None = None  # when the order was given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,11 +387,11 @@ class Node:
     rank: int
     phase: NodePhase = NodePhase.EXPECTED
     claim: str | None = None  # nonce of the agent that holds the claim
-    address: str | None = None  # the address where the other ranks reach this node
+    address: str | None = None  # the address at which the other ranks can reach this node
     order: Order | None = None
     last_seq: int = 0  # number of the agent's last message that was applied or refused
     refused: int = 0  # number of the agent's messages that were refused in whole or in part
-    told_bytes: int = 0  # total size of the events that the agent's messages created
+    told_bytes: int = 0  # total bytes of the events that the agent's messages created
     exit_code: int | None = None
     exit_outcome: AttemptOutcome | None = None
     exit_reason: str = ""
@@ -391,8 +400,9 @@ class Node:
     running_at: datetime | None = None
     exited_at: datetime | None = None
     heard_at: datetime | None = None
-    notice_until: datetime | None = None  # when the provider will reclaim this node
-    risk_at: datetime | None = None  # when the provider may reclaim this node
+    # when the provider will reclaim this node, if it has announced that
+    notice_until: datetime | None = None
+    risk_at: datetime | None = None  # when the provider warned that it may reclaim this node
     telemetry: dict[str, float] = field(default_factory=dict)
     progress: dict[str, float | str] = field(default_factory=dict)
     version: int = 0

@@ -1,4 +1,4 @@
-"""Named machines: gangs that users get, keep and use again by name."""
+"""Named machines: gangs that users start, keep and use again under a name."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -7,25 +7,26 @@ from cavvy.domain.jobs import Attempt, Job
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 
-USUAL_KEEP = timedelta(minutes=30)  # keep time of a machine whose first task states no keep time
+USUAL_KEEP = timedelta(minutes=30)  # keep time of a machine whose first task sets no keep time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedMachine:
-    """A name within a project that stands for one gang at a time: the gang of the machine's newest
-    job.
+    """A machine: a name in a project, and at most one gang at a time. The gang is that of the
+    machine's newest job.
 
-    `task` is the machine's last request, which its next start repeats; `task.keep` is the machine's
-    keep time. Without an open gang, the machine is stopped and costs nothing.
+    `task` is the task for which the machine last got a gang; the next start uses it again.
+    `task.keep` is how long the machine is kept without work. A machine without a gang is stopped
+    and costs nothing.
     """
 
     project: str
     name: str
     user: str = ""
     task: Task
-    job_id: str | None = None  # the newest job that got the machine
+    job_id: str | None = None  # the newest job that ran on the machine
     consented: bool = False  # the user agreed to pay for the machine
-    bought_at: datetime | None = None  # when the machine's newest gang was requested
+    bought_at: datetime | None = None  # when the machine's newest gang was launched
     version: int = 0
 
 

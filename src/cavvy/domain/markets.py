@@ -1,5 +1,5 @@
-"""Observations of markets: an offer's key is a market, and every launch, node lifetime and price is
-an observation of that market.
+"""Observations of markets. A market is identified by an offer's key. Every launch, node lifetime
+and price is an observation of its market.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class ObservationKind(StrEnum):
 
     GRANTED = "granted"  # the provider accepted a launch
     REFUSED = "refused"  # the provider refused a launch; the text has the reason
-    BOOTED = "booted"  # all agents reported, `seconds` after the launch was accepted
+    BOOTED = "booted"  # all agents reported within `seconds` after the launch was accepted
     ENDED = "ended"  # Cavvy released a gang after a lifetime of `seconds`
     TAKEN = (
         # the provider preempted a gang after a lifetime of `seconds`; the text states whether it
@@ -30,7 +30,8 @@ LIVES = frozenset({ObservationKind.ENDED, ObservationKind.TAKEN, ObservationKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One observation, stored in the same transaction as the rows that it was derived from."""
+    """One observation. It is stored in the same transaction as the rows from which it was
+    derived."""
 
     market: str  # Offer.key
     kind: ObservationKind
@@ -43,8 +44,9 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketTally:
-    """The sum of all observations of one kind in one market. `node_seconds` sums the seconds of
-    each observation, multiplied by its number of nodes.
+    """The sum of all observations of one kind in one market. `seconds` is the sum of the
+    observations' seconds. In `node_seconds`, the seconds of each observation are multiplied by its
+    number of nodes first.
     """
 
     market: str

@@ -1,5 +1,5 @@
-"""Messages between agents and the control plane; `docs/concepts/agent-protocol.md` documents their
-encoding.
+"""Messages between agents and the control plane; `docs/concepts/agent-protocol.md` describes how
+they are encoded.
 
 The API decodes requests into `AgentMessage` and encodes the answers. Agents in the same process
 pass these objects directly.
@@ -30,8 +30,8 @@ class MessageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentMessage:
-    """One numbered message of one rank. The comment of a field names the kinds of messages that use
-    it.
+    """One numbered message about one rank. The comment of a field says which kinds of messages use
+    the field.
     """
 
     seq: int  # counts from 1, without gaps
@@ -56,7 +56,8 @@ class AgentMessage:
     reason: str = ""  # exited
     failure: str | None = None  # exited, if the outcome is `node`: a FailureKind
     log_bytes: int = 0  # exited
-    fault: str = ""  # set by the server: why some fields are missing; agents never send it
+    # set by the server if some fields are missing, to say why; agents never send it
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ UPLOADED_CHECKPOINTS, EQUIPPED = 2, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Since:
-    """Marks a field of the work that older agents do not know: they would do the work as if the
+    """Marks a field of the work that older agents do not know. They would do the work as if the
     field were not set.
     """
 
@@ -84,20 +85,20 @@ class Since:
 
 
 def since(version: int, what: str, used: Callable[[Any], bool] = bool) -> dict[str, Since]:
-    """The metadata of a field that agents know from protocol `version` on; see
-    `protocol.list_unknown`.
+    """The metadata of a field that agents know since protocol `version`. `protocol.list_unknown`
+    uses it.
     """
     return {"since": Since(version=version, what=what, used=used)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWork:
-    """The checkpoint folder, which outlives attempts: `path` in the working folder links to
-    `storage`, or the files in `path` are uploaded.
+    """The checkpoint folder, which is kept between attempts. Either `path` in the working folder is
+    a link to `storage`, or the files in `path` are uploaded.
     """
 
     path: str
-    storage: str | None = None  # None if the node cannot reach the storage
+    storage: str | None = None  # None if the node has no access to the storage
     sync: bool = field(  # download the newest checkpoint first, and upload new checkpoints
         default=False, metadata=since(UPLOADED_CHECKPOINTS, "uploaded checkpoints")
     )
@@ -106,14 +107,14 @@ class CheckpointWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkdirWork:
-    """A frozen working folder, named by the hash of its manifest."""
+    """The snapshot of a working folder, named by the hash of its manifest."""
 
     snapshot: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitWork:
-    """A Git commit as the working folder."""
+    """A Git commit that is checked out as the working folder."""
 
     url: str
     commit: str = "HEAD"
@@ -149,11 +150,11 @@ class TransferWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The work of one gang, delivered with a granted claim. Contains decrypted secrets: never log
-    or store it.
+    """The work of one gang, which agents get with a granted claim. Contains decrypted secrets, so
+    it must not be logged or stored.
 
-    This class defines the work, and is encoded unchanged. Nodes have only the standard library, so
-    `agent/config.py` repeats the names and types; a test compares both.
+    This class defines the work and is encoded as it is. Nodes have only the standard library, so
+    `agent/config.py` repeats the names and types of the fields; a test compares the two.
     """
 
     job: str
@@ -187,18 +188,19 @@ class Assignment:
     outputs: Sequence[TransferWork] = ()
     volumes: Sequence[Volume] = field(default=(), metadata=since(EQUIPPED, "volumes"))
     grace_s: float = 10
-    keep_s: float = 0  # how long the node waits for other work after the work has ended
-    machine: bool = False  # the node waits even after stopped work or a failed setup
+    keep_s: float = 0  # how long the agent waits for another job's work after this work has ended
+    # whether the agent waits for other work even after stopped work or a failed setup
+    machine: bool = False
     idle_s: float | None = None
     log_limit_mib: int = 1024
-    # seconds without an answer from the server after which the results of ended work are uploaded
-    # to a bucket; 0 if there is no bucket
+    # after this many seconds without an answer from the server, the results of ended work are
+    # uploaded to a bucket; 0 if there is no bucket
     deposit_after_s: float = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimGranted:
-    """The claim is granted and the gang is whole: do the work."""
+    """The claim is granted, and all ranks have an agent: do the work."""
 
     work: Assignment
     lease: timedelta
@@ -206,7 +208,8 @@ class ClaimGranted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimWait:
-    """The claim is granted but other ranks are missing: repeat the request after this time."""
+    """The claim is granted, but agents of other ranks are missing: repeat the request after this
+    time."""
 
     after: timedelta
     keep: timedelta | None = None  # how long the agent of a kept node waits for more work
@@ -227,7 +230,7 @@ class MessagesStored:
 
     seq: int
     lease: timedelta
-    every: timedelta | None = None  # the save interval, if Cavvy chooses it
+    every: timedelta | None = None  # the checkpoint interval, if Cavvy chooses it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +250,7 @@ class AgentCalls(Protocol):
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
     ) -> MessagesStored | ClaimLost: ...
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
-        """An order newer than `after`, or None if none comes within `wait`."""
+        """Return an order newer than `after`, or None if there is none within the time `wait`."""
 
     async def lease(self, gang: str) -> timedelta:
         """How long the agents of this gang may continue without an answer from the control

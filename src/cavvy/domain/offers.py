@@ -1,4 +1,4 @@
-"""An offer is one machine type, in one location, under one purchase option, at one price."""
+"""An offer is one machine type in one location, with one purchase option and one price."""
 
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -29,11 +29,12 @@ class Readiness(StrEnum):
 class ExtraPrice:
     """The price of something that a provider bills in addition to a node's machine.
 
-    The price of an ADDRESS is for one public address and hour, and that of a DISK for one GiB and
-    month. If a provider sells disks of fixed sizes, a type has several prices, each for one whole
-    disk and month; the price with the smallest sufficient `up_to_gib` is used. `name` is the
-    provider's name of the disk's type. A node has `usual` GiB or addresses, unless its task
-    requests another disk, which has `least` GiB at least. At least the time `minimum` is billed.
+    The price of an ADDRESS is per public address and hour. The price of a DISK is per GiB and
+    month. If a provider sells disks in fixed sizes, a type of disk has several prices, each per
+    whole disk and month; the price with the smallest sufficient `up_to_gib` applies. `name` is the
+    provider's name of the type of disk. A node has `usual` GiB or addresses, unless its task
+    requests another disk. Such a disk has at least `least` GiB. `minimum` is the shortest time that
+    is billed.
     """
 
     kind: ChargeKind
@@ -59,16 +60,16 @@ class RequiredOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One node's worth of capacity at one price.
+    """A node that can be rented at one price.
 
     `rate` is for the whole node per hour. `accelerator` is a canonical name from the catalog's
     table, or None. `accelerator_part` is below 1 if the node has a part of one accelerator, such as
-    1/6 of an A10; the count is then 1, and the memory is that of the part. `term_months` is the
-    commitment of a reserved offer. `capacity` is the number of available nodes, or None if the
-    provider does not report it. `pool` names capacity that several offers of a region share, so
-    that a node rented from one offer is missing in the others; an offer with the pool "" shares no
-    capacity. `shared` marks a host whose devices several jobs share; a job then holds only the
-    devices that it requests.
+    1/6 of an A10; the count is then 1, and the memory is that of the part. `term_months` is how
+    long a reserved offer must be paid for. `capacity` is the number of available nodes, or None if
+    the provider does not report it. `pool` is the name of capacity that several offers of a region
+    share: a node rented from one of them is no longer available from the others. The pool is "" if
+    the offer shares no capacity. `shared` means that several jobs share the host's devices; a job
+    then holds only the devices that it requests.
     """
 
     provider: str
@@ -86,14 +87,16 @@ class Offer:
     purchase: Purchase = Purchase.ON_DEMAND
     rate: HourlyRate
     term_months: int = 0
-    minimum_charge: timedelta = timedelta(0)  # minimum billed time, even if the node ends earlier
+    # shortest time that is billed, even if the node ends earlier
+    minimum_charge: timedelta = timedelta(0)
     capacity: int | None = None
     pool: str = ""
     shared: bool = False
     architecture: str = ""  # CPU architecture, such as x86_64 or arm64; "" if the provider omits it
     limited_by: str = ""  # the quota that limits the capacity, with its usage; "" if none
     extras: tuple[ExtraPrice, ...] = ()  # what is billed in addition to `rate`
-    # the nodes that the account's quotas allow if nothing else uses them; None if unknown
+    # the number of nodes that the account's quotas allow if nothing else uses the quotas; None if
+    # unknown
     quota_nodes: int | None = None
     quota_text: str = ""  # the quota that `quota_nodes` comes from, with its usage
     requires: RequiredOption | None = None  # what a task must state to use the offer
@@ -102,8 +105,9 @@ class Offer:
 
     @property
     def key(self) -> str:
-        """The offer's name, without its price: provider/region[/zone]/type:accelerators/purchase,
-        with the months of commitment, if any: reserved-12m.
+        """The text that identifies the offer, regardless of its price:
+        provider/region[/zone]/type:accelerators/purchase. For a commitment, its months are
+        appended, as in reserved-12m.
         """
         zone = f"/{self.zone}" if self.zone else ""
         machine = f"{self.instance_type}:{self.accelerator_count}"
@@ -112,7 +116,7 @@ class Offer:
 
     @property
     def accelerators_text(self) -> str:
-        """The number of accelerators, or the part of one, as text: "8", "1/6"."""
+        """The number of accelerators, or the part of one accelerator, as text: "8" or "1/6"."""
         if self.accelerator_part == 1:
             return str(self.accelerator_count)
         return str(Fraction(self.accelerator_part).limit_denominator(64))

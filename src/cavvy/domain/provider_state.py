@@ -1,4 +1,4 @@
-"""The documents that a provider keeps in the installation's database, so that every server sees the
+"""The documents that a provider stores in the installation's database, so that all servers see the
 same state."""
 
 from dataclasses import dataclass

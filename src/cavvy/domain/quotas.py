@@ -12,16 +12,16 @@ NEW_LIMIT = "NEW_LIMIT"  # stands for the wanted limit in `Quota.request`
 class Quota:
     """One quota. `limit` and `used` are numbers of `unit`; `used` is None if it is unknown.
 
-    `name` is the provider's own name of the quota, and `family` says which machines count.
-    `request` is the provider's own command that requests a higher limit.
+    `name` is the provider's name of the quota. `family` says which machines count toward the quota.
+    `request` is the provider's command that requests a higher limit.
     """
 
     provider: str
     name: str
     family: str
     unit: str
-    region: str = ""  # "" if the quota holds for all regions together
-    purchase: Purchase | None = None  # None if on-demand and spot machines count
+    region: str = ""  # "" if the quota is one limit for all regions together
+    purchase: Purchase | None = None  # None if both on-demand and spot machines count
     limit: float
     used: float | None = None
     request: str = ""
@@ -39,12 +39,13 @@ class Quota:
 
 
 def limit_offer(offer: Offer, needs: Iterable[tuple[Quota, float]]) -> Offer:
-    """The offer, with its capacity reduced to what quotas leave. `needs` are the quotas for which
-    machines of the offer count, each with the amount that one node uses. An unknown use counts as
-    0.
+    """Return the offer, with its capacity reduced to what its quotas allow. `needs` are the quotas
+    toward which machines of the offer count, each with the amount that one node uses. A quota whose
+    current use is unknown counts as unused.
 
-    The offers that one quota limits share a pool, because a node of one offer leaves less for the
-    others. A quota for all regions together limits the offers of each region on its own.
+    Offers that are limited by the same quota share a pool, because a node of one offer leaves less
+    of the quota for the others. A quota for all regions together is applied to the offers of each
+    region separately.
     """
     known = [(quota, amount) for quota, amount in needs if amount > 0]
     if not known:

@@ -1,5 +1,5 @@
-"""The task: the work that a user wants to run. The spec module parses it from a file; all other
-modules use it.
+"""The task: a description of the work that a user wants to run. The module `spec` reads it from a
+file; all other modules use it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,8 @@ from math import ceil
 from cavvy.domain.units import HourlyRate, Money
 
 Scalar = str | int | float | bool
-DEFAULT_CPUS = 1.0  # CPUs that each node of a task without a size holds on a shared host
+# CPUs that each node of a task holds on a shared host if the task requests no size
+DEFAULT_CPUS = 1.0
 URL_SCHEMES = (
     "s3",
     "gs",
@@ -18,7 +19,7 @@ URL_SCHEMES = (
     "sftp",
     "https",
     "http",
-)  # schemes for inputs; outputs support all but the last two
+)  # schemes of URLs for inputs; outputs support all of them except the last two
 
 
 class SpotPolicy(StrEnum):
@@ -33,9 +34,9 @@ class SpotPolicy(StrEnum):
 class AcceleratorNeed:
     """One acceptable choice of accelerators on each node; `name` is None for any accelerator.
 
-    Counts are per node, and memory is per accelerator in MiB; all bounds are inclusive. A memory
-    bound of None means no limit. `part` is the minimum part of each accelerator; a node with a
-    fraction of an accelerator fits only if `part` is at most this fraction.
+    Counts are per node, and memory is per accelerator in MiB; all bounds are inclusive. If a memory
+    bound is None, there is no limit. `part` is the minimum part of each accelerator: a node that
+    has only a fraction of an accelerator fits if `part` is at most this fraction.
     """
 
     name: str | None = None
@@ -47,8 +48,8 @@ class AcceleratorNeed:
 
 
 class Fabric(StrEnum):
-    """A network over which nodes exchange data without their CPUs. Only `RDMA` is a group: a
-    request for it accepts every other member.
+    """A network over which nodes exchange data without using their CPUs. A request for `RDMA`
+    accepts every other value too.
     """
 
     RDMA = "rdma"
@@ -60,8 +61,8 @@ class Fabric(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkNeed:
-    """Requirements on a node's network. On clouds, also the user's own network resources, by the
-    provider's ids or names.
+    """Requirements on a node's network. On clouds, also the network resources of the user's
+    account, given by the provider's IDs or names.
 
     If the user names no resource (None or ()), the provider creates the minimum that it needs.
     """
@@ -78,7 +79,8 @@ class NetworkNeed:
 
     @property
     def named(self) -> bool:
-        """Whether the user names something that a provider without networks does not have."""
+        """Whether the user names a network resource, which a provider without networks does not
+        have."""
         return (
             bool(self.vpc or self.subnet or self.security_groups or self.key)
             or self.public_ip is not None
@@ -87,11 +89,11 @@ class NetworkNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCheck:
-    """Requirements that each node must meet at boot, before the work starts. A node that fails them
-    is released and avoided.
+    """Requirements that each node must meet at boot, before the work starts. A node that does not
+    meet them is released, and its offer is avoided for a while.
     """
 
-    share: float = 0.6  # minimum share of the data sheet's values that each accelerator must reach
+    share: float = 0.6  # minimum share of the data-sheet values that each accelerator must reach
     link_mbps: int | None = (
         None  # minimum speed between two nodes; None for `share` of `network.min_mbps`
     )
@@ -99,7 +101,7 @@ class NodeCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderOptions:
-    """A task's options for one provider, in that provider's own terms; other providers ignore
+    """A task's options for one provider, with the provider's own names; other providers ignore
     them.
     """
 
@@ -124,14 +126,14 @@ class Resources:
     disk_type: str | None = None
     spot: SpotPolicy = SpotPolicy.NEVER
     providers: tuple[str, ...] = ()
-    regions: tuple[str, ...] = ()  # region names or areas such as eu, us, asia
+    regions: tuple[str, ...] = ()  # names of regions, or areas such as eu, us or asia
     network: NetworkNeed | None = None
     max_rate: HourlyRate | None = None  # maximum price of one node
     check: NodeCheck | None = None
     options: tuple[ProviderOptions, ...] = ()
     any_of: tuple[
         "Resources", ...
-    ] = ()  # all alternatives including this one; () if there is only this one
+    ] = ()  # all alternatives, including this one; () if there are no others
     ordered: bool = False  # prefer the first available alternative, not the cheapest
 
     def least_memory_mib(self, cpus: float) -> int:
@@ -139,14 +141,14 @@ class Resources:
         return max(self.memory_min_mib or 0, ceil((self.memory_per_cpu_mib or 0) * cpus))
 
     def uses_accelerators(self, shared: bool) -> bool:
-        """Whether a task computes on the accelerators of its node. A task that requests no
-        accelerators computes on them only if it names an instance type and does not share the node.
+        """Whether a task uses the accelerators of its node. A task that requests no accelerators
+        uses them only if it names an instance type and has the node for itself.
         """
         return bool(self.accelerators) or (self.instance is not None and not shared)
 
     @property
     def choices(self) -> tuple["Resources", ...]:
-        """All acceptable alternatives, each with the whole list in `any_of`."""
+        """All acceptable alternatives. Each of them has the whole list in `any_of`."""
         return tuple(
             replace(each, any_of=self.any_of, ordered=self.ordered) for each in self.any_of
         ) or (self,)
@@ -154,8 +156,8 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workdir:
-    """The folder that every attempt runs in: a local folder frozen at submit, or a git URL at a
-    commit.
+    """The folder in which every attempt runs: a snapshot of a local folder, taken at submission, or
+    a commit of a Git repository.
     """
 
     path: str | None = None
@@ -173,9 +175,12 @@ class Transfer:
 
     source: str
     target: str
-    stream: bool = False  # for an input from a URL: the work reads the input once, from a pipe
+    # for an input from a URL: whether the work reads it from a pipe, which is possible only once
+    stream: bool = False
     every: timedelta | None = (
-        None  # interval for sending an output to a URL; it is sent again after work of any outcome
+        # how often an output is sent to a URL while the work runs; it is sent again when the work
+        # has ended, even if it failed
+        None
     )
     size_mib: int | None = None  # the size of all files together; None if unknown
     region: str | None = None  # the region of the URL's bucket; None if unknown
@@ -185,8 +190,8 @@ class Transfer:
 class ImageBuild:
     """The user's own Dockerfile, from which a node with a container engine builds the image.
 
-    `path` is a folder in the frozen working folder, or "." for all of it; `dockerfile` is relative
-    to `path`.
+    `path` is a folder in the working folder, or "." for the whole working folder. `dockerfile` is
+    relative to `path`.
     """
 
     path: str
@@ -201,50 +206,52 @@ class VolumeKind(StrEnum):
     NAMED = "named"  # a volume of the provider, such as a cloud disk or a Kubernetes claim
     HOST = "host"  # an existing folder of the node
     NFS = "nfs"
-    FOLDER = "folder"  # a part of the working folder, also mounted at another path
+    FOLDER = "folder"  # a part of the working folder, which is also visible at another path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """Files that outlive jobs. Each node sees them under `path`, which is absolute or within the
-    working folder.
+    """Files that are kept independently of jobs. Each node sees them under `path`, which is
+    absolute or in the working folder.
 
-    `source` is, by kind, the volume's name, a folder of the node, SERVER:/EXPORT, or a path within
-    the working folder. Size and type are for a named volume, which is created if it does not exist;
-    None and "" accept an existing volume with any size or type.
+    `source` depends on the kind: the volume's name, a folder of the node, SERVER:/EXPORT, or a path
+    in the working folder. `size_gib` and `type` apply to a named volume, which is created if it
+    does not exist. If they are None and "", an existing volume of any size or type is accepted.
     """
 
     kind: VolumeKind
     source: str
-    path: str  # absolute for a named volume
+    path: str  # always absolute for a named volume
     read_only: bool = False
     size_gib: int | None = None
-    type: str = ""  # the provider's own name of a disk type or storage class
-    keep: bool = True  # False if the volume is created for each attempt and removed with it
+    type: str = ""  # the provider's name of a disk type or storage class
+    # False if the volume is created for each attempt and deleted with the attempt
+    keep: bool = True
     options: str = ""  # mount options, for NFS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
-    """A folder that outlives attempts, and how often the task intends to write a checkpoint into
-    it.
+    """A folder whose content is kept between attempts, and how often the task is going to write a
+    checkpoint into it.
     """
 
     path: str
     every: timedelta | None = None
-    # URL (s3, gs or az) of a bucket that keeps the checkpoints instead of the server
+    # URL (s3, gs or az) of a bucket that stores the checkpoints instead of the server
     storage: str | None = None
     size_mib: int | None = None  # expected size of one checkpoint
     step: timedelta | None = (
-        None  # expected duration of one step of the work; a save is possible after each step
+        None  # expected duration of one step of the work; a checkpoint can be saved after each step
     )
-    # Cavvy chooses `every` from a checkpoint's cost and the rate at which nodes are lost.
+    # Cavvy chooses `every` from the cost of a checkpoint and the rate at which nodes are lost.
     auto: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits at which Cavvy must stop the job. `deadline_after` starts at the submission."""
+    """The limits at which Cavvy must stop the job. `deadline_after` is counted from the
+    submission."""
 
     deadline: datetime | None = None
     deadline_after: timedelta | None = None
@@ -253,12 +260,12 @@ class Limits:
     idle: timedelta | None = None  # time without output or CPU use
     unattended: timedelta = timedelta(
         hours=6
-    )  # how long a node works without contact with the control plane (the lease)
+    )  # how long a node may continue to work without contact with the control plane (the lease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How often each kind of failure is retried; None means without limit.
+    """How often a job is retried after each kind of failure; None means without limit.
 
     `exit_codes` lists the exit codes to retry; () means any non-zero code. `delay` doubles with
     each retry of a kind, up to an hour.
@@ -269,13 +276,14 @@ class Retry:
     exit: int | None = 0
     exit_codes: tuple[int, ...] = ()
     delay: timedelta = timedelta(0)
-    parallel: int = 1  # number of offers tried at the same time; the first ready gang gets the work
+    # on how many offers the job starts at the same time; the gang that is ready first gets the work
+    parallel: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When to start: at one time, or by a cron line in a time zone. Exactly one of `at` and `cron`
-    is set.
+    """When a job starts: at one time, or repeatedly according to a cron line in a time zone.
+    Exactly one of `at` and `cron` is set.
     """
 
     at: datetime | None = None
@@ -285,19 +293,19 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSpan:
-    """A period on some days of the week (0 is Monday). If its end is not later than its start, it
-    ends on the next day.
+    """A period on some days of the week (0 is Monday). If `end_minute` is not greater than
+    `start_minute`, the period ends on the next day.
     """
 
     days: tuple[int, ...]
     start_minute: int
-    end_minute: int  # minutes of a day, at most 1440
+    end_minute: int  # minutes since midnight, at most 1440
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWindow:
-    """When a job may start. Within these periods, Cavvy chooses the cheapest time. `text` is the
-    text in the task file.
+    """When a job may start. Cavvy chooses the cheapest time within these periods. `text` is how the
+    task file states them.
     """
 
     spans: tuple[WindowSpan, ...]
@@ -307,12 +315,13 @@ class StartWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The amount of work, so that a plan can state how long it takes.
+    """The amount of work, from which a plan computes how long the work takes.
 
-    Either `flops` (total floating-point operations of the whole job, at `precision` and with the
-    share `efficiency` of peak), or `samples` with `rates` (samples per second measured on one node,
-    by the name of its accelerator, or "cpu"), or `duration` (of the whole job, on as many nodes as
-    the task has, each with the accelerators `measured_on`).
+    It is given in one of three ways. `flops` is the total number of floating-point operations of
+    the whole job, at `precision`; nodes reach the share `efficiency` of their peak speed. `samples`
+    is a number of samples, with `rates`: the samples per second measured on one node, keyed by the
+    name of its accelerator, or "cpu". `duration` is the time of the whole job on as many nodes as
+    the task has, each with the accelerators `measured_on`.
     """
 
     flops: float | None = None
@@ -321,11 +330,13 @@ class Workload:
     samples: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
     profile: str | None = (
-        None  # file of a work profile, relative to the task file, with the rates that `rates` lacks
+        # path of a work profile, relative to the task file, which contains the rates that are
+        # missing in `rates`
+        None
     )
     duration: timedelta | None = None
-    # A node's accelerators such as "A100-80GB:8", or "cpu:16". None means that the duration is
-    # valid for every node that fits the task.
+    # The accelerators of a node, such as "A100-80GB:8", or "cpu:16". None means that `duration`
+    # applies to every node that fits the task.
     measured_on: str | None = None
 
 
@@ -339,8 +350,7 @@ class Delivery(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """The address to which a JSON event is posted when the job ends, fails or reaches its
-    budget."""
+    """The URL to which a JSON message is posted when the job ends, fails or reaches its budget."""
 
     url: str
     on: tuple[Delivery, ...] = tuple(Delivery)
@@ -348,9 +358,9 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Why a provider or an offer cannot run a task, regardless of free capacity."""
+    """Why a provider or an offer cannot run a task, no matter how much capacity is free."""
 
-    field: str  # the dotted key in the task file that must change
+    field: str  # the key in the task file that must change, with dots, such as resources.cpu
     reason: str
 
     def __str__(self) -> str:
@@ -359,14 +369,14 @@ class Objection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One unit of work as described by its author, with defaults and parameters filled in."""
+    """One unit of work as its author describes it, after defaults and parameters were filled in."""
 
     name: str
     project: str = "default"
     run: str
     setup: str | None = None
     setup_uses: tuple[str, ...] | None = (
-        None  # the part of the working folder that the setup can see; None for all of it
+        None  # the paths in the working folder that the setup can see; None for all of them
     )
     tags: dict[str, str] = field(default_factory=dict)
     priority: int = 0  # -100 to 100; tasks with higher values go first
@@ -375,10 +385,11 @@ class Task:
     nodes: int = 1
     image: str | None = None
     image_build: ImageBuild | None = None  # how to build the image; cannot be combined with `image`
-    image_login: str | None = None  # name of a secret: USER:PASSWORD for the image's registry
+    # name of a secret with the login for the image's registry, in the form USER:PASSWORD
+    image_login: str | None = None
     workdir: Workdir | None = None
     env: dict[str, str] = field(default_factory=dict)
-    # names of secrets; each value is set as an environment variable of the same name
+    # names of secrets; each secret's value is set as an environment variable with the secret's name
     secrets: tuple[str, ...] = ()
     inputs: tuple[Transfer, ...] = ()
     outputs: tuple[Transfer, ...] = ()
@@ -390,9 +401,10 @@ class Task:
     window: StartWindow | None = None
     work: Workload | None = None
     webhooks: tuple[Webhook, ...] = ()
-    grace: timedelta = timedelta(seconds=10)  # grace period between SIGTERM and SIGKILL
+    grace: timedelta = timedelta(seconds=10)  # time between SIGTERM and SIGKILL
     keep: timedelta = timedelta(
         0
     )  # how long the nodes are kept, and billed, for the project's next job
-    session: bool = False  # interactive work, which ends with success when it is idle
+    # whether this is interactive work, which counts as successful when it ends because it is idle
+    session: bool = False
     machine: str | None = None  # name of the machine that the task runs on, see `NamedMachine`

@@ -11,11 +11,11 @@ _HOUR_US = 3_600_000_000  # microseconds in an hour
 
 
 class UnitError(ValueError):
-    """A quantity that cannot be read; the message states what was expected."""
+    """A quantity that cannot be parsed. The message says what was expected."""
 
 
 class TooMuch(UnitError):
-    """A quantity that can be read but is too large."""
+    """A quantity that can be parsed but is too large."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -42,7 +42,8 @@ class HourlyRate:
     micros_per_hour: int = 0
 
     def over(self, length: timedelta) -> Money:
-        """The cost of `length` at this rate, rounded half up to a whole micro-dollar."""
+        """The cost of `length` at this rate, rounded to whole micro-dollars, half a micro-dollar
+        up."""
         microseconds = length // timedelta(microseconds=1)
         return Money((2 * self.micros_per_hour * microseconds + _HOUR_US) // (2 * _HOUR_US))
 
@@ -59,7 +60,8 @@ _MOST_MICROS = (1 << 63) - 1
 
 
 def parse_usd(text: str | int | float | Decimal) -> Money:
-    """Read dollars ("3.60", "$15", 2.5) into micro-dollars, rounded half up. Raises UnitError."""
+    """Parse dollars ("3.60", "$15" or 2.5) into micro-dollars. Half a micro-dollar is rounded up.
+    Raises UnitError."""
     try:
         amount = Decimal(
             str(text).strip().removeprefix("$").removesuffix("USD").replace(",", "").strip()
@@ -74,7 +76,7 @@ def parse_usd(text: str | int | float | Decimal) -> Money:
 
 
 def parse_rate(text: str | int | float | Decimal) -> HourlyRate:
-    """Read dollars per hour ("3.60", "$15/h"). Raises UnitError."""
+    """Parse dollars per hour ("3.60" or "$15/h"). Raises UnitError."""
     if isinstance(text, str):
         text = re.sub(r"\s*/\s*(h|hr|hour)$", "", text.strip())
     return HourlyRate(parse_usd(text).micros)
@@ -92,8 +94,8 @@ _LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 
 
 def parse_duration(text: str | int | float) -> timedelta:
-    """Read a length of time: "90s", "10m", "1h30m", "2 days"; a bare number is seconds. Raises
-    UnitError.
+    """Parse a length of time, such as "90s", "10m", "1h30m" or "2 days". A number without a unit is
+    in seconds. Raises UnitError.
     """
     expected = f"expected a length of time such as 90s, 10m, 1h30m or 2d, not {text!r}"
     try:
@@ -114,7 +116,7 @@ def parse_duration(text: str | int | float) -> timedelta:
         raise TooMuch(f"{str(text)[:40]} exceeds the maximum length of time") from None
 
 
-# Vendors state accelerator and host memory in powers of two, with either unit: 80GB means 80 GiB.
+# Vendors state memory in powers of two, whichever unit they write: 80GB means 80 GiB.
 _MEMORY = {
     "": 1024,
     "G": 1024,
@@ -130,8 +132,8 @@ _MEMORY = {
 
 
 def parse_memory_mib(text: str | int | float) -> int:
-    """Read memory into whole MiB: "80GB", "512MiB", "1.5TB"; a bare number is GiB. Raises
-    UnitError.
+    """Parse an amount of memory into whole MiB, such as "80GB", "512MiB" or "1.5TB". A number
+    without a unit is in GiB. Raises UnitError.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(text).strip())
     if match is None or match[2].upper() not in _MEMORY or isinstance(text, bool):
@@ -140,16 +142,17 @@ def parse_memory_mib(text: str | int | float) -> int:
 
 
 def format_usd(money: Money, decimals: int = 2) -> str:
-    """Dollars as readable text: "$1.20". With 2 decimals, an amount below a cent is "<$0.01"."""
+    """Format dollars for people: "$1.20". If `decimals` is 2, an amount below a cent becomes
+    "<$0.01"."""
     if decimals == 2 and 0 < money.micros < 10_000:
         return "<$0.01"
     return f"${money.usd:,.{decimals}f}"
 
 
 def count_decimals(amounts: Sequence[Money]) -> int:
-    """The fewest decimals, from 2 to 6, with which these amounts of dollars, as printed, add up to
-    their printed sum, and no amount above 0 is printed as 0. Amounts are whole micro-dollars, so
-    that 6 decimals are exact.
+    """The smallest number of decimals, from 2 to 6, that is enough to print these amounts. It is
+    enough if the printed amounts add up to the printed sum, and no amount above 0 is printed as 0.
+    With 6 decimals, amounts are printed exactly.
     """
     total = Money(sum(each.micros for each in amounts))
     for decimals in range(2, 6):
@@ -168,7 +171,7 @@ def format_rate(rate: HourlyRate) -> str:
 
 
 def format_duration(length: timedelta) -> str:
-    """A length of time as readable text: 0.4s, 5s, 42s, 3m05s, 2h10m or 3d04h."""
+    """Format a length of time for people: 0.4s, 5s, 42s, 3m05s, 2h10m or 3d04h."""
     seconds = length.total_seconds()
     if seconds < 10:
         return f"{seconds:.1f}".removesuffix(".0") + "s"

@@ -1,1 +1,1 @@
-"""Queue order, gangs and packing on shared hosts. No I/O."""
+"""Decides the order of the queue, and which part of a shared host each gang gets. Does no I/O."""

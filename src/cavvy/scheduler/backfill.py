@@ -1,5 +1,5 @@
-"""Decides whether a job may start on a shared host for which an earlier job waits. No I/O, and no
-knowledge of when running jobs will end.
+"""Decides whether a job may start on a shared host for which an earlier job waits (backfill). Does
+no I/O, and does not need to know when running jobs will end.
 """
 
 from collections import Counter, defaultdict
@@ -13,29 +13,33 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.scheduler.packing import AllocationOwner, allocate_on, allocate_one, host_of, hosts_of
 
-# Limits of the work of one pass over the queue. A job beyond them waits, as without backfill.
-JOBS = 16  # jobs that are checked
-OFFERS = 8  # offers of one job that are checked
-_MOST_WAITS = 8  # earlier jobs that wait for one host
-_MOST_AMOUNTS = 48  # gangs on one host, and wishes of the jobs that wait for the host
-_MOST_UNITS = 1 << 17  # units of one resource; the unit is the greatest that divides all amounts
+# These numbers limit the work of one pass over the queue. A job for which a limit is exceeded
+# waits, as it would without backfill.
+JOBS = 16  # maximum jobs that are checked
+OFFERS = 8  # maximum offers of one job that are checked
+_MOST_WAITS = 8  # maximum earlier jobs that wait for one host
+# maximum gangs on one host, and maximum requests of the jobs that wait for the host
+_MOST_AMOUNTS = 48
+# maximum units of one resource; the unit is the greatest one that divides all amounts
+_MOST_UNITS = 1 << 17
 
 _MILLI = 1000  # CPUs are counted in thousandths
-_SLACK = 1e-3  # of a thousandth of a CPU, as in `packing`
+_SLACK = 1e-3  # in thousandths of a CPU; as in `packing`
 _ANY = AllocationOwner(gang="", project="")
 
-Amounts = Mapping[str, float]  # of each resource of a host
+Amounts = Mapping[str, float]  # amount of each resource of a host
 
 
 class HostWaits:
-    """The earlier jobs that wait for a part of a shared host, and what each wants of each host."""
+    """The earlier jobs that wait for a part of a shared host, and the amounts that each requests on
+    each host."""
 
     def __init__(self, hosts: Iterable[Host]) -> None:
         self._hosts = {host.name: host for host in hosts}
         self._wishes: defaultdict[str, list[list[Amounts]]] = defaultdict(list)
 
     def add(self, choices: Iterable[tuple[Task, Offer]]) -> None:
-        """Add a job that waits. It may use any of the choices."""
+        """Add a waiting job. It may use any of the choices."""
         wishes: defaultdict[str, list[Amounts]] = defaultdict(list)
         for task, offer in choices:
             for host in hosts_of(offer, self._hosts.values()):
@@ -50,11 +54,11 @@ class HostWaits:
     def may_delay(self, mine: Sequence[Allocation], allocations: Sequence[Allocation]) -> bool:
         """Whether a job with the allocations `mine` could delay one of the waiting jobs.
 
-        The job delays none if on each of its hosts, whichever of the gangs and of the waiting jobs
-        are on the host later, each waiting job that then finds room without `mine` also finds room
-        with `mine`. So the waiting jobs start at the same times and on the same hosts as without
-        the job, also if a waiting job ends, if another host returns, or if a waiting job starts
-        beside an earlier one.
+        The job delays no waiting job if the following holds on each of its hosts. Take any
+        combination of gangs and waiting jobs that may occupy the host later. If there is then room
+        for another waiting job without `mine`, there must also be room for it with `mine`. If this
+        holds, every waiting job starts at the same time and on the same host as it would without
+        the job.
         """
         return any(
             _may_delay_on(
@@ -69,7 +73,8 @@ class HostWaits:
 
 
 def _wish(task: Task, offer: Offer, host: Host) -> Amounts | None:
-    """What a task wants of a host of the offer, or None if the empty host has no room."""
+    """The amounts that a task requests on a host of the offer. None if even the empty host has too
+    little room."""
     if host_of(offer, (host,)) is not None:
         alone = task.nodes == 1 or not host.group
         allocations = allocate_on(task, offer, host, (), _ANY) if alone else None
@@ -108,10 +113,10 @@ def _size_of(host: Host) -> dict[str, int]:
 def _may_delay_on(
     host: Host, mine: Amounts, waits: Sequence[Sequence[Amounts]], gangs: Sequence[Amounts]
 ) -> bool:
-    """Whether a job that takes `mine` of the host could delay one of `waits`, each a list of
-    alternatives.
+    """Whether a job that takes the amounts `mine` of the host could delay a waiting job. Each item
+    of `waits` is the list of one job's alternatives.
 
-    Each resource is looked at on its own, so some jobs wait that would delay none.
+    Each resource is checked on its own, so True may be returned for a job that would delay none.
     """
     there = [*([each] for each in gangs), *waits]
     if len(waits) > _MOST_WAITS or sum(map(len, there)) > _MOST_AMOUNTS:
@@ -120,7 +125,7 @@ def _may_delay_on(
     for what in (what for what, amount in mine.items() if amount):
         amounts = [[each.get(what, 0) for each in some] for some in [*there, [mine]]]
         if sum(map(max, amounts)) <= size[what]:
-            continue  # enough for all of them at once
+            continue  # the host has enough of the resource for all of them at the same time
         unit = _find_unit([amount for some in amounts for amount in some])
         if not unit or size[what] // unit > _MOST_UNITS:
             return True
@@ -139,8 +144,8 @@ def _keeps_out(
     what: str,
     unit: int,
 ) -> bool:
-    """Whether beside some of `others` there is enough of the resource `what` for `wish`, but not
-    for both `wish` and `mine`.
+    """Whether there is a combination of `others` that leaves enough of the resource `what` for
+    `wish`, but not for both `wish` and `mine`.
 
     The others with which `wish` never finds room are left out: beside them it waits anyway.
     """
@@ -158,18 +163,18 @@ def _keeps_out(
 
 
 def _find_unit(amounts: Sequence[float]) -> int:
-    """The greatest unit that divides all amounts, or 0 if one is not a whole number."""
+    """The greatest unit that divides all amounts, or 0 if an amount is not a whole number."""
     return gcd(*map(int, amounts)) if all(float(each).is_integer() for each in amounts) else 0
 
 
 def _can_sum_to(above: int, most: int, amounts: Iterable[Iterable[int]]) -> bool:
-    """Whether some amounts, at most one of each list, add up to more than `above` and at most
-    `most`.
+    """Whether some of the amounts, with at most one taken from each list, add up to more than
+    `above` and at most `most`.
     """
     if most < 0:
         return False
     mask = (1 << (most + 1)) - 1
-    sums = 1  # the bit n is 1 if some amounts add up to n
+    sums = 1  # bit n is 1 if some of the amounts add up to n
     for some in amounts:
         sums |= reduce(or_, (sums << each for each in some if each <= most), 0) & mask
     return bool(sums >> max(0, above + 1))

@@ -1,5 +1,5 @@
-"""Chooses the part of a shared host that a node of a gang would get. No I/O: the store checks the
-allocation again before it writes it.
+"""Chooses the part of a shared host that a node of a gang would get. Does no I/O. The store checks
+each allocation again before it writes the allocation.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,14 +14,14 @@ _SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationOwner:
-    """The gang and the project that hold an allocation."""
+    """The gang that holds an allocation, and its project."""
 
     gang: str
     project: str
 
 
 def host_of(offer: Offer, hosts: Iterable[Host]) -> Host | None:
-    """The shared host of an offer, named provider/zone, or provider/region if there are no
+    """The shared host of an offer. Its name is provider/zone, or provider/region if there are no
     zones.
     """
     name = f"{offer.provider}/{offer.zone or offer.region}"
@@ -46,12 +46,10 @@ def allocate_across(
     allocations: Sequence[Allocation],
     owner: AllocationOwner,
 ) -> tuple[Allocation, ...] | None:
-    """The allocations of all ranks of the gang on the offer's hosts, by rank, or None if not all
-    ranks fit.
+    """The allocations of all ranks of the gang on the offer's hosts, sorted by rank. None if not
+    all ranks fit.
 
-    In a group of hosts, each rank gets its own host, in the order of the hosts. So a gang of
-    several nodes never runs on a single host of a group, and a gang of one node never runs on a
-    group.
+    In a group of hosts, each rank gets its own host, in the order of the hosts.
     """
     found = hosts_of(offer, hosts)
     one = host_of(offer, found)
@@ -72,8 +70,8 @@ def allocate_across(
 def allocate_on(
     task: Task, offer: Offer, host: Host, allocations: Sequence[Allocation], owner: AllocationOwner
 ) -> tuple[Allocation, ...] | None:
-    """The allocations of all ranks of the gang in addition to `allocations`, by rank, or None if
-    not all ranks fit.
+    """The allocations of all ranks of the gang on `host`, in addition to `allocations`, sorted by
+    rank. None if not all ranks fit.
     """
     taken = [allocation for allocation in allocations if allocation.host == host.name]
     mine: list[Allocation] = []
@@ -94,11 +92,11 @@ def allocate_one(
     owner: AllocationOwner,
     rank: int,
 ) -> Allocation | None:
-    """The allocation of one rank on `host` in addition to `allocations`, all allocations of this
-    host; None if the rank does not fit.
+    """The allocation of one rank on `host`. `allocations` are all existing allocations on this
+    host. None if the rank does not fit.
 
-    A task without a size gets one CPU and no memory. Devices are never divided, and are allocated
-    in the host's order.
+    A task that requests no size gets one CPU and no memory. Devices are never divided. They are
+    allocated in the order in which the host lists them.
     """
     need = task.resources
     cpus = need.cpus_min if need.cpus_min is not None else min(DEFAULT_CPUS, host.cpus)

@@ -1,4 +1,4 @@
-"""Keeps the order of the queue, and decides which jobs may start now. No I/O: decisions are
+"""Keeps the order of the queue, and decides which jobs may start now. Does no I/O: decisions are
 returned as values.
 """
 
@@ -23,13 +23,13 @@ class WaitingJob:
     job: Job
     gang: str
     offers: tuple[Offer, ...]
-    avoid: frozenset[str] = frozenset()  # names of shared hosts where this job failed recently
+    avoid: frozenset[str] = frozenset()  # names of shared hosts on which this job failed recently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCapacity:
-    """The free capacity. `used` is the share of each pool that was assigned after its provider
-    reported its capacity.
+    """The capacity that is free. `used` is the share of each pool that was assigned to jobs after
+    its provider reported the capacity.
     """
 
     hosts: Sequence[Host] = ()
@@ -48,7 +48,7 @@ class JobPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobWait:
-    """The job stays in the queue; `behind` are the hosts or offers that it waits for."""
+    """The job stays in the queue. `behind` are the hosts or offers that the job waits for."""
 
     job: Job
     reason: str
@@ -66,23 +66,23 @@ class _Checks:
 class JobScheduler:
     """Decides for each waiting job, in the queue's order, whether and where it starts.
 
-    The order is strict for every host and offer: while a job waits for an offer, no later job gets
-    that offer. While a job waits for a shared host, a later job gets a part of that host only if it
-    cannot delay the earlier job (`backfill`). So small jobs cannot starve a large job. A later job
-    that can use another host is not delayed.
+    While a job waits for an offer, no later job gets that offer. While a job waits for a shared
+    host, a later job gets a part of that host only if this cannot delay the earlier job (see
+    `backfill`). So a large job does not wait forever while small jobs start. A later job that can
+    use another host is not delayed.
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:
         self._hosts = [host for host in capacity.hosts if host.ready]
         self._allocations = list(capacity.allocations)
         self._used = dict(capacity.used)
-        self.blocked: set[str] = set()  # hosts and offers that earlier jobs wait for
+        self.blocked: set[str] = set()  # hosts and offers for which earlier jobs wait
         self._waits = HostWaits(self._hosts)  # earlier jobs that wait for shared hosts
         self._jobs_left = JOBS  # how many jobs may still be checked for backfill
 
     def decide(self, waiting_job: WaitingJob, *others: WaitingJob) -> JobPlacement | JobWait:
-        """Decide about the next job. A placement reduces the capacity for later jobs. `others` are
-        alternatives of the same job, tried in order.
+        """Decide about the next job in the queue. If it is placed, less capacity is left for later
+        jobs. `others` are alternatives of the same job, which are tried in order.
         """
         choices = (waiting_job, *others)
         checks = self._grant_checks()
@@ -108,7 +108,7 @@ class JobScheduler:
         return placed
 
     def can_start(self, waiting_job: WaitingJob) -> bool:
-        """Whether `decide` would place the job now. Changes nothing."""
+        """Whether `decide` would place the job now. This method changes nothing."""
         return self._place(waiting_job, self._grant_checks()) is not None
 
     def _grant_checks(self) -> _Checks:
@@ -149,15 +149,16 @@ class JobScheduler:
         return self._waits.may_delay(mine, self._allocations)
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
-        """The names that a job for this offer waits for: the offer or its shared host and, for a
-        group of hosts, each host that the job does not avoid.
+        """The names of what a job waits for if it wants this offer: the offer or its shared host
+        or, for a group of hosts, also each host that the job does not avoid.
         """
         hosts = hosts_of(offer, self._hosts) if offer.shared else ()
         return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}
 
 
 def place_of(offer: Offer) -> str:
-    """The resource for which jobs queue: the shared host, or the offer if it uses none."""
+    """The name of what jobs for this offer wait for: the shared host, or the offer itself if it
+    uses none."""
     return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
 
 
