@@ -1,1 +1,2 @@
-"""Stores rows, blobs, logs and the catalog snapshot."""
+"""Stores database rows, blobs (files named by their hash), logs, and the snapshot of the price
+catalog."""

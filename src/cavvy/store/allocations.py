@@ -1,5 +1,5 @@
 """Checks that an allocation fits on its host together with the existing allocations. The store
-makes this check inside its transaction.
+calls this check inside its transaction.
 """
 
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ _CPU_SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 def check_allocation(
     host: Host | None, allocation: Allocation, others: Iterable[Allocation]
 ) -> None:
-    """Check the allocation against all current allocations, `others`; those on other hosts are
-    ignored.
+    """Check that the allocation fits on its host in addition to `others`, the current allocations.
+    Those on other hosts are ignored.
 
-    Raises RowNotFound if there is no host, AllocationConflict if a device is taken or unknown, or
-    if CPUs or memory do not suffice.
+    Raises RowNotFound if `host` is None. Raises AllocationConflict if a device is in use or
+    unknown, or if the host has too few CPUs or too little memory.
     """
     if host is None:
         raise RowNotFound(f"no host {allocation.host}")

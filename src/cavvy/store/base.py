@@ -28,34 +28,35 @@ from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 
-# Number of each machine's waiting jobs that a pass over the queue reads: the next job, and some
-# whose reason is shown. They do not count toward the limit for other jobs, because a machine may be
-# busy for days.
+# How many waiting jobs of each machine one pass over the queue reads: the next job, and some more
+# for which a reason is shown. They do not count toward the limit for other jobs, because a machine
+# may be busy for days.
 PER_MACHINE = 4
 
 
 class StoreError(Exception):
-    """Base of all errors that a store raises."""
+    """Base class of all errors that a store raises."""
 
 
 class StaleVersion(StoreError):
-    """Another writer stored a newer version first; read again."""
+    """Another writer stored a newer version of the row first; read the row again."""
 
 
 class RowNotFound(StoreError):
-    """No such row in this project."""
+    """This project has no such row."""
 
 
 class NameConflict(StoreError):
-    """The name is taken."""
+    """The name is already in use."""
 
 
 class HashMismatch(StoreError):
-    """Bytes do not match their hash, or a document cannot be read back; do not send it again."""
+    """Bytes do not match their hash, or a document could not be read back after it was stored. Do
+    not send the same data again."""
 
 
 class AllocationConflict(StoreError):
-    """Another gang holds the devices, CPUs or memory."""
+    """Another gang holds the devices, or the CPUs or memory do not suffice."""
 
 
 class StoreFull(StoreError):
@@ -63,23 +64,23 @@ class StoreFull(StoreError):
 
 
 class StoreUnusable(StoreError):
-    """The database cannot be used until a person acts; the message states how."""
+    """The database cannot be used until a person acts. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtomicWrite:
-    """Rows that are written together or not at all. Each row has the version at which it was read,
-    or 0 for a new row.
+    """Rows that are written together or not at all. Each row has the version that it had when it
+    was read, or 0 if the row is new.
 
-    The store writes version + 1. It raises StaleVersion and writes nothing if a version differs, if
-    an inserted row exists, or if an update changes a row's project or a job's name. It raises
-    RowNotFound if the parent (job, attempt, host) of a row does not exist.
+    The store increases the version by 1. It raises StaleVersion and writes nothing if the stored
+    version differs, if a new row exists already, or if an update changes a row's project or a job's
+    name. It raises RowNotFound if the parent (job, attempt, host) of a row does not exist.
 
     Rows are written in this order: `release`, jobs, attempts, nodes, machines, charges, events,
     observations, allocations. If an attempt renames its gang, a later attempt in the same write may
-    use the old name. `release` names gangs whose allocations are removed. For each of their nodes,
-    `charges` are the whole bill so far, and replace the node's earlier charges. Allocations are
-    checked in the same transaction against their host and its other allocations.
+    use the old name. `release` names gangs whose allocations are removed. `charges` contains, for
+    each node that it mentions, all charges so far; they replace the node's earlier charges.
+    Allocations are checked in the same transaction against their host and its other allocations.
     """
 
     jobs: Sequence[Job] = ()
@@ -95,7 +96,7 @@ class AtomicWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """A job without its task, for listings; it is read without decoding documents."""
+    """A job without its task, for lists of jobs. It can be read without decoding documents."""
 
     id: str
     project: str
@@ -118,7 +119,8 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpending:
-    """The sum of one job's charges at one provider. A removed job has its former name."""
+    """The sum of one job's charges at one provider. A removed job is listed under its former
+    name."""
 
     project: str
     job: str
@@ -129,7 +131,7 @@ class JobSpending:
 
 
 def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
-    """The summary of a job that was read with its task."""
+    """Make the summary of a job that was read together with its task."""
     return JobSummary(
         id=job.id,
         project=job.project,
@@ -153,8 +155,8 @@ def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryPage:
-    """A page of summaries, newest first; `cursor` requests the next page, and is None on the last
-    one.
+    """A page of job summaries, newest first. Pass `cursor` to get the next page; it is None on the
+    last page.
     """
 
     jobs: Sequence[JobSummary]
@@ -162,8 +164,8 @@ class SummaryPage:
 
 
 def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
-    """Make a page of at most `limit` summaries. `found` has one more summary if there is a next
-    page.
+    """Make a page of at most `limit` summaries. If there is a next page, `found` must have one
+    summary more than `limit`.
     """
     more = 0 < limit < len(found)
     return SummaryPage(jobs=found[:limit], cursor=found[limit - 1].id if more else None)
@@ -171,7 +173,7 @@ def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedSecret:
-    """A secret's name and its encrypted value; plain text never reaches the store."""
+    """A secret's name and its encrypted value. The store never gets the plain text."""
 
     project: str
     name: str
@@ -180,8 +182,8 @@ class SealedSecret:
 
 
 class Store(Protocol):
-    """A store of jobs and of the rows that belong to jobs. Calls that read a project's rows take
-    the project's name. Only the control plane passes None, which means all projects.
+    """A store of jobs and of the rows that belong to jobs. Methods that read rows of a project get
+    the project's name. None means all projects; only the control plane passes None.
     """
 
     async def open(self) -> None:
@@ -189,7 +191,7 @@ class Store(Protocol):
 
     async def close(self) -> None: ...
     async def installation(self) -> str:
-        """This installation's random id, which never changes."""
+        """The random ID of this installation. It never changes."""
 
     async def commit(self, changes: AtomicWrite) -> None:
         """Write all rows or none. Raises StaleVersion, RowNotFound, NameConflict,
@@ -197,13 +199,13 @@ class Store(Protocol):
         """
 
     async def submit(self, job: Job, event: Event) -> Job:
-        """Insert a new job under `job.name`, or under the first free name of name-2, name-3, ...;
-        return the job as stored.
+        """Insert a new job under `job.name` or, if that is in use, under the first free name of
+        NAME-2, NAME-3 and so on. Returns the job as stored.
         """
 
     async def job(self, job_id: str) -> Job: ...
     async def find_job(self, project: str, name_or_id: str) -> Job:
-        """The job with this exact name or id in this project. Raises RowNotFound."""
+        """The job of this project that has exactly this name or ID. Raises RowNotFound."""
 
     async def list_jobs(
         self,
@@ -216,9 +218,9 @@ class Store(Protocol):
     async def waiting(
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
     ) -> Sequence[Job]:
-        """Queued jobs that may start: `not_before` has passed and no stop is requested. The highest
-        priority comes first, then the lowest id. Returns at most `limit` jobs that need no machine,
-        and the first `per_machine` jobs of each machine.
+        """The queued jobs that may start, because `not_before` has passed and no stop is requested.
+        They are sorted by priority, highest first, and then by ID. At most `limit` jobs without a
+        machine are returned, and at most `per_machine` jobs of each machine.
         """
 
     async def next_waiting(self, now: datetime) -> datetime | None:
@@ -226,35 +228,36 @@ class Store(Protocol):
 
     async def queue_position(self, job: Job, now: datetime | None = None) -> int:
         """The position of a job in the queue of all projects: 1 for the next job to start, 0 for a
-        job that is not queued. With `now`, jobs that must not start yet are not counted.
+        job that is not queued. If `now` is given, jobs that may not start before a later time are
+        not counted.
         """
 
     async def snapshots(self) -> Collection[str]:
-        """Content hashes of the working folders of all jobs; garbage collection must keep their
-        blobs.
+        """Content hashes of the working-folder snapshots of all jobs. Garbage collection must keep
+        their blobs.
         """
 
     async def unfinished(self) -> Sequence[str]:
-        """Ids of jobs that have not ended or have an attempt that has not ended."""
+        """IDs of the jobs that have not ended, or that have an attempt that has not ended."""
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]: ...
     async def attempt_of_gang(self, gang: str) -> Attempt:
         """The attempt with this gang. Raises RowNotFound."""
 
     async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
-        """All attempts that have not ended, and therefore may cost money now."""
+        """All attempts that have not ended. These may cost money now."""
 
     async def gang_spent(self, gang: str) -> Money:
-        """The charges for the gang with this name, over all attempts that used the gang."""
+        """The total charges for the gang with this name, over all attempts that used the gang."""
 
     async def machine(self, project: str, name: str) -> NamedMachine:
         """The machine with this name. Raises RowNotFound."""
 
     async def machines(self, project: str | None = None) -> Sequence[NamedMachine]:
-        """The machines by project and name."""
+        """The machines, sorted by project and name."""
 
     async def jobs_of_machine(self, project: str, name: str) -> Sequence[str]:
-        """Ids of the machine's unfinished jobs, oldest first."""
+        """IDs of the machine's unfinished jobs, oldest first."""
 
     async def delete_machine(self, machine: NamedMachine) -> None:
         """Delete a machine's row. Raises StaleVersion."""
@@ -267,7 +270,7 @@ class Store(Protocol):
         """Events with an id above `after`, oldest first."""
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
-        """The job's charges by attempt, rank and time."""
+        """The job's charges, sorted by attempt, rank and time."""
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
         """The sum of the project's charges, or only of those that began at `since` or later."""
@@ -275,23 +278,23 @@ class Store(Protocol):
     async def spending(
         self, project: str | None, since: datetime | None = None
     ) -> Sequence[JobSpending]:
-        """The charges of one project or of all, by job and provider. If a charge began before
-        `since`, only the part after `since` counts.
+        """The charges of one project or of all projects, added up for each job and provider. Of a
+        charge that began before `since`, only the part after `since` is counted.
         """
 
     async def remove_job(self, job: Job) -> None:
-        """Delete an ended job with its events, nodes and checkpoints. Its charges stay, and its
-        name is free again. Raises StaleVersion.
+        """Delete an ended job with its events, nodes and checkpoints. Its charges are kept, and its
+        name can be used again. Raises StaleVersion.
         """
 
     async def save_checkpoint(
         self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2
     ) -> SavedCheckpoint:
-        """Store a checkpoint as the job's newest, delete all but the newest `keep`, and return the
-        checkpoint with its number.
+        """Store a checkpoint as the job's newest one, and return it with its number. Only the
+        newest `keep` checkpoints of the job are kept.
 
-        If the checkpoint is the newest already (same attempt and manifest), nothing changes. Raises
-        RowNotFound if the project has no such job, StaleVersion if an attempt after number
+        If the checkpoint is already the newest one (same attempt and manifest), nothing changes.
+        Raises RowNotFound if the project has no such job, StaleVersion if an attempt after number
         `on_behalf` has begun.
         """
 
@@ -299,23 +302,24 @@ class Store(Protocol):
         """The job's checkpoints, newest first."""
 
     async def forget_checkpoints(self, job_id: str) -> None:
-        """Delete the rows of the job's checkpoints; the caller deletes the files."""
+        """Delete the rows of the job's checkpoints. The caller must delete the files."""
 
     async def observations(
         self, markets: Collection[str], since: datetime, limit: int = 2000
     ) -> Sequence[Observation]:
-        """Observations of these markets at `since` or later, oldest first; if there are more than
-        `limit`, only the newest `limit` observations.
+        """Observations of these markets at `since` or later, oldest first. If there are more than
+        `limit`, only the newest ones are returned.
         """
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:
-        """The sums of all observations at `since` or later, except prices, by market and then by
-        kind.
+        """The sums of all observations at `since` or later, except prices. There is one sum for
+        each market and kind, sorted in this order.
         """
 
     async def forget_observations(self, before: datetime) -> None: ...
     async def put_host(self, host: Host) -> None:
-        """Insert or replace the host. Its allocations stay, even if the host has become smaller."""
+        """Insert or replace the host. Its allocations are kept, even if the host has become
+        smaller."""
 
     async def hosts(self) -> Sequence[Host]: ...
     async def allocations(self, host: str | None = None) -> Sequence[Allocation]: ...
@@ -327,11 +331,11 @@ class Store(Protocol):
     async def provider_documents(
         self, provider: str, collection: str, name: str | None = None
     ) -> Sequence[ProviderDocument]:
-        """The provider's documents in a collection, by name."""
+        """The provider's documents in a collection, sorted by name."""
 
     async def swap_provider_document(
         self, provider: str, document: ProviderDocument, *, delete: bool = False
     ) -> bool:
-        """Write or delete a document whose stored version is `document.version` - 1 (0 if it is not
-        stored yet); if the stored version differs, return False and change nothing.
+        """Write or delete a document, if its stored version is `document.version` - 1 (0 if it is
+        not stored yet). If the stored version differs, return False and change nothing.
         """

@@ -1,5 +1,5 @@
-"""Blobs named by the SHA-256 of their bytes, as files. Frozen working folders consist of blobs. All
-methods block on disk I/O.
+"""Stores blobs as files named by the SHA-256 of their bytes. The snapshots of working folders
+consist of blobs. All methods block on disk I/O.
 """
 
 import errno
@@ -22,22 +22,26 @@ from msgspec.json import Decoder
 
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 
-# number of manifests whose lists of files are cached; a list of 100,000 files takes 10 MB
+# number of manifests whose lists of files are cached; a list of 100,000 files takes 10 MB of memory
 _FOLDERS = 8
-_SYNCS = 8  # files flushed at once, because the file system's journal writes them together
+# number of files that are flushed at the same time; the file system's journal can then write them
+# together
+_SYNCS = 8
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class BlobStore:
-    """A folder of blobs. A blob is stored whole or not at all, even after a system crash."""
+    """A folder of blobs. Each blob is stored completely or not at all, even after a system
+    crash."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._folder_parts = lru_cache(_FOLDERS)(partial(_list_parts, self))
 
     def missing(self, hashes: Iterable[str]) -> list[str]:
-        """The named blobs that are missing, each once, in the given order. Stored blobs get the
-        current time, so that a concurrent garbage collection keeps them.
+        """Which of the named blobs are not stored. Each is returned once, in the given order. The
+        file times of those that are stored are set to now, so that a garbage collection that runs
+        at the same time keeps them.
 
         Raises HashMismatch if a name is not a SHA-256.
         """
@@ -54,16 +58,17 @@ class BlobStore:
                 writer.write(chunk)
 
     def writer(self, name: str) -> "BlobWriter":
-        """Return a context manager for bytes that arrive in pieces. The blob is stored if the
-        `with` block ends without an error.
+        """Return a context manager to which the bytes of a blob can be written in pieces. The blob
+        is stored when the `with` block ends without an error.
         """
         return BlobWriter(self._path(name), name)
 
     def put_all(self, blobs: Mapping[str, bytes]) -> None:
-        """Store many small blobs durably, for little more than the cost of storing a few.
+        """Store many small blobs. This takes little longer than to store a few, and they are safe
+        even after a system crash.
 
-        All hashes are checked before anything is written. Raises HashMismatch or StoreFull; in that
-        case no blob is stored.
+        All hashes are checked before anything is written. Raises HashMismatch, StoreFull; no blob
+        is stored then.
         """
         for name, data in blobs.items():
             _check(name, sha256(data).hexdigest())
@@ -88,12 +93,12 @@ class BlobStore:
                 part.unlink(missing_ok=True)
 
     def append(self, name: str, offset: int, data: bytes, size: int) -> int:
-        """Accept a part of a blob of `size` bytes. Returns the offset of the next part, or `size`
-        when the blob is stored.
+        """Store a part of a blob of `size` bytes. Returns the offset at which the next part must
+        begin, or `size` if the blob is complete.
 
-        Parts must arrive in order: a part that does not continue the stored parts is ignored, and
-        the expected offset is returned. An unfinished blob outlives this process, until garbage
-        collection removes it. Raises HashMismatch (start again), StoreFull.
+        Parts must arrive in order: a part that does not continue the stored parts is ignored. An
+        unfinished blob is kept after this process ends, until garbage collection removes it. Raises
+        HashMismatch (then send the blob again from the beginning), StoreFull.
         """
         path = self._path(name)
         if _touch(path):
@@ -124,7 +129,7 @@ class BlobStore:
             raise RowNotFound(f"no blob {name}") from None
 
     def path(self, name: str) -> Path:
-        """The path of the blob, so that it can be sent as a file. Raises RowNotFound."""
+        """The path of the blob's file, from which it can be sent. Raises RowNotFound."""
         path = self._path(name)
         if not path.is_file():
             raise RowNotFound(f"no blob {name}")
@@ -142,16 +147,17 @@ class BlobStore:
         return data if len(data) <= limit else None
 
     def folder_parts(self, snapshot: str) -> frozenset[str]:
-        """The blobs of a frozen working folder, including its manifest. If the manifest cannot be
-        read, returns only the manifest's own blob. Raises RowNotFound.
+        """The names of the blobs in the snapshot of a working folder, including its manifest. If
+        the manifest cannot be read, returns only the manifest's own name. Raises RowNotFound.
         """
         return self._folder_parts(snapshot)
 
     def sweep(self, wanted: Collection[str], *, older_than: datetime) -> int:
-        """Remove blobs that are not wanted, and unfinished uploads, if they are older than
+        """Remove the blobs that are not in `wanted`, and unfinished uploads, if they are older than
         `older_than`. Returns the number of bytes freed.
 
-        The age limit keeps uploads for a job whose submission has not arrived yet.
+        Because of the age limit, blobs are kept that were uploaded for a job whose submission has
+        not arrived yet.
         """
         freed, limit = 0, older_than.timestamp()
         for path in self._root.glob("??/*"):
@@ -175,25 +181,25 @@ class BlobStore:
 
 
 class ManifestEntry(Struct, frozen=True, kw_only=True):
-    """A file or link of a frozen working folder."""
+    """A file or link in the snapshot of a working folder."""
 
     path: str
     sha256: str | None = None  # None if the entry is a link
 
 
 class NotManifest(ValueError):
-    """The blob does not list a folder's files."""
+    """The blob is not a manifest: it does not list a folder's files."""
 
 
 class FolderManifest(Struct, frozen=True, kw_only=True):
-    """The list of the files of a frozen working folder; the hash of this document names the
-    folder."""
+    """The list of the files in the snapshot of a working folder. The hash of this document is the
+    name of the snapshot."""
 
     files: list[ManifestEntry]
 
     @property
     def parts(self) -> frozenset[str]:
-        """The blobs of the folder's files, without the manifest itself."""
+        """The names of the blobs of the folder's files, without the manifest's own."""
         return frozenset(entry.sha256 for entry in self.files if entry.sha256 is not None)
 
 
@@ -201,7 +207,7 @@ _decode_manifest = Decoder(FolderManifest).decode
 
 
 def read_manifest(blobs: BlobStore, snapshot: str) -> FolderManifest:
-    """Read a manifest. Raises RowNotFound, and NotManifest if the blob lists no files."""
+    """Read a manifest. Raises RowNotFound. Raises NotManifest if the blob does not list files."""
     with blobs.open(snapshot) as file:
         try:
             return _decode_manifest(file.read())
@@ -217,17 +223,17 @@ def _list_parts(blobs: BlobStore, snapshot: str) -> frozenset[str]:
 
 
 def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: datetime) -> int:
-    """Remove blobs that are older than `older_than` and belong to no job's frozen working folder.
+    """Remove the blobs that are older than `older_than` and belong to no snapshot in `snapshots`.
     Returns the number of bytes freed.
 
-    Removes nothing if a job's manifest cannot be read.
+    Removes nothing if the manifest of a snapshot cannot be read.
     """
     wanted = set(snapshots)
     for name in snapshots:
         try:
             wanted |= read_manifest(blobs, name).parts
         except RowNotFound:
-            continue  # without its manifest, the folder's other blobs are useless
+            continue  # without the manifest, the other blobs of this snapshot are useless
         except NotManifest:
             return 0
     return blobs.sweep(wanted, older_than=older_than)
@@ -235,7 +241,7 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
 
 class BlobWriter:
     """A blob that is being written. Nothing is stored if the `with` block ends with an exception,
-    or if the hash differs.
+    or if the bytes have a different hash.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -278,7 +284,8 @@ class BlobWriter:
         except OSError as failure:
             raise _told(failure, self._part) from failure
         finally:
-            with suppress(OSError):  # close flushes again, and fails again on a full disk
+            # closing flushes the file again, which fails again on a full disk
+            with suppress(OSError):
                 self._file.close()
             self._part.unlink(missing_ok=True)
 
@@ -290,7 +297,7 @@ class BlobWriter:
 
 
 def _finish_part(file: BufferedRandom, part: Path, path: Path) -> None:
-    """Complete the blob after all of its parts have arrived. If the hash differs, delete the parts
+    """Complete the blob after all of its parts have arrived. If the hash is wrong, delete the parts
     and raise HashMismatch.
     """
     file.flush()
@@ -314,8 +321,8 @@ def _put_in_place(part: Path, path: Path) -> None:
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """Flush these files or folders to the disk. Does not use syncfs, which would also wait for data
-    that jobs on this machine write.
+    """Flush these files or folders to the disk. Does not use syncfs, because that would also wait
+    for data of jobs on this machine.
     """
     with ThreadPoolExecutor(_SYNCS, "sync") as pool:
         for _ in pool.map(_sync, paths):
@@ -332,7 +339,8 @@ def _sync(path: Path) -> None:
 
 
 def _touch(path: Path) -> bool:
-    """Whether the file exists. Sets its time to now, so that garbage collection keeps it."""
+    """Return whether the file exists. Sets its file time to now, so that garbage collection keeps
+    the file."""
     try:
         os.utime(path)
     except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""Conversions that all stores use: documents to JSON, times to microseconds, and strings to strings
-that every database accepts.
+"""Conversions for all stores: documents to JSON, times to microseconds, and strings to strings that
+every database can store.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-# The fields of a job that have a column of their own; the first three never change. The task and
-# the origin are stored separately, and the document `rest` holds all other fields.
+# The fields of a job that have their own column. The first three never change. The task and the
+# origin are stored in a separate table. The column `rest` contains all other fields as one
+# document.
 JOB_FIELDS = (
     "id",
     "project",
@@ -63,7 +64,7 @@ def encode(document: object) -> str:
 
 
 def to_micros(time: datetime) -> int:
-    """The time in whole microseconds since 1970; nothing is rounded."""
+    """The time in whole microseconds since 1970. The conversion is exact."""
     return (time - _EPOCH) // _MICROSECOND
 
 
@@ -83,7 +84,7 @@ def plain(text: str) -> str:
 
 
 def storable_job(job: Job) -> Job:
-    """The job as a later read will return it, with the next version."""
+    """The job as it will be returned when it is read again, with the next version."""
     stop = job.stop_reason if job.stop_reason is None else plain(job.stop_reason)
     return replace(job, reason=plain(job.reason), stop_reason=stop, version=job.version + 1)
 
@@ -94,8 +95,8 @@ def storable_attempt(attempt: Attempt) -> Attempt:
 
 
 def storable_node(node: Node) -> Node:
-    """The node as a later read will return it, with the next version. JSON has no NaN or infinity:
-    such values become text in `progress`, and are dropped from `telemetry`.
+    """The node as it will be returned when it is read again, with the next version. JSON has no NaN
+    or infinity, so such values become text in `progress` and are dropped from `telemetry`.
     """
     telemetry, progress = node.telemetry, node.progress
     if not all(map(isfinite, telemetry.values())):
@@ -123,7 +124,8 @@ def storable_observation(seen: Observation) -> Observation:
 
 
 def check_readable(job: Job) -> tuple[str, str]:
-    """The JSON of the job's task and origin, verified to be readable. Raises HashMismatch."""
+    """The JSON texts of the job's task and origin. Raises HashMismatch if they could not be read
+    back."""
     try:
         task, origin = encode(job.task), encode(job.origin)
         decode_task(task)

@@ -1,5 +1,5 @@
-"""The drivers of the two databases. A driver connects, locks, and turns database errors into store
-errors.
+"""The drivers of the two databases, SQLite and PostgreSQL. A driver connects to the database, locks
+it, and turns its errors into the store's errors.
 """
 
 import errno
@@ -23,7 +23,7 @@ from cavvy.store.base import (
 )
 
 Row = tuple[Any, ...]
-_BUSY_S = 10  # seconds that a statement waits for another process's lock
+_BUSY_S = 10  # seconds that a statement waits for a lock of another process
 
 
 class SqlCursor(Protocol):
@@ -35,9 +35,7 @@ class SqlCursor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseDriver:
-    """One database. Statements contain `?` for values, and run on the driver's own connection in
-    autocommit mode.
-    """
+    """One database. Statements contain `?` in place of values, and run in autocommit mode."""
 
     url: str  # postgresql://…; sqlite:///path
     path: Path | None  # path of the SQLite file
@@ -49,7 +47,7 @@ class DatabaseDriver:
 
     @property
     def shown(self) -> str:
-        """The database's path or URL for messages, without the password."""
+        """The database's path or URL for use in messages. The password is left out."""
         return str(self.path or re.sub(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&]+", "***", self.url))
 
     def connect(self, *, readonly: bool = False) -> "DatabaseSession":
@@ -65,8 +63,8 @@ class DatabaseDriver:
         raw = sqlite3.connect(str(self.path), isolation_level=None, check_same_thread=False)
         raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000}")
         raw.execute("PRAGMA foreign_keys=ON")
-        # With synchronous=NORMAL, a system crash can corrupt a file with a rollback journal, but
-        # not one with WAL.
+        # With synchronous=NORMAL, a system crash can damage a database that uses a rollback
+        # journal, but not one that uses a WAL.
         raw.execute(f"PRAGMA synchronous={'NORMAL' if self.journal == 'wal' else 'FULL'}")
         if readonly:
             raw.execute("PRAGMA query_only=ON")
@@ -74,7 +72,7 @@ class DatabaseDriver:
 
 
 class DatabaseSession:
-    """One thread's connection. Only `execute` and its cursor are the same in both drivers."""
+    """One thread's connection. Hides the differences between the two drivers' connections."""
 
     __slots__ = ("_raw", "_readonly", "_texts", "driver")
 
@@ -97,8 +95,8 @@ class DatabaseSession:
         return cursor
 
     def begin(self) -> None:
-        # IMMEDIATE, because otherwise another process could write between a transaction's reads and
-        # writes.
+        # Use IMMEDIATE, because otherwise another process could write between the reads and the
+        # writes of a transaction.
         self._raw.execute("BEGIN IMMEDIATE" if self.driver.is_sqlite else "BEGIN")
 
     def commit(self) -> None:
@@ -125,8 +123,8 @@ class DatabaseSession:
 
 
 def make_driver(url: str, *, journal: str) -> DatabaseDriver:
-    """Make the driver for a URL. Raises StoreUnusable if the URL is wrong, or its driver or folder
-    is missing.
+    """Make the driver for a URL. Raises StoreUnusable if the URL is wrong, or if the Python driver
+    or the database's folder is missing.
     """
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite":
@@ -152,12 +150,14 @@ def make_driver(url: str, *, journal: str) -> DatabaseDriver:
 
 
 def choose_journal(path: Path, mounts: str) -> str:
-    """The SQLite journal mode: "delete" on a file system that machines share, otherwise "wal"."""
+    """The SQLite journal mode: "delete" if the file is on a file system that several machines
+    share, otherwise "wal"."""
     return "delete" if is_shared(path, mounts) else "wal"
 
 
 def _create_file(path: Path) -> None:
-    """Create the file so that only its owner can read it; SQLite would apply only the umask."""
+    """Create the file so that only its owner can read it. SQLite itself would create it with the
+    permissions of the umask."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
@@ -172,7 +172,7 @@ def _create_file(path: Path) -> None:
 
 
 def translate(error: Exception, driver: DatabaseDriver) -> Exception:
-    """The store error for an error of the driver; other errors are returned unchanged."""
+    """Return the store error for an error of the driver. Other errors are returned unchanged."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, sqlite3.Error):
@@ -231,7 +231,7 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
             return StoreUnusable(f"cannot write to {where}: {error}")
         case "XX001" | "XX002":
             return StoreUnusable(f"the database {where} is damaged: {error}")
-    # psycopg itself refuses a NUL character, with the class DataError and no SQLSTATE.
+    # psycopg itself refuses a NUL character. Its error has the class DataError and no SQLSTATE.
     if state[:2] == "22" or type(error).__name__ == "DataError":
         return HashMismatch(f"the database cannot hold a value: {error}")
     if state[:2] in ("", "08", "28", "3D", "53", "57", "58"):

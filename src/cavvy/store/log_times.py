@@ -1,7 +1,7 @@
-"""Records when the bytes of a log arrived: a file of pairs next to the log, at most two per second.
+"""Records when the bytes of a log arrived.
 
-A pair holds an offset and a time. Bytes between two pairs arrived less than half a second after the
-time of the first pair.
+A file next to the log contains at most two pairs per second. A pair consists of an offset and a
+time. Bytes between two pairs arrived less than half a second after the time of the first pair.
 """
 
 import os
@@ -16,7 +16,8 @@ _APART_S = 0.5  # minimum seconds between two pairs
 
 
 def note_arrival(path: Path, offset: int, now_s: float) -> None:
-    """Append a pair. On a full disk the pair is lost, which makes the times less precise."""
+    """Append a pair. If the disk is full, the pair is not stored, which only makes the times less
+    precise."""
     with suppress(OSError):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -32,7 +33,7 @@ def is_due(last_s: float, now_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogTimes:
-    """The pairs in a file; there are none if the log was stored without times."""
+    """The recorded pairs of a log. There are none if the log was stored without times."""
 
     path: Path
 
@@ -48,8 +49,8 @@ class LogTimes:
         return next((offset for offset, micros in pairs if micros / 1e6 >= start_s), None)
 
     def between(self, start: int, end: int, limit: int) -> list[tuple[int, float]]:
-        """The first `limit` pairs that cover these bytes: offsets, and seconds since 1970. Reads
-        only these pairs, and those for a binary search.
+        """The first `limit` pairs for the bytes from `start` to `end`, as offsets and seconds since
+        1970. Reads only these pairs and those that a binary search needs.
         """
         try:
             file = self.path.open("rb", buffering=0)

@@ -1,11 +1,12 @@
-"""Stores the logs of ranks as files. Data is appended by offset; a log that exceeds its limit keeps
-its first tenth and its newest part.
+"""Stores the logs of ranks as files. Data is appended at a given offset. If a log exceeds its size
+limit, its first tenth and its newest part are kept.
 
-A log is the file `ATTEMPT.RANK.log`, with its bytes from 0 on, and segments
-`ATTEMPT.RANK.log.OFFSET`, if it grew past its first tenth or lost bytes. Offsets count all bytes
-ever written, so the offset of a byte never changes. Bytes between two files were dropped; readers
-get a line that reports the gap. All methods block on disk I/O. There is no fsync: stored bytes
-survive the end of this process, but a system crash may lose the newest bytes.
+The file `ATTEMPT.RANK.log` contains the first bytes of a log. If the log grows beyond its first
+tenth or loses bytes, the further bytes are in segments, which are files `ATTEMPT.RANK.log.OFFSET`.
+Offsets count all bytes ever written, so the offset of a byte never changes. If bytes between two
+files are missing, they were dropped, and readers get a line that reports the gap. All methods block
+on disk I/O. Files are not flushed with fsync: stored bytes are kept when this process ends, but a
+system crash may lose the newest ones.
 """
 
 import errno
@@ -22,22 +23,23 @@ from cavvy.store.base import RowNotFound, StoreFull
 from cavvy.store.log_times import LogTimes, is_due, note_arrival
 
 LIMIT = 1 << 30  # maximum bytes of one rank's log on disk
-_PART = 10  # the head and each segment have at most 1/10 of the limit
-# maximum number of segments of one log, since a sender that often loses bytes creates short
-# segments
+_PART = 10  # the first file and each segment have at most 1/10 of the limit
+# maximum number of segments of one log; needed because a sender that often loses bytes creates many
+# short segments
 _FILES = 64
 _KNOWN = (
     4096  # number of logs whose state is cached; the state of other logs is read from their folder
 )
-_BLOCK = 65536  # block size for reading backwards from the end
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # names of projects or jobs that can be folders
+_BLOCK = 65536  # block size in bytes for reading backwards from the end
+# names of projects or jobs that can be used as names of folders
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSlice:
-    """Some bytes of a log, and the offset where the next read continues. If `dropped` bytes were
-    lost, `data` is a line that reports this.
+    """Some bytes of a log, and the offset at which the next read must continue. If `dropped` is not
+    0, that many bytes were lost, and `data` is a line that reports this.
     """
 
     data: bytes
@@ -47,8 +49,8 @@ class LogSlice:
 
 @dataclass(slots=True)
 class _Log:
-    """The files of one log, keyed by the offset where each starts. New bytes are appended to the
-    last file."""
+    """The files of one log, by the offset at which each begins. New bytes are appended to the last
+    file."""
 
     base: Path
     starts: list[int]
@@ -64,8 +66,8 @@ class _Log:
 
 
 class LogStore:
-    """A folder of logs. Several threads of one process may write and read it; a second process may
-    only read.
+    """A folder with the logs of jobs. Several threads of one process may write and read logs; other
+    processes may only read them.
     """
 
     def __init__(self, root: Path, *, limit: int = LIMIT) -> None:
@@ -86,12 +88,13 @@ class LogStore:
         lost: int = 0,
         now_s: float | None = None,
     ) -> int:
-        """Append `data`, which begins at `offset` and arrived at `now_s`, in seconds since 1970.
-        Returns the next expected offset.
+        """Append `data`, which begins at `offset` and arrived at `now_s` (seconds since 1970).
+        Returns the offset that is expected next.
 
         Bytes that are already stored are ignored. If bytes before `offset` are missing, nothing is
-        written, and the offset of the first missing byte is returned. With `lost`, the sender
-        reports how many missing bytes no longer exist. Raises StoreFull; then nothing is written.
+        written, and the offset of the first missing byte is returned. `lost` is the number of
+        missing bytes that the sender cannot send any more; these are skipped. Raises StoreFull, in
+        which case nothing is written.
         """
         base = self._base(project, job_id, attempt, rank)
         with self._lock:
@@ -103,7 +106,7 @@ class LogStore:
                     log.noted_s = now_s
                     note_arrival(_times_path(base), max(end, offset), now_s)
                 return expected
-            except FileNotFoundError:  # the folder was deleted: request all bytes again
+            except FileNotFoundError:  # the folder was deleted, so request all bytes again
                 del self._logs[base]
                 return self._known(base).end
 
@@ -120,8 +123,8 @@ class LogStore:
         offset: int = 0,
         limit: int = 1 << 20,
     ) -> LogSlice:
-        """At most `limit` bytes from `offset` on; no bytes at the end of the log. In place of a
-        gap, returns a line that reports the gap.
+        """Return at most `limit` bytes from `offset` on, or none at the end of the log. If bytes
+        are missing at `offset`, returns a line that reports the gap.
         """
         while True:
             log = self._seen(project, job_id, attempt, rank)
@@ -133,19 +136,19 @@ class LogStore:
                 dropped = following - offset
                 return LogSlice(data=_gap_line(dropped), next=following, dropped=dropped)
             size = min(limit, log.starts[i] + log.sizes[i] - offset)
-            with suppress(FileNotFoundError):  # the segment was just dropped: try again
+            with suppress(FileNotFoundError):  # the segment was dropped meanwhile, so try again
                 data = _read(log.path(log.starts[i]), offset - log.starts[i], size)
                 return LogSlice(data=data, next=offset + len(data))
             with self._lock:
                 self._logs.pop(log.base, None)
 
     def times(self, project: str, job_id: str, attempt: int, rank: int) -> LogTimes:
-        """When the bytes of the log arrived."""
+        """The times at which the bytes of the log arrived."""
         return LogTimes(path=_times_path(self._base(project, job_id, attempt, rank)))
 
     def tail(self, project: str, job_id: str, attempt: int, rank: int, lines: int) -> LogSlice:
-        """The last `lines` lines, read backwards from the end. `next` is the offset to continue
-        from. The last line may be incomplete.
+        """Return the last `lines` lines. `next` is the offset at which to continue. The last line
+        may be incomplete.
         """
         log = self._seen(project, job_id, attempt, rank)
         if lines <= 0:
@@ -165,7 +168,7 @@ class LogStore:
         return LogSlice(data=b"".join(reversed(blocks)), next=log.end)
 
     def ranks(self, project: str, job_id: str) -> list[tuple[int, int]]:
-        """The (attempt, rank) of every log of a job, in order."""
+        """The attempt and the rank of each of the job's logs, sorted."""
         found = set()
         for path in self._folder(project, job_id).glob("*.log*"):
             if match := _FILE.fullmatch(path.name):
@@ -195,7 +198,7 @@ class LogStore:
         return self._folder(project, job_id) / f"{attempt}.{rank}.log"
 
     def _seen(self, project: str, job_id: str, attempt: int, rank: int) -> _Log:
-        """A copy of the log's state for a reader, because a writer may change the original
+        """A copy of the log's state for a reader. The original may be changed by a writer
         meanwhile.
         """
         with self._lock:
@@ -208,7 +211,7 @@ class LogStore:
             if len(self._logs) >= _KNOWN:
                 del self._logs[next(iter(self._logs))]
             log = _look(base)
-        # move the log to the end of the cache, which is in the order of use
+        # move the log to the end of the cache, which is sorted by last use
         self._logs[base] = log
         return log
 
@@ -229,7 +232,7 @@ class LogStore:
         return log.end
 
     def _start(self, log: _Log, start: int) -> None:
-        """Start a new file, and drop the oldest segments if the log is at its limit. Raises
+        """Start a new file. If the log is at its limit, drop its oldest segments. Raises
         StoreFull.
         """
         path = log.path(start)
@@ -271,8 +274,8 @@ def _times_path(base: Path) -> Path:
 
 
 def _look(base: Path) -> _Log:
-    """Read the log's state from the folder. If the process ended during a write, the written part
-    of the data belongs to the log.
+    """Read the log's state from its folder. If a process ended during a write, the data that it had
+    written by then belongs to the log.
     """
     found: list[tuple[int, int]] = []
     with suppress(FileNotFoundError):
@@ -286,7 +289,8 @@ def _look(base: Path) -> _Log:
 
 
 def _backwards(log: _Log) -> Iterator[bytes]:
-    """The log's bytes in blocks, the last block first, with a line in place of each gap."""
+    """The log's bytes in blocks, beginning with the last block. A line takes the place of each
+    gap."""
     following = log.end
     for start, size in zip(reversed(log.starts), reversed(log.sizes), strict=True):
         if start + size < following:

@@ -1,5 +1,5 @@
-"""A store in memory, for the simulator and tests: the SQL store over an in-memory SQLite database.
-It uses no threads, so that it also runs on virtual time.
+"""A store in memory, for the simulator and tests. It is the SQL store on an in-memory SQLite
+database. It uses no threads, so it also works in simulated time.
 """
 
 import secrets
@@ -18,7 +18,7 @@ _DRIVER = DatabaseDriver(url="sqlite:///:memory:", path=Path(":memory:"), journa
 
 
 class MemoryStore(SqlStore):
-    """The store in memory. No method awaits, so each method is atomic on its event loop."""
+    """A store in memory. Its methods never wait, so each method is atomic on its event loop."""
 
     def __init__(self, make_id: Callable[[], str] = lambda: secrets.token_hex(16)) -> None:
         super().__init__(_DRIVER.url, make_id=make_id)
@@ -27,10 +27,10 @@ class MemoryStore(SqlStore):
         bring_to_head(self._session, make_id)
 
     async def open(self) -> None:
-        """Do nothing: the database exists already."""
+        """Do nothing, because the database exists already."""
 
     async def close(self) -> None:
-        """Do nothing: the rows stay until the store is deleted."""
+        """Do nothing. The rows are kept until this object is deleted."""
 
     async def _read(self, work: Callable[[DatabaseSession], _T]) -> _T:
         return read(self._session, work)

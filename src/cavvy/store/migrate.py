@@ -1,8 +1,9 @@
-"""Brings a database to the schema of this program. `SqlStore.open` calls it, so the first process
-that opens the database migrates it.
+"""Updates a database to the schema of this program (migration). `SqlStore.open` does this, so the
+first process that opens an old database migrates it.
 
-A database at HEAD costs a few SELECTs. A new database gets the statements of `schema.sql`, and an
-older one the files in `migrations/` that follow its revision.
+If the database is at the newest revision (HEAD), only a few SELECTs are needed. In a new database,
+the statements of `schema.sql` are run. In an older one, the files in `migrations/` that come after
+its revision are run.
 """
 
 import os
@@ -21,12 +22,12 @@ MIGRATIONS: Mapping[str, Path] = {
 }
 HEAD = max(MIGRATIONS)
 VERSION_TABLE = "cavvy_revision"
-# the number of the lock that the migrating process holds; "cavvy" in ASCII
+# number of the lock that the migrating process holds; the bytes of "cavvy" in ASCII
 _ADVISORY_LOCK = 0x6361767679
 _JOURNAL_TRIES = 20
-_WAIT_MS = 60_000  # milliseconds to wait for another process that migrates
-# SQL that the two databases spell differently. Ids are compared by byte, so that PostgreSQL sorts
-# them in any locale as Python and SQLite do.
+_WAIT_MS = 60_000  # milliseconds to wait for another process that is migrating the database
+# SQL that differs between the two databases. IDs are compared byte by byte, so that PostgreSQL
+# sorts them like Python and SQLite in every locale.
 _SQLITE = {
     "id": "TEXT",
     "serial": "INTEGER",
@@ -46,7 +47,8 @@ _POSTGRESQL = {
 
 
 def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDriver:
-    """Create or migrate the schema. Returns the driver with the actual journal mode of the file.
+    """Create or migrate the schema. Returns the driver, with the journal mode that the file
+    actually has.
 
     Raises StoreUnusable, StoreFull and the driver's own errors.
     """
@@ -59,12 +61,13 @@ def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDrive
 
 
 def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
-    """Create or migrate the schema in one transaction that excludes other processes. If it fails,
-    both databases roll back all changes to the schema.
+    """Create or migrate the schema in one transaction, which keeps out other processes. If the
+    transaction fails, all changes to the schema are rolled back.
     """
     if _revision(session) == HEAD:
         return
-    session.begin()  # SQLite waits here for another process that creates or migrates
+    # with SQLite, this waits for another process that creates or migrates the schema
+    session.begin()
     try:
         if not session.driver.is_sqlite:
             session.run(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
@@ -81,7 +84,7 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
 
 
 def run_file(session: DatabaseSession, path: Path) -> None:
-    """Run each statement of a file, in the SQL of the session's database."""
+    """Run each statement of a file, adapted to the SQL of the session's database."""
     words = _SQLITE if session.driver.is_sqlite else _POSTGRESQL
     for statement in path.read_text().split(";\n"):
         if statement.strip():
@@ -107,14 +110,14 @@ def _migrate(session: DatabaseSession, revision: str) -> None:
 
 
 def _set_journal(session: DatabaseSession, journal: str) -> str:
-    """Set the journal mode and return the actual mode: SQLite keeps its rollback journal if WAL is
-    unavailable.
+    """Set the journal mode and return the mode that applies. If WAL is not available, SQLite keeps
+    its rollback journal.
     """
     for attempt in range(1, _JOURNAL_TRIES + 1):
         try:
             row = session.run(f"PRAGMA journal_mode={journal}").fetchone()
         except sqlite3.OperationalError as error:
-            # The PRAGMA does not wait for the lock of another process, but BEGIN does.
+            # BEGIN waits for the lock of another process, but this PRAGMA does not.
             if attempt == _JOURNAL_TRIES or error.sqlite_errorcode & 0xFF not in (5, 6):
                 raise
             session.begin()
@@ -148,8 +151,8 @@ def _revision(session: DatabaseSession) -> str | None:
 
 
 def _back_up(path: Path, backup: Path) -> None:
-    """Copy the last committed state of the file. Meanwhile this process holds the lock, so no other
-    process can write.
+    """Copy the last committed state of the file. The caller holds the lock, so no other process can
+    write meanwhile.
     """
     unfinished = backup.with_name(backup.name + ".part")
     try:

@@ -4,12 +4,12 @@ from cavvy.store.base import Store, StoreUnusable
 
 
 def open_store(url: str, *, journal: str = "auto", installation: str | None = None) -> Store:
-    """Make the store of a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name. The
-    caller must then call `await store.open()`.
+    """Make the store for a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name. The
+    caller must call `await store.open()` before using it.
 
     `journal` is SQLite's journal mode: "wal", "delete" for file systems without safe shared memory,
-    such as NFS, or "auto". `installation` is the id of a new SQLite database, by default a random
-    one. Imports a database driver only if the URL needs it. Raises StoreUnusable for other URLs.
+    such as NFS, or "auto". `installation` is the ID that a new SQLite database gets, by default a
+    random one. Raises StoreUnusable for other URLs.
     """
     if url == "memory:":
         from cavvy.store.memory import MemoryStore

@@ -5,21 +5,21 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_NOTES = 256 * 1024  # bytes; enough for several thousand stop requests
+_NOTES = 256 * 1024  # bytes of the file of stop requests; enough for several thousand
 _RESERVE = 4 * 1024 * 1024  # bytes that SQLite and small files need when the server starts
 
 
 class StopNotes:
-    """The stop requests of jobs, in a file of fixed size. Because they are written in place, they
-    need no free space, and they survive the process.
+    """Keeps stop requests for jobs in a file of fixed size. They overwrite the file's bytes, so no
+    free space is needed, and a later process can read them.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> dict[str, str]:
-        """The reasons of the requested stops, by job id. Creates the file if it is
-        missing and there is space.
+        """The reasons of the requested stops, keyed by job ID. If the file is missing, it is
+        created if there is space.
         """
         with suppress(OSError, ValueError):
             said = json.loads(self._path.read_bytes().rstrip(b"\0 ") or b"{}")
@@ -30,7 +30,7 @@ class StopNotes:
         return {}
 
     def write(self, stops: dict[str, str]) -> None:
-        """Replace all stop requests. If writing fails, they are lost when the process ends."""
+        """Replace all stop requests. If this fails, they are lost when the process ends."""
         while len(text := json.dumps(stops).encode()) > _NOTES:
             stops.popitem()
         with suppress(OSError):
@@ -43,7 +43,8 @@ class StopNotes:
 
 
 class Reserve:
-    """A file that is deleted so that a server can start on a full disk."""
+    """A file that reserves disk space. When the disk is full, it is deleted so that a server can
+    start."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "reserve"
@@ -71,7 +72,7 @@ def is_full(folder: str) -> bool:
 
 
 def take_room(path: Path, size: int) -> None:
-    """Create a file of `size` zero bytes; if that fails, no file is left. Raises OSError."""
+    """Create a file of `size` zero bytes. If this fails, no file is left behind. Raises OSError."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:

@@ -38,8 +38,8 @@ from cavvy.store.drivers import Row
 
 _T = TypeVar("_T")
 _Convert = Callable[[Any], Any]
-# Functions that encode a field of this type for a column, and decode it again. Other types are
-# stored unchanged.
+# For each of these types, two functions: one encodes a field for its column, the other decodes it.
+# Fields of other types are stored unchanged.
 _CONVERSIONS: Mapping[object, tuple[_Convert, _Convert]] = {
     str: (str, str),
     bool: (bool, bool),
@@ -53,15 +53,16 @@ _CONVERSIONS: Mapping[object, tuple[_Convert, _Convert]] = {
 
 @cache
 def insert_into(table: str, columns: tuple[str, ...], then: str = "") -> str:
-    """The SQL that inserts one row, with values in the order of `columns`; `then` is appended."""
+    """The SQL that inserts one row, with the values in the order of `columns`. `then` is appended
+    to the SQL."""
     marks = ", ".join("?" * len(columns))
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) {then}"
 
 
 @cache
 def update_of(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str:
-    """The SQL that updates `columns` where `key` matches; the values are those of `columns`, then
-    those of `key`.
+    """The SQL that updates `columns` where `key` matches; the statement's values are those of
+    `columns`, then those of `key`.
     """
     return f"UPDATE {table} SET {' = ?, '.join(columns)} = ? WHERE {' = ? AND '.join(key)} = ?"
 
@@ -75,11 +76,12 @@ class RowReader(Generic[_T]):
 
 
 class RowCodec(Generic[_T]):
-    """The mapping of one dataclass to one table: a column for each field, with the same name.
+    """Maps one dataclass to one table. Each field has a column with the same name.
 
-    `only` lists the fields that have a column (by default all), `columns` maps fields to columns or
-    expressions with another name, and `assigned` is the field that the database fills in. `key` is
-    the key for `upsert`, which replaces the other columns.
+    `only` lists the fields that have a column, by default all. `columns` maps a field to a column
+    with another name, or to an SQL expression. `assigned` is the field whose value the database
+    sets. `key` lists the columns that identify a row for `upsert`, which replaces the other
+    columns.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class RowCodec(Generic[_T]):
         self.upsert = f"{self.insert} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {replaced}"
 
     def fields(self, row: Sequence[Any]) -> dict[str, Any]:
-        """The decoded fields of a row of `select`; additional columns are ignored."""
+        """Decode the fields from a row of `select`. Additional columns are ignored."""
         found = dict(zip(self._names, row, strict=False))
         for name, decode in self._decoders:
             if (value := found[name]) is not None:
@@ -122,7 +124,7 @@ class RowCodec(Generic[_T]):
         return self._kind(**self.fields(row))
 
     def values(self, item: _T) -> list[object]:
-        """The encoded values of an object, in the order of `columns`."""
+        """The encoded values of an object, in the order of the table's columns."""
         values = []
         for name, encode_field in self._encoders:
             value = getattr(item, name)
@@ -170,7 +172,8 @@ NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: dec
 
 _JOBS = RowCodec(Job, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
 JOB_COLUMNS = (*_JOBS.columns, "priority", "machine", "tags", "rest", "document")
-_APART = ("rest", "document", "task", "origin")  # columns after those of the codec in a row
+# columns of a row that come after those of the codec
+_APART = ("rest", "document", "task", "origin")
 
 
 def job_values(job: Job, document: int) -> list[object]:
@@ -180,13 +183,13 @@ def job_values(job: Job, document: int) -> list[object]:
     return [*_JOBS.values(job), *beside, encode_rest(job), document]
 
 
-_CACHED = 512  # number of jobs; a task and its origin take a few KB
-_CACHED_CHARACTERS = 65536  # characters of a task and its origin; longer texts are not cached
+_CACHED = 512  # maximum number of cached jobs; a task and its origin take a few KB
+_CACHED_CHARACTERS = 65536  # maximum characters of a task and its origin together that are cached
 
 
 class DocumentCache:
-    """Caches the decoded task and origin of each job, with the job's version at which they were
-    written. All threads share the cache.
+    """Caches the decoded task and origin of jobs, each with the version of the job at which they
+    were written. All threads use the same cache.
     """
 
     def __init__(self) -> None:
@@ -222,8 +225,8 @@ class DocumentCache:
             self._kept[job_id] = (written, task, origin)
 
     def written_at(self, job: Job) -> int | None:
-        """The job's version at which exactly the job's task and origin objects were written, or
-        None if unknown.
+        """The version of the job at which these task and origin objects were written, or None if
+        that is not known.
         """
         kept = self._kept.get(job.id)
         same = kept is not None and kept[1] is job.task and kept[2] is job.origin

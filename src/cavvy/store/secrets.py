@@ -1,4 +1,5 @@
-"""Encrypts secrets with a key that only this user can read; plain text never reaches a database."""
+"""Encrypts secrets with a key in a file that only this user can read, so that no database gets the
+plain text."""
 
 import errno
 import os
@@ -10,13 +11,16 @@ from pathlib import Path
 from cavvy.store.base import StoreFull, StoreUnusable
 
 _KEY_BYTES = 32  # AES-256
-_NONCE_BYTES = 12  # AES-GCM would hash a nonce of another length, NIST SP 800-38D 5.2.1.1
-_VERSION = b"\x01"  # version of the sealed form, which is: version, nonce, ciphertext with tag
+# AES-GCM uses a nonce of this length directly, and would hash any other: NIST SP 800-38D 5.2.1.1
+_NONCE_BYTES = 12
+# version of the encrypted form, which consists of version, nonce, and ciphertext with tag
+_VERSION = b"\x01"
 
 
 class SecretSealer:
-    """Encrypts with AES-256-GCM and the key in `path`, which is created on first use. A sealed
-    value can be opened only for its own project and name.
+    """Encrypts values with AES-256-GCM. The key is in the file `path`, which is created at the
+    first use. An encrypted value can be decrypted only for the project and name that it was
+    encrypted for.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,8 +41,8 @@ class SecretSealer:
         )
 
     def unseal(self, project: str, name: str, sealed: bytes) -> str:
-        """Decrypt a value. Raises StoreUnusable if it was sealed with another key, or for another
-        project or name.
+        """Decrypt a value. Raises StoreUnusable if it was encrypted with another key, or for
+        another project or name.
         """
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -71,8 +75,8 @@ class SecretSealer:
 
 
 def _bound_to(project: str, name: str) -> bytes:
-    """The data that binds a sealed value to its project and name. Their lengths are included, so
-    that project a with name bc differs from project ab with name c.
+    """The data that ties an encrypted value to its project and name. It includes their lengths, so
+    that project "a" with name "bc" differs from project "ab" with name "c".
     """
     return f"{len(project)}:{project}/{name}".encode()
 
@@ -97,8 +101,8 @@ def _load(path: Path) -> bytes | None:
 
 
 def _make(path: Path) -> bytes:
-    """Create the key file atomically. If two processes create it at the same time, both use the key
-    of the first one."""
+    """Create the key file in one step. If two processes create it at the same time, both use the
+    key that was created first."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with open(

@@ -10,9 +10,10 @@ from cavvy.store.drivers import Row
 
 
 def add_up(charges: Sequence[Row], attempts: Sequence[Row], start: int) -> list[JobSpending]:
-    """Add up what each job has spent at each provider; the largest amount comes first. Each row of
+    """Add up what each job has spent at each provider, the largest amount first. Each row of
     `charges` has attempt, start, end and amount. Each row of `attempts` has attempt, document, job,
-    project, name, user and tags. Only the time from `start` on counts; times are in microseconds.
+    project, name, user and tags. Only the time from `start` on is counted. Times are in
+    microseconds.
     """
     by_attempt: defaultdict[str, int] = defaultdict(int)
     for attempt, since, until, amount in charges:

@@ -1,5 +1,5 @@
-"""The store in SQLite (for one server) or PostgreSQL (for teams). Threads that each own a
-connection execute the SQL.
+"""The store in SQLite (for one server) or PostgreSQL (for teams). The SQL is executed by threads,
+each with its own connection.
 
 This module contains the reads, and `writes.py` the writes. Every statement on a project's rows
 names the project or a key.
@@ -54,7 +54,8 @@ from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_job, remove_job, save_checkpoint, write_changes
 
 _T = TypeVar("_T")
-_GROUP = 64  # maximum number of writes in one SQLite transaction; more would delay the first write
+# maximum number of writes in one SQLite transaction; with more, the first write would be delayed
+_GROUP = 64
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
 _WAITING = (
@@ -421,8 +422,8 @@ def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
 def _listing(
     project: str | None, phases: Collection[JobPhase], cursor: str | None, limit: int
 ) -> tuple[str, tuple[object, ...]]:
-    """The SQL of a listing, newest first, and its values. Each phase is scanned separately in the
-    index, so that jobs of a rare phase are found quickly among 100,000 jobs.
+    """The SQL that lists jobs, newest first, and the statement's values. Each phase is read
+    separately from the index, so that jobs in a rare phase are found quickly among 100,000 jobs.
     """
     wanted = [phase for phase in JobPhase if phase in phases]
     given = {

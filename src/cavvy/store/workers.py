@@ -1,5 +1,5 @@
-"""Threads that each own a connection, and run work items for the event loop one by one or in
-groups."""
+"""Runs work items of the event loop in threads, each with its own connection to the database, one
+by one or in groups."""
 
 import asyncio
 from collections import defaultdict
@@ -14,7 +14,7 @@ from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, is_passing, translate
 
 _T = TypeVar("_T")
-_TRIES = 4  # number of tries of a transaction that conflicted with another one
+_TRIES = 4  # tries of a transaction that conflicts with another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ _Outcome = tuple[_Task, Any, Exception | None]
 
 
 class StoreWorkers:
-    """Starts `count` threads. With `group` 0, each work item is a read; otherwise items are writes,
+    """Starts `count` threads. If `group` is 0, all work items are reads. Otherwise they are writes,
     and up to `group` items share one transaction.
 
     Each item of a group has its own savepoint: if it raises an error, only its own changes are
@@ -48,8 +48,8 @@ class StoreWorkers:
             thread.start()
 
     async def do(self, work: Callable[[DatabaseSession], _T]) -> _T:
-        """Run `work` in a thread. Once work has started, it runs to its end even if the caller is
-        cancelled.
+        """Run `work` in a thread and return its result. Work that has started is finished even if
+        the caller is cancelled.
         """
         if self._closed:
             raise StoreUnusable("the store is closed")
@@ -99,7 +99,7 @@ class StoreWorkers:
             return [self._alone(session, task, read) for task in tasks]
         if len(tasks) == 1:
             return [self._alone(session, tasks[0], write)]
-        # This is outside the try, so that a failed wait for the lock is not repeated for each item.
+        # Begin outside the try, so that a failed wait for the lock is not repeated for each item.
         session.begin()
         try:
             return _write_group(session, tasks)

@@ -1,4 +1,4 @@
-"""The writes of the SQL store, between BEGIN and COMMIT. The store's writer threads call them."""
+"""The writes of the SQL store. The store's writer threads call them inside an open transaction."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ from cavvy.store.rows import (
 
 _OR_NOTHING = "ON CONFLICT DO NOTHING"
 _INSERT_JOB = insert_into("jobs", JOB_COLUMNS, _OR_NOTHING)
-_JOB_KEY = JOB_COLUMNS[:3]  # these columns never change
+_JOB_KEY = JOB_COLUMNS[:3]  # the first columns, which never change
 _UPDATE_JOB = update_of("jobs", JOB_COLUMNS[3:], (*_JOB_KEY, "version"))
 _DOCUMENT = ("task", "origin", "snapshot", "job_id")
 _NEXT_NUMBER = (
@@ -59,7 +59,8 @@ _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"),
 
 @dataclass(frozen=True, slots=True)
 class WrittenJob:
-    """A stored job. `documents` is true if the job's task and origin were written too."""
+    """A job as it was written. `documents` says whether the job's task and origin were written
+    too."""
 
     job: Job
     documents: bool
@@ -75,7 +76,8 @@ def write_changes(
         session.run("DELETE FROM allocations WHERE gang = ?", (gang,))
     jobs = changes.jobs
     if not session.driver.is_sqlite:
-        jobs = sorted(jobs, key=lambda job: job.id)  # all writers lock in the same order
+        # sorted, so that all writers lock rows in the same order
+        jobs = sorted(jobs, key=lambda job: job.id)
     written = [_write_job(session, job, documents) for job in jobs]
     for attempt in changes.attempts:
         _write_attempt(session, storable_attempt(attempt), attempt.version)
@@ -95,8 +97,8 @@ def write_changes(
 
 
 def insert_job(session: DatabaseSession, job: Job, event: Event) -> Job:
-    """Insert the new job, its documents and its first event. If the job's name is taken, it gets
-    name-N with the first free number N.
+    """Insert the new job, its documents and its first event. If the job's name is in use, the job
+    gets the name NAME-N with the first free number N.
     """
     stored = storable_job(replace(job, version=0))
     texts = check_readable(job)
@@ -109,7 +111,7 @@ def insert_job(session: DatabaseSession, job: Job, event: Event) -> Job:
 
 
 def _insert_job(session: DatabaseSession, stored: Job, texts: tuple[str, str]) -> bool:
-    """Insert the job; return False if its name is taken."""
+    """Insert the job. Returns False if its name is in use."""
     if session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
         if session.run("SELECT 1 FROM jobs WHERE id = ?", (stored.id,)).fetchone():
             raise StaleVersion(f"job {stored.id} exists already")
@@ -120,7 +122,7 @@ def _insert_job(session: DatabaseSession, stored: Job, texts: tuple[str, str]) -
 
 
 def remove_job(session: DatabaseSession, job: Job) -> None:
-    """See `Store.remove_job`; runs in the open transaction."""
+    """Implements `Store.remove_job` in the open transaction."""
     change = "removed = name, name = id, machine = NULL, version = version + 1"
     where = "id = ? AND project = ? AND version = ?"
     guarded = (job.id, job.project, job.version)
@@ -135,7 +137,7 @@ def remove_job(session: DatabaseSession, job: Job) -> None:
 def save_checkpoint(
     session: DatabaseSession, checkpoint: SavedCheckpoint, on_behalf: int, keep: int
 ) -> SavedCheckpoint:
-    """See `Store.save_checkpoint`; runs in the open transaction."""
+    """Implements `Store.save_checkpoint` in the open transaction."""
     lock = (
         "" if session.driver.is_sqlite else " FOR NO KEY UPDATE"
     )  # writers of one job's checkpoints wait for each other
@@ -212,8 +214,8 @@ def _write_document(
     stored: Attempt | Node | NamedMachine,
     fixed: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Insert (version 0) or update a row with its document, `columns` and, if inserted, `fixed`.
-    Raises StaleVersion.
+    """Insert a row (if `version` is 0) or update it. The row gets its document and `columns`; an
+    inserted row also gets `fixed`. Raises StaleVersion.
     """
     columns = {**columns, "document": encode(stored), "version": stored.version}
     if version:
@@ -251,9 +253,9 @@ def _write_charges(session: DatabaseSession, charges: Iterable[Charge]) -> None:
 
 def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:
     if not session.driver.is_sqlite:
-        # Ids are assigned at insert but become visible at commit. A reader that continues after the
-        # newest id would miss an event with a lower id that is committed later, so writers of one
-        # job's events wait for each other.
+        # IDs are assigned when rows are inserted, but readers see them only after the commit. A
+        # reader that continues after the newest ID would miss an event with a lower ID that is
+        # committed later. So writers of the same job's events wait for each other.
         for job_id in sorted({event.job_id for event in events}):
             session.run("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (job_id,))
     for event in events:

@@ -1,1 +1,2 @@
-"""Files that jobs leave for their next attempts, in the state folder."""
+"""Stores checkpoints in the state folder: files that a job's attempts leave for its next
+attempts."""

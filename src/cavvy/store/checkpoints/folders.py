@@ -1,8 +1,9 @@
-"""The jobs' folders that outlive attempts: a writable folder for work on this machine, and blobs
-for work on other machines.
+"""The folders that keep the checkpoints of jobs: for each job, a writable folder for work on this
+machine, and blobs for work on other machines.
 
-`ROOT/PROJECT/JOB/` holds `checkpoint`, the folder; `attempt`, the number of the attempt that used
-the folder last; and `blobs`, the files of uploaded checkpoints. All methods block on disk I/O.
+`ROOT/PROJECT/JOB/` contains `checkpoint`, the writable folder; `attempt`, a file with the number of
+the attempt that last used that folder; and `blobs`, the files of uploaded checkpoints. All methods
+block on disk I/O.
 """
 
 import errno
@@ -25,18 +26,19 @@ from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
 
 _CHUNK = 1 << 20
-# bytes; these limits plus the state folder's path are within the limits of Linux
+# maximum bytes of a path and of a name in it; even with the state folder's path in front, paths
+# stay within the limits of Linux
 _LONGEST_PATH, _LONGEST_PART = 2048, 255
 _LARGEST = 1 << 50  # maximum bytes of one file
-NEWEST_NS = 1 << 62  # ns since 1970; file times after 2116 come from wrong clocks
-_TRIES = 3  # number of tries to read a file that changes
+NEWEST_NS = 1 << 62  # ns since 1970; a file time after 2116 is the result of a wrong clock
+_TRIES = 3  # tries to read a file that changes while it is read
 _decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
-NO_ATTEMPT = -1  # stands for the attempt of a folder that was never used
+NO_ATTEMPT = -1  # the attempt number returned for a folder that was never used
 
 
 class CheckpointFolders:
-    """The folders of all jobs below `root`. Jobs share no files, so each job's folder is cleaned on
-    its own.
+    """The checkpoint folders of all jobs. Jobs share no files, so each job's folder can be cleaned
+    on its own.
     """
 
     def __init__(self, root: Path) -> None:
@@ -47,7 +49,7 @@ class CheckpointFolders:
         return BlobStore(self._job(project, job_id) / "blobs")
 
     def last_user(self, project: str, job_id: str) -> int:
-        """The number of the attempt that last had write access to the folder, or NO_ATTEMPT if the
+        """The number of the attempt that could last write to the folder, or NO_ATTEMPT if the
         folder was never used.
         """
         try:
@@ -57,7 +59,7 @@ class CheckpointFolders:
             return 0 if folder.is_dir() and any(folder.iterdir()) else NO_ATTEMPT
 
     def lend(self, project: str, job_id: str, attempt: int) -> None:
-        """Record that this attempt now has write access to the folder."""
+        """Record that this attempt can now write to the folder."""
         job = self._job(project, job_id)
         try:
             job.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,8 +90,8 @@ class CheckpointFolders:
                 ) from error
 
     def take_in(self, project: str, job_id: str) -> list[CheckpointFile]:
-        """Copy the files of the checkpoint folder into blobs and return their list, which may be
-        empty. Raises HashMismatch, StoreFull, OSError.
+        """Copy the files of the writable folder into blobs, and return the list of these files,
+        which may be empty. Raises HashMismatch, StoreFull, OSError.
         """
         blobs = self.blobs(project, job_id)
         try:
@@ -104,7 +106,7 @@ class CheckpointFolders:
             os.close(folder)
 
     def lay_out(self, project: str, job_id: str, files: Iterable[CheckpointFile]) -> None:
-        """Make the checkpoint folder contain exactly these files. Files that an interrupted call
+        """Make the writable folder contain exactly these files. Files that an interrupted call has
         left behind are deleted first. Raises StoreFull.
         """
         job, blobs = self._job(project, job_id), self.blobs(project, job_id)
@@ -124,8 +126,8 @@ class CheckpointFolders:
             raise _told(error, job) from error
 
     def remove(self, project: str, job_id: str) -> RemovedCheckpoints:
-        """Delete the job's folder, as far as possible. Other processes may delete files in it at
-        the same time.
+        """Delete the job's folder, as far as possible. Other processes may be deleting files in it
+        at the same time.
         """
         job, fault = self._job(project, job_id), ""
         held = _size_of(job)
@@ -141,7 +143,7 @@ class CheckpointFolders:
         return self._root / project / job_id
 
 
-# an age limit that removes blobs of any age, because all wanted names are known
+# an age limit that removes all unwanted blobs, because no new ones can arrive unnoticed
 FOREVER = timedelta(days=36500)
 
 
@@ -154,7 +156,7 @@ def find_fault(files: Sequence[CheckpointFile]) -> str:
             return f"{fault}: {each.path[:200]!r}"
     paths = sorted((each.path for each in files), key=lambda path: path.split("/"))
     for path, following in pairwise(paths):
-        # sorted this way, paths below a path follow it directly
+        # in this order, a path that is below another path follows it directly
         if path == following:
             return f"the path {path!r} is listed twice"
         if following.startswith(f"{path}/"):
@@ -188,8 +190,8 @@ def _size_of(folder: Path) -> int:
 
 
 def _walk(folder: int) -> Iterator[tuple[str, str]]:
-    """Yield the path of each file and link below an open folder, and the target of the link or
-    "".
+    """Yield the path of each file and link below an open folder, with the target of the link (""
+    for a file).
     """
     for path, entry, here in walk_below(folder, strict=True):
         if entry.is_symlink():
@@ -202,7 +204,7 @@ def _take(blobs: BlobStore, folder: int, path: str, link: str) -> CheckpointFile
     if link:
         return CheckpointFile(path=path, link=link)
     for tries_left in reversed(range(_TRIES)):
-        # a job that has not ended yet may have replaced the file by a link or a pipe
+        # a job that is still running may have replaced the file by a link or a pipe
         opened = open_below(folder, path, os.O_RDONLY | os.O_NONBLOCK)
         with open(check_regular(opened, path), "rb") as file:
             name = hashlib.file_digest(file, "sha256").hexdigest()

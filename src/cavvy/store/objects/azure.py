@@ -1,5 +1,5 @@
-"""Containers of Azure Blob. Access uses shared access signatures for one blob or, for listing, for
-the container.
+"""Gives access to containers of Azure Blob Storage. Each request is signed with a shared access
+signature (SAS), which is valid for one blob or, to list blobs, for the container.
 
 Source: learn.microsoft.com/rest/api/storageservices/create-service-sas (version 2020-12-06 and
 later).
@@ -72,7 +72,8 @@ class AzureContainer(SignedStorage):
         return [_read_entry(each) for each in root.iter("Blob")], root.findtext("NextMarker") or ""
 
     def begin(self, key: str) -> str:
-        return "blocks"  # Azure needs no start request, and drops uncommitted blocks after a week
+        # Azure needs no request to start an upload, and deletes uncommitted blocks after a week
+        return "blocks"
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
         blocks = "".join(f"<Latest>{_block(number)}</Latest>" for number in range(1, len(tags) + 1))
@@ -115,7 +116,7 @@ class AzureContainer(SignedStorage):
 
 
 def _block(number: int) -> str:
-    """The id of a block in Base64. All block ids of a blob must have one length."""
+    """The ID of a block in Base64. All block IDs of a blob must have the same length."""
     return base64.b64encode(f"{number:06d}".encode()).decode()
 
 

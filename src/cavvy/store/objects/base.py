@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar, Protocol, runtime_checkable
 
-PART_BYTES = 16 * 1024 * 1024  # minimum bytes of a part
+PART_BYTES = 16 * 1024 * 1024  # minimum bytes of a part, except of the last part
 MOST_PARTS = 10_000  # limit of S3 and Google Cloud Storage; Azure allows 50,000
 
 
 class ObjectError(Exception):
-    """Base of all errors of this module; the message is for users."""
+    """Base class of all errors of this module. The message is written for users."""
 
 
 class ObjectMissing(ObjectError):
@@ -31,17 +31,17 @@ class ObjectDenied(ObjectError):
 
 
 class ObjectTryAgain(ObjectError):
-    """A temporary fault."""
+    """A temporary fault; the same call may succeed later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """One object. `md5` (hexadecimal) is the MD5 of its content, if the store knows it; `tag`
-    changes with the content.
+    """The properties of one object. `md5` is the MD5 of its content in hexadecimal, or "" if it is
+    not known. `tag` changes whenever the content changes.
     """
 
     key: str
-    size: int | None  # None if the object is on a web server that does not report its size
+    size: int | None  # None if the object is on a web server that does not report the size
     tag: str = ""
     md5: str = ""
     changed_at: datetime | None = None
@@ -49,8 +49,8 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRequest:
-    """A request that needs no credentials until it expires. Send exactly its `headers`, because the
-    signature covers them.
+    """A request that can be sent without credentials until it expires. It must be sent with exactly
+    these `headers`, because the signature covers them.
     """
 
     method: str
@@ -59,7 +59,7 @@ class SignedRequest:
 
 
 class ObjectReader(Protocol):
-    """A source that objects can be read from."""
+    """Something that objects can be read from."""
 
     def head(self, key: str) -> ObjectInfo | None:
         """The object's properties, or None if it does not exist. Raises ObjectDenied,
@@ -69,47 +69,48 @@ class ObjectReader(Protocol):
     def list(
         self, prefix: str, after: str = "", limit: int = 1000
     ) -> tuple[Sequence[ObjectInfo], str]:
-        """A page of the objects whose keys begin with `prefix`, and the value of `after` for the
-        next page ("" on the last page).
+        """Return a page of the objects whose keys begin with `prefix`, and the value of `after` for
+        the next page ("" on the last page).
         """
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """The object's `length` bytes from `offset` on; None means all of them. Raises
-        ObjectMissing."""
+        """Return `length` bytes of the object from `offset` on. None means all bytes to the end.
+        Raises ObjectMissing."""
 
 
 @runtime_checkable
 class ObjectSigner(Protocol):
-    """A source that signs requests, so that others can read its objects."""
+    """Something that signs requests, so that nodes can read its objects without credentials."""
 
     def sign_get(self, key: str, expires_s: int) -> SignedRequest: ...
 
 
 @runtime_checkable
 class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
-    """A store that the server accesses directly, and that others access with requests that the
-    server signs.
+    """A store that the server accesses directly, and that nodes access with requests that the
+    server has signed.
 
-    An upload in parts has no effect until it is completed. Parts are numbered from 1 and have at
-    least PART_BYTES, except the last part. `bills_parts`: whether the store keeps and bills the
-    parts until the upload is completed or aborted.
+    An upload in parts has no effect until it is completed. Parts are numbered from 1. Each part
+    except the last has at least PART_BYTES bytes. `bills_parts` says whether the store keeps and
+    bills the parts until the upload is completed or aborted.
     """
 
     bills_parts: ClassVar[bool]
 
     def put(self, key: str, data: bytes) -> None: ...
     def delete(self, key: str) -> None:
-        """Delete an object. Succeeds if the object does not exist."""
+        """Delete an object. No error if the object does not exist."""
 
     def begin(self, key: str) -> str:
-        """Start an upload in parts; returns its id."""
+        """Start an upload in parts and return its ID."""
 
     def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> SignedRequest:
-        """A signed request to send one part of an upload, or the whole object if `upload` is ""."""
+        """Sign a request that sends one part of an upload or, if `upload` is "", the whole
+        object."""
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
-        """Complete an upload whose parts have these ETags, in order. Repeating the call
-        succeeds.
+        """Complete an upload whose parts have these ETags, in this order. The call may be
+        repeated.
         """
 
     def abort(self, key: str, upload: str) -> None: ...
@@ -117,17 +118,17 @@ class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
 
 @runtime_checkable
 class RelayedObjects(ObjectReader, Protocol):
-    """A store that only the server can reach; the server relays the reads and writes of others."""
+    """A store that only the server can access. The server relays the reads and writes of nodes."""
 
     def write(self, key: str, offset: int, data: bytes, size: int) -> None:
-        """Write a part of a file of `size` bytes; the file is complete when its last part is
+        """Write a part of a file of `size` bytes. The file is complete when its last part has been
         written.
         """
 
 
 def part_bytes(size: int) -> int:
-    """The size of each part for an upload of `size` bytes: whole MiB, so that at most MOST_PARTS
-    parts are needed.
+    """The number of bytes in each part of an upload of `size` bytes. It is a whole number of MiB,
+    and large enough that at most MOST_PARTS parts are needed.
     """
     mib = 1024 * 1024
     needed = -(-size // (MOST_PARTS - 1))

@@ -1,4 +1,4 @@
-"""Requests to web servers, with a time limit, and web servers as sources of objects."""
+"""Sends requests to web servers with a time limit, and reads objects from web servers."""
 
 import email.utils
 import http.client
@@ -25,15 +25,15 @@ from cavvy.store.objects.base import (
 
 TIMEOUT_S = 30.0
 _OWN_S = 300  # how many seconds the server's own signed requests are valid
-# Metadata services whose addresses are not link-local: EC2 over IPv6, Azure, Alibaba Cloud, Oracle
-# Cloud
+# The addresses of metadata services that are not link-local: those of EC2 over IPv6, Azure, Alibaba
+# Cloud and Oracle Cloud
 _METADATA = {"fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"}
 _MOST = 1 << 26  # maximum bytes of an answer, which is kept in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAnswer:
-    """A web server's answer; `status` may be an error."""
+    """A web server's answer. `status` may be that of an error."""
 
     status: int
     body: bytes
@@ -43,7 +43,7 @@ class WebAnswer:
 def ask(
     method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> WebAnswer:
-    """Send a request. Raises ObjectTryAgain if there is no answer."""
+    """Send a request. Raises ObjectTryAgain if no answer arrives."""
     check_host(url)
     request = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
     if body is not None:
@@ -62,16 +62,16 @@ def ask(
 
 
 def check_host(url: str) -> None:
-    """Raise ObjectDenied for hosts that only this machine may call. An example is a cloud's
-    metadata service, which hands out credentials.
+    """Raise ObjectDenied for hosts that the server must not call for users. An example is a cloud's
+    metadata service, which gives credentials to this machine.
 
-    The check is needed because users choose URLs and endpoints, and nodes receive the content.
+    The check is needed because users choose URLs, and get the content of the answers.
     """
     parts = urlsplit(url)
     try:
         found = socket.getaddrinfo(parts.hostname or "", parts.port or 443, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
-        return  # the request itself will report the error
+        return  # the request itself will report the error later
     for *_, address in found:
         number = ipaddress.ip_address(str(address[0]).partition("%")[0])
         number = getattr(number, "ipv4_mapped", None) or number
@@ -97,7 +97,7 @@ def check(answer: WebAnswer, what: str) -> WebAnswer:
 
 
 def reason_of(answer: WebAnswer) -> str:
-    """The status and, if the answer has one, the error code. The text of the answer is left out,
+    """The answer's status and, if there is one, its error code. The answer's text is left out,
     because it may contain signed data.
     """
     text = answer.body[:4096].decode("utf-8", "replace")
@@ -107,7 +107,7 @@ def reason_of(answer: WebAnswer) -> str:
 
 
 def found_of(key: str, answer: WebAnswer) -> ObjectInfo:
-    """The object's properties from the headers of a HEAD answer."""
+    """The object's properties, read from the headers of the answer to a HEAD request."""
     headers = answer.headers
     size = headers.get("content-length", "")
     changed = headers.get("last-modified")
@@ -120,11 +120,11 @@ def found_of(key: str, answer: WebAnswer) -> ObjectInfo:
 
 
 class SignedStorage(ABC):
-    """Objects that are accessed by signed requests: the shared code of S3 buckets and Azure
+    """Objects that are accessed by signed requests. This is the common code of S3 buckets and Azure
     containers.
 
-    Subclasses sign the requests. `headers` are sent with every request, `put_headers` only with
-    requests that send a whole object.
+    Subclasses sign the requests. `headers` are sent with every request; `put_headers` are also sent
+    with a request that sends a whole object.
     """
 
     headers: ClassVar[Mapping[str, str]] = {}
@@ -174,7 +174,7 @@ class SignedStorage(ABC):
 
     @abstractmethod
     def _sign(self, method: str, key: str, query: Mapping[str, str], expires_s: int) -> str:
-        """A signed URL that allows this request for a limited time."""
+        """Return a URL that allows this request for a limited time."""
 
     def _say(self, key: str) -> str:
         return f"{self.name}/{key}"
@@ -182,7 +182,7 @@ class SignedStorage(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebPages:
-    """One web server; a key is the path of a file."""
+    """The files on one web server. A key is the path of a file."""
 
     root: str  # https://host
 

@@ -1,8 +1,8 @@
 """Opens the object store that a URL names.
 
-`keys` come from a project's secrets or else from the server's environment, under the names that
-each cloud's own tools use. Only the server uses keys, to sign requests; nodes receive signed
-requests.
+The keys of the storage come from the project's secrets, or else from the server's environment,
+under the names that each cloud's own tools use. Only the server has the keys. It signs requests
+with them, and nodes get the signed requests.
 """
 
 import configparser
@@ -20,7 +20,8 @@ from cavvy.store.objects.http import WebPages
 from cavvy.store.objects.s3 import XmlBucket
 from cavvy.store.objects.signing import AmazonKey, GoogleKey, NoSigner, RequestSigner
 
-# Names of keys that may be project secrets. The server's environment serves every project.
+# Names of the keys that projects may set as secrets. Those in the server's environment are used for
+# every project.
 KEYS = (
     *(
         "AWS_ACCESS_KEY_ID",
@@ -39,22 +40,22 @@ KEYS = (
     ),
     *("SFTP_USER", "SFTP_PASSWORD", "SFTP_PRIVATE_KEY", "SFTP_KNOWN_HOSTS"),
 )
-# Their values are paths of files on the server, so a project must not set them.
+# The values of these names are paths of files on the server, so projects must not set them.
 _FILES = ("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS")
 SCHEMES = ("s3", "gs", "az", "sftp", "http", "https")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectLocation:
-    """The store and key of a URL. A key that ends with a slash is a folder."""
+    """The store and the key that a URL names. A key that ends with a slash is a folder."""
 
     place: ObjectReader
     key: str
 
 
 def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The keys for one project. If the project's secrets contain a key of a family, such as AWS, no
-    key of that family is taken from the server's environment.
+    """The keys to use for one project. If the project's secrets contain a key of one family, such
+    as AWS, no key of that family is taken from the server's environment.
     """
     own = {name: value for name, value in secrets.items() if name in KEYS and name not in _FILES}
     families = {name.partition("_")[0] for name in own}

@@ -1,5 +1,5 @@
-"""Buckets of S3 and Google Cloud Storage, which have the same XML interface. Requests are signed in
-the query of the URL.
+"""Gives access to buckets of S3 and Google Cloud Storage, which have the same XML interface. The
+signature of a request is in the query of its URL.
 """
 
 import xml.etree.ElementTree as Xml
@@ -81,9 +81,9 @@ class XmlBucket(SignedStorage):
             "POST", key, {"uploadId": upload}, body, {"Content-Type": "application/xml"}
         )
         if answer.status == 404 and self.head(key) is not None:
-            return  # an earlier request completed the upload, but its answer was lost
+            return  # an earlier request has completed the upload, but its answer was lost
         check(answer, self._say(key))
-        if b"<Error>" in answer.body:  # S3 may report an error after status 200
+        if b"<Error>" in answer.body:  # S3 may report an error in an answer with status 200
             raise ObjectTryAgain(f"{self._say(key)}: the parts could not be combined")
 
     def abort(self, key: str, upload: str) -> None:
@@ -113,7 +113,7 @@ class XmlBucket(SignedStorage):
         return found.lower()
 
     def find_region(self) -> None:
-        """Find the bucket's region, because Amazon S3 refuses signatures for another region."""
+        """Find out the bucket's region. Amazon S3 refuses signatures for a different region."""
         if self._fixed or not isinstance(self._signer, AmazonKey):
             return
         answer = ask("HEAD", self._roots[0] + "/")
@@ -146,8 +146,8 @@ def _read_entry(entry: Xml.Element) -> ObjectInfo:
 
 
 def _md5(tag: str, headers: Mapping[str, str]) -> str:
-    """The MD5 of an object, or "" if unknown. The ETag is the MD5 if the object was uploaded in one
-    piece and without an encryption key of its own.
+    """The MD5 of an object, or "" if it is not known. The ETag is the MD5 if the object was
+    uploaded in one piece and not encrypted with a separate key.
     """
     plain = tag.strip('"')
     encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"

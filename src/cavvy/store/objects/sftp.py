@@ -1,5 +1,5 @@
-"""Folders of an SFTP server. Only the control plane connects to the server; nodes never receive a
-login.
+"""Gives access to folders on an SFTP server. Only the control plane connects to the server; nodes
+never get its login.
 
 asyncssh runs in a thread with its own event loop, because all functions of this module block.
 """
@@ -22,7 +22,7 @@ _PATIENCE_S = 60.0
 
 
 class SftpServer:
-    """One server, given as `[user@]host[:port]`. Keys are absolute paths; each call opens a
+    """One server, given as `[user@]host[:port]`. Keys are absolute paths. Each call opens a new
     connection.
     """
 

@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 
 
 class RequestSigner(Protocol):
-    """Adds a signature to the query of a request. The signature proves the sender's identity."""
+    """Signs requests. The signature is added to the query of the URL."""
 
     def sign(
         self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int
     ) -> str:
-        """The signed URL. `url` must have no query, and its path must be quoted already."""
+        """Return the signed URL. `url` must have no query, and its path must already be quoted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmazonKey:
-    """An access key for S3 and compatible services; a temporary key has a session token."""
+    """An access key for S3 and compatible services. A temporary key also has a session token,
+    `token`."""
 
     key_id: str
     secret: str
@@ -105,7 +106,7 @@ def _load(private_key: str) -> "RSAPrivateKey":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoSigner:
-    """Signs nothing; used for emulators and for buckets that anyone may read."""
+    """Signs nothing. Used for emulators, and for buckets that anyone may read."""
 
     def sign(
         self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int
@@ -126,7 +127,7 @@ def _query(query: Mapping[str, str]) -> str:
 def _to_sign(
     algorithm: str, method: str, url: str, query: Mapping[str, str], scope: str
 ) -> tuple[str, str]:
-    """The text that must be signed, and the query in canonical form."""
+    """The text to sign, and the query in the form that the signature requires."""
     parts = urlsplit(url)
     signed = _query(query)
     request = (

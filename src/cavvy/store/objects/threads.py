@@ -1,8 +1,8 @@
 """Runs calls to storages in separate threads, with a time limit.
 
-Therefore, a storage that accepts a request and never answers does not block the server. Requests to
-other storages wait only while unresponsive storages occupy all threads; they fail with this reason
-after LIMIT_S.
+So a storage that accepts a request and never answers does not block the server. Requests to other
+storages have to wait only while all threads are waiting for storages that do not answer. After
+LIMIT_S seconds, such a request fails with this reason.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the call's result. Raises the call's errors, and ObjectTryAgain after LIMIT_S; a call
-    that has started then continues in its thread.
+    """Run the call in a thread and return its result. Raises the call's errors. Raises
+    ObjectTryAgain after LIMIT_S seconds; a call that has started then continues in its thread.
     """
     begun = False
 
@@ -46,8 +46,8 @@ async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 async def in_thread_to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `in_thread`, but without a time limit for the whole call, because the caller's next step
-    must wait for its end. Each of its requests has its own limit.
+    """Like `in_thread`, but waits for the end of the call without a time limit. Each request that
+    the call sends has its own limit.
     """
     return await asyncio.get_running_loop().run_in_executor(
         _THREADS, partial(call, *args, **kwargs)

@@ -1,5 +1,5 @@
-"""The price catalog as one SQLite file: `CatalogSnapshot` answers the queries of `catalog/`; the
-other modules write and replace it.
+"""The price catalog in one SQLite file, called a snapshot. `CatalogSnapshot` answers the queries of
+`catalog/`. The other modules write, compare and replace snapshots.
 """
 
 from cavvy.store.snapshot.reader import CatalogSnapshot

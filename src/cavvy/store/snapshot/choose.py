@@ -1,8 +1,8 @@
 """Selects the snapshot in use, and replaces it.
 
 The snapshot in the state folder is used if it is valid and at least as new as the one shipped with
-Cavvy; otherwise the shipped one is used. A new snapshot is checked completely and then moved into
-place in one step, so that a crash before that step leaves the old snapshot.
+Cavvy; otherwise the shipped one is used. A new snapshot is checked completely before it replaces
+the old one in a single step, so that a crash cannot leave a damaged snapshot.
 """
 
 import os
@@ -13,7 +13,8 @@ from cavvy.store.snapshot.layout import SCHEMA_VERSION, SnapshotError
 
 SHIPPED = Path(__file__).parents[2] / "catalog" / "snapshot.db"
 _REMEDY = "; delete it or run `cavvy catalog refresh`"
-_COLLAPSED = 0.5  # a new snapshot with fewer rows than this share of the current rows is rejected
+# a new snapshot is rejected if it has fewer rows than this share of the current rows
+_COLLAPSED = 0.5
 
 
 def refreshed_path() -> Path:
@@ -57,7 +58,7 @@ def problem_of_refreshed() -> str | None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a snapshot read-only and without locks, because the file never changes in place. Raises
+    """Open a snapshot for reading, without locks: the file is never changed, only replaced. Raises
     SnapshotError.
     """
     if not path.is_file():
@@ -119,10 +120,10 @@ def check(path: Path, against: Path) -> None:
 
 
 def put_in_place(new: Path, target: Path, *, source: str) -> None:
-    """Check a snapshot that was written next to `target`, and replace `target` with it. If the
-    check fails, raises SnapshotError and keeps the old snapshot.
+    """Check the snapshot `new`, which must be in the same folder as `target`, and replace `target`
+    by it. If the check fails, the old snapshot is kept and SnapshotError is raised.
 
-    `source` is the name for messages: the original file or URL.
+    `source` is the original file or URL, for messages.
     """
     try:
         check(new, path_in_use())

@@ -25,8 +25,8 @@ class OfferChange:
 def compare(
     old: CatalogSnapshot, new: CatalogSnapshot, provider: str | None = None
 ) -> list[OfferChange]:
-    """The changes from `old` to `new`: first changed prices, the largest change first; then new and
-    removed offers, by name.
+    """List the changes from `old` to `new`. Changed prices come first, the largest change first.
+    New and removed offers follow, sorted by name.
     """
     before, after = dict(old.rates(provider)), dict(new.rates(provider))
     moved = [

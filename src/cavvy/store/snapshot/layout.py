@@ -5,9 +5,9 @@ location (`place`), so that the file stays small.
                     to do
 
 Rows are numbered in the order of their names, so that offers with equal prices always have the same
-order. `shape` stores its number of offers and its cheapest offer per purchase option, so that
-counts without a location or price limit do not read `offer`. In `offer`, the columns of the primary
-key come first and in the key's order, because the integrity check of SQLite 3.40 otherwise reports
+order. `shape` contains the number of its offers for each purchase option, so that `offer` need not
+be read to count offers without a location or price limit. In `offer`, the columns of the primary
+key come first and in the key's order. Otherwise the integrity check of SQLite 3.40 would report
 existing values as missing.
 """
 
@@ -15,7 +15,7 @@ from cavvy.domain.offers import Purchase
 
 SCHEMA_VERSION = 2
 
-# The numbers in `offer.purchase`, assigned in the order of the names.
+# The numbers in the column `offer.purchase`, in the order of the names of purchase options.
 PURCHASE_NUMBERS: dict[Purchase, int] = {
     Purchase.ON_DEMAND: 0,
     Purchase.RESERVED: 1,

@@ -1,5 +1,5 @@
-"""Finds near misses: for each constraint, the rows that fail only this constraint, the nearest
-first.
+"""Finds near misses: rows that fail only one constraint. For each constraint, the rows that fail it
+by the least come first.
 """
 
 import sqlite3
@@ -20,15 +20,15 @@ from cavvy.store.snapshot.query import (
     walk,
 )
 
-# (distance, failed constraint, rows that fail it by this distance)
+# distance, failed constraint, and the rows that fail the constraint by this distance
 _Group = tuple[float, Constraint, RowSelection]
 
 
 def nearest(
     connection: sqlite3.Connection, need: Resources, filters: NeedFilters, wanted: int
 ) -> Iterator[tuple[Constraint, OfferRow]]:
-    """The `wanted` nearest misses, at most one per instance type and constraint. Of two equally
-    near misses, the cheaper one comes first.
+    """The `wanted` nearest misses, at most one per instance type and constraint. If two misses are
+    equally near, the cheaper one comes first.
     """
     found: list[tuple[float, OfferRow, Constraint]] = []
     for distance, constraint, selection in sorted(
@@ -68,8 +68,8 @@ def _take(
 def _groups(
     connection: sqlite3.Connection, need: Resources, filters: NeedFilters
 ) -> Iterator[_Group]:
-    """All rows that fail only one constraint, in groups of equal distance; for PRICE, the distance
-    is a lower bound.
+    """All rows that fail only one constraint, in groups of equal distance. For the constraint
+    PRICE, the distance of a group is a lower bound.
     """
     fitting = filters.fitting()
     if filters.max_rate is not None:
@@ -85,7 +85,7 @@ def _groups(
             yield distance, constraint, replace(fitting, packs=packs)
     for condition in filters.conditions:
         if condition.constraint is Constraint.INSTANCE:
-            continue  # if the user names an instance type, no other type is a near miss
+            continue  # if the user names an instance type, another type is no near miss
         yield from _condition_groups(connection, need, filters, condition)
 
 
@@ -115,7 +115,7 @@ def _condition_groups(
 
 
 def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) -> float:
-    """The distance of the value `fact` from the constraint, calculated as in `catalog/fit`."""
+    """By how much the value `fact` fails the constraint, computed as in `catalog/fit`."""
     match constraint:
         case Constraint.CPUS:
             return relative_gap(fact, need.cpus_min, need.cpus_max)
@@ -128,7 +128,7 @@ def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) 
 
 
 def _order(row: OfferRow) -> Sequence[int | str]:
-    """The sort key of a row, which equals the key of `catalog/fit.order`."""
+    """The sort key of a row, equal to the one that `catalog/fit.order` uses."""
     return (
         row.rate,
         row.provider,

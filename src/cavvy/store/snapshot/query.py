@@ -1,5 +1,5 @@
-"""The SQL of a match: filters for a requirement, counts of the rows that fail, and rows ordered by
-price.
+"""Builds and runs the SQL that matches offers with a task's requirements. It filters rows, counts
+the rows that fail, and reads the others in the order of their prices.
 """
 
 import sqlite3
@@ -15,11 +15,11 @@ from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import NetworkNeed, Resources
 from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, PURCHASE_NUMBERS
 
-# Measured times in microseconds: to skip a row by its shape, to skip a row by its price, and to
-# build a requested row.
+# Measured times in microseconds per row: to skip a row because of its shape, to skip a row because
+# of its price, and to build a row for the caller.
 _BY_SHAPE_US, _BY_RATE_US, _BUILD_US = 0.1, 0.25, 2.5
 _FABRIC = "has_fabric"  # the name of `has_fabric` as an SQL function
-_ASKED = 60  # estimated number of rows that a reader without a limit reads
+_ASKED = 60  # how many rows a reader without a limit is assumed to read
 
 
 class OfferRow(NamedTuple):
@@ -61,33 +61,34 @@ class ShapeCondition:
     constraint: Constraint
     sql: str
     values: tuple[object, ...] = ()
-    columns: tuple[str, ...] = ()  # the columns that determine the distance of a failing row
+    columns: tuple[str, ...] = ()  # columns from which the distance of a failing row is computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorPacks:
-    """Accelerator packs (name, count, memory): those that meet a requirement, and the others
-    grouped by the constraint that they fail.
+    """Accelerator packs, sorted by a requirement. A pack is a combination of an accelerator's name,
+    count and memory. Some packs meet the requirement; the others are grouped by the constraint that
+    they fail.
     """
 
     fitting: tuple[int, ...]
     near: Mapping[
         tuple[Constraint, float], tuple[int, ...]
-    ]  # packs that fail one constraint, by constraint and distance
-    # number of rows by the constraint that they fail
+    ]  # packs that fail only one constraint, keyed by the constraint and the distance
+    # number of rows with packs that fail, keyed by the constraint
     rejected: Mapping[Constraint, Mapping[Purchase, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSelection:
-    """Conditions on shapes and rows, which select the rows to read. None means no condition."""
+    """Conditions that select the rows to read. None means no condition."""
 
     conditions: tuple[ShapeCondition, ...] = ()
     packs: tuple[int, ...] | None = None
     purchases: tuple[int, ...] = tuple(PURCHASE_NUMBERS.values())
     places: tuple[int, ...] | None = None
     share: float = 1.0  # share of all rows that are in `places`
-    outside: bool = False  # select every location except `places`
+    outside: bool = False  # whether to select every location except `places`
     max_rate: int | None = None
     above_rate: int | None = None
 
@@ -100,9 +101,9 @@ class RowSelection:
         )
 
     def rows_sql(self) -> str:
-        # The + keeps SQLite from using the index for the purchase options. With that index, SQLite
-        # 3.40 returns rows outside the range of prices, by a bug in its "seek-scan" for an IN and a
-        # range on the columns of one index.
+        # The + prevents SQLite from using the index for the purchase options. With that index,
+        # SQLite 3.40 returns rows outside the price range. The cause is a bug in its "seek-scan",
+        # which is used for an IN and a range on columns of the same index.
         tests = (
             [f"+offer.purchase IN {_list(self.purchases)}"]
             if len(self.purchases) < len(PURCHASE_NUMBERS)
@@ -119,7 +120,7 @@ class RowSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedFilters:
-    """A requirement translated to the file's tables."""
+    """A requirement, expressed in terms of the snapshot's tables."""
 
     allowed: tuple[Purchase, ...]
     packs: AcceleratorPacks | None
@@ -141,7 +142,8 @@ class NeedFilters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchCounts:
-    """The number of matching rows, and by constraint the number of rows that fail it first."""
+    """The number of rows, of matching rows and, keyed by constraint, of rows that fail this
+    constraint first."""
 
     total: int
     matched: int
@@ -199,8 +201,8 @@ def count(connection: sqlite3.Connection, filters: NeedFilters) -> MatchCounts:
 def walk(
     connection: sqlite3.Connection, selection: RowSelection, *, limit: int | None = None
 ) -> Iterator[OfferRow]:
-    """The selected rows by price, then location, shape and purchase option. Reads only as many rows
-    as the caller takes.
+    """Yield the selected rows, sorted by price, location, shape and purchase option. Reads only as
+    many rows as the caller takes.
     """
     shapes, values = selection.shapes_sql()
     if _is_sorting_quicker(connection, selection, limit or _ASKED):
@@ -229,8 +231,8 @@ def replace_condition(
 def _is_sorting_quicker(
     connection: sqlite3.Connection, selection: RowSelection, asked: int
 ) -> bool:
-    """Whether it is quicker to read and sort all rows of the selected shapes than to read rows by
-    price until enough of them match.
+    """Whether it is faster to read and sort all rows of the selected shapes than to read rows in
+    the order of their prices until enough of them match.
     """
     shapes, values = selection.shapes_sql()
     columns = " + ".join(
@@ -290,7 +292,8 @@ def _sort_packs(connection: sqlite3.Connection, need: Resources) -> AcceleratorP
 
 
 def _conditions(need: Resources) -> Iterator[ShapeCondition]:
-    """The conditions on shapes that a requirement makes, in the order of their checks."""
+    """The conditions on shapes that follow from a requirement, in the order in which they are
+    checked."""
     if need.instance is not None:
         yield ShapeCondition(
             constraint=Constraint.INSTANCE, sql="shape.instance_type = ?", values=(need.instance,)
@@ -322,7 +325,8 @@ def _conditions(need: Resources) -> Iterator[ShapeCondition]:
 
 
 def _network(need: NetworkNeed) -> Iterator[ShapeCondition]:
-    """The condition on the network. A row that lacks the requested fabric has no distance."""
+    """The condition on the network. If a row lacks the requested fabric, its distance is not
+    computed."""
     speed = "COALESCE(shape.network_mbps, 0)"
     tests = [f"{speed} >= ?"] if need.min_mbps is not None else []
     tests += [f"{_FABRIC}(shape.provider, shape.instance_type, ?)"] if need.fabric else []
@@ -366,7 +370,7 @@ def _range(
 
 
 def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tuple[int, ...], float]:
-    """The requested locations, and their share of all rows."""
+    """The requested locations, and the share of all rows that are in them."""
     found: dict[int, int] = {}
     for name in wanted:
         sql = (
@@ -381,8 +385,8 @@ def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tupl
 def _tally(
     connection: sqlite3.Connection, filters: NeedFilters
 ) -> Iterator[tuple[Constraint | None, int]]:
-    """Count the rows whose shape has a matching pack, by the first condition that the shape fails;
-    None stands for rows that meet all conditions.
+    """Count the rows whose shape has a matching pack, grouped by the first condition that the shape
+    fails. None is the group of rows that meet all conditions.
     """
     allowed = " + ".join(PURCHASE_COLUMNS[purchase] for purchase in filters.allowed)
     where = f"shape.pack IN {_list(filters.packs.fitting)}" if filters.packs else "1"
@@ -398,8 +402,8 @@ def _tally(
 
 
 def _tally_rows(connection: sqlite3.Connection, filters: NeedFilters) -> tuple[int, int]:
-    """Two counts: rows outside the requested locations, and rows within them that cost too much.
-    All other conditions are met.
+    """Count the rows outside the requested locations, and the rows in them that cost too much. Only
+    rows that meet all other conditions are counted.
     """
     selection = replace(filters.fitting(), places=None, max_rate=None)
     shapes, values = selection.shapes_sql()

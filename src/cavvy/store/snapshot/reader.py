@@ -1,5 +1,5 @@
-"""`Catalog.match` over a snapshot file, without loading the file: SQL filters, counts and sorts the
-rows, and Python builds the result.
+"""Implements `Catalog.match` on a snapshot file without loading the whole file. SQL filters, counts
+and sorts the rows, and Python builds the result from them.
 
 The result equals that of `catalog/fit.py`; a property test checks this.
 """
@@ -30,7 +30,7 @@ _PURCHASE_OF = {number: purchase for purchase, number in PURCHASE_NUMBERS.items(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceInfo:
-    """A source of rows."""
+    """A source of the catalog's prices."""
 
     name: str
     as_of: date
@@ -40,7 +40,7 @@ class SourceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderInfo:
-    """What the snapshot contains for one provider."""
+    """What the snapshot contains about one provider."""
 
     name: str
     regions: int
@@ -135,11 +135,12 @@ class CatalogSnapshot:
         )
 
     def all_offers(self) -> Iterator[Offer]:
-        """All offers, by price; for comparing and copying snapshots."""
+        """All offers, sorted by price. Used to compare and copy snapshots."""
         return self._offers(query.walk(self._connection, query.everything()))
 
     def egress(self) -> Mapping[str, Money]:
-        """The price per GB of data sent to the internet, by "provider/region" and by "provider"."""
+        """The price per GB of data sent to the internet, keyed by "provider/region" and by
+        "provider"."""
         found = self._connection.execute(
             "SELECT provider, region, micros_per_gb FROM egress WHERE target = 'internet'"
         ).fetchall()
@@ -193,8 +194,9 @@ class CatalogSnapshot:
         )
 
     def unpriced(self) -> Mapping[tuple[str, Purchase], tuple[int, int]]:
-        """By provider and purchase option: the number of accelerated instance types without such a
-        price, if there are any, and the number of all its accelerated types.
+        """For each provider and purchase option: the number of instance types with accelerators
+        that have no such price, and the number of all the provider's instance types with
+        accelerators. Combinations for which no price is missing are left out.
         """
         missing = ", ".join(f"SUM(shape.{column} = 0)" for column in PURCHASE_COLUMNS.values())
         found = self._connection.execute(
@@ -226,7 +228,8 @@ class CatalogSnapshot:
         )
 
     def machines(self, provider: str) -> Mapping[str, Offer]:
-        """One offer of each instance type of a provider, which shows the machine's properties."""
+        """One offer of each instance type of a provider, from which the instance type's properties
+        can be read."""
         rows = (
             row
             for row in query.walk(self._connection, query.everything())
@@ -250,7 +253,7 @@ class CatalogSnapshot:
                 )
 
     def regions(self) -> tuple[tuple[str, str, str | None], ...]:
-        """All combinations of provider, region and area, by provider and region."""
+        """All combinations of provider, region and area, sorted by provider and region."""
         return tuple(
             self._connection.execute(
                 "SELECT DISTINCT provider, region, area FROM place ORDER BY 1, 2"

@@ -1,4 +1,4 @@
-"""Installs a new snapshot in the state folder: from a file, a folder or a URL, or from newly
+"""Puts a new snapshot into the state folder: from a file, a folder or a URL, or made from newly
 fetched offers.
 """
 
@@ -26,7 +26,8 @@ _PIECE = 1 << 20
 
 
 def refresh_from(place: str, *, sha256: str | None = None) -> Path:
-    """Copy a snapshot from a file, a folder or a URL, check it and put it in use. Returns its path.
+    """Copy a snapshot from a file, a folder or a URL, check it and use it from now on. Returns its
+    path.
 
     If that fails, raises SnapshotError and keeps the current catalog.
     """
@@ -41,7 +42,7 @@ def refresh_from(place: str, *, sha256: str | None = None) -> Path:
 
 
 def refresh_offers(fetched: Mapping[str, Sequence[Offer]], *, today: date) -> Path:
-    """Put a new snapshot in use, in which the fetched offers replace all old offers of their
+    """Use a new snapshot from now on, in which the fetched offers replace all old offers of their
     providers.
     """
     with _new_file() as new:
@@ -78,8 +79,8 @@ def _egress(old: CatalogSnapshot) -> Iterator[EgressPrice]:
 
 @contextmanager
 def _new_file() -> Iterator[Path]:
-    """Yield the path of a new file next to the catalog. Deletes files that interrupted refreshes
-    left behind.
+    """Yield the path of a new file next to the catalog. Also deletes files that interrupted
+    refreshes have left behind.
     """
     folder = choose.refreshed_path().parent
     try:

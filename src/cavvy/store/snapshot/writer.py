@@ -1,4 +1,4 @@
-"""Writes a snapshot from a list of offers; used by the build script and `cavvy catalog refresh`.
+"""Writes a snapshot from a list of offers. Used by the build script and by `cavvy catalog refresh`.
 
 With the same SQLite version, equal offers give an identical file.
 """
@@ -52,7 +52,7 @@ def write_snapshot(
 ) -> int:
     """Write a new file at `path` (which must not exist) and return its number of offers.
 
-    If several offers have one key, the first is kept.
+    If several offers have the same key, only the first is written.
     """
     unique: dict[str, Offer] = {}
     for offer in offers:
@@ -200,7 +200,7 @@ def _shape_row(shape: _Shape, packs: Mapping[_Pack, int]) -> tuple[object, ...]:
 
 
 def _count(connection: sqlite3.Connection) -> None:
-    """Fill in the number of offers of each shape and pack, by purchase option."""
+    """Write the number of offers of each shape and pack, for each purchase option."""
     for purchase, column in PURCHASE_COLUMNS.items():
         number = PURCHASE_NUMBERS[purchase]
         found = connection.execute(
