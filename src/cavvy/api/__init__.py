@@ -1,1 +1,1 @@
-"""The HTTP API: routes, schemas, authentication, and the server process."""
+"""The HTTP API: its routes, their schemas, authentication, and the process of the server."""

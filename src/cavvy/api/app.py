@@ -1,4 +1,5 @@
-"""The application: all routes, one error handler, and one OpenAPI document."""
+"""The application: registers all routes, turns errors into answers, and makes the OpenAPI
+document."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 class Application(FastAPI):
-    """FastAPI, with Cavvy's own descriptions of bodies and answers in the OpenAPI document."""
+    """FastAPI, but with Cavvy's descriptions of bodies and answers in the OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -68,7 +69,7 @@ class Application(FastAPI):
 
 
 def make_app(app_state: AppState) -> Application:
-    """Build the application on an open application state."""
+    """Build the application, whose routes use `app_state`."""
     app = Application(
         title="Cavvy",
         version=__version__,
@@ -83,7 +84,8 @@ def make_app(app_state: AppState) -> Application:
     for kind in (
         ApiProblem,
         *KNOWN,
-    ):  # starlette would log these errors as faults if only Exception had a handler
+        # one handler per class, because starlette logs errors as faults if only Exception has one
+    ):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -98,7 +100,8 @@ def add_routes(app: FastAPI) -> None:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    """Answer a request whose route raised an error, known or unknown."""
+    """Answer a request whose route raised an error, either one that the API documents or any
+    other."""
     problem = error if isinstance(error, ApiProblem) else explain(error)
     if problem is None:
         _log.error(

@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class AppState:
-    """The dependencies of the routes. `on_network` is true if the state folder is on a network file
-    system, which may be slow.
+    """The objects that the routes use. `on_network` is true if the state folder is on a network
+    file system, which may be slow.
     """
 
     store: Store
@@ -51,18 +51,18 @@ class AppState:
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
     snapshots: set[str] = field(
         default_factory=set
-    )  # hashes of frozen folders whose blobs are known to be complete
-    # number of waiting order requests, by gang
+    )  # hashes of working-folder snapshots whose blobs are known to be complete
+    # number of waiting order requests, keyed by gang
     polling: Counter[str] = field(default_factory=Counter)
 
     async def quickly(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a short file operation directly, or in a thread if the disk is remote."""
+        """Run a short file operation: directly, or in a thread if the disk is on a network."""
         if self.on_network:
             return await to_thread(call, *args, **kwargs)
         return call(*args, **kwargs)
 
     async def wait_order(self, gang: str, rank: int, after: int, seconds: float) -> Order | None:
-        """Wait for the next order to a rank. Returns early when the server stops."""
+        """Wait for the next order to a rank. Returns None early if the server stops."""
         if seconds <= 0 or self.watch.closed:
             return await self.control_plane.agents.order(gang, rank, after)
         self.polling[gang] += 1
@@ -76,14 +76,14 @@ class AppState:
                 del self.polling[gang]
 
     def close_polls(self) -> None:
-        """End all long polls, because the server stops."""
+        """End all long polls. Called when the server stops."""
         self.watch.close()
         for gang in list(self.polling):
             self.control_plane.agents.notify(gang)
 
 
 def app_state_of(request: Request) -> AppState:
-    """The application state that serves a request."""
+    """The application state of the server that handles a request."""
     app_state = request.app.state.app_state
     assert isinstance(app_state, AppState)
     return app_state

@@ -1,5 +1,5 @@
-"""ASGI middleware that checks tokens before a request reaches the application, and records the time
-of the last user request.
+"""ASGI middleware that checks a request's token before the application gets the request. It also
+records the time of the last request of a user.
 
 /v1/health, files by hash and the script that joins a machine need no token. /agent/v1 accepts only
 tokens of gangs, /nodes/v1 only tokens of joined machines, and all other routes only the user's
@@ -17,7 +17,8 @@ from cavvy.client.wire import ErrorBody
 
 AGENT = "/agent/v1/"
 BOOT = "/boot/v1/"  # path prefix of files by hash, which need no token
-NODES = "/nodes/v1/"  # path prefix for joined machines; the route checks their tokens
+# path prefix of the routes for joined machines, which check the tokens themselves
+NODES = "/nodes/v1/"
 HEALTH = "/v1/health"
 
 
@@ -41,7 +42,7 @@ class AuthMiddleware:
         path: str = scope["path"]
         shown = _authorization(scope)
         if path.startswith(AGENT):
-            # The route checks the gang's token, because it knows which gang is meant.
+            # The route itself checks the gang's token, because only the route knows the gang.
             if shown is None or compare_digest(shown, self._expected):
                 await _refuse(scope, receive, send, shown)
                 return
@@ -63,7 +64,7 @@ class AuthMiddleware:
 
 
 def is_open(path: str) -> bool:
-    """Whether a request to this path is answered without a token."""
+    """Whether requests to this path need no token."""
     return path == HEALTH or path.startswith(BOOT) or path.endswith("/script")
 
 

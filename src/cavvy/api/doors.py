@@ -1,9 +1,10 @@
-"""Limits what a connection may cost before it shows a token: the bytes and the time of a request's
-head, the time of a TLS handshake, and the number of waiting connections.
+"""Limits the resources that a connection can use before it has shown a token. The limits apply to
+the bytes and the time of a request's head (its first line and headers), the time of a TLS
+handshake, and the number of connections without a request.
 
-Whenever data arrives, httptools copies all earlier parts of an unfinished header again. uvicorn
-limits neither the size of a header nor the time until it is complete. Without limits, a header of
-64 MiB blocked the only request thread for 30 s.
+The limits are needed because uvicorn limits neither the size of a header nor the time until it is
+complete. Whenever data arrives, httptools copies all earlier parts of an unfinished header again.
+So a header of 64 MiB could block the only thread that handles requests for 30 s.
 """
 
 import asyncio
@@ -22,22 +23,23 @@ from cavvy.api.auth import is_open
 from cavvy.api.node_listener.tls import TlsContexts
 from cavvy.api.state_dir import peer_is_us
 
-# maximum bytes of a head. Limits elsewhere: Cavvy's client 64 KiB, nginx 32 KiB, h11 64 KiB
+# maximum bytes of a head; the limits of other programs: Cavvy's client 64 KiB, nginx 32 KiB, h11 64
+# KiB
 HEAD_BYTES = 64 * 1024
 HEADERS = 100  # maximum number of headers; http.client and Apache have the same limit
-HEAD_S = 10.0  # seconds for a complete head, and for a TLS handshake
+HEAD_S = 10.0  # maximum seconds for a complete head, and for a TLS handshake
 WAITING = 512  # maximum number of connections without a request, per listener
 WAITING_EACH = 64  # maximum number of connections without a request, per address
 _ACCEPTED = 100  # maximum number of connections accepted per call
-_REST_S = 1.0  # seconds that the listener pauses when the process has no free file descriptors
-_LINGER_S = 1.0  # seconds until a connection is aborted after its closing answer
+_REST_S = 1.0  # seconds for which the listener pauses when the process has no free file descriptors
+_LINGER_S = 1.0  # seconds after its last answer until a connection is aborted
 _DISCARDED = 1024 * 1024  # maximum bytes of a body that are read after its answer was sent
 _log = logging.getLogger(__name__)
 
 
 class Waiting:
-    """Connections that have not sent a request, oldest first. If there are too many, the oldest
-    connection is closed, because a well-behaved client sends its request soon.
+    """The connections that have not sent a request yet, oldest first. If there are too many, the
+    oldest one is closed, because a client normally sends its request at once.
     """
 
     def __init__(self) -> None:
@@ -72,7 +74,7 @@ class BoundedHttp(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with limits on the size, number and time of a request's head."""
 
     waiting: Waiting
-    scope_mark = ""  # the scope key that marks restricted connections of this listener
+    scope_mark = ""  # the key that marks a request's scope if the connection is restricted
     doors: TlsContexts | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -80,16 +82,16 @@ class BoundedHttp(HttpToolsProtocol):
         self._inner, self.app = self.app, self._serve
         self._refusal = 0  # the HTTP status of the refusal; 0 if the head is accepted
         self._head = 0  # bytes of this head so far
-        self._rest = 0  # bytes received since the last complete header
+        self._rest = 0  # bytes received since the last complete header line
         self._discarded = 0
-        self._whole = True  # False while a request is only partly read
+        self._whole = True  # whether the last request was read to its end
         self._in_head = False
         self._proven = False  # whether a request on this connection had a valid token
         self._timer: asyncio.TimerHandle | None = None
         self._address = ""
 
     def connection_made(self, transport: Any) -> None:
-        """Close connections from processes of other users before they can send data."""
+        """Accept the connection, unless it comes from a process of another user."""
         connection = transport.get_extra_info("socket")
         if connection is not None and not peer_is_us(connection):
             transport.abort()
@@ -102,7 +104,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
         if self.transport is not None:
-            # closes the connection in the same way as after a failed handshake
+            # close the connection in the same way as after a failed handshake
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -146,7 +148,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._rest, self._whole = 0, True
-        if self.cycle.response_complete:  # the next request's head gets its own time limit
+        if self.cycle.response_complete:  # the head of the next request gets its own time limit
             self._stop_timer()
         super().on_message_complete()
 
@@ -156,7 +158,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._wait(timed=not self._whole)
 
     def send_400_response(self, msg: str) -> None:
-        """Called when the parser fails, or when `_count` has made it fail."""
+        """Called when the parser fails, or when `_count` makes the parser fail."""
         if self._refusal:
             self._refuse(self._refusal)
         else:
@@ -177,7 +179,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._rest = 0
         if self._head > HEAD_BYTES or len(self.headers) >= HEADERS:
             self._refusal = 431
-            # this error makes the parser fail, which calls `send_400_response`
+            # this error makes the parser fail, which then calls `send_400_response`
             raise ValueError("the request's header is too large")
 
     def _refuse(self, status: int) -> None:
@@ -190,7 +192,8 @@ class BoundedHttp(HttpToolsProtocol):
     def _end(self) -> None:
         self.transport.pause_reading()
         self.transport.close()
-        self.loop.call_later(_LINGER_S, self.transport.abort)  # closing TLS would wait for the peer
+        # closing a TLS connection normally would wait for the peer
+        self.loop.call_later(_LINGER_S, self.transport.abort)
 
     def _wait(self, *, timed: bool = True) -> None:
         if not self._proven:
@@ -222,8 +225,8 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class Handshakes:
-    """Accepts the connections of a TLS listener, so that they are counted before their handshake.
-    uvloop's own listener reports connections only after the handshake.
+    """Accepts the connections of a TLS listener. uvloop's own listener reports a connection only
+    after its handshake, but here connections must be counted before it.
     """
 
     def __init__(
@@ -283,7 +286,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 class BoundedServer(uvicorn.Server):
-    """Serves listeners with limits on their connections. The caller handles signals."""
+    """Serves listeners, with limits on their connections. The caller must handle signals."""
 
     def __init__(self, app: Any, certificate: str | None = None, scope_mark: str = "") -> None:
         self.waiting = Waiting()
@@ -304,7 +307,7 @@ class BoundedServer(uvicorn.Server):
             date_header=False,
             proxy_headers=False,
             timeout_keep_alive=120,
-            # seconds that requests in progress may still take after the server stops listening
+            # seconds after the server stops listening in which running requests may still finish
             timeout_graceful_shutdown=1,
             backlog=1024,
         )
@@ -317,8 +320,8 @@ class BoundedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """Like uvicorn's `startup`, but this class runs each TLS handshake itself, so that it can
-        count the handshakes and limit their time.
+        """Like uvicorn's `startup`, but TLS handshakes are done by this module, so that it can
+        count them and limit their time.
         """
         loop = asyncio.get_running_loop()
         await self.lifespan.startup()

@@ -1,8 +1,9 @@
-"""The process of the embedded server: one per state folder, in the background. It exits when idle.
+"""The process of the embedded server. There is one per state folder. It runs in the background and
+exits when it is idle.
 
 `cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through the pipe N,
-the process reports that it serves requests, that another server runs already, or why the start
-failed.
+the process reports that it is serving requests, that another server is running already, or why the
+start failed.
 """
 
 import asyncio
@@ -39,7 +40,8 @@ _log = logging.getLogger("cavvy.server")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until stopped, and return the exit code."""
-    # imports create little garbage; without garbage collection, the start takes a tenth less time
+    # Imports create little garbage, and the server starts a tenth faster without garbage
+    # collection.
     gc.disable()
     word = _Word(_read_fd(sys.argv[1:] if arguments is None else arguments))
     try:
@@ -125,7 +127,7 @@ class _Server:
                 self._home, self._settings, address, self._stopping.set, node_endpoint=node_endpoint
             ) as app_state:
                 await self._serve(app_state, listener, address, node_endpoint)
-                # A job may have arrived while the idle server was stopping.
+                # A job may have arrived while the server was stopping because it was idle.
                 again = self._broken or (
                     self._for_idleness and bool(await app_state.store.unfinished())
                 )
@@ -192,16 +194,16 @@ class _Server:
         _log.info("serving", extra=shown)
 
     def _settle(self) -> None:
-        """Exclude all objects created so far from garbage collection, because they live as long as
-        the process.
+        """Exclude all objects that exist now from garbage collection, because they are needed until
+        the process ends.
         """
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         gc.enable()
 
     async def _do_chores(self, app_state: "AppState", auth: "AuthMiddleware") -> None:
-        """Stop the server when it is idle, restart it if the control plane has failed, and rotate
-        the log; runs until the server stops.
+        """Until the server stops: rotate the log, stop the server when it is idle, and restart it
+        if the control plane has failed.
         """
         from cavvy.store.reserve import Reserve
 
@@ -230,7 +232,8 @@ class _Server:
 
 
 class _Word:
-    """Reports once, to the process that started this server, whether the start succeeded."""
+    """Reports to the process that started this server whether the start succeeded. Reports only
+    once."""
 
     def __init__(self, ready_fd: int | None) -> None:
         self._fd = ready_fd
@@ -246,7 +249,7 @@ class _Word:
             return
         with contextlib.suppress(
             OSError
-        ):  # the starting process has ended; later commands will find the server
+        ):  # the starting process has ended; the next command will find the server
             os.write(
                 self._fd,
                 encode(StartupReport(state=state, code=code, message=message, hint=hint)) + b"\n",
@@ -263,7 +266,8 @@ class _Word:
 def _make_servers(
     auth: "AuthMiddleware", sockets: "list[socket.socket]", node_endpoint: "NodeListener | None"
 ) -> "list[tuple[BoundedServer, list[socket.socket]]]":
-    """Make the servers for users and for outside nodes, each with its sockets."""
+    """Make the servers for users and for outside nodes, each with the sockets that it listens
+    on."""
     from cavvy.api.doors import BoundedServer
     from cavvy.api.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
 
@@ -294,8 +298,8 @@ def _describe(address: str, listen: str | None, started_at: datetime) -> ServerF
 
 
 def _listen_tcp(where: str) -> "list[socket.socket]":
-    """A list with a listener at the address `where` (the setting `server.listen`), or an empty list
-    if the setting is empty.
+    """Return the sockets that listen on the address `where` (the setting `server.listen`), or an
+    empty list if the setting is empty.
     """
     import ipaddress
     import socket

@@ -17,7 +17,8 @@ from cavvy.catalog.tables import read_table
 
 
 class ErrorCode(Struct, frozen=True, kw_only=True):
-    """One error code: its status, when it happens, and the default hint of its answers."""
+    """One error code: its HTTP status, its meaning, and the hint that its answers contain by
+    default."""
 
     status: int
     meaning: str
@@ -31,7 +32,7 @@ CODES: Mapping[str, ErrorCode] = {
 
 
 class ApiProblem(Exception):
-    """A request that failed, and why. `code` is a key of CODES."""
+    """A request failed. `code` is a key of CODES, and `message` says why."""
 
     def __init__(
         self, code: str, message: str, hint: str = "", headers: Mapping[str, str] | None = None

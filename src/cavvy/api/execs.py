@@ -1,8 +1,8 @@
 """Keeps track of the commands that users run in the environment of a job. Agents run these
 commands; the server keeps their output in memory until users read it.
 
-When the server stops, the commands end; the waiting command line tools are notified and start their
-commands again.
+When the server stops, these commands end. The command-line tools that wait for them are told, and
+start their commands again on the next server.
 """
 
 import time
@@ -16,26 +16,27 @@ _KEPT_BYTES = (
 )  # maximum bytes of output that no client has read yet; older bytes are dropped
 _SESSION_BYTES = 4 * 1024 * 1024  # maximum unread bytes of a session, in each direction
 _PIECE = 256 * 1024  # maximum bytes of input in one answer
-# after this many seconds without a request for output, the user is considered gone
+# if a user has not requested output for this many seconds, the user is considered gone
 _ABANDONED_S = 90.0
 _KEPT_EXECS = 64  # maximum number of ended commands that are kept
 
 
 @dataclass(slots=True, kw_only=True)
 class JobExec:
-    """One command. `data` holds the output from the offset `start` on."""
+    """One command. `data` contains its output, beginning at the offset `start`."""
 
     id: str
     job_id: str
     gang: str
     rank: int
     command: list[str]
-    told: bool = False  # whether the command was sent to its agent, perhaps without success
+    # whether the command was sent to its agent, even if the agent has not confirmed it
+    told: bool = False
     taken: bool = False  # whether the agent has answered, so that the command is not sent again
     start: int = 0
     data: bytearray = field(default_factory=bytearray)
     exit_code: int | None = None
-    # whether this is a remote session, which has input and output without loss
+    # whether this is a remote session, whose input and output must not lose bytes
     session: bool = False
     input: bytearray = field(default_factory=bytearray)
     input_start: int = 0
@@ -61,7 +62,7 @@ class JobExecs:
         *,
         session: bool = False,
     ) -> JobExec:
-        """Register a command for an agent; the caller must then wake the agent."""
+        """Register a command for an agent. The caller must then wake the agent's order request."""
         self._drop_old()
         made = JobExec(
             id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command, session=session
@@ -83,8 +84,8 @@ class JobExecs:
         return any(not each.told for each in self.wanted(gang, rank))
 
     def refuse_sessions(self, gang: str, rank: int, protocol: int) -> None:
-        """End the sessions of this rank, because its agent is too old for them, and report this to
-        their users.
+        """End the sessions of this rank and tell their users that the rank's agent is too old for
+        sessions.
         """
         for each in self.wanted(gang, rank):
             if each.session:
@@ -106,7 +107,7 @@ class JobExecs:
         found.data += data[max(0, end - offset) :]
         if (
             len(found.data) > _KEPT_BYTES and not found.session
-        ):  # the user reads too slowly: keep only the newest bytes
+        ):  # the user reads too slowly, so keep only the newest bytes
             surplus = len(found.data) - _KEPT_BYTES
             del found.data[:surplus]
             found.start += surplus
@@ -115,8 +116,8 @@ class JobExecs:
         self._watch.wake(exec_id)
 
     def full(self, exec_id: str) -> bool:
-        """Whether a session's agent must wait before it sends more output, because the user has not
-        read enough yet."""
+        """Whether the agent of a session must wait before it sends more output, because too much
+        output is unread."""
         found = self._all.get(exec_id)
         return (
             found is not None
@@ -134,7 +135,7 @@ class JobExecs:
             self._watch.wake(found.id)
 
     def put_input(self, found: JobExec, offset: int, data: bytes, ended: bool) -> int:
-        """Accept input from the command's user, and return the next expected offset."""
+        """Accept input from the user of a command. Returns the offset that is expected next."""
         found.used_at = time.monotonic()
         end = found.input_start + len(found.input)
         if offset <= end and len(found.input) < _SESSION_BYTES:
@@ -144,7 +145,7 @@ class JobExecs:
         return found.input_start + len(found.input)
 
     def input_of(self, exec_id: str, gang: str, rank: int, offset: int) -> tuple[bytes, bool]:
-        """The input for the agent from this offset on, and whether no more input follows."""
+        """Return the input for the agent from this offset on, and whether the input has ended."""
         found = self._all.get(exec_id)
         if found is None or (found.gang, found.rank) != (gang, rank) or found.exit_code is not None:
             return b"", True
@@ -157,15 +158,15 @@ class JobExecs:
         return data, gone or (found.input_ended and len(data) == len(found.input))
 
     def get(self, exec_id: str, job_id: str) -> JobExec:
-        """A command of this job. Raises ApiProblem if there is none with this id."""
+        """Return a command of this job. Raises ApiProblem if there is none with this ID."""
         found = self._all.get(exec_id)
         if found is None or found.job_id != job_id:
             raise ApiProblem("exec-not-found", f"this job has no running command {exec_id}")
         return found
 
     def end_with(self, job_id: str) -> None:
-        """End the commands of a job whose nodes are gone, and wake the requests that wait for
-        them.
+        """End the commands of a job whose nodes are gone, and wake the requests that wait for their
+        output.
         """
         for each in self._all.values():
             if each.job_id == job_id and each.exit_code is None:

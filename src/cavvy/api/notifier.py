@@ -1,5 +1,5 @@
-"""Wakes long polls of users and agents when a job changes. If a wake-up is lost, a request waits
-until its poll times out.
+"""Wakes long polls of users and agents when a job changes. If a wake-up is lost, the request is
+answered when its poll times out.
 """
 
 import asyncio
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 
 class ChangeNotifier:
-    """Wakes the requests that wait for a key. Keys are job ids, gang names or log names; code that
-    changes a job, gang or log calls `wake` with its key.
+    """Wakes the requests that wait for a key. A key is a job's ID, a gang's name or a log's name.
+    Code that changes a job, gang or log must call `wake` with its key.
     """
 
     def __init__(self) -> None:
@@ -22,13 +22,13 @@ class ChangeNotifier:
                     future.set_result(None)
 
     def listen(self, keys: Iterable[str]) -> "ChangeListener":
-        """Create a listener for these keys. Enter the listener before you read the state, so that
-        it misses no change between the read and the wait.
+        """Create a listener for these keys. Enter the listener before you read the state. Otherwise
+        it could miss a change between the read and the wait.
         """
         return ChangeListener(self, tuple(keys))
 
     def close(self) -> None:
-        """Wake all listeners, because the server stops."""
+        """Wake all listeners. Called when the server stops."""
         self.closed = True
         self.wake(*list(self._waiting))
 
@@ -46,7 +46,7 @@ class ChangeNotifier:
 
 
 class ChangeListener:
-    """A request that waits for changes; used as a context manager."""
+    """Waits for changes on behalf of one request. Use it as a context manager."""
 
     def __init__(self, watch: ChangeNotifier, keys: tuple[str, ...]) -> None:
         self._watch, self._keys = watch, keys
@@ -60,7 +60,7 @@ class ChangeListener:
         self._watch._drop(self._keys, self._future)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for a change. Returns False after `seconds` without one, and when the server
+        """Wait for a change. Returns False if there was none within `seconds`, or if the server
         stops.
         """
         if self._watch.closed or seconds <= 0:

@@ -1,5 +1,5 @@
-"""Opens the application state of the embedded server (store, providers and control plane over one
-state folder), and closes it.
+"""Opens the application state of the embedded server and closes it again. The application state
+consists of the store, the providers and the control plane of one state folder.
 """
 
 import logging
@@ -46,14 +46,14 @@ from cavvy.store.snapshot.choose import refreshed_path
 from cavvy.store.snapshot.layout import SnapshotError
 
 _MIB = 1024 * 1024
-_FORGOTTEN = timedelta(days=7)  # uploaded files are kept this long if no job uses them
+_FORGOTTEN = timedelta(days=7)  # how long uploaded files that no job uses are kept
 _TIDY_EVERY = timedelta(days=1)
 _MOST_INSTANCES = 4096  # cached answers about instance types
 _log = logging.getLogger(__name__)
 
 
 class NotifyingStore:
-    """A store that wakes waiting requests after each write to their job."""
+    """A store that wakes waiting requests after each write to a job that they wait for."""
 
     def __init__(self, inner: Store, watch: ChangeNotifier) -> None:
         self._inner = inner
@@ -72,7 +72,7 @@ class NotifyingStore:
 
 
 def watched(store: Store, watch: ChangeNotifier) -> Store:
-    """Wrap the store so that its writes wake waiting requests."""
+    """Wrap the store so that each write wakes the requests that wait for it."""
     return cast(Store, NotifyingStore(store, watch))
 
 
@@ -86,14 +86,14 @@ async def open_state(
     database: str | None = None,
     node_endpoint: NodeListener | None = None,
 ) -> AsyncIterator[AppState]:
-    """Open the application state, in which the control plane runs. `database` is the URL of a
-    store, or None for the file in the state folder.
+    """Open the application state and start its control plane. `database` is the URL of a store;
+    None means the database file in the state folder.
 
     Raises StoreError, ProviderError.
     """
     url = database or f"sqlite:///{home.file('cavvy.db')}"
-    # The file keeps the installation id. If the database is lost, nodes can still be found by this
-    # id.
+    # The file contains a copy of the installation's ID. If the database is lost, nodes can still be
+    # found by this ID.
     kept = read_text(home.file("installation")) if database is None else None
     store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()
@@ -158,7 +158,7 @@ def _make_state(
 
 
 def make_deposits(settings: Settings, root: Path) -> DepositDependencies:
-    """Make the services for applying results that nodes stored in a bucket."""
+    """Make what the control plane needs to apply results that nodes have stored in a bucket."""
     return DepositDependencies(
         url=settings.text("server.results_url"),
         logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB),
@@ -175,7 +175,7 @@ def load_providers(
     now: Callable[[], datetime],
     store: Store,
 ) -> dict[str, Provider]:
-    """The providers that the settings enable. Raises ProviderError."""
+    """Make the providers that the settings enable. Raises ProviderError."""
     context = ProviderContext(
         installation=installation,
         home=root / "providers",
@@ -228,12 +228,13 @@ def _refreshed_at() -> int:
 
 
 def list_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's on-demand and spot offers of a provider; none without a catalog."""
+    """The on-demand and spot offers of a provider in the catalog. Empty if there is no catalog."""
     return _list_prices(provider, None)
 
 
 def list_instance(provider: str, instance: str) -> Sequence[Offer]:
-    """The catalog's on-demand and spot offers of an instance type; none without a catalog."""
+    """The on-demand and spot offers of an instance type in the catalog. Empty if there is no
+    catalog."""
     return _list_prices(provider, instance)
 
 
@@ -248,8 +249,8 @@ def _list_prices(provider: str, instance: str | None) -> Sequence[Offer]:
 
 
 def read_egress() -> Mapping[str, Money]:
-    """The catalog's prices for data that leaves a cloud. Without a catalog the result is empty, and
-    moving data is counted as free.
+    """The catalog's prices for data that leaves a cloud. If there is no catalog, the result is
+    empty, and data transfers count as free.
     """
     try:
         with CatalogSnapshot.open() as snapshot:
@@ -277,8 +278,8 @@ def make_dependencies(
     address: str,
     storage: Path,
 ) -> ControlPlaneDependencies:
-    """Make the services that the server provides to the control plane: the address that agents use,
-    decrypted secrets, and the folders that outlive attempts.
+    """Make the services that the control plane needs from the server: the address that agents use,
+    decrypted secrets, and the folders that are kept between attempts.
     """
 
     async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
@@ -305,8 +306,8 @@ def make_dependencies(
 
 
 def make_tidy(store: Store, blobs: BlobStore) -> Callable[[datetime], Awaitable[None]]:
-    """Make a function that removes, once a day, the blobs of working folders that belong to no
-    job.
+    """Make a function that removes blobs of working folders that belong to no job. It does so at
+    most once a day.
     """
     swept: list[datetime] = []
 

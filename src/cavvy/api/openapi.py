@@ -1,5 +1,4 @@
-"""Describes routes whose bodies and answers are msgspec structs, so that the OpenAPI document is
-complete.
+"""Adds the bodies and answers of routes, which are msgspec structs, to the OpenAPI document.
 
 FastAPI documents paths and parameters. The schemas are made from the structs when the document is
 first requested.
@@ -39,7 +38,8 @@ _SCHEMES = {
         "machine joins with the token of its invitation.",
     },
 }
-_ROOTS = {AGENT: "gang", NODES: "machine"}  # path prefix -> token; other paths: the user's token
+# path prefix -> kind of token; on all other paths, the user's token
+_ROOTS = {AGENT: "gang", NODES: "machine"}
 
 
 def document(
@@ -53,8 +53,9 @@ def document(
     gives: bool = False,
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The arguments for a route's decorator. `sends` means that the request's body is raw bytes,
-    and `gives` that the answer's body is raw bytes.
+    """The arguments for a route's decorator that describe the route. `ask` and `answer` are the
+    types of the bodies. `sends` means that the request's body is raw bytes, and `gives` means the
+    same of the answer's body.
     """
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {
@@ -71,7 +72,8 @@ def document(
 
 
 def _is_required(ask: type[msgspec.Struct] | None) -> bool:
-    """Whether the body is required, because one of its fields has no default."""
+    """Whether a request must have a body, because at least one of the body's fields has no
+    default."""
     return ask is not None and any(field.required for field in msgspec.structs.fields(ask))
 
 
@@ -82,7 +84,7 @@ def _success(content: dict[str, Any], headers: Sequence[str]) -> dict[str, Any]:
 
 
 def _failures(errors: Sequence[str]) -> dict[int | str, dict[str, Any]]:
-    """The documented answers for these error codes, by HTTP status."""
+    """The documented answers for these error codes, keyed by HTTP status."""
     found: dict[int | str, dict[str, Any]] = {}
     for code in ("unauthorised", "invalid-request", "internal", *errors):
         known = CODES[code]

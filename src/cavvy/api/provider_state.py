@@ -1,4 +1,4 @@
-"""Stores the documents of providers as rows."""
+"""Stores the documents of providers as rows of the store."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

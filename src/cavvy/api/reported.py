@@ -1,8 +1,8 @@
 """Decodes messages of agents. The type, range and length of each field are checked separately.
 
-Nodes are not trusted. If the answer were an error, an agent would resend its message forever. So
-every batch that is valid JSON is accepted; invalid fields of a message are listed in its `fault`,
-and `control` applies the other fields.
+Nodes are not trusted. If the server answered with an error, an agent would send the same message
+again and again. So every batch that is valid JSON is accepted. The invalid fields of a message are
+listed in its `fault`, and `control` applies the other fields.
 """
 
 import json
@@ -18,15 +18,15 @@ from cavvy.store.documents import plain
 
 LARGEST = 1 << 50  # maximum bytes of one file or log; in practice, the disk is the limit
 _LONGEST_S = 30 * 86400  # maximum seconds of a notice, and of saving a checkpoint
-_TEXT = 8192  # maximum characters of a string for users; the rest is cut
-_FAULT = 300  # maximum characters of a fault's text
+_TEXT = 8192  # maximum characters of a text for users; the rest is cut off
+_FAULT = 300  # maximum characters of `fault`
 _NUMBER = 1e300  # sums of larger numbers could overflow
 
 Size = Annotated[int, Meta(ge=0, le=LARGEST)]
 Rank = Annotated[int, Meta(ge=0, le=1_000_000)]
 Name = Annotated[str, Meta(max_length=255)]
 FilePath = Annotated[str, Meta(max_length=4096)]
-Upload = Annotated[str, Meta(max_length=4096)]  # the id of an upload at a storage
+Upload = Annotated[str, Meta(max_length=4096)]  # the ID of an upload in a storage
 Part = Annotated[int, Meta(ge=1, le=1_000_000)]
 ExitCode = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Moment = Annotated[datetime, Meta(tz=True)]
@@ -60,7 +60,7 @@ FIELDS: Mapping[str, Any] = {
 
 
 class ReportedBatch(Struct, frozen=True, kw_only=True):
-    """A batch of messages of one agent, in order and without gaps."""
+    """A batch of messages of one agent, in order and without missing numbers."""
 
     gang: Name
     rank: Rank
@@ -69,7 +69,7 @@ class ReportedBatch(Struct, frozen=True, kw_only=True):
 
 
 class HasMessages(Protocol):
-    """A structure with a batch of messages."""
+    """A struct that contains a batch of messages."""
 
     @property
     def messages(self) -> list[dict[str, Any]]: ...
@@ -85,16 +85,16 @@ def read_batch(body: bytes, now: datetime, form: type[B]) -> tuple[B, list[Agent
     try:
         said = msgspec.json.decode(body or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        # The body has values that only Python's JSON module writes: NaN, unpaired surrogates, very
-        # long numbers.
+        # The body contains values that only Python's JSON module writes, such as NaN, unpaired
+        # surrogates or very long numbers.
         said = json.loads(body, parse_int=_whole)
     batch = msgspec.convert(_plain(said), form)
     return batch, [message for each in batch.messages if (message := _read_message(each, now))]
 
 
 def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None:
-    """Decode a message. Returns None for a message without a valid number, because it could replace
-    another message.
+    """Decode a message. Returns None if the message has no valid number, because its number could
+    be that of another message.
     """
     fields: dict[str, Any] = {"at": now}
     faults = []
@@ -118,7 +118,7 @@ def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None
 
 
 def _plain(value: Any) -> Any:
-    """Replace characters that a database or JSON cannot hold."""
+    """Replace characters that a database or JSON cannot contain."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, dict):

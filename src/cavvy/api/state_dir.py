@@ -1,5 +1,5 @@
-"""The server's state folder: a lock that admits one server, its socket, its token, and its log
-file.
+"""The server's state folder. It contains the server's socket, the user's token, the log file, and a
+lock that prevents a second server from using the folder.
 """
 
 import asyncio
@@ -15,13 +15,15 @@ import time
 from cavvy.client.state import host_name, read_server, read_token, write_private
 from cavvy.mounts import is_shared, read_mounts
 
-_SOCKET_PATH_BYTES = 100  # bytes; the kernel's limit is 108 with the final NUL
-_BEAT_S = 20.0  # interval in seconds at which a server in a shared folder refreshes its mark
-_BEATEN_S = 120.0  # after this many seconds without a new mark, another host may take over
+# maximum bytes of a socket's path; the kernel allows 108 including the final NUL
+_SOCKET_PATH_BYTES = 100
+_BEAT_S = 20.0  # seconds after which a server in a shared folder refreshes its mark
+# if the mark is older than this many seconds, a server on another host may take over
+_BEATEN_S = 120.0
 
 
 class StateDirError(Exception):
-    """The state folder cannot be used; a person must act."""
+    """The state folder cannot be used until a person acts."""
 
     def __init__(self, code: str, message: str, hint: str) -> None:
         super().__init__(message)
@@ -35,7 +37,8 @@ class StateDirBusy(Exception):
 
 
 class StateDir:
-    """One state folder. A server that locks the folder holds the lock until its process ends."""
+    """One state folder. The server that has locked the folder holds the lock until its process
+    ends."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -46,8 +49,8 @@ class StateDir:
         return os.path.join(self.path, *names)
 
     def claim(self, *, wait_s: float) -> None:
-        """Take the lock. Waits if another server is just stopping or starting. Raises StateDirBusy,
-        StateDirError.
+        """Lock the folder. Waits for up to `wait_s` seconds while another server is stopping or
+        starting. Raises StateDirBusy, StateDirError.
         """
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
@@ -86,7 +89,7 @@ class StateDir:
         return made
 
     def listen(self) -> tuple[socket.socket, str]:
-        """Open a Unix socket that only this user can connect to, and return it with its
+        """Open a Unix socket that only this user can connect to, and return the socket and its
         address.
         """
         path = self.socket_path()
@@ -106,7 +109,7 @@ class StateDir:
                 f"remove it, or restrict its access: chmod 700 {folder}",
             )
         if os.path.lexists(path):
-            # this process has the lock, so the socket is a remnant of a killed server
+            # this process holds the lock, so the socket was left behind by a killed server
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)
@@ -116,15 +119,15 @@ class StateDir:
         return listener, f"unix:{path}"
 
     def socket_path(self) -> str:
-        """The path of the socket: in the state folder or, if that cannot hold sockets, in a folder
-        of this user on a local disk.
+        """The path of the socket. It is in the state folder or, if that file system cannot have
+        sockets, in a folder of this user on a local disk.
         """
         path = self.file("server.sock")
         if _fits(path) and not self.shared:
             return path
         kept = self._kept_path()
         if kept is not None and os.path.isdir(os.path.dirname(kept)):
-            # Running agents still use this path, even if this session's environment differs.
+            # Running agents use this path, even if the environment of this session is different.
             return kept
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         name = f"{_digest(self.path)}.sock"
@@ -141,14 +144,15 @@ class StateDir:
             return None
 
     def forget(self) -> None:
-        """Remove the files that only a running server has. The lock ends with the process."""
+        """Remove the files that exist only while a server runs. The lock is released when the
+        process ends."""
         for path in (self.file("server.json"), self.socket_path(), self.file("server.beat")):
             if os.path.lexists(path):
                 os.unlink(path)
 
     async def beat(self) -> None:
-        """Until cancelled, refresh the mark in a shared folder. The mark shows other hosts that
-        this host's server uses the folder.
+        """If the folder is shared, refresh its mark until this task is cancelled. The mark shows
+        other hosts that the server on this host is using the folder.
         """
         while self.shared:
             _touch(self.file("server.beat"))
@@ -172,8 +176,8 @@ class StateDir:
         )
 
     def _silent_s(self) -> float:
-        """Seconds since the other host's server last refreshed its mark, by the clock of the file
-        system.
+        """Seconds since the server on the other host last refreshed its mark, measured by the clock
+        of the file system.
         """
         probe = self.file(f".clock-{host_name()}-{os.getpid()}")
         try:
@@ -188,8 +192,8 @@ class StateDir:
 
 
 class LogFile:
-    """The log file `server.log`, which receives standard output and standard error. A large file is
-    renamed to `server.log.1`.
+    """The log file `server.log`, which receives standard output and standard error. When the file
+    is too large, it is renamed to `server.log.1`.
     """
 
     def __init__(self, path: str, limit_bytes: int) -> None:
@@ -197,8 +201,8 @@ class LogFile:
         self._limit = limit_bytes
 
     def rotate(self) -> bool:
-        """Start a new file if the old one exceeds the limit; returns whether a new file was
-        started. A child process may continue to write to the old file.
+        """Start a new file if the current one exceeds the limit. Returns whether a new file was
+        started. Child processes may continue to write to the old file.
         """
         try:
             if os.fstat(2).st_size < self._limit or not os.path.samestat(
@@ -218,7 +222,7 @@ class LogFile:
 
 
 def peer_is_us(connection: socket.socket) -> bool:
-    """Whether the peer process of a Unix socket belongs to this user or root."""
+    """Whether the process at the other end of a Unix socket belongs to this user or to root."""
     if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return True
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -227,7 +231,7 @@ def peer_is_us(connection: socket.socket) -> bool:
 
 
 def home_error(path: str, error: OSError) -> StateDirError:
-    """The StateDirError for an error of the operating system."""
+    """Make the StateDirError for an error of the operating system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StateDirError(
             "disk-full",

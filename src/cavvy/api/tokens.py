@@ -1,5 +1,5 @@
-"""Tokens of gangs. A token is an HMAC of the gang's name with a secret of this installation, so
-tokens need not be stored.
+"""Creates and checks the tokens of gangs. A token is an HMAC of the gang's name with a secret of
+this installation, so tokens need not be stored.
 """
 
 import base64
@@ -27,13 +27,13 @@ class GangTokens:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def of_claim(self, gang: str, rank: int) -> str:
-        """The token for an agent's first claim of this rank; it is valid only for that route."""
+        """The token with which an agent first claims this rank. It is valid only for the claim."""
         text = b"claim\0" + gang.encode("utf-8", "surrogatepass") + b"\0%d" % rank
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
 
     def check_claim(self, request: Request, gang: str, rank: int) -> bool:
-        """Whether the request shows the claim token of this rank. Raises ApiProblem if it shows
-        neither that token nor the gang's own.
+        """Whether the request has the claim token of this rank. Raises ApiProblem if it has neither
+        that token nor the gang's token.
         """
         shown = request.scope.get("gang_token", "")
         if hmac.compare_digest(shown.encode("latin-1"), self.of_claim(gang, rank).encode()):
@@ -42,15 +42,15 @@ class GangTokens:
         return False
 
     def check(self, request: Request, gang: str) -> None:
-        """Raise ApiProblem unless the request shows this gang's token."""
+        """Raise ApiProblem unless the request has this gang's token."""
         shown = request.scope.get("gang_token", "")
         if not hmac.compare_digest(shown.encode("latin-1"), self.of(gang).encode()):
             raise ApiProblem("forbidden", "the token belongs to another gang")
 
 
 def load_tokens(path: str) -> GangTokens:
-    """Load the installation's secret, which is created on first use. If the file is lost, the
-    tokens of all running agents become invalid.
+    """Load the installation's secret from the file, which is created at the first use. If the file
+    is lost, the tokens of all running agents become invalid.
     """
     try:
         with open(path, "rb") as file:

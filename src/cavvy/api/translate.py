@@ -10,7 +10,8 @@ KNOWN = (SpecError, JobServiceError, store.StoreError, providers.ProviderError, 
 
 
 def explain(error: Exception) -> ApiProblem | None:
-    """The ApiProblem for an error of another module, or None if the error is a bug in Cavvy."""
+    """Return the ApiProblem for an error of another module, or None if the error shows a bug in
+    Cavvy."""
     match error:
         case SpecError():
             return ApiProblem("invalid-task", str(error), error.hint)

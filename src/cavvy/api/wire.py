@@ -1,4 +1,5 @@
-"""Reads requests and writes answers, both with msgspec. Bodies are limited in size and time."""
+"""Decodes requests and encodes answers with msgspec. Limits the size of bodies, and the time until
+they arrive."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -15,20 +16,21 @@ from cavvy.api.reported import LARGEST
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 _decoders: dict[type, "msgspec.json.Decoder[Any]"] = {}
-BODY_SECONDS = 30.0  # maximum seconds for a small body, and for each part of a large body
+# maximum seconds until a small body has arrived, and until each part of a large body has
+BODY_SECONDS = 30.0
 MIB = 1024 * 1024
 BytesQuery = Annotated[int, Query(ge=0, le=LARGEST)]
 PositionQuery = Annotated[int, Query(ge=0, le=1 << 62)]
 
 
 def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON response."""
+    """Make a JSON response."""
     return Response(_encode(value), status, headers, "application/json")
 
 
 def view(kind: type[T], source: object, /, **given: object) -> T:
-    """Make a struct of type `kind` from the `given` fields, and else from the attributes of
-    `source` with the same names. A field that is in neither of them keeps its default.
+    """Make a struct of type `kind`. The value of a field comes from `given`, or else from the
+    attribute of `source` with the same name, or else from the field's default.
     """
     for name in cast(type[msgspec.Struct], kind).__struct_fields__:
         if name not in given and hasattr(source, name):
@@ -41,8 +43,8 @@ def done() -> Response:
 
 
 async def read(request: Request, kind: type[T], limit: int = MIB) -> T:
-    """Decode the body to a struct of type `kind`. Raises ApiProblem: invalid-request, too-large,
-    too-slow."""
+    """Decode the body to a struct of type `kind`. Raises ApiProblem with the code invalid-request,
+    too-large or too-slow."""
     body = await read_bytes(request, limit)
     try:
         return _decoder(kind).decode(body or b"{}")
@@ -58,7 +60,7 @@ def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
 
 
 async def read_bytes(request: Request, limit: int) -> bytes:
-    """Read the whole body. Raises ApiProblem: too-large, too-slow."""
+    """Read the whole body. Raises ApiProblem with the code too-large or too-slow."""
     _check_length(request, limit)
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -78,7 +80,8 @@ async def read_bytes(request: Request, limit: int) -> bytes:
 
 
 async def stream_bytes(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """Yield the parts of the body as they arrive. Raises ApiProblem: too-large, too-slow."""
+    """Yield the parts of the body as they arrive. Raises ApiProblem with the code too-large or
+    too-slow."""
     _check_length(request, limit)
     size, stream = 0, request.stream()
     while True:

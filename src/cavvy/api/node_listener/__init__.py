@@ -1,3 +1,3 @@
-"""The listener for nodes outside this machine: TLS with the server's own certificate, and files by
-hash.
+"""The listener for nodes outside this machine. It uses TLS with the server's own certificate, and
+serves files that are named by their hash.
 """

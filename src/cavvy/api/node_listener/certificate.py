@@ -11,21 +11,22 @@ from datetime import UTC, datetime, timedelta
 from cavvy.client.state import write_private
 
 _NAME = "cavvy"
-_VALID = timedelta(days=365 * 30)  # nodes check the hash, so an expiry date would only stop agents
+# nodes check the hash, so the expiry date is far in the future and never matters
+_VALID = timedelta(days=365 * 30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A certificate; `file` contains its private key and the certificate."""
+    """A certificate. `file` is the path of a file with its private key and the certificate."""
 
     file: str
     pin: str  # SHA-256 of the certificate, in hexadecimal
-    key_pin: str  # hash of its public key, in the form of `curl --pinnedpubkey`
+    key_pin: str  # SHA-256 of its public key, in the form that `curl --pinnedpubkey` expects
 
 
 def load_certificate(path: str) -> Certificate:
-    """Load the certificate from this file, which is created if missing. Raises OSError, and
-    ValueError for a damaged file.
+    """Load the certificate from this file. If the file is missing, it is created with a new
+    certificate. Raises OSError, and ValueError for a damaged file.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -51,7 +52,8 @@ def _make() -> bytes:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
-    start = datetime.now(UTC) - timedelta(days=1)  # the clocks of nodes may be behind
+    # earlier than now, because the clocks of nodes may be behind
+    start = datetime.now(UTC) - timedelta(days=1)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)

@@ -1,5 +1,5 @@
-"""Serves files that any node may fetch by hash without a token: the agent, a Python runtime and a
-supervisor. None of them is secret.
+"""Serves files that any node may download by hash without a token: the agent, a Python runtime and
+the host supervisor. These files contain no secrets.
 """
 
 import hashlib
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cavvy.client.state import write_private
 
-# seconds that files of older servers are kept; nodes that boot now may still need them
+# how many seconds files of older servers are kept, because nodes that are booting may still need
+# them
 _KEPT_S = 60 * 24 * 3600.0
 
 
@@ -21,7 +22,7 @@ class NodeDownloads:
         self._known: set[str] = set()
 
     def put(self, content: bytes) -> str:
-        """Serve this file from now on, and return its hash. Raises OSError."""
+        """Add this file to those that are served, and return its hash. Raises OSError."""
         name = hashlib.sha256(content).hexdigest()
         if name not in self._known:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-"""The listener for outside nodes: it serves the agents' routes and files by hash, but no routes for
-users.
+"""The listener for nodes outside this machine. It serves the routes for agents and files by hash,
+but no routes for users.
 """
 
 import socket
@@ -22,12 +22,12 @@ from cavvy.providers.hosts.bundles import pack_python, platform
 from cavvy.settings import Settings
 
 _OPEN = (AGENT, BOOT, NODES)
-# scope key of connections that may only fetch files by hash
+# the scope's key that marks connections that may only download files by hash
 ONLY_DOWNLOADS = "cavvy.only_downloads"
 
 
 class NodeListener:
-    """A TCP socket that is bound but not served yet, and its certificate."""
+    """A TCP socket that is bound but does not accept connections yet, with its certificate."""
 
     def __init__(self, sock: socket.socket, address: str, certificate: Certificate) -> None:
         self.sock = sock
@@ -41,8 +41,8 @@ class NodeListener:
         archive: Callable[[], bytes],
         cached: Path,
     ) -> NodeEndpoint:
-        """What providers need to know about this listener. The agent and the Python runtime are
-        packed on first use.
+        """The facts about this listener that providers need. The agent and the Python runtime are
+        packed when they are used first.
         """
 
         def pythons() -> dict[str, str]:
@@ -69,7 +69,8 @@ def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
     host, port = read_listen(settings)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        host.encode("idna")  # the next line fails for the same names, but leaves a socket open
+        # fails for the same names as the next line, but before a socket is open
+        host.encode("idna")
         sock = socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, ValueError) as error:  # ValueError if `host` is not a host name
         raise StateDirError(
@@ -108,7 +109,7 @@ def read_listen(settings: Settings) -> tuple[str, int]:
 
 
 def told_address(settings: Settings, host: str, port: int) -> str:
-    """The address that nodes use if the server listens on `host` and `port`. Raises
+    """The address that nodes must use if the server listens on `host` and `port`. Raises
     StateDirError.
     """
     told = settings.text("server.advertise") or f"https://{_reachable(host)}:{port}"
@@ -122,8 +123,8 @@ def told_address(settings: Settings, host: str, port: int) -> str:
 
 
 def _reachable(host: str) -> str:
-    """The host that nodes can reach: `host` itself or, if it means all addresses, this machine's
-    outgoing address.
+    """The host name or address at which nodes can reach the server: `host` itself or, if that
+    stands for all addresses, the address from which this machine sends.
     """
     if host not in ("", "0.0.0.0", "::"):
         return f"[{host}]" if ":" in host else host
@@ -131,14 +132,14 @@ def _reachable(host: str) -> str:
         try:
             probe.connect(
                 ("192.0.2.1", 9)
-            )  # nothing is sent; RFC 5737 reserves this address for documentation
+            )  # no data is sent; RFC 5737 reserves this address for documentation
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
 
 
 class NodeRouteFilter:
-    """Hides users' routes from requests to this listener, even from those with a valid token."""
+    """Refuses requests to users' routes on this listener, even if they have a valid token."""
 
     def __init__(self, auth: ASGIApp) -> None:
         self._auth = auth
@@ -163,5 +164,5 @@ def _is_for_nodes(path: str) -> bool:
 
 
 def _is_download(path: str) -> bool:
-    """Whether the path names a file by its hash, or the script that joins a machine."""
+    """Whether the path is that of a file by its hash, or of the script that joins a machine."""
     return path.startswith(BOOT) or (path.startswith(NODES) and path.endswith("/script"))

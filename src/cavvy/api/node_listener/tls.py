@@ -1,18 +1,18 @@
-"""The TLS settings of the listener for nodes: version 1.2 or newer, and for 1.2 only authenticated
-ciphers with forward secrecy.
+"""The TLS settings of the listener for nodes. Only versions 1.2 and newer are allowed and, in
+version 1.2, only authenticated ciphers with forward secrecy.
 
 Busybox's downloader supports only SHA-1 signatures in the handshake, which OpenSSL allows only at
-security level 0. The downloader is recognised by its first message: it sends an IP address as the
-server name. RFC 6066, section 3, forbids this, and no other client does it. The downloader's
-connection gets level 0, and may fetch only files that are verified by hash. If nodes know the
-server by a host name, every client sends that name. Then all connections get level 0 and may use
-all routes; agents and curl refuse SHA-1 on their side.
+security level 0. The server recognises this downloader by its first message, in which it sends an
+IP address as the server name. RFC 6066, section 3, forbids this, and no other client does it. Such
+a connection gets level 0, and may download only files whose hash the node checks. If nodes know the
+server by a host name, every client sends that name, so the downloader cannot be recognised. Then
+all connections get level 0 and may use all routes. Agents and curl themselves refuse SHA-1.
 """
 
 import ipaddress
 import ssl
 
-# The certificate has a P-256 key, so signatures of other kinds cannot occur. All ciphers of TLS 1.3
+# The certificate has a P-256 key, so other kinds of signatures cannot occur. All ciphers of TLS 1.3
 # are allowed as well.
 CIPHERS = (
     "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-ECDSA-CHACHA20-POLY1305"
@@ -29,7 +29,7 @@ class TlsContexts:
         self.strict.sni_callback = self._choose
 
     def only_downloads(self, connection: object) -> bool:
-        """Whether this TLS connection may fetch only files by hash."""
+        """Whether this TLS connection may only download files by hash."""
         return getattr(connection, "context", None) is self._downloads
 
     def _choose(

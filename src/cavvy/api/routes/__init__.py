@@ -1,1 +1,2 @@
-"""One module for each group of routes, and their shared code; `app` registers them."""
+"""The routes of the API. Each module contains one group of routes, or code that several groups
+use."""

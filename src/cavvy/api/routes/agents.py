@@ -38,8 +38,10 @@ from cavvy.store.base import RowNotFound
 _LONGEST_WAIT_S = 60.0
 _MESSAGES_LIMIT = 16 * MIB
 _LOG_LIMIT = 16 * MIB
-_ROOM_S = 20.0  # seconds that a request with output waits for the user to read earlier output
-_SMALL = 65536  # maximum bytes to write directly; for these, waking a thread takes longer
+# how many seconds a request with output waits until the user has read earlier output
+_ROOM_S = 20.0
+# maximum bytes that are written directly; to pass so few to a thread would take longer
+_SMALL = 65536
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
 GangQuery = Annotated[str, Query(max_length=63)]
@@ -59,8 +61,8 @@ class ClaimAsk(Struct, frozen=True, kw_only=True):
 
 
 class ClaimAnswer(Answer, frozen=True, kw_only=True):
-    """The answer to a claim: either the `work`, or the time after which the agent must ask again
-    (`after_s`), because other ranks are not ready.
+    """The answer to a claim: either `work` or, if other ranks are not ready, `after_s`, the seconds
+    after which the agent must ask again.
     """
 
     state: str
@@ -69,12 +71,12 @@ class ClaimAnswer(Answer, frozen=True, kw_only=True):
     work: Assignment | None = None
     lease_s: float | None = None
     token: str | None = (
-        None  # the token to use from now on, if the claim was made with a claim token
+        None  # the token that the agent must use from now on, if it claimed with a claim token
     )
 
 
 class MessagesAnswer(Answer, frozen=True, kw_only=True):
-    """Confirms that every message up to number `ack` is stored."""
+    """Confirms that every message up to number `ack` is processed."""
 
     ack: int
     lease_s: float
@@ -250,8 +252,8 @@ async def exec_output(
         while data and app_state.execs.full(exec_id):
             if not await listener.wait(_ROOM_S):
                 raise ApiProblem("output-waits", "the user has not read the earlier output yet")
-    # After a restart, the server does not know earlier commands. No client reads their output, so
-    # the agent gets no error.
+    # After a restart, the server does not know earlier commands. Their output is ignored without an
+    # error, because no client reads it.
     app_state.execs.put(exec_id, gang, rank, offset, data, exit_code)
     return reply(ExecAnswer())
 
@@ -299,7 +301,7 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
     ask = await read(request, BlobsAsk)
     parts = await _folder_parts(app_state, attempt)
     stores = {app_state.blobs: [name for name in ask.blobs if name in parts]}
-    with suppress(RowNotFound):  # this job's checkpoints are not on the server
+    with suppress(RowNotFound):  # this job's checkpoints may be stored elsewhere than on the server
         stores[await app_state.control_plane.checkpoints.blobs(gang)] = ask.blobs
     return Response(await to_thread(gather, stores), media_type="application/octet-stream")
 
@@ -320,8 +322,8 @@ async def blob(
 
 
 async def _find_blob(app_state: AppState, attempt: Attempt, blob: str) -> PathOf:
-    """The path of a blob that belongs to the job's own working folder or to one of its checkpoints.
-    Raises RowNotFound.
+    """The path of a blob that belongs to the working folder of the attempt's job or to one of its
+    checkpoints. Raises RowNotFound.
     """
     if blob in await _folder_parts(app_state, attempt):
         with suppress(RowNotFound):
@@ -330,7 +332,7 @@ async def _find_blob(app_state: AppState, attempt: Attempt, blob: str) -> PathOf
 
 
 async def _folder_parts(app_state: AppState, attempt: Attempt) -> Collection[str]:
-    """The blobs of the job's frozen working folder, including its manifest."""
+    """The blobs in the snapshot of the job's working folder, including its manifest."""
     snapshot = (await app_state.store.job(attempt.job_id)).origin.snapshot
     with suppress(RowNotFound):
         if snapshot is not None:
@@ -339,8 +341,8 @@ async def _folder_parts(app_state: AppState, attempt: Attempt) -> Collection[str
 
 
 async def enter(request: Request, gang: str, rank: int = 0) -> AppState:
-    """Check that an agent shows the token of its gang and that the gang has not ended; return the
-    application state. Raises ApiProblem.
+    """Check that an agent has sent the token of its gang, and that the gang has not ended. Returns
+    the application state. Raises ApiProblem.
     """
     return (await enter_attempt(request, gang, rank))[0]
 
@@ -353,8 +355,8 @@ async def enter_attempt(request: Request, gang: str, rank: int = 0) -> tuple[App
 
 
 def _speak(request: Request) -> AppState:
-    """The application state. Raises ApiProblem if the server does not support the agent's protocol
-    version.
+    """Return the application state. Raises ApiProblem if the server does not support the agent's
+    protocol version.
     """
     version = _version(request)
     if not is_served(version):
@@ -367,7 +369,7 @@ def _speak(request: Request) -> AppState:
 
 
 def _version(request: Request) -> int:
-    """The agent's protocol version, or 0 if the request has none."""
+    """The agent's protocol version, or 0 if the request does not state it."""
     said = request.headers.get("cavvy-agent-protocol", "")
     return int(said) if said.isdecimal() and len(said) < 6 else 0
 
@@ -379,6 +381,6 @@ async def _attempt(app_state: AppState, gang: str, rank: int) -> Attempt:
         raise ApiProblem("gang-not-found", f"the server does not know the gang {gang}") from None
     if rank >= attempt.nodes:
         raise ApiProblem("gang-not-found", f"gang {gang} has no rank {rank}")
-    if attempt.phase is AttemptPhase.ENDED:  # the token of an ended attempt is not valid any more
+    if attempt.phase is AttemptPhase.ENDED:  # the token of an ended attempt is no longer valid
         raise ApiProblem("claimed", f"attempt {attempt.number} is over: {attempt.reason}")
     return attempt

@@ -1,4 +1,5 @@
-"""Routes for blobs: the parts of frozen working folders, named by the SHA-256 of their bytes."""
+"""Routes for blobs, which are the parts of working-folder snapshots, named by the SHA-256 of their
+bytes."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ async def missing(request: Request, project: ProjectPath) -> Response:
     )
 
 
-@router.put(  # must be registered before the route that matches any name
+@router.put(  # must be registered before the route whose path matches any name
     "/pack",
     **document(
         "Upload a pack of small blobs (256 KiB each, 8 MiB in all): for each, its SHA-256, size, a "
@@ -83,7 +84,7 @@ async def put(
 
 
 async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
-    """Write the body to a blob while it arrives, and return its size. Raises ApiProblem,
+    """Write the body to a blob as it arrives, and return its size in bytes. Raises ApiProblem,
     StoreFull."""
     parts, size, total = [], 0, 0
     await asyncio.to_thread(writer.__enter__)
@@ -107,8 +108,8 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
 
 
 def gather(stores: Mapping[BlobStore, Sequence[str]]) -> bytes:
-    """Make a pack of as many of the requested small blobs as fit; `stores` maps each store to the
-    requested names. Blocks on disk I/O. Raises ApiProblem.
+    """Make a pack that contains as many of the requested small blobs as fit. `stores` maps each
+    store to the names requested from it. Blocks on disk I/O. Raises ApiProblem.
     """
     found: dict[str, bytes] = {}
     size = 0

@@ -1,5 +1,5 @@
-"""Routes for files that a node fetches by hash before it has a token. The files are not secret, and
-nodes check their hashes.
+"""Routes for files that a node downloads by hash before it has a token. The files contain no
+secrets, and nodes check their hashes.
 """
 
 from typing import Annotated

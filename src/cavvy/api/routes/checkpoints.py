@@ -1,5 +1,5 @@
-"""Routes for agents, to upload checkpoints and fetch the newest one. An agent uploads files by
-hash, and then commits the checkpoint.
+"""Routes with which agents upload checkpoints and download the newest one. An agent uploads the
+files under their hashes and then commits the checkpoint.
 """
 
 from asyncio import to_thread
@@ -24,7 +24,7 @@ from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from cavvy.domain.messages import ClaimLost
 from cavvy.store.base import HashMismatch
 
-# maximum bytes of a list of files; a list of some 400,000 files has this size
+# maximum bytes of a list of files; enough for some 400,000 files
 _LIST_LIMIT = 64 * MIB
 _PART_LIMIT = 32 * MIB
 
@@ -33,18 +33,19 @@ BlobPath = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
 class HeldCheckpoint(Answer, frozen=True, kw_only=True):
-    """A complete checkpoint, whose files are fetched as blobs."""
+    """A complete checkpoint. Its files are downloaded as blobs."""
 
     number: int
     attempt: int
     made_at: datetime
     bytes: int
     files: list[CheckpointFile]
-    direct: bool = False  # the files are in the job's bucket: request a signed URL for each
+    # whether the files are in the job's bucket; if so, the agent requests a signed URL for each
+    direct: bool = False
 
 
 class LatestAnswer(Answer, frozen=True, kw_only=True):
-    """The checkpoint that the gang must start from, or null if the job has none."""
+    """The checkpoint from which the gang must start, or null if the job has none."""
 
     checkpoint: HeldCheckpoint | None
 
@@ -58,7 +59,7 @@ class PartAnswer(Answer, frozen=True, kw_only=True):
 
 
 class CommitAsk(Struct, frozen=True, kw_only=True):
-    """Commits a checkpoint with these files, all of which have been sent."""
+    """Commits a checkpoint. All of these files must have been sent before."""
 
     gang: Name
     rank: Rank
@@ -68,8 +69,8 @@ class CommitAsk(Struct, frozen=True, kw_only=True):
 
 
 class CommitAnswer(Answer, frozen=True, kw_only=True):
-    """The checkpoint's number, or null if files are missing; the agent must send the missing files,
-    even if it has sent them before.
+    """The checkpoint's number, or null if files are missing. The agent must then send the files in
+    `missing`, even if it has sent them before.
     """
 
     number: int | None

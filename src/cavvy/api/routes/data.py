@@ -1,5 +1,5 @@
-"""Routes for agents, to list the files of inputs, and to transfer files of inputs, outputs and
-checkpoints: by signed requests or, if that is impossible, through the server.
+"""Routes with which agents list the files of inputs, and transfer the files of inputs, outputs and
+checkpoints. Files are transferred by signed requests or, if that is impossible, through the server.
 """
 
 from collections.abc import Awaitable, Callable
@@ -36,7 +36,7 @@ PathQuery = Annotated[str, Query(max_length=4096)]
 
 
 class SignedAnswer(Answer, frozen=True, kw_only=True):
-    """A signed request, with which the agent transfers one file without credentials."""
+    """A signed request. With it, an agent transfers one file and needs no credentials."""
 
     method: str
     url: str
@@ -44,7 +44,7 @@ class SignedAnswer(Answer, frozen=True, kw_only=True):
 
 
 class InputEntry(Answer, frozen=True, kw_only=True):
-    """One file. If `path` is "", the input itself is this file."""
+    """One file of an input. If `path` is "", the input consists of this file only."""
 
     path: str
     size: int | None
@@ -54,7 +54,7 @@ class InputEntry(Answer, frozen=True, kw_only=True):
 
 
 class InputAnswer(Answer, frozen=True, kw_only=True):
-    """Some of an input's files. To get the next ones, the agent sends `next`."""
+    """Some of an input's files. To get more, the agent sends `next`."""
 
     files: list[InputEntry]
     next: str
@@ -70,8 +70,8 @@ class UploadAsk(Struct, frozen=True, kw_only=True):
 
 
 class UploadAnswer(Answer, frozen=True, kw_only=True):
-    """How to upload the file: in parts of `part_bytes`, or in one request if `upload` is "". With
-    `relay`, the agent sends the file to the control plane, which relays it.
+    """How to upload the file: in parts of `part_bytes` bytes, or in one request if `upload` is "".
+    If `relay` is true, the agent sends the file to the control plane, which passes it on.
     """
 
     upload: str
@@ -80,7 +80,7 @@ class UploadAnswer(Answer, frozen=True, kw_only=True):
 
 
 class PartAsk(Struct, frozen=True, kw_only=True):
-    """Asks how to send one part; parts are numbered from 1."""
+    """Requests a signed request for one part. Parts are numbered from 1."""
 
     upload: Upload
     part: Part
@@ -88,7 +88,7 @@ class PartAsk(Struct, frozen=True, kw_only=True):
 
 
 class CompleteAsk(Struct, frozen=True, kw_only=True):
-    """Completes an upload: the storage accepted every part and returned these ETags."""
+    """Completes an upload. `tags` are the ETags that the storage returned for the parts."""
 
     upload: Upload
     size: Size
@@ -97,7 +97,7 @@ class CompleteAsk(Struct, frozen=True, kw_only=True):
 
 
 class AbortAsk(Struct, frozen=True, kw_only=True):
-    """Abandons an upload, so that the storage deletes its parts."""
+    """Aborts an upload, so that the storage deletes its parts."""
 
     upload: Upload
     path: FilePath = ""
@@ -108,15 +108,15 @@ class MovedAnswer(Answer, frozen=True, kw_only=True):
 
 
 class DepositAnswer(Answer, frozen=True, kw_only=True):
-    """Signed uploads for the results of ended work, which the agent uses while the server is
-    unreachable: one for the manifest, and one for each part. There are none if the job has no
-    bucket.
+    """Signed uploads for the results of ended work, which the agent uses if the server is
+    unreachable then. The first is for the manifest, the others are for the parts. The list is empty
+    if the job has no bucket.
     """
 
     uploads: list[SignedAnswer]
-    most_bytes: int  # largest part
+    most_bytes: int  # maximum bytes of a part
     valid_s: float
-    again_s: float  # the agent asks again after this time
+    again_s: float  # the agent asks again after this many seconds
 
 
 @router.get(
@@ -281,7 +281,8 @@ def _add_upload(
     ask: type[Struct],
     summary: str,
 ) -> None:
-    """Add a route for files of outputs and one for files of checkpoints."""
+    """Add two routes for one step of an upload: one for files of outputs, and one for files of
+    checkpoints."""
     for prefix, opened, errors in (
         ("/outputs/{index}", open_output, _ERRORS),
         ("/checkpoint/{blob}", open_checkpoint, _CHECKPOINT_ERRORS),
@@ -308,7 +309,7 @@ _add_upload("/abort", abort, AbortAsk, "Abandon a file's upload.")
 
 
 async def told(asked: Awaitable[T]) -> T:
-    """Wait for a storage operation, and turn its errors into ApiProblems."""
+    """Wait for an operation of a storage, and turn its errors into ApiProblems."""
     try:
         return await asked
     except ObjectMissing as error:

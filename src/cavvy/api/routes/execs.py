@@ -20,7 +20,8 @@ from cavvy.store.base import AtomicWrite, RowNotFound
 
 router = APIRouter(prefix="/v1/projects/{project}/jobs/{name}/exec", tags=["jobs"])
 _INPUT_LIMIT = 2 * MIB
-_ROOM_S = 20.0  # seconds that input waits until the node has accepted earlier input
+# how many seconds a request with input waits until the node has accepted earlier input
+_ROOM_S = 20.0
 _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
 
 
@@ -127,8 +128,8 @@ async def give(
     offset: PositionQuery = 0,
     end: bool = False,
 ) -> Response:
-    """Accept input. The answer gives the offset of the next expected byte; input after it must be
-    sent again."""
+    """Accept input. The answer contains the offset of the next expected byte. The client must send
+    input from this offset on again."""
     app_state = app_state_of(request)
     data = await read_bytes(request, _INPUT_LIMIT)
     job = await _find(app_state, project, name)
@@ -141,8 +142,8 @@ async def give(
 
 
 async def _find(app_state: AppState, project: str, name: str) -> Job:
-    """The unfinished job with this name. If there is none, the newest job of the machine with this
-    name; if there is no machine either, the ended job with this name. Raises ApiProblem.
+    """Find the job that `name` means: the unfinished job with this name, else the newest job of the
+    machine with this name, else the ended job with this name. Raises ApiProblem.
     """
     try:
         job: Job | None = await app_state.store.find_job(project, name)
@@ -154,16 +155,16 @@ async def _find(app_state: AppState, project: str, name: str) -> Job:
         machine = await app_state.store.machine(project, name)
     except RowNotFound:
         return job or await find_job(app_state, project, name)
-    with suppress(RowNotFound):  # the machine's last job has been removed
+    with suppress(RowNotFound):  # the machine's last job has already been removed
         return await app_state.store.find_job(project, machine.job_id or name)
     return job or await find_job(app_state, project, name)
 
 
 async def _tell(app_state: AppState, job: Job, attempt: Attempt, ask: wire.ExecAsk) -> None:
-    """Record the access to a node as an event of the job, so that all users who follow the job see
-    it.
+    """Record the user's access to a node as an event of the job, so that everyone who follows the
+    job sees it.
     """
-    # The event contains only the program's name, because arguments may contain secrets.
+    # The event contains only the program's name, because its arguments may contain secrets.
     what = (
         "opened a session on this rank"
         if ask.session

@@ -1,5 +1,5 @@
-"""Routes for nodes that run or are billed now, over all jobs: list them, stop everything, remove
-orphans.
+"""Routes for all nodes that are running or billed now: list them, stop all jobs, and remove nodes
+that belong to no job.
 """
 
 from collections.abc import Sequence
@@ -179,8 +179,8 @@ def _upload(left: LeftUpload) -> wire.CleanupItem:
 
 
 def _over(orphan: OrphanGang) -> OrphanGang:
-    """The gang; if its job has ended, with the reason that the gang is being removed. Such a gang
-    is billed until its removal is complete.
+    """Return the gang. If its job has ended, its reason becomes that the gang is being removed.
+    Such a gang is still billed until its removal is complete.
     """
     return (
         orphan

@@ -30,7 +30,7 @@ _LONGEST_NOTICE_S = 86400
 router = APIRouter(prefix="/v1", tags=["jobs"])
 ProjectPath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 JobPath = Annotated[str, Path(max_length=80, description="The job's name or id.")]
-_AUDITED = 100  # maximum number of jobs that one audit of a project covers
+_AUDITED = 100  # maximum number of jobs in one audit of a project
 PhaseQuery = Annotated[list[JobPhase] | None, Query(description="Only jobs in these phases.")]
 CursorQuery = Annotated[
     str | None,
@@ -165,7 +165,8 @@ async def events(
                 await app_state.store.events(job.id, after, _EVENTS_AT_ONCE),
                 job.phase in JOB_ENDS,
             )
-            wait_s = min(wait_s, 1.0)  # a change without an event: wait a little longer
+            # the job changed, but got no new event: wait a little longer for the event
+            wait_s = min(wait_s, 1.0)
     last = found[-1].id if found else after
     return reply(
         wire.EventPage(
@@ -335,12 +336,12 @@ async def find_job(app_state: AppState, project: str, name: str, *, session: boo
 
 
 def named(job: Job) -> str:
-    """The job's name as users write it in commands, for hints."""
+    """The job's name as users must write it in commands. Used in hints."""
     return job.name if job.project == _USUAL_PROJECT else f"{job.name} -p {job.project}"
 
 
 def say_what_to_do(job: Job) -> str:
-    """A hint for users who tried to reach a node of a job without running nodes."""
+    """A hint for users who tried to reach a node of a job that has no running nodes."""
     if job.phase in JOB_ENDS and job.task.machine is not None:
         return f"`cavvy dev --machine {job.task.machine}` opens a session on its machine"
     if job.phase in JOB_ENDS:
@@ -351,8 +352,8 @@ def say_what_to_do(job: Job) -> str:
 
 
 def _waits_in_line(job: Job, now: datetime) -> bool:
-    """Whether the job has a position in the queue: it has none while its schedule, its window or a
-    delay holds it.
+    """Whether the job has a position in the queue. It has none while it waits for its schedule, its
+    time window or the end of a delay.
     """
     early = job.held_until is not None or (job.not_before is not None and job.not_before > now)
     return job.phase is JobPhase.QUEUED and not early

@@ -1,5 +1,5 @@
-"""Routes for machines that join: users invite and dismiss machines. Requests from machines are
-passed to their provider.
+"""Routes for machines that join the installation. Users invite and dismiss machines. Requests of
+such machines are passed on to their provider.
 """
 
 from datetime import timedelta

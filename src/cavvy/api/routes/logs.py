@@ -1,4 +1,4 @@
-"""Routes for logs: the bytes of one rank in chunks, with long polling."""
+"""Routes for logs. The log of one rank is returned in chunks, with long polling."""
 
 from asyncio import to_thread
 from datetime import datetime
@@ -88,8 +88,8 @@ async def logs(
 def _find_start(
     app_state: AppState, job: Job, rank: int, attempt: int | None, since: datetime
 ) -> tuple[int, int]:
-    """The attempt and the offset of the first byte that arrived at `since` or later; the end of the
-    log if no such byte has arrived yet.
+    """Find the first byte that arrived at `since` or later, and return its attempt and its offset.
+    If no such byte has arrived yet, this is the end of the log.
     """
     number = 0
     for number in range(attempt or min(1, job.attempt), (attempt or job.attempt) + 1):
@@ -100,8 +100,8 @@ def _find_start(
 
 
 def _with_times(app_state: AppState, job: Job, rank: int, chunk: LogChunk) -> tuple[LogChunk, str]:
-    """The chunk, shortened to at most `_TIMES` times of arrival, and these times as text: pairs of
-    an offset and seconds since 1970.
+    """Return the chunk with the times at which its bytes arrived, as text: pairs of an offset and
+    seconds since 1970. The chunk is shortened so that there are at most `_TIMES` pairs.
     """
     start = chunk.offset - len(chunk.data)
     known = app_state.logs.times(job.project, job.id, chunk.attempt, rank)
@@ -136,8 +136,8 @@ async def _piece(
     tail_bytes: int | None,
     only: bool,
 ) -> LogChunk:
-    """A chunk of the attempt's log from `offset` on, or the beginning of the next attempt's log.
-    `attempt` is 0 or None for the first attempt with a log.
+    """A chunk of the attempt's log from `offset` on, or the beginning of the next attempt's log. If
+    `attempt` is 0 or None, it is the first attempt that has a log.
     """
     number = attempt or min(1, job.attempt)
     ended = job.phase in JOB_ENDS
@@ -163,6 +163,7 @@ async def _piece(
 
 
 async def _settled(app_state: AppState, job: Job, number: int) -> bool:
-    """Whether the log of this attempt is complete, because the attempt has ended."""
+    """Whether no more bytes will be added to the log of this attempt, because the attempt has
+    ended."""
     attempts = await app_state.store.attempts(job.id)
     return any(each.number == number and each.phase is AttemptPhase.ENDED for each in attempts)

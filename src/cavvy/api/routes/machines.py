@@ -1,4 +1,4 @@
-"""Routes for named machines: list, start, stop, keep and forget them."""
+"""Routes for named machines: list, start, stop, keep and forget machines."""
 
 from datetime import timedelta
 from typing import Annotated

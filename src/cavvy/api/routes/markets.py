@@ -1,4 +1,4 @@
-"""Routes for observations of markets, and for forecasts of the rest of a job."""
+"""Routes for market observations, and for forecasts of the rest of a job."""
 
 from asyncio import to_thread
 
@@ -15,8 +15,8 @@ from cavvy.client import wire
 from cavvy.domain.jobs import JOB_ENDS
 from cavvy.planner.deadline.forecast import foresee
 
-_MARKETS = 500  # maximum number of markets whose single observations are listed
-_RUNS = 60  # simulated runs per answer
+_MARKETS = 500  # maximum number of markets for which single observations are listed
+_RUNS = 60  # number of simulated runs for each answer
 
 router = APIRouter(prefix="/v1", tags=["markets"])
 

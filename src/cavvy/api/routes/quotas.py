@@ -50,7 +50,7 @@ async def quotas(
 
 
 async def _ask(pool: ProviderPool, name: str) -> list[Quota] | str:
-    """The provider's quotas, or the reason why they are unknown."""
+    """The provider's quotas or, if they are not known, the reason."""
     try:
         found = await pool.quotas(name)
     except ProviderError as error:

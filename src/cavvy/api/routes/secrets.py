@@ -18,7 +18,7 @@ from cavvy.spec.fields.task import check_secret
 from cavvy.store.base import RowNotFound, SealedSecret
 
 router = APIRouter(prefix="/v1/projects/{project}/secrets", tags=["secrets"])
-# The name of a secret is also the name of its environment variable.
+# A secret's name is also the name of the environment variable that has its value.
 NamePath = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 
 

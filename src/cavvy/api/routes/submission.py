@@ -1,4 +1,4 @@
-"""Turns a submission into a stored job. The server repeats all checks of the client."""
+"""Turns a submission into a stored job. The server repeats all checks that the client has made."""
 
 import asyncio
 import re
@@ -37,8 +37,8 @@ from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import NotManifest, read_manifest
 from cavvy.store.objects.base import ObjectTryAgain
 
-# seconds; an older key could put a job ahead in the queue, because keys become ids, which sort by
-# time
+# Maximum age in seconds of an idempotency key. Keys become job IDs, which sort by time, so an older
+# key could put its job ahead of others in the queue.
 _KEY_AGE_S = 900
 _MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
 _MARKET_WAIT_S = 5.0
@@ -49,8 +49,8 @@ _decode_origin = msgspec.json.Decoder(RunOrigin).decode
 async def submit_task(
     app_state: AppState, project: str, ask: wire.SubmitRequest, key: str | None
 ) -> tuple[Job, bool]:
-    """Store the job. The second value is False if an earlier request with `key` created the job.
-    Raises ApiProblem, SpecError.
+    """Store the job. The second returned value is False if an earlier request with the same `key`
+    has already created the job. Raises ApiProblem, SpecError.
     """
     now = app_state.now()
     text = read_text(ask)
@@ -79,14 +79,14 @@ async def submit_task(
     if origin.snapshot is not None:
         app_state.snapshots.add(
             origin.snapshot
-        )  # garbage collection keeps these blobs, since the job is stored
+        )  # garbage collection keeps these blobs from now on, because the job is stored
     return job, True
 
 
 async def start_machine(
     app_state: AppState, project: str, name: str, ask: wire.MachineStartAsk
 ) -> Job:
-    """Submit the job that starts a machine. Raises ApiProblem."""
+    """Submit a job that starts a machine. Raises ApiProblem."""
     now = app_state.now()
     task, origin = await app_state.control_plane.machines.start_task(project, name)
     await check_secrets(app_state, task)
@@ -99,9 +99,9 @@ async def start_machine(
 async def admit_task(
     app_state: AppState, task: Task, now: datetime, user: str, *, consented: bool
 ) -> tuple[Task, bool]:
-    """The task as it will run (completed from its machine, if the task names one), and whether the
-    user agreed to pay. Raises ApiProblem if neither an offer nor the machine can run the task, or
-    if a needed consent is missing.
+    """Return the task as it will run, and whether the user has agreed to pay. If the task names a
+    machine, missing fields are taken from the machine. Raises ApiProblem if no offer and no machine
+    can run the task, or if the user must first agree to pay.
     """
     task = await place_buckets(app_state, task)
     if task.machine is None:
@@ -144,8 +144,8 @@ async def _made_before(app_state: AppState, project: str, key: str, origin: RunO
 
 
 def read_text(ask: wire.SubmitRequest) -> str:
-    """The submitted text of the task, or the submitted object as JSON, which is also YAML. Raises
-    ApiProblem.
+    """Return the submitted text of the task. If an object was submitted instead, return it as JSON,
+    which is also valid YAML. Raises ApiProblem.
     """
     if ask.text is not None and isinstance(ask.task, msgspec.UnsetType):
         return ask.text
@@ -159,7 +159,7 @@ def read_text(ask: wire.SubmitRequest) -> str:
 def read_task(
     project: str, ask: wire.SubmitRequest, text: str, origin: RunOrigin, now: datetime
 ) -> Task:
-    """The submitted task. Raises SpecError, ApiProblem."""
+    """Parse the submitted task. Raises SpecError, ApiProblem."""
     options = ReadOptions(dialect=origin.dialect, overrides=origin.overrides)
     task = parse_task(text, file=ask.path, params=ask.params, now=now, options=options)
     if ask.name is not None and not _NAME.fullmatch(ask.name):
@@ -171,8 +171,8 @@ def read_task(
 
 
 def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
-    """The origin of the run. Its text is the submitted task file, unless the client sends another
-    text. Raises ApiProblem.
+    """Make the origin of the run. Its text is the submitted text, unless the client has sent a
+    different text in `origin`. Raises ApiProblem.
     """
     if isinstance(ask.origin, msgspec.UnsetType):
         origin = RunOrigin()
@@ -187,7 +187,7 @@ def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
 
 
 async def check_secrets(app_state: AppState, task: Task) -> None:
-    """Raise ApiProblem if the project lacks a secret that the task names."""
+    """Raise ApiProblem if the task names a secret that the project does not have."""
     named = [*task.secrets, *([task.image_login] if task.image_login else [])]
     if not named:
         return
@@ -221,7 +221,7 @@ async def place_buckets(app_state: AppState, task: Task) -> Task:
 
 
 async def check_snapshot(app_state: AppState, snapshot: str | None) -> None:
-    """Raise ApiProblem if a part of the frozen working folder was not uploaded."""
+    """Raise ApiProblem if a file of the working folder's snapshot was not uploaded."""
     if snapshot is None or snapshot in app_state.snapshots:
         return
     missing = await to_thread(_missing_parts, app_state, snapshot)
@@ -234,7 +234,7 @@ async def check_snapshot(app_state: AppState, snapshot: str | None) -> None:
 
 
 async def check_uses(app_state: AppState, task: Task, snapshot: str | None) -> None:
-    """Raise ApiProblem if the setup uses files that the frozen folder does not have."""
+    """Raise ApiProblem if the setup uses files that are not in the working folder's snapshot."""
     if not task.setup_uses or snapshot is None:
         return
     manifest = await to_thread(read_manifest, app_state.blobs, snapshot)

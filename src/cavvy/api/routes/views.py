@@ -1,4 +1,4 @@
-"""Converts domain objects to answers of the API: fields by name, without secrets."""
+"""Converts domain objects to answers of the API. Answers contain no secrets."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -33,8 +33,8 @@ def job_row(job: JobSummary) -> wire.JobListing:
 
 
 def changed_row(job: Job, attempts: Sequence[Attempt], spent: Money) -> wire.JobListing:
-    """The listing entry of a job that was just read or written."""
-    # The offer of the job's own gang, because the latest attempt may be a standby gang.
+    """Make the list entry of a job that was just read or written."""
+    # Use the offer of the job's own gang, because the latest attempt may be a standby gang.
     own = (attempt.offer.key for attempt in attempts if attempt.number == job.attempt)
     return job_row(summarize(job, next(own, None), spent))
 
