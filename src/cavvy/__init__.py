@@ -1,10 +1,10 @@
 """Cavvy: one control plane for every GPU a team can rent or own.
 
-Notebooks and scripts import the Python interface from here: `from cavvy import Client, Task`. Each
-name is imported from `cavvy.sdk` when it is first used.
+Notebooks and scripts import the Python interface from this module: `from cavvy import Client,
+Task`. To keep the import fast, each name is loaded from `cavvy.sdk` when it is first used.
 """
 
-TYPE_CHECKING = False  # without importing `typing`, because every command imports this module
+TYPE_CHECKING = False  # set without importing `typing`, because every command imports this module
 if TYPE_CHECKING:
     from cavvy.sdk.async_client import AsyncClient, AsyncJob
     from cavvy.sdk.client import Client
@@ -86,7 +86,7 @@ __all__ = [
     "__version__",
 ]
 
-# The module of each name that is not a key of a task.
+# The module that contains each name which is not a key of a task.
 _MODULES = {
     "AsyncClient": "async_client",
     "AsyncJob": "async_client",

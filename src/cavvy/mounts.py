@@ -1,13 +1,13 @@
-"""Finds out from the table of mounts whether a folder is on a file system that several machines may
-share.
+"""Finds out whether a folder is on a file system that several machines may share, by reading the
+table of mounts.
 """
 
 import os
 import re
 from pathlib import Path
 
-# On these file systems, Unix sockets do not work, locks may not reach the other hosts, and SQLite's
-# WAL lacks the shared memory that it needs. https://sqlite.org/wal.html
+# On these file systems, Unix sockets do not work, locks may not be visible to other hosts, and
+# SQLite's WAL lacks the shared memory that it needs. https://sqlite.org/wal.html
 _SHARED = re.compile(
     r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|wekafs|panfs|vastnfs"
     r"|fuse\.(sshfs|glusterfs|juicefs|ceph|gcsfuse|s3fs|beegfs|rclone)"
@@ -15,7 +15,8 @@ _SHARED = re.compile(
 
 
 def is_shared(path: str | os.PathLike[str], mounts: str) -> bool:
-    """Whether the longest mount point above `path` belongs to a shared file system."""
+    """Whether the mount point that contains `path` belongs to a shared file system. `mounts` is the
+    text of the table of mounts."""
     real, best, kind = Path(path).resolve(), "", ""
     for line in mounts.splitlines():
         fields = line.split(" ")
@@ -28,7 +29,8 @@ def is_shared(path: str | os.PathLike[str], mounts: str) -> bool:
 
 
 def read_mounts() -> str:
-    """The table of mounts (CAVVY_MOUNTS_FILE, else /proc/mounts), or "" if there is none."""
+    """The text of the table of mounts, from the file CAVVY_MOUNTS_FILE or else /proc/mounts. "" if
+    there is none."""
     path = Path(os.environ.get("CAVVY_MOUNTS_FILE") or "/proc/mounts")
     try:
         return path.read_text(errors="surrogateescape")

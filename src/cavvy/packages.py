@@ -1,4 +1,5 @@
-"""Makes commands that install packages for the Python that runs this program, for use in hints.
+"""Makes commands that install packages for the Python that runs this program. The commands are used
+in hints.
 
 The commands name the requirements of an extra instead of `cavvy[EXTRA]`, because Cavvy is not on
 the package index.
@@ -9,8 +10,8 @@ import sys
 
 
 def install_command(*requirements: str) -> str:
-    """A shell command that installs packages for this Python with pip, or with uv if pip is
-    missing.
+    """A shell command that installs packages for this Python with pip or, if pip is missing, with
+    uv.
     """
     from importlib.util import find_spec
 
@@ -22,7 +23,7 @@ def install_command(*requirements: str) -> str:
 
 
 def extra_command(extra: str) -> str:
-    """A shell command that installs the requirements of an extra such as `aws`."""
+    """A shell command that installs the requirements of an extra, such as `aws`."""
     import re
     from importlib.metadata import PackageNotFoundError, requires
 
@@ -35,7 +36,7 @@ def extra_command(extra: str) -> str:
 
 
 def update_command(version: str) -> str:
-    """Instructions for updating Cavvy to `version` or newer."""
+    """Instructions for users on how to update Cavvy to `version` or newer."""
     import json
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit

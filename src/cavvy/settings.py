@@ -1,5 +1,5 @@
-"""Defines all settings with their units, defaults and consequences, and reads them from a TOML file
-and the environment.
+"""Defines all settings with their units, their defaults and what they affect. Reads their values
+from a TOML file and the environment.
 
 The settings are the rows of `settings.csv`; `python -m cavvy.settings` also writes
 `docs/reference/settings.md` from them.
@@ -17,7 +17,8 @@ Scalar = str | int | float | bool
 
 
 class SettingsError(Exception):
-    """An invalid settings file or variable. The message has the position, and `hint` the remedy."""
+    """A file or variable with settings is invalid. The message says where; `hint` says what to
+    do."""
 
     code = "settings-invalid"
 
@@ -29,7 +30,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. The setting's unit is the suffix of its name, or is stated in `text`."""
+    """One setting. Its unit is the suffix of its name, or is stated in `text`."""
 
     name: str
     default: Scalar
@@ -43,8 +44,8 @@ class Setting:
 
 
 def _make_setting(row: Mapping[str, str]) -> Setting:
-    """Make a setting from its row. Its value is a whole number if the row has a minimum, otherwise
-    a string.
+    """Make a setting from its row. If the row has a minimum, the value is a whole number, otherwise
+    it is a string.
     """
     is_number = row["minimum"] != ""
     return Setting(
@@ -63,7 +64,7 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings in use. `values` has every setting; `providers` has the table of each
+    """The settings in use. `values` contains every setting; `providers` contains the table of each
     provider.
     """
 
@@ -82,8 +83,8 @@ class Settings:
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:
-    """Read the file that CAVVY_CONFIG names (or the default file, if it exists), then the
-    CAVVY_<TABLE>_<KEY> variables.
+    """Read the settings from the file that CAVVY_CONFIG names, or else from the default file, if it
+    exists. Variables CAVVY_<TABLE>_<KEY> replace values of the file.
 
     Raises SettingsError for a file that cannot be read, an unknown key or a value of the wrong
     type.
@@ -187,7 +188,8 @@ def _providers(given: object, file: Path) -> dict[str, dict[str, Scalar]]:
 
 
 def _hint_flat(key: str, value: object) -> str:
-    """A hint for a value that is a list or a table. A list must be written as one string."""
+    """Make a hint for a value that is a list or a table. A list must be written as one string
+    instead."""
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         return f'write one string: {key} = "{", ".join(value)}"'
     return "docs/reference/providers.md lists the settings of each provider"
@@ -212,8 +214,8 @@ def _checked(name: str, value: object, where: str) -> Scalar:
 
 
 def _scalar(text: str, name: str | None) -> Scalar:
-    """The value of an environment variable: its text parsed as TOML, or the text itself if the
-    setting is a string or the text is not valid TOML.
+    """The value of an environment variable. Its text is parsed as TOML. If the setting is a string,
+    or if the text is not valid TOML, the value is the text itself.
     """
     setting = _BY_NAME.get(name) if name else None
     if setting is not None and isinstance(setting.default, str):

@@ -1,5 +1,5 @@
-"""The synchronous client: one method per route, typed answers, safe retries, and uploads that skip
-the blobs that the server already has.
+"""The synchronous client of the API. It has one method per route and returns typed answers. It
+repeats requests where that is safe, and uploads only blobs that the server does not have.
 """
 
 import os
@@ -24,14 +24,14 @@ REVISION = 7  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
-_POLL_S = 1.5  # seconds that a long poll asks the server to wait
-_INPUT_S = 20.0  # seconds that the server waits for a node to read earlier input
+_POLL_S = 1.5  # seconds that a long poll asks the server to wait for something new
+_INPUT_S = 20.0  # seconds that the server waits until a node has read earlier input
 _LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):
-    """Some bytes of the log of one rank. `attempt` is the attempt that wrote them, and `offset` is
-    where the next chunk starts.
+    """Some bytes of the log of one rank. `attempt` is the attempt that wrote them. `offset` is the
+    offset of the next chunk.
     """
 
     data: bytes
@@ -50,9 +50,9 @@ class ExecChunk(Struct, frozen=True, kw_only=True):
 
 
 class Client:
-    """A connection to one server, for use by one thread. If the server does not answer, `revive`
-    returns its new address and token, and the request is repeated until the time limit of
-    `patience`.
+    """A connection to one server, for use by one thread. If the server does not answer, the request
+    is repeated until the time limit of `patience`. Before each repetition, `revive` is called,
+    which returns the server's address and token at that time.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Client:
         ceiling_micros: int | None = None,
         key: str | None = None,
     ) -> wire.Submitted:
-        """Queue a task. `origin` is a `RunOrigin` of the domain model. Several submissions with the
-        same `key` (see `make_key`) create one job.
+        """Queue a task. `origin` is a `RunOrigin` of the domain model. If several submissions have
+        the same `key` (see `make_key`), only one job is created.
 
         Raises ApiError: `invalid-task`, `no-offer`, `task-refused`, `consent-needed` (the message
         shows the price), `secret-missing`, `snapshot-missing`, `disk-full`.
@@ -134,9 +134,9 @@ class Client:
         return self._ask(base + asked, wire.JobPage)
 
     def job(self, project: str, name: str, *, session: bool = False) -> wire.JobDetail:
-        """A job by name or ID. With `session`, if no unfinished job has this name, returns the
-        newest unfinished session of the machine with this name, if there is one. Raises ApiError
-        `job-not-found`.
+        """Return a job by its name or ID. If `session` is set and no unfinished job has this name,
+        return the newest unfinished session of the machine with this name, if there is one. Raises
+        ApiError `job-not-found`.
         """
         asked = query(session=session)
         return self._ask(job_path(project, name) + asked, wire.JobDetail)
@@ -148,20 +148,21 @@ class Client:
         return self._ask(job_path(project, name) + "/forecast", wire.ForecastView)
 
     def markets(self) -> list[wire.MarketListing]:
-        """The observations of each offer that was ever used."""
+        """The observations about each offer that was ever used."""
         return self._ask("/v1/markets", list[wire.MarketListing])
 
     def events(
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
     ) -> wire.EventPage:
-        """Events after the id `after`. If there are none yet, waits up to `wait_s` seconds for the
-        first.
+        """Return the events whose IDs are above `after`. If there are none yet, wait up to `wait_s`
+        seconds for the first.
         """
         target = job_path(project, name) + "/events" + query(after=after, wait_s=wait_s)
         return self._ask(target, wire.EventPage, wait_s=wait_s)
 
     def follow(self, project: str, name: str, *, after: int = 0) -> Iterator[wire.EventView]:
-        """Every event after the id `after`, as it happens, until the job has ended."""
+        """Yield the events whose IDs are above `after`, including new ones as they happen, until
+        the job has ended."""
         over = False
         while not over:
             page = self.events(project, name, after=after, wait_s=_POLL_S)
@@ -200,11 +201,12 @@ class Client:
         since: datetime | None = None,
         times: bool = False,
     ) -> Iterator[LogChunk]:
-        """Like `logs`, but yields chunks with their positions; an empty chunk means that a long
-        poll timed out.
+        """Like `logs`, but yields chunks with their positions. An empty chunk means that nothing
+        new arrived during a long poll.
 
-        `attempt` selects a single attempt; `first` is the first attempt to read, and `since` the
-        earliest time. With `times`, chunks have the times when the server received their bytes.
+        `attempt` selects a single attempt, and `first` the attempt to begin with. Bytes that
+        arrived before `since` are skipped. With `times`, chunks contain the times at which the
+        server received their bytes.
         """
         at, offset = attempt or first, 0
         while True:
@@ -240,8 +242,9 @@ class Client:
         since: datetime | None = None,
         times: bool = False,
     ) -> LogChunk:
-        """One chunk of the log of `attempt` (None: the first one), from `offset` on. At the end of
-        that log, the next attempt's log follows unless `only` is set.
+        """Return one chunk of the log of `attempt`, from `offset` on. If `attempt` is None, it is
+        the first attempt. At the end of an attempt's log, the next attempt's log follows, unless
+        `only` is set.
         """
         asked = query(
             rank=rank,
@@ -265,7 +268,7 @@ class Client:
     def stop(
         self, project: str, name: str, *, reason: str = "stopped by the user"
     ) -> wire.JobListing:
-        """Request that the job stops, and return at once. An ended job does not change."""
+        """Request that the job stops, and return at once. If the job has ended, nothing changes."""
         return self._ask(
             job_path(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
         )
@@ -301,12 +304,12 @@ class Client:
                 yield piece
 
     def open_tunnel(self, project: str, name: str, rank: int = 0) -> str:
-        """Open a remote session on a node, for `client.tunnel`, and return its id."""
+        """Open a remote session on a node and return its ID. Used by `client.tunnel`."""
         ask = wire.ExecAsk(rank=rank, session=True)
         return self._ask(job_path(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
-        """Return the output from this offset on. If there is none yet, wait a moment for it."""
+        """Return the output from this offset on. If there is none yet, wait a little for it."""
         where = f"{job_path(project, name)}/exec/{exec_id}"
         target = where + query(offset=offset, wait_s=_POLL_S)
         answer = self._call("GET", target, wait_s=_POLL_S)
@@ -316,7 +319,7 @@ class Client:
     def write_exec(
         self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
     ) -> wire.InputTaken:
-        """Send input. If the node has not read earlier input, wait up to 20 s until it has."""
+        """Send input. If the node has not read earlier input, wait until it has, up to 20 s."""
         target = f"{job_path(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
         answer = self._call("POST", target, data, wait_s=_INPUT_S)
         return decode(answer.body, type=wire.InputTaken)
@@ -346,7 +349,8 @@ class Client:
     # Nodes
 
     def nodes(self, project: str | None = None) -> list[wire.NodeListing]:
-        """Nodes that run or are billed now, of one project or, if it is None, of all projects."""
+        """Nodes that are running or billed now, of one project or, if `project` is None, of all
+        projects."""
         return self._ask("/v1/nodes" + query(project=project), list[wire.NodeListing])
 
     def invite(
@@ -357,11 +361,11 @@ class Client:
         return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 
     def joined(self) -> list[wire.MachineRow]:
-        """The machines that joined."""
+        """The machines that have joined."""
         return self._ask("/v1/joined", list[wire.MachineRow])
 
     def dismiss(self, name: str) -> None:
-        """End the work on a machine that joined, and revoke its token."""
+        """End the work on a machine that has joined, and revoke its token."""
         self._call("DELETE", f"/v1/joined/{segment('machine', name)}", retry=False)
 
     def quotas(self, provider: str | None = None) -> wire.QuotaReport:
@@ -381,29 +385,30 @@ class Client:
     def start_machine(
         self, project: str, name: str, *, user: str = "", consent: bool = False
     ) -> wire.Submitted:
-        """Start a stopped machine: submit a job without work that requests the same nodes again.
-        Raises ApiError `machine-not-found`, `consent-needed`.
+        """Start a stopped machine. This submits a job that does no work but requests the same nodes
+        again. Raises ApiError `machine-not-found`, `consent-needed`.
         """
         ask = wire.MachineStartAsk(user=user, consent=consent)
         return self._ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)
 
     def stop_machine(self, project: str, name: str) -> wire.MachineView:
-        """Stop the machine's jobs and release its nodes; its name and request stay."""
+        """Stop the machine's jobs and release its nodes. Its name and settings are kept."""
         return self._ask(machine_path(project, name) + "/stop", wire.MachineView, method="POST")
 
     def keep_machine(self, project: str, name: str, *, keep_s: float) -> wire.MachineView:
-        """Keep the machine's nodes for this long without work; for an idle machine, this time
-        starts now.
+        """Set how long the machine's nodes are kept without work. If the machine is idle, this time
+        begins now.
         """
         ask = wire.MachineKeepAsk(keep_s=keep_s)
         return self._ask(machine_path(project, name) + "/keep", wire.MachineView, ask)
 
     def delete_machine(self, project: str, name: str) -> None:
-        """Forget a machine. Raises ApiError `machine-in-use` unless it is stopped."""
+        """Delete a stopped machine. Raises ApiError `machine-in-use` if it is not stopped."""
         self._call("DELETE", machine_path(project, name), retry=False)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
-        """Stop every unfinished job, of one project or of all, and remove its nodes."""
+        """Stop every unfinished job of one project or, if `project` is None, of all projects, and
+        remove their nodes."""
         ask = wire.DownAsk(project=project, dry_run=dry_run)
         return self._ask("/v1/down", wire.CleanupReport, ask, wait_s=90).found
 
@@ -438,8 +443,8 @@ class Client:
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Upload the blobs (paths or bytes by their SHA-256) that the server does not have. Returns
-        the number of bytes sent.
+        """Upload the blobs that the server does not have. `blobs` maps the SHA-256 of each blob to
+        its bytes or to the path of its file. Returns the number of bytes sent.
 
         Any upload thread may call `progress`, with the bytes sent and the total bytes.
         """
@@ -486,8 +491,8 @@ class Client:
         wait_s: float = 0,
         retry: bool = True,
     ) -> _T:
-        """Send a request and return the decoded answer. By default the method is POST if there is a
-        body `ask`, otherwise GET.
+        """Send a request and return the decoded answer. By default, the method is POST if there is
+        a body (`ask`), otherwise GET.
         """
         method = method or ("GET" if ask is None else "POST")
         body = b"" if ask is None else encode(ask)
@@ -504,16 +509,17 @@ class Client:
         wait_s: float = 0,
         retry: bool = True,
     ) -> HttpAnswer:
-        """Send a request. If it is safe to repeat (`retry`), repeat the request until a server
-        answers. The server may take `wait_s` seconds longer than usual.
+        """Send a request. If `retry` is set, which requires that the request is safe to repeat,
+        repeat it until a server answers. The server may take `wait_s` seconds longer than usual to
+        answer.
         """
         return self.repeat(
             lambda: self.send(method, target, body, headers, wait_s=wait_s), retry=retry
         )
 
     def repeat(self, send: Callable[[], HttpAnswer], *, retry: bool = True) -> HttpAnswer:
-        """Call `send` until a server answers, or until the time limit of `patience` has passed.
-        Raises Unreachable, StartFailed.
+        """Call `send` until a server answers or the time limit of `patience` has passed. Raises
+        Unreachable, StartFailed.
         """
         began, tries, pause = time.monotonic(), 0, 0.05
         while True:
@@ -542,8 +548,8 @@ class Client:
         length: int | None = None,
         wait_s: float = 0,
     ) -> HttpAnswer:
-        """Send a request once; the server may take `wait_s` seconds longer than usual. Raises
-        ApiError.
+        """Send a request once. The server may take `wait_s` seconds longer than usual to answer.
+        Raises ApiError.
         """
         every = {
             "Authorization": f"Bearer {self._token}",
@@ -557,7 +563,7 @@ class Client:
             body,
             length=length,
             timeout_s=self._timeout_s + wait_s,
-            # During a long poll, the silence of the server is expected.
+            # a server that does not answer during a long poll is no reason for a report
             quiet=(
                 QUIET_S + (wait_s if wait_s <= _INPUT_S else 0),
                 self.patience.note_silence,
@@ -584,7 +590,7 @@ def _read_times(text: str) -> list[tuple[int, float]]:
 def _error(answer: HttpAnswer) -> ApiError:
     try:
         body = decode(answer.body, type=wire.ErrorBody)
-    except ValueError:  # the answer is from a proxy, or from a server other than Cavvy
+    except ValueError:  # the answer comes from a proxy, or from a server other than Cavvy
         text = answer.body[:200].decode("utf-8", "replace").strip()
         return ApiError(
             f"http-{answer.status}", text or f"HTTP status {answer.status}", "", answer.status

@@ -1,7 +1,7 @@
 """Finds the embedded server, and starts it in the background if it is not running.
 
-If two commands start a server at once, both use the server that gets the lock. A server of an older
-version is replaced; jobs and their nodes keep running.
+If two commands start a server at the same time, both use the one that gets the lock. A server of an
+older version is replaced; jobs and their nodes keep running meanwhile.
 """
 
 import os
@@ -32,8 +32,8 @@ def connect(
     timeout_s: float = 30.0,
     patience: Patience | None = None,
 ) -> Client:
-    """Connect to the embedded server. If it is not running, it is started, unless `start` is False.
-    If it stops answering, requests are repeated until the time limit of `patience`.
+    """Connect to the embedded server. If the server is not running, it is started, unless `start`
+    is False. If it stops answering later, requests are repeated until the time limit of `patience`.
 
     Raises Unreachable (it is not running and `start` is False), StartFailed, IncompatibleVersions.
     """
@@ -54,8 +54,8 @@ def connect(
 
 
 def ensure_server(*, home: str | None = None, patience: Patience | None = None) -> ServerFile:
-    """Start the embedded server unless it is running. Returns when it answers. Raises StartFailed,
-    IncompatibleVersions.
+    """Start the embedded server unless it is running, and return when it answers. Raises
+    StartFailed, IncompatibleVersions.
     """
     return _ensure(home or default_home(), patience or Patience(), start=True)
 
@@ -91,7 +91,8 @@ def _answers(server: ServerFile, patience: Patience) -> bool:
 
 
 def _fits(server: ServerFile) -> bool:
-    """Whether this program can use the server. If not, the server is older and must be replaced.
+    """Whether this program can use the server. If it cannot, the server is older and must be
+    replaced.
 
     Raises IncompatibleVersions if the server has a newer major version of the API.
     """
@@ -139,7 +140,7 @@ def _stop(home: str, server: ServerFile, patience: Patience) -> None:
     """Stop the server by its API, or by a signal to its process, and wait until the process has
     ended.
 
-    Another server may take the lock immediately, because a command that follows a job starts a new
+    Another server may already have the lock then, because a command that follows a job starts a new
     server as soon as the old one stops answering.
     """
     try:

@@ -7,8 +7,8 @@ ApiError                    the server refused: code, message, hint and HTTP sta
   IncompatibleVersions      client and server are incompatible; the hint names the one to update
 """
 
-# Codes of errors after which a repeated request may succeed. A new server may be killed before it
-# is ready, so `server-start-failed` is one of these codes.
+# Codes of errors after which a repeated request may succeed. `server-start-failed` is one of them,
+# because a new server may be killed before it is ready.
 _PASSING = frozenset(
     {"server-unreachable", "connection-lost", "server-start-timeout", "server-start-failed"}
 )
@@ -37,7 +37,8 @@ class Unreachable(ApiError):
 
 
 class ConnectionLost(Unreachable):
-    """The connection ended after the request was sent; the server may have processed it."""
+    """The connection ended after the request was sent. The server may have processed the
+    request."""
 
 
 class StartFailed(ApiError):

@@ -1,4 +1,4 @@
-"""Ids of jobs: 16 characters of Crockford's base 32 in lower case. The first ten characters encode
+"""IDs of jobs: 16 characters of Crockford's base 32 in lower case. The first ten characters encode
 the time.
 
 Such ids also serve as idempotency keys of clients, so that a repeated submission creates only one
@@ -10,16 +10,16 @@ import re
 import time
 
 DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
-# number of digits for each part; ten digits hold 50 bits of milliseconds, enough until the year
-# 37648
+# Number of digits of each part. Ten digits hold 50 bits of milliseconds, which is enough until the
+# year 37648.
 _TIME, _RANDOM = 10, 6
 _FORM = re.compile(f"[{DIGITS}]{{{_TIME + _RANDOM}}}")
 PATTERN = f"^{_FORM.pattern}$"
 
 
 def make_id(now_s: float, noise: bytes) -> str:
-    """Make an id. Ids sort by time. `now_s` is in seconds since 1970; `noise` is at least four
-    random bytes.
+    """Make an ID. IDs sort by time. `now_s` is in seconds since 1970; `noise` consists of at least
+    four random bytes.
     """
     random = int.from_bytes(noise[:4], "big") >> 2
     number = (round(now_s * 1000) << (5 * _RANDOM)) | random
@@ -31,12 +31,12 @@ def make_id(now_s: float, noise: bytes) -> str:
 
 
 def make_key() -> str:
-    """An idempotency key for one submission and its retries."""
+    """Make an idempotency key, to be used for one submission and its retries."""
     return make_id(time.time(), os.urandom(4))
 
 
 def read_time(job_id: str) -> float | None:
-    """The time of an id in seconds since 1970, or None if the text is not an id."""
+    """The time that an ID encodes, in seconds since 1970. None if the text is not an ID."""
     if not _FORM.fullmatch(job_id):
         return None
     number = 0

@@ -19,7 +19,8 @@ _TAIL_LINES = 12
 
 
 class StartupReport(Struct, frozen=True, kw_only=True):
-    """What a starting server reports through its ready pipe; `state` is ready, busy or error."""
+    """What a starting server reports to the process that started it. `state` is ready, busy or
+    error."""
 
     state: str
     code: str = ""
@@ -29,7 +30,7 @@ class StartupReport(Struct, frozen=True, kw_only=True):
 
 def launch(home: str, patience: Patience) -> ServerFile:
     """Start the server of this state folder, or wait for the server that another command is
-    starting. A slow start is reported to `patience`. Raises StartFailed.
+    starting. If the start is slow, this is reported through `patience`. Raises StartFailed.
     """
     try:
         timeout_s = settings.load().whole("server.start_timeout_s")
@@ -101,7 +102,7 @@ def _start_once(home: str, deadline: float, patience: Patience) -> StartupReport
 
 
 def _listen(reader: int, deadline: float, patience: Patience) -> StartupReport | None:
-    """The report of the starting server, or None if the server ended without one."""
+    """Return the report of the starting server, or None if the server ended without a report."""
     data = b""
     while not data.endswith(b"\n"):
         left = deadline - time.monotonic()

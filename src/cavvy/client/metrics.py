@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
-    """The program's own metrics, without the fields that describe the progress itself."""
+    """Return the program's own metrics, without the values that describe how far the work is."""
     return {
         name: value
         for name, value in progress.items()

@@ -1,15 +1,15 @@
 """Packs: many small blobs in one request. Clients, agents and the server exchange them.
 
 A pack is a sequence of entries: the SHA-256 in 64 lower-case hexadecimal digits, the size in
-decimal, a line feed, and the bytes. The agent has its own reader, because it does not import other
-modules of Cavvy.
+decimal, a line feed, and the bytes. The agent has its own code to read packs, because it imports no
+other modules of Cavvy.
 """
 
 import re
 from collections.abc import Iterable
 
 PACK_BYTES = 8 * 1024 * 1024  # maximum bytes of a whole pack
-PACK_BLOBS = 2048  # maximum number of blobs in a pack, which one request can store in time
+PACK_BLOBS = 2048  # maximum number of blobs in a pack; one request can store this many in time
 SMALL = 256 * 1024  # maximum bytes of a blob in a pack; a larger blob is sent alone
 
 _HEAD = re.compile(rb"([0-9a-f]{64})([0-9]{1,7})\n")
@@ -30,7 +30,7 @@ def make_pack(blobs: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def read_pack(data: bytes) -> dict[str, bytes]:
-    """The blobs of a pack by name; their hashes are not checked. Raises TornPack."""
+    """Return the blobs of a pack by name. Their hashes are not checked. Raises TornPack."""
     found: dict[str, bytes] = {}
     at = 0
     while at < len(data):
@@ -51,5 +51,5 @@ def read_pack(data: bytes) -> dict[str, bytes]:
 
 
 def size_in_pack(size: int) -> int:
-    """The maximum size of the entry of a blob with `size` bytes."""
+    """The maximum number of bytes that the entry of a blob with `size` bytes can have."""
     return size + _HEAD_BYTES

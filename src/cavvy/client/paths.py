@@ -13,7 +13,8 @@ def quote(text: str) -> str:
 
 
 def query(**values: object) -> str:
-    """The query part of a URL. A list becomes one pair per item; None and False are left out."""
+    """The query part of a URL. A list becomes one key-value pair per item. Values that are None or
+    False are left out."""
     pairs = [
         f"{name}={quote(_plain_text(each))}"
         for name, value in values.items()
@@ -44,7 +45,8 @@ def job_path(project: str, name: str) -> str:
 
 
 def segment(kind: str, name: str) -> str:
-    """A name as a part of a path. Raises ApiError if the path would lead elsewhere."""
+    """Return a name as one segment of a path. Raises ApiError if the name would change the rest of
+    the path."""
     if name.strip(".") and "/" not in name:
         return quote(name)
     raise ApiError("invalid-request", f"{name!r} cannot be the name of a {kind}", status=422)

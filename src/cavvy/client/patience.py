@@ -1,4 +1,5 @@
-"""How long a client waits for a server that does not answer, and how it reports the silence."""
+"""Defines how long a client waits for a server that does not answer, and reports such waits to the
+user."""
 
 from collections.abc import Callable
 
@@ -6,9 +7,9 @@ QUIET_S = 3.0  # seconds without an answer after which the silence is reported
 
 
 class Patience:
-    """All connections of one command share one object. `limit_s` is how long a request is
-    repeated while no server answers; `report` gets a sentence when a silence is noticed and when it
-    ends.
+    """Limits and reports waits for a server. All connections of one command share one object.
+    `limit_s` is how long a request is repeated while no server answers. `report` is called with a
+    sentence when the server does not answer, and again when it answers.
     """
 
     def __init__(self, limit_s: float = 0.0, report: Callable[[str], None] | None = None) -> None:
@@ -17,13 +18,13 @@ class Patience:
         self._silent = False
 
     def note_silence(self) -> None:
-        """Report that the server does not answer, unless this was reported."""
+        """Report that the server does not answer, unless this was reported already."""
         if not self._silent and self._report is not None:
             self._silent = True
             self._report("no answer from the server yet; still waiting (see `cavvy server logs`)")
 
     def note_answer(self) -> None:
-        """Report that the server answers, if its silence was reported."""
+        """Report that the server answers again, if its silence was reported."""
         if self._silent and self._report is not None:
             self._silent = False
             self._report("the server answers now")

@@ -1,5 +1,5 @@
-"""The state folder, which the embedded server shares with its clients: the address, the token and
-the lock of the running server.
+"""Reads and writes the files of the state folder that the embedded server shares with its clients:
+the address, the token and the lock of the running server.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ class ServerFile(Struct, frozen=True, kw_only=True):
     """The contents of `server.json`: the process, address and versions of the running server."""
 
     pid: int
-    process: str  # distinguishes this process from a later one with the same pid
+    process: str  # differs from that of a later process with the same pid
     host: str
     address: str
     listen: str | None = None
@@ -41,7 +41,7 @@ def read_server(home: str) -> ServerFile | None:
 
 
 def write_private(path: str, data: bytes) -> None:
-    """Replace a file atomically with one that only its owner can read."""
+    """Replace a file atomically. Only its owner can read the new file."""
     draft = f"{path}.{os.getpid()}-{get_ident()}.tmp"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -59,7 +59,7 @@ def write_server(home: str, server: ServerFile) -> None:
 
 
 def read_token(home: str) -> str:
-    """The user's token, or "" before the first start of a server."""
+    """The user's token, or "" if no server was ever started."""
     try:
         with open(os.path.join(home, "token")) as file:
             return file.read().strip()
@@ -68,7 +68,8 @@ def read_token(home: str) -> str:
 
 
 def server_holds_lock(home: str) -> bool:
-    """Whether a server for this state folder runs on this host. A running server holds the lock."""
+    """Whether a server for this state folder is running on this host, shown by the lock that it
+    holds."""
     try:
         fd = os.open(os.path.join(home, "server.lock"), os.O_RDWR)
     except OSError:
@@ -83,15 +84,15 @@ def server_holds_lock(home: str) -> bool:
 
 
 def process_mark(pid: int) -> str:
-    """The start time of a process in ticks and the boot id, which together distinguish it from
-    later processes with the same pid; "" if the process has ended.
+    """A text that distinguishes a process from later ones with the same pid: its start time in
+    clock ticks, and the ID of the boot. "" if the process has ended.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-        # A zombie has ended, although its parent has not read its exit status.
+        # A zombie process has ended, although its parent has not read its exit status yet.
         return "" if fields[0] == "Z" else f"{fields[19]}@{boot}"
     except (OSError, IndexError):
         return ""

@@ -1,8 +1,8 @@
 """The HTTP/1.1 client over a Unix socket, TCP or TLS, with persistent connections.
 
-It replaces `http.client`, because importing that module takes as long as importing all other
-modules of a command. It supports only answers that Cavvy's server gives, with Content-Length or
-chunked bodies. A connection belongs to one thread.
+It is used instead of `http.client`, because importing that module takes as long as importing all
+other modules of a command. It supports only answers that Cavvy's server gives, with Content-Length
+or chunked bodies. A connection belongs to one thread.
 """
 
 import select
@@ -31,8 +31,8 @@ class HttpAnswer:
 
 
 class ClientConnection:
-    """One connection to `unix:/path`, `http://host:port` or `https://host:port`, opened on first
-    use. The default port of https is 443, that of http is 80.
+    """One connection to `unix:/path`, `http://host:port` or `https://host:port`, which is opened at
+    the first use. The default port is 443 for https and 80 for http.
     """
 
     def __init__(self, address: str, *, connect_timeout_s: float = 5.0) -> None:
@@ -60,9 +60,9 @@ class ClientConnection:
         timeout_s: float = 30.0,
         quiet: tuple[float, Callable[[], None]] | None = None,
     ) -> HttpAnswer:
-        """Send one request and read its answer. `length` is required if the body is not bytes.
-        `quiet` is a pair of a time in seconds and a function, which is called once after that time
-        without progress.
+        """Send one request and read its answer. If the body is not bytes, `length` must be given.
+        `quiet` is a time in seconds and a function. The function is called once if nothing is sent
+        or received for that time.
 
         Raises Unreachable if nothing was sent, ConnectionLost if the connection ended later.
         """
@@ -78,7 +78,7 @@ class ClientConnection:
         try:
             with suppress(
                 BrokenPipeError, ConnectionResetError
-            ):  # the server may have sent its refusal before it closed the connection
+            ):  # the server may have refused the request before it closed the connection
                 self._send(connection, head, body)
             return self._read_answer(connection)
         except ConnectionLost:
@@ -94,7 +94,8 @@ class ClientConnection:
                 if not fresh
                 else "see `cavvy server logs`",
             ) from error
-        except BaseException:  # such as Ctrl-C; the next request must not read this answer
+        # such as Ctrl-C; the next request must not read the answer to this one
+        except BaseException:
             self.close()
             raise
 
@@ -112,8 +113,8 @@ class ClientConnection:
             view = view[self._wait(connection, connection.send, view) :]
 
     def _wait(self, connection: socket.socket, act: Callable[[_P], _T], value: _P) -> _T:
-        """Call a blocking method of the socket. If it takes longer than the quiet time, report
-        that once, and continue until the timeout.
+        """Call a blocking method of the socket. If it takes longer than the quiet time, report this
+        once, and continue until the timeout.
         """
         if self._quiet is not None and self._quiet[0] < self._timeout_s:
             after_s, report = self._quiet
@@ -154,7 +155,7 @@ class ClientConnection:
         return self.address.startswith("https://")
 
     def _connect(self) -> socket.socket:
-        """A new connection. Raises OSError, ValueError."""
+        """Open a new connection. Raises OSError, ValueError."""
         if self.address.startswith("unix:"):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.settimeout(self._connect_timeout_s)
@@ -241,6 +242,6 @@ def _split_address(address: str) -> tuple[str, int]:
         raise ValueError("the address must begin with https://, http:// or unix:")
     rest = rest.rstrip("/")
     host, colon, port = rest.rpartition(":")
-    if not colon or rest.endswith("]"):  # an IPv6 address in brackets has colons of its own
+    if not colon or rest.endswith("]"):  # an IPv6 address in brackets contains colons itself
         host, port = rest, "443" if scheme == "https" else "80"
     return host.strip("[]"), int(port)

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from cavvy.client.transport import HttpAnswer
 
 _CONNECTIONS = 4
-_ASK_AT_ONCE = 5000  # number of names in one request, which then has 335 kB
+_ASK_AT_ONCE = 5000  # maximum number of names in one request, which then has 335 kB
 _PART = 1024 * 1024
-_PACK = PACK_BYTES // 4  # bytes; small enough to show progress on a slow connection
+# maximum bytes of a pack; small enough to show progress on a slow connection
+_PACK = PACK_BYTES // 4
 _WAIT_S = 270.0  # seconds that the server may need to store a pack or a large blob
 
 Source = bytes | str | os.PathLike[str]
@@ -41,7 +42,8 @@ def upload(
 
 
 class _Upload:
-    """One upload. Threads take packs of names from a queue until it is empty or a thread fails."""
+    """One upload. Threads take packs of names from a queue until the queue is empty or a thread has
+    failed."""
 
     def __init__(
         self, client: "Client", project: str, blobs: Mapping[str, Source], progress: Progress | None
@@ -49,7 +51,7 @@ class _Upload:
         self._client, self._project, self._blobs, self._progress = client, project, blobs, progress
         self._sizes = {name: _size(source) for name, source in blobs.items()}
         self._total = sum(self._sizes.values())
-        self._packs = True  # False if the server is too old for packs and has refused one
+        self._packs = True  # False once a server has refused a pack because it is too old for packs
         self._sent = 0
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -91,7 +93,7 @@ class _Upload:
                 self._count(names)
                 return
             except ApiError as error:
-                # An older server reads "pack" as the name of a blob, and refuses it as an invalid
+                # An older server takes "pack" for the name of a blob, and refuses it as an invalid
                 # hash.
                 if error.status not in (404, 405) and error.code != "invalid-request":
                     raise
@@ -112,8 +114,8 @@ class _Upload:
         connection.repeat(send)
 
     def _read(self, name: str) -> bytes:
-        """The bytes of the blob, up to its original size. If the file has changed, its hash differs
-        and the server refuses it.
+        """Read the bytes of the blob, up to its original size. If the file has changed, it has a
+        different hash, and the server refuses it.
         """
         source = self._blobs[name]
         if isinstance(source, bytes):
@@ -129,7 +131,7 @@ class _Upload:
 
 
 def _divide(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Divide blobs into packs of small blobs; each larger blob is a pack of its own."""
+    """Divide blobs into packs of small blobs. Each larger blob is alone in its pack."""
     packs = [[name] for name, size in sizes.items() if size > SMALL]
     room, names = _PACK, list[str]()
     for name, size in sizes.items():

@@ -1,8 +1,8 @@
 """The requests and answers of the API, shared by the server and its clients.
 
-They are msgspec structs, because these are encoded and decoded fast. Money is in micro-USD,
-durations are in seconds, times are aware UTC. `task`, `origin` and `offer` are undecoded JSON, so
-that listings stay fast; `msgspec.json.decode(job.task, type=Task)` decodes a task.
+They are msgspec structs, which can be encoded and decoded fast. Money is in micro-US-dollars,
+durations are in seconds, and times are in UTC. `task`, `origin` and `offer` are not decoded, so
+that lists are fast; `msgspec.json.decode(job.task, type=Task)` decodes a task.
 """
 
 from datetime import datetime
@@ -23,7 +23,7 @@ class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ErrorBody(Answer, frozen=True, kw_only=True):
-    """The body of every error: `code` is stable, and `hint` says what to do."""
+    """The body of every error. `code` never changes its meaning, and `hint` says what to do."""
 
     code: str
     message: str
@@ -31,11 +31,12 @@ class ErrorBody(Answer, frozen=True, kw_only=True):
 
 
 class SubmitRequest(Ask, frozen=True, kw_only=True):
-    """A task to run: either the task file's text in `text`, or a JSON object in `task`. `params`
-    override the parameters of the file.
+    """A task to run: either the text of a task file (`text`), or the same as a JSON object
+    (`task`). `params` replace the defaults of the task's parameters.
 
-    `origin` records where the run comes from. Its `snapshot` names the frozen working folder, whose
-    blobs must be uploaded already. `consent` allows offers that cost money, up to `ceiling_micros`.
+    `origin` records where the run comes from. Its `snapshot` is the name of the working folder's
+    snapshot, whose blobs must have been uploaded before. `consent` allows offers that cost money,
+    up to `ceiling_micros`.
     """
 
     text: str | None = None
@@ -50,19 +51,19 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
 
 
 class Submitted(Answer, frozen=True, kw_only=True):
-    """The job that this submission, or an earlier one with the same key, created."""
+    """The job that was created by this submission, or by an earlier one with the same key."""
 
     id: str
     project: str
     name: str
     phase: str
-    # False if an earlier submission with the same idempotency key made the job
+    # False if an earlier submission with the same idempotency key created the job
     created: bool = True
 
 
 class JobListing(Answer, frozen=True, kw_only=True):
-    """A job in a listing. `placement` is the key of the offer of its latest attempt, and `machine`
-    the name of the machine that it runs on.
+    """A job in a list. `placement` is the key of the offer of its latest attempt. `machine` is the
+    name of the machine on which it runs.
     """
 
     id: str
@@ -79,15 +80,14 @@ class JobListing(Answer, frozen=True, kw_only=True):
     exit_code: int | None
     placement: str | None
     spent_micros: int
-    held: bool = False  # the job is not in the queue, but waits for a schedule or a window
+    # whether the job waits for its schedule or its time window instead of in the queue
+    held: bool = False
     machine: str | None = None
     tags: dict[str, str] = {}
 
 
 class JobPage(Answer, frozen=True, kw_only=True):
-    """A page of jobs, newest first. `cursor` requests the next page, and is null on the last
-    page.
-    """
+    """A page of jobs, newest first. `cursor` requests the next page; null on the last page."""
 
     jobs: list[JobListing]
     cursor: str | None
@@ -129,7 +129,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     created_at: datetime
     since: datetime
     launched_at: datetime | None
-    expected_at: datetime | None = None  # the provider's estimate of the start
+    expected_at: datetime | None = None  # when the provider expects the gang to start
     running_at: datetime | None
     finished_at: datetime | None
     ended_at: datetime | None
@@ -139,7 +139,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
 
 
 class PlanStateView(Answer, frozen=True, kw_only=True):
-    """The last decision for a job with a deadline, and its reason. `mode` is idle, spot or
+    """The last decision of the deadline policy for a job, and its reason. `mode` is idle, spot or
     on-demand.
     """
 
@@ -150,8 +150,8 @@ class PlanStateView(Answer, frozen=True, kw_only=True):
 
 
 class ForecastView(Answer, frozen=True, kw_only=True):
-    """The expected cost and completion of the rest of a job, from `runs` simulated runs. If `runs`
-    is 0, there is no forecast, and `reason` says why.
+    """The expected cost and duration of the rest of a job, computed from `runs` simulated runs. If
+    `runs` is 0, there is no forecast, and `reason` says why.
     """
 
     runs: int
@@ -165,7 +165,7 @@ class ForecastView(Answer, frozen=True, kw_only=True):
 
 
 class ObservationView(Answer, frozen=True, kw_only=True):
-    """One observation of a market; its kind is granted, refused, booted, ended, taken, failed or
+    """One observation of a market. `kind` is granted, refused, booted, ended, taken, failed or
     price.
     """
 
@@ -179,8 +179,8 @@ class MarketListing(Answer, frozen=True, kw_only=True):
     """A summary of the observations of one offer in the last 30 days; `recent` lists the
     observations of the last few days.
 
-    `preemptions_per_hour` (of one node) combines the observations with a conservative prior;
-    `boot_s` is the mean observed boot time.
+    `preemptions_per_hour` is the estimated rate for one node. It combines the observations with a
+    cautious estimate made without them (a prior). `boot_s` is the mean observed boot time.
     """
 
     market: str
@@ -200,7 +200,7 @@ class MarketListing(Answer, frozen=True, kw_only=True):
 class JobDetail(JobListing, frozen=True, kw_only=True):
     """One job with all details.
 
-    `queue_position` is 1 for the next job to start. It is null for a job that is not queued or must
+    `queue_position` is 1 for the next job to start. It is null for a job that is not queued or may
     not start yet.
     """
 
@@ -215,17 +215,18 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     attempts: list[AttemptView]
     plan_state: PlanStateView | None = None
     standbys: list[int] = []  # numbers of attempts that may replace the current one
-    avoid: dict[str, datetime] = {}  # end of the cooldown of each placement that failed
+    # for each offer or shared host that failed: when its cooldown ends
+    avoid: dict[str, datetime] = {}
 
 
 class EventView(Answer, frozen=True, kw_only=True):
     """One event of a job. A later event has a higher id.
 
-    `fact` is for programs and `text` for people. The kind of the event determines `fact`: for
-    `webhook`, the reported delivery (finish, failure, budget); for `exited`, the rank's
-    `exit_failure` or outcome; for `avoided`, `standby`, `queued` and the end of an attempt, the
-    `failure`; for the first `queued` event, submitted or scheduled; for `limit`, `stopping` and the
-    end of a stopped job, the `stop_cause`.
+    `fact` is for programs, `text` is for people. What `fact` is depends on `kind`. For `webhook`,
+    it is the event that was reported (finish, failure or budget). For `exited`, it is the rank's
+    `exit_failure` or outcome. For `avoided`, `standby`, `queued` and the end of an attempt, it is
+    the `failure`. For the first `queued` event, it is submitted or scheduled. For `limit`,
+    `stopping` and the end of a stopped job, it is the `stop_cause`.
     """
 
     id: int
@@ -238,8 +239,8 @@ class EventView(Answer, frozen=True, kw_only=True):
 
 
 class EventPage(Answer, frozen=True, kw_only=True):
-    """Events in order. `last` is the value of `after` for the next request; `over` is true if the
-    job has ended.
+    """Events in order. Send `last` as `after` in the next request. `over` is true if the job has
+    ended.
     """
 
     events: list[EventView]
@@ -269,7 +270,8 @@ class StretchView(Answer, frozen=True, kw_only=True):
 
 
 class CostView(Answer, frozen=True, kw_only=True):
-    """A job's cost and its time by phase. The seconds add up to the time since its submission.
+    """A job's cost, and how its time was spent. The seconds add up to the time since its
+    submission.
 
     `lost_s` is running time whose work had to be repeated: from the newest checkpoint until the
     nodes were lost. `unsure_micros` is what the job may have cost in addition to `total_micros`: an
@@ -290,8 +292,8 @@ class CostView(Answer, frozen=True, kw_only=True):
 
 class AuditRow(Answer, frozen=True, kw_only=True):
     """The bill of an ended attempt, compared with its provider's own record. The attempt may have
-    cost up to `unsure_micros` in addition to `billed_micros`; `reported_micros` is null if the
-    provider no longer lists the gang.
+    cost up to `unsure_micros` in addition to `billed_micros`. `reported_micros` is the cost
+    according to the provider's record, or null if the provider no longer lists the gang.
     """
 
     job: str
@@ -331,8 +333,8 @@ class ProjectCost(Answer, frozen=True, kw_only=True):
 
 
 class NodeListing(Answer, frozen=True, kw_only=True):
-    """A node that runs or is billed now. `rank_phase` is the phase that its agent reports;
-    `devices` are the devices allocated to it.
+    """A node that is running or billed now. `rank_phase` is the phase that its agent reports.
+    `devices` are the devices of a shared host that are allocated to it.
     """
 
     project: str
@@ -348,7 +350,8 @@ class NodeListing(Answer, frozen=True, kw_only=True):
     since: datetime
     heard_at: datetime | None
     devices: list[str]
-    kept_until: datetime | None = None  # when a warm node stops waiting for the project's next job
+    # for a kept node: when it is released if no job takes it over
+    kept_until: datetime | None = None
 
 
 class StopAsk(Ask, frozen=True, kw_only=True):
@@ -358,8 +361,8 @@ class StopAsk(Ask, frozen=True, kw_only=True):
 
 
 class JobRemoved(Answer, frozen=True, kw_only=True):
-    """A removed job. `freed_bytes` is the size of its deleted checkpoints. `kept` names the files
-    that could not be deleted, with the reason.
+    """A removed job. `freed_bytes` is the size of its deleted checkpoints. `kept` says which files
+    could not be deleted and why, or is "".
     """
 
     freed_bytes: int
@@ -367,7 +370,8 @@ class JobRemoved(Answer, frozen=True, kw_only=True):
 
 
 class DrillAsk(Ask, frozen=True, kw_only=True):
-    """Reclaims the nodes of a job after this notice, as a drill."""
+    """Reclaims the nodes of a job after a notice of `notice_s` seconds, to test how the job
+    reacts."""
 
     notice_s: float = 30.0
 
@@ -378,7 +382,7 @@ class ExecAsk(Ask, frozen=True, kw_only=True):
     command: list[str] = []
     rank: int = 0
     session: bool = (
-        False  # whether to open a remote session for `client.tunnel` instead of running a command
+        False  # whether to open a remote session (for `client.tunnel`) instead of running a command
     )
 
 
@@ -387,8 +391,8 @@ class ExecStarted(Answer, frozen=True, kw_only=True):
 
 
 class InputTaken(Answer, frozen=True, kw_only=True):
-    """`next` is the offset of the next byte that the server expects. `ended` is true if the command
-    has ended and reads no more input.
+    """The answer to input. `next` is the offset of the next byte that the server expects. `ended`
+    is true if the command has ended and therefore reads no more input.
     """
 
     next: int
@@ -396,7 +400,8 @@ class InputTaken(Answer, frozen=True, kw_only=True):
 
 
 class DownAsk(Ask, frozen=True, kw_only=True):
-    """Stops all unfinished jobs, of one project or of all, and removes their nodes."""
+    """Stops all unfinished jobs of one project or, if `project` is null, of all projects, and
+    removes their nodes."""
 
     project: str | None = None
     dry_run: bool = False
@@ -454,7 +459,8 @@ class BlobsMissing(Answer, frozen=True, kw_only=True):
     """The blobs that the server does not have yet."""
 
     missing: list[str]
-    direct: bool = False  # true: upload checkpoints to the job's bucket, not to the server
+    # whether checkpoints must be uploaded to the job's bucket instead of to the server
+    direct: bool = False
 
 
 class BlobsStored(Answer, frozen=True, kw_only=True):
@@ -470,8 +476,8 @@ class Health(Answer, frozen=True, kw_only=True):
 
 
 class InviteAsk(Ask, frozen=True, kw_only=True):
-    """Invites a machine to join, with an optional name (default: its host name) and an optional
-    group of machines on one network.
+    """Invites a machine to join. `name` is its name, by default its host name. `group` is the name
+    of a group of machines on the same network. The invitation is valid for `valid_s` seconds.
     """
 
     name: str | None = None
@@ -480,9 +486,7 @@ class InviteAsk(Ask, frozen=True, kw_only=True):
 
 
 class InvitationView(Answer, frozen=True, kw_only=True):
-    """Two commands for one machine. Either of them turns the machine into a node when it is run
-    there.
-    """
+    """Two commands. Running either of them on a machine turns that machine into a node."""
 
     shell: str
     python: str
@@ -490,7 +494,7 @@ class InvitationView(Answer, frozen=True, kw_only=True):
 
 
 class MachineRow(Answer, frozen=True, kw_only=True):
-    """A machine that joined by `cavvy join`."""
+    """A machine that has joined by `cavvy join`."""
 
     name: str
     state: str
@@ -501,9 +505,10 @@ class MachineRow(Answer, frozen=True, kw_only=True):
 
 class QuotaRow(Answer, frozen=True, kw_only=True):
     """A limit that a provider sets for the account. `limit`, `used` and `left` are numbers of
-    `unit`; `used` and `left` are null if the use is unknown. `region` is empty for a quota of all
-    regions together, and `purchase` is null if on-demand and spot machines count. `request` is the
-    provider's own command that requests more, with NEW_LIMIT in place of the wanted limit.
+    `unit`; `used` and `left` are null if the use is unknown. `region` is empty if the quota is one
+    limit for all regions together. `purchase` is null if both on-demand and spot machines count
+    toward the quota. `request` is the provider's command that requests a higher limit, with
+    NEW_LIMIT in place of the wanted limit.
     """
 
     provider: str
@@ -519,7 +524,7 @@ class QuotaRow(Answer, frozen=True, kw_only=True):
 
 
 class UntoldQuotas(Answer, frozen=True, kw_only=True):
-    """A provider whose quotas are unknown, and the reason."""
+    """A provider whose quotas are not known, and the reason."""
 
     provider: str
     reason: str
@@ -536,9 +541,9 @@ class MachineView(Answer, frozen=True, kw_only=True):
     """A named machine. `state` is starting, busy, idle or stopped. A stopped machine has no nodes
     and costs nothing; its placement, times, rate and cost are null.
 
-    `has` describes the hardware. `rate_micros_per_hour` is the price of all nodes together, and
-    `spent_micros` what they have cost since they were bought. `waiting` counts the jobs that wait
-    for the machine.
+    `has` describes the hardware. `rate_micros_per_hour` is the price of all nodes together.
+    `spent_micros` is what they have cost since the machine got them. `waiting` is the number of
+    jobs that wait for the machine.
     """
 
     name: str
@@ -551,14 +556,16 @@ class MachineView(Answer, frozen=True, kw_only=True):
     has: str
     nodes: int
     since: datetime | None
-    kept_until: datetime | None  # when an idle machine is released if no job comes, else null
+    # when an idle machine is released if no job takes it over, else null
+    kept_until: datetime | None
     keep_s: float  # how long the machine is kept without work
     rate_micros_per_hour: int | None
     spent_micros: int | None
 
 
 class MachineStartAsk(Ask, frozen=True, kw_only=True):
-    """Starts a stopped machine, which gets nodes again. `consent` allows offers that cost money."""
+    """Starts a stopped machine by getting nodes for it again. `consent` allows offers that cost
+    money."""
 
     user: str = ""
     consent: bool = False
@@ -571,8 +578,8 @@ class MachineKeepAsk(Ask, frozen=True, kw_only=True):
 
 
 class ServerView(Answer, frozen=True, kw_only=True):
-    """The properties of the server. `api` is the major version of the routes; `revision` increases
-    with every change to the routes.
+    """The properties and the state of the server. `api` is the major version of the routes.
+    `revision` increases with every change to the routes.
     """
 
     version: str

@@ -1,3 +1,3 @@
-"""The Python interface for notebooks and scripts. `cavvy` exports its names: `from cavvy import
-Client, Task`.
+"""The Python interface for notebooks and scripts. Its names are imported from `cavvy`: `from cavvy
+import Client, Task`.
 """

@@ -1,4 +1,4 @@
-"""The client for programs with asyncio. Each request runs in a thread of its own."""
+"""The client for programs that use asyncio. Each request runs in its own thread."""
 
 import asyncio
 import threading
@@ -19,17 +19,18 @@ from cavvy.sdk.task import Task
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_THREADS = 32  # requests at the same time; further requests wait
+_THREADS = 32  # maximum requests at the same time; further requests wait
 
 
 class _Threads:
-    """The threads of a client."""
+    """The threads in which a client's requests run."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="cavvy")
 
     async def run(self, act: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call a function in a thread. If the caller is cancelled, the call continues alone."""
+        """Call a function in a thread. If the caller is cancelled, the call still continues in its
+        thread."""
         return await asyncio.get_running_loop().run_in_executor(
             self._pool, partial(act, *args, **kwargs)
         )
@@ -58,7 +59,8 @@ class _Threads:
 
 
 class AsyncJob:
-    """As `Job`, with coroutines. In a notebook, it shows the state that was read last."""
+    """Like `Job`, but its methods are coroutines. In a notebook, the state that was read last is
+    shown."""
 
     def __init__(self, job: Job, threads: _Threads) -> None:
         self._job = job
@@ -70,7 +72,7 @@ class AsyncJob:
 
     @property
     def last_status(self) -> JobStatus:
-        """The newest state that a method has read."""
+        """The newest state that a method has read from the server."""
         return self._job.last_status
 
     async def status(self) -> JobStatus:
@@ -80,7 +82,7 @@ class AsyncJob:
     async def wait(
         self, until: Until = "end", *, timeout: TimeLimit | None = None, check: bool = True
     ) -> JobStatus:
-        """See `Job.wait`. Cancelling the wait leaves the job running."""
+        """See `Job.wait`. If the wait is cancelled, the job continues to run."""
         waiting = JobWaiter(self._job, until, timeout, check=check)
         while (status := await self._threads.run(waiting.look)) is None:
             pass
@@ -135,8 +137,8 @@ class AsyncJob:
 
 
 class AsyncClient:
-    """As `Client`, with coroutines. The first request connects to the server; `async with` closes
-    the connections at the end.
+    """Like `Client`, but its methods are coroutines. The first request connects to the server.
+    `async with` closes the connections when its block ends.
     """
 
     def __init__(
@@ -194,7 +196,7 @@ class AsyncClient:
         return await self._threads.run(client.cost, since=since, project=project)
 
     async def close(self) -> None:
-        """Close the connections. Jobs continue."""
+        """Close the connections. Jobs continue to run."""
         self._threads.close()
         if self._client is not None:
             self._client.close()

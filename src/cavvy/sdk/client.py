@@ -16,13 +16,14 @@ from cavvy.sdk.task import Task
 
 
 class Client:
-    """A client of a Cavvy server, for use by any number of threads.
+    """A client of a Cavvy server. Any number of threads may use it.
 
-    `Client()` uses the embedded server of this machine, and starts it if it is not running, as the
-    commands do. `Client(address, token=...)` uses a server elsewhere; the address begins with
-    https://, or with http:// for this machine, such as the end of an SSH tunnel. `project` is the
-    project of the jobs; without it, a task's own project counts for `submit`, and CAVVY_PROJECT or
-    `default` elsewhere. `home` is the state folder; the default is CAVVY_HOME or ~/.cavvy.
+    `Client()` uses the embedded server of this machine and starts it if it is not running, like the
+    commands. `Client(address, token=...)` uses another server. The address must begin with
+    https://. It may begin with http:// if it is on this machine, such as the local end of an SSH
+    tunnel. `project` is the project of the jobs. Without it, `submit` uses the project that the
+    task names, and other methods use CAVVY_PROJECT or else `default`. `home` is the state folder;
+    the default is CAVVY_HOME or ~/.cavvy.
 
     Raises ServerUnavailable, and CavvyError if the server refuses the token.
     """
@@ -51,12 +52,12 @@ class Client:
         consent: bool = False,
         max_cost: str | float | Decimal | None = None,
     ) -> Job:
-        """Queue a task and return its job. The working folder is copied first. `params` replace the
-        defaults of the task's parameters; `name` is the name of the job.
+        """Queue a task and return its job. The working folder is copied to the server first.
+        `params` replace the defaults of the task's parameters. `name` is the name of the job.
 
-        `consent` agrees to offers that cost money; `max_cost` (US dollars) agrees as well, and
-        stops the job before it costs more. A budget in the task also agrees. Raises InvalidTask,
-        NoOffer, ConsentNeeded.
+        Set `consent` to agree to offers that cost money. Set `max_cost`, in US dollars, to agree
+        and to stop the job before it costs more than this. A budget in the task also counts as
+        agreement. Raises InvalidTask, NoOffer, ConsentNeeded.
         """
         options = SubmitOptions(
             params=params,
@@ -79,8 +80,8 @@ class Client:
     def jobs(
         self, *, phases: Collection[Phase] = (), limit: int = 50, project: str | None = None
     ) -> list[Job]:
-        """The newest jobs of a project, at most `limit` (1 to 500), newest first. `phases` selects
-        jobs by their state.
+        """The newest jobs of a project, at most `limit` (1 to 500), newest first. If `phases` is
+        given, only jobs in these phases are returned.
         """
         with self._connections.use() as connection:
             page = connection.jobs(self._choose(project), phases=phases, limit=limit)
@@ -93,7 +94,7 @@ class Client:
         return Money(found.total_micros).usd
 
     def close(self) -> None:
-        """Close the connections. Jobs continue."""
+        """Close the connections. Jobs continue to run."""
         self._connections.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,5 @@
-"""The connections of a client to its server. Each request uses one that no other thread uses."""
+"""The connections of a client to its server. Each request uses a connection that no other thread is
+using."""
 
 import logging
 import os
@@ -12,13 +13,14 @@ from cavvy.client import API, ApiError, Patience, connect
 from cavvy.client import Client as ApiClient
 from cavvy.sdk.errors import CavvyError, public_errors
 
-_PATIENCE_S = 120.0  # how many seconds a request is repeated while no server answers, as in the CLI
+# how many seconds a request is repeated while no server answers; the commands use the same value
+_PATIENCE_S = 120.0
 _LOG = logging.getLogger("cavvy")
 
 
 class Connections:
-    """Open connections to the embedded server or, if `address` is given, to the server there. The
-    first connection is opened by the first use.
+    """The open connections to the server at `address` or, if that is None, to the embedded server.
+    The first connection is opened at the first use.
     """
 
     def __init__(self, address: str | None, token: str | None, home: str | None) -> None:
@@ -37,8 +39,9 @@ class Connections:
 
     @contextmanager
     def use(self) -> Iterator[ApiClient]:
-        """A connection for requests of one thread. An error of the transport becomes a CavvyError.
-        A connection that was interrupted is closed, because an answer may still arrive on it.
+        """Yield a connection for requests of one thread. Errors of the transport are raised as
+        CavvyError. A connection whose request was interrupted is closed, because the answer may
+        still arrive on it.
         """
         with public_errors():
             connection = self._take()
@@ -46,7 +49,7 @@ class Connections:
             try:
                 yield connection
                 whole = True
-            except (GeneratorExit, ApiError):  # there is no open request
+            except (GeneratorExit, ApiError):  # no request is waiting for its answer
                 whole = True
                 raise
             finally:
@@ -60,7 +63,7 @@ class Connections:
             each.close()
 
     def __del__(self) -> None:
-        for each in getattr(self, "_idle", ()):  # a notebook rarely closes its client
+        for each in getattr(self, "_idle", ()):  # users of notebooks rarely close their clients
             each.close()
 
     def _take(self) -> ApiClient:
@@ -84,7 +87,8 @@ class Connections:
         patience = Patience(_PATIENCE_S, _LOG.warning)
         if self.address is None:
             return connect(home=self._home, patience=patience)
-        patience.limit_s = 0.0  # a wrong address is reported at once
+        # report a wrong address at once instead of waiting for a server there
+        patience.limit_s = 0.0
         client = ApiClient(self.address, self._token, patience=patience)
         _check_version(client)
         patience.limit_s = _PATIENCE_S
@@ -92,8 +96,8 @@ class Connections:
 
 
 def _check_version(client: ApiClient) -> None:
-    """Check the client's address and token by a request. Raises ApiError, and CavvyError if the
-    server has another version of the API.
+    """Send a request to check the client's address and token. Raises ApiError. Raises CavvyError if
+    the server has a different version of the API.
     """
     server = client.server()
     if server.api != API:
@@ -105,7 +109,8 @@ def _check_version(client: ApiClient) -> None:
 
 
 def _check_address(address: str, token: str | None) -> None:
-    """Raise CavvyError for an address that cannot be used, or to which no token must be sent."""
+    """Raise CavvyError if the address cannot be used, or if sending a token to it would not be
+    safe."""
     url = urlsplit(address)
     unix = url.scheme == "unix"
     if url.scheme not in ("http", "https", "unix") or (url.path.strip("/") and not unix):
@@ -136,5 +141,5 @@ def _is_loopback(host: str) -> bool:
 
 
 def default_project() -> str:
-    """CAVVY_PROJECT, or `default`, as for the commands."""
+    """CAVVY_PROJECT or `default`, as in the commands."""
     return os.environ.get("CAVVY_PROJECT") or "default"

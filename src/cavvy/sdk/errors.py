@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class CavvyError(Exception):
-    """An error. `message` says what is wrong, and `hint` what to do. For an error of the server,
-    `code` is its name in [errors](errors.md).
+    """An error. `message` says what is wrong, and `hint` what to do. If the error comes from the
+    server, `code` is its code, which is explained in [errors](errors.md).
     """
 
     def __init__(self, message: str, hint: str = "", code: str = "") -> None:
@@ -48,7 +48,8 @@ class NoOffer(CavvyError):
 
 
 class ConsentNeeded(CavvyError):
-    """The offers cost money. The message shows the price; `consent` or `max_cost` agrees to it."""
+    """The offers cost money, and the caller has not agreed to pay. The message shows the price. To
+    agree, pass `consent` or `max_cost`."""
 
 
 class JobNotFound(CavvyError, LookupError):
@@ -62,8 +63,8 @@ class JobFailed(CavvyError):
 
 
 class WaitTimeout(CavvyError, TimeoutError):
-    """The job did not get so far within the time limit. The job continues. `status` is its last
-    state.
+    """The job did not reach the wanted state within the time limit. The job continues to run.
+    `status` is its last state.
     """
 
     status: "JobStatus"
@@ -87,7 +88,7 @@ _BY_CODE: dict[str, type[CavvyError]] = {
 
 
 def make_error(error: "ApiError") -> CavvyError:
-    """The public error for an error of the transport."""
+    """Make the public error for an error of the transport."""
     from cavvy.client import StartFailed, Unreachable
 
     if isinstance(error, Unreachable | StartFailed):
@@ -99,7 +100,7 @@ def make_error(error: "ApiError") -> CavvyError:
 
 @contextmanager
 def public_errors() -> Iterator[None]:
-    """Turn the errors of the modules below into a CavvyError."""
+    """Raise the errors of the modules below as CavvyError."""
     from cavvy.client import ApiError
     from cavvy.settings import SettingsError
     from cavvy.spec.workdir import FreezeError

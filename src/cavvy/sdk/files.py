@@ -1,4 +1,4 @@
-"""Finds, checks and freezes the local files that are submitted with a task."""
+"""Finds and checks the local files that are submitted with a task, and takes a snapshot of them."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -11,9 +11,10 @@ MIB = 1 << 20
 
 
 def find_parts(task: Task, source: Translation, folder: Path) -> dict[str, Path]:
-    """The local paths of the working folder (under the key "") and of the files outside it that are
-    submitted with the task (by their path in the submitted folder). `folder` is the task file's
-    folder. Raises FreezeError if one of the files does not exist.
+    """Find the local files to submit with the task. The result maps "" to the local path of the
+    working folder. It also maps the submitted path of each file outside the working folder to the
+    file's local path. `folder` is the folder of the task file. Raises FreezeError if one of the
+    files does not exist.
     """
     parts = {}
     if task.workdir is not None and task.workdir.path is not None:
@@ -31,8 +32,8 @@ def find_parts(task: Task, source: Translation, folder: Path) -> dict[str, Path]
 
 
 def split_parts(parts: Mapping[str, Path]) -> Iterator[tuple[str, Path, str | None]]:
-    """For each part that `find_parts` returns: its path in the submitted folder, the folder that
-    has it, and its name if it is a single file.
+    """For each part that `find_parts` returns, yield its submitted path, the local folder that
+    contains it, and its name if it is a single file.
     """
     for inside, path in parts.items():
         single = inside != "" and path.is_file()
@@ -41,9 +42,9 @@ def split_parts(parts: Mapping[str, Path]) -> Iterator[tuple[str, Path, str | No
 
 
 def check_files(task: Task, sizes: Mapping[str, int], limit_mib: int) -> None:
-    """Check the files that are submitted with the task, given their sizes in bytes by path.
+    """Check the files to submit with the task. `sizes` maps their paths to their sizes in bytes.
     `limit_mib` is the server's limit for one file (the setting `server.blob_mib`). Raises
-    FreezeError if the server would refuse them, or if the task uses a part that does not exist.
+    FreezeError if the server would refuse a file, or if a file that the task uses is missing.
     """
     folders = {str(parent) for path in sizes for parent in PurePosixPath(path).parents}
     for volume in task.volumes:
@@ -65,8 +66,8 @@ def check_files(task: Task, sizes: Mapping[str, int], limit_mib: int) -> None:
 def freeze_parts(
     task: Task, parts: Mapping[str, Path], home: Path, limit_mib: int
 ) -> FolderSnapshot:
-    """Freeze and check the parts that `find_parts` returns. `home` is Cavvy's state folder, which
-    also stores the hashes of unchanged files. Raises FreezeError.
+    """Check the parts that `find_parts` returns, and take a snapshot of them. `home` is Cavvy's
+    state folder, in which the hashes of unchanged files are stored. Raises FreezeError.
     """
     frozen = {
         inside: freeze(folder, cache=home / "cache" / "frozen", state=home, only=only)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from cavvy.sdk.status import JobStatus
 
-# Colors that can be read on light and dark pages.
+# colors that can be read on light and on dark pages
 _COLORS = {
     "queued": "#b58900",
     "starting": "#2aa198",
@@ -24,7 +24,7 @@ _COLORS = {
 
 
 def show_job(status: "JobStatus", note: str = "") -> str:
-    """A table with the state, place, price and cost of a job as HTML."""
+    """An HTML table with the state, the offer, the price and the cost of a job."""
     color = _COLORS.get(status.phase, "inherit")
     rows = [
         ("job", f"{escape(status.name)} <small>({escape(status.id)})</small>"),

@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 Until = Literal["end", "running"]
 TimeLimit = float | str | timedelta
 _POLL_S = 1.5  # seconds that the server waits for the next event
-_TAIL_BYTES, _TAIL_LINES = 4000, 10  # the end of the log in the message of JobFailed
+# how much of the log's end is read, and how many of its lines the message of JobFailed shows
+_TAIL_BYTES, _TAIL_LINES = 4000, 10
 
 
 class Job:
     """A job. `Client.submit`, `Client.job` and `Client.jobs` return it.
 
     `id`, `name` and `project` never change. `last_status` is the newest state that a method has
-    read; `status` asks the server. `notes` are notes about the submitted files. In a notebook, the
-    job is shown as a table. Every method may raise CavvyError.
+    read. `status()` reads the state from the server. `notes` are remarks about the submitted files.
+    A notebook shows the job as a table. Every method may raise CavvyError.
     """
 
     def __init__(
@@ -48,12 +49,12 @@ class Job:
     def wait(
         self, until: Until = "end", *, timeout: TimeLimit | None = None, check: bool = True
     ) -> JobStatus:
-        """Wait until the job has ended or, with `until="running"`, until it runs or has ended.
-        Returns its state.
+        """Wait until the job has ended or, with `until="running"`, until it is running or has
+        ended. Returns its state.
 
-        Raises JobFailed if the job has failed or was stopped, unless `check` is False, and
-        WaitTimeout after `timeout` (seconds, a text such as "2h" or a timedelta). Ctrl-C leaves the
-        job running.
+        Raises JobFailed if the job has failed or was stopped, unless `check` is False. Raises
+        WaitTimeout after `timeout`, which is a number of seconds, a text such as "2h", or a
+        timedelta. Ctrl-C ends only the wait; the job continues to run.
         """
         waiting = JobWaiter(self, until, timeout, check=check)
         with self._interruptible():
@@ -63,8 +64,8 @@ class Job:
         self, *, follow: bool = False, rank: int = 0, attempt: int | None = None
     ) -> Generator[str, None, None]:
         """The lines of the log of one node, without line ends. With `follow`, waits for further
-        lines until the job has ended; Ctrl-C leaves the job running. `attempt` selects one attempt;
-        the default is all attempts in order.
+        lines until the job has ended. Ctrl-C ends only this wait; the job continues to run.
+        `attempt` selects one attempt. By default, the lines of all attempts are returned in order.
         """
         for lines in self._log_parts(follow=follow, rank=rank, attempt=attempt):
             yield from lines
@@ -72,7 +73,7 @@ class Job:
     def _log_parts(
         self, *, follow: bool, rank: int, attempt: int | None
     ) -> Generator[list[str], None, None]:
-        """As `logs`, but each item has all lines that arrived together."""
+        """Like `logs`, but each item contains all lines that arrived together."""
         with self._interruptible(), self._connections.use() as connection:
             yield from read_lines(
                 connection.log_chunks(
@@ -81,7 +82,7 @@ class Job:
             )
 
     def events(self, *, follow: bool = False) -> Generator[JobEvent, None, None]:
-        """The events of the job in order, such as its placement and the loss of a node. With
+        """The events of the job in order. Its placement and the loss of a node are examples. With
         `follow`, waits for further events until the job has ended.
         """
         with self._interruptible(), self._connections.use() as connection:
@@ -100,13 +101,14 @@ class Job:
         return last_figures(self._detail())
 
     def cost(self) -> JobCost:
-        """What the job has cost until now, and how its time was spent."""
+        """What the job has cost so far, and how its time was spent."""
         with self._connections.use() as connection:
             job = connection.job(self.project, self.id)
             return read_cost(job, connection.cost(self.project, self.id))
 
     def outputs(self) -> dict[str, str]:
-        """Where the files of the job are copied to: the target of each output by its source."""
+        """Where the outputs of the job are copied to, as a dict from the source of each output to
+        its target."""
         from msgspec.json import decode
 
         from cavvy.domain.tasks import Task as TaskModel
@@ -116,8 +118,8 @@ class Job:
         }
 
     def stop(self, *, wait: bool = True) -> JobStatus:
-        """Stop the job: its program gets its grace period, then its nodes are released. With
-        `wait`, returns when it has ended.
+        """Stop the job. Its program gets the grace period to end, then its nodes are released. With
+        `wait`, returns when the job has ended.
         """
         with self._connections.use() as connection:
             connection.stop(self.project, self.id)
@@ -130,7 +132,7 @@ class Job:
         return self.status()
 
     def remove(self) -> None:
-        """Delete the ended job with its log and checkpoints; its bill stays."""
+        """Delete the ended job with its log and checkpoints. Its bill is kept."""
         with self._connections.use() as connection:
             connection.remove(self.project, self.id)
 
@@ -151,7 +153,8 @@ class Job:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Make the message of a Ctrl-C say that the job continues and how to stop it."""
+        """When the user presses Ctrl-C, make the message say that the job continues and how to stop
+        it."""
         try:
             yield
         except KeyboardInterrupt:
@@ -162,7 +165,7 @@ class Job:
 
 
 class JobWaiter:
-    """A wait for one job, in steps, so that a thread and a coroutine can wait in the same way."""
+    """Waits for one job, step by step, so that threads and coroutines can use the same code."""
 
     def __init__(self, job: Job, until: Until, timeout: TimeLimit | None, *, check: bool) -> None:
         self._job = job
@@ -173,14 +176,14 @@ class JobWaiter:
         self._after = 0
 
     def finish(self) -> JobStatus:
-        """Look until the wait is over. Raises JobFailed, WaitTimeout."""
+        """Call `look` until the wait is over. Raises JobFailed, WaitTimeout."""
         while (status := self.look()) is None:
             pass
         return status
 
     def look(self) -> JobStatus | None:
-        """The state of the job if the wait is over. Otherwise, waits for the next event, but at
-        most 1.5 s, and returns None. Raises JobFailed, WaitTimeout.
+        """Return the state of the job if the wait is over. Otherwise wait for the next event, at
+        most 1.5 s, and return None. Raises JobFailed, WaitTimeout.
         """
         job = self._job
         status = job.status()
@@ -207,7 +210,7 @@ def _read_seconds(timeout: TimeLimit) -> float:
 
 
 def _make_failure(job: Job, status: JobStatus) -> JobFailed:
-    """The exception for a job without success, with the end of its log."""
+    """Make the exception for a job that did not succeed. It contains the end of the log."""
     lines = _read_tail(job, status)
     end = "\nThe log ends with:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
     done = "was stopped" if status.phase == "stopped" else "failed"

@@ -1,9 +1,9 @@
-"""The keys of a task as typed tables, for editors and type checkers. A test compares them with the
-parser's table of fields.
+"""The keys of a task as typed dictionaries, for editors and type checkers. A test compares them
+with the fields that the parser knows.
 
-Each name is also a function that returns a dict: `Resources(gpu="A100:8")` and `{"gpu": "A100:8"}`
-are the same. A string may contain an expression such as `${{ params.nodes }}`, so numbers and
-switches also accept a string.
+Calling one of these types returns a dict: `Resources(gpu="A100:8")` equals `{"gpu": "A100:8"}`.
+Fields for numbers and switches also accept strings, because a string may contain an expression such
+as `${{ params.nodes }}`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,10 @@ Label = str | int | float
 Whole = int | str
 Number = float | str
 Switch = bool | str
-Size = str | int | float  # such as "64GB"; a bare number is GiB
-Length = str | int | float | timedelta  # such as "90s" or "2h"; a bare number is seconds
-Moment = str | datetime  # with a time zone
+Size = str | int | float  # such as "64GB"; a number without a unit is in GiB
+# such as "90s" or "2h"; a number without a unit is in seconds
+Length = str | int | float | timedelta
+Moment = str | datetime  # must have a time zone
 Dollars = str | int | float | Decimal
 LocalPath = str | PathLike[str]
 
@@ -36,7 +37,7 @@ class Param(TypedDict, total=False):
 
 
 class Accelerator(TypedDict, total=False):
-    """Accelerators of each node, for requests that one string cannot express."""
+    """The accelerators of each node, for requests that cannot be written as one string."""
 
     name: str | Sequence[str]
     count: str | int
@@ -63,7 +64,7 @@ class Network(TypedDict, total=False):
 
 
 class NodeTest(TypedDict, total=False):
-    """The test that each node must pass before the work starts."""
+    """The check that each node must pass before the work starts."""
 
     share: Number
     link: str
@@ -106,7 +107,7 @@ class Image(TypedDict, total=False):
 
 
 class GitWorkdir(TypedDict):
-    """A working folder from a git repository."""
+    """A commit of a Git repository as the working folder."""
 
     git: str
     commit: NotRequired[str]
@@ -140,7 +141,7 @@ class Output(TypedDict):
 
 
 class VolumeMount(TypedDict, total=False):
-    """Storage in addition to the node's own disk."""
+    """Files that are kept independently of the node's own disk."""
 
     name: Label
     host: LocalPath
@@ -206,7 +207,7 @@ class Work(TypedDict, total=False):
 
 
 class Webhook(TypedDict):
-    """A web address that events are posted to."""
+    """A URL to which events are posted."""
 
     url: str
     on: NotRequired[

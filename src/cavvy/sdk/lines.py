@@ -8,8 +8,9 @@ if TYPE_CHECKING:
 
 
 def read_lines(chunks: "Iterable[LogChunk]") -> Iterator[list[str]]:
-    """The complete lines that each chunk brings, without line ends; bytes that are not UTF-8 become
-    U+FFFD. A line that has no end when its attempt or the log ends is a line of its own.
+    """For each chunk, yield the lines that it completes, without line ends. Bytes that are not
+    UTF-8 become U+FFFD. The last line of an attempt or of the log is yielded even if it is
+    incomplete.
     """
     rest, attempt = b"", None
     for chunk in chunks:

@@ -1,5 +1,5 @@
-"""The state and the cost of a job, as values. Money is in US dollars, as exact decimals; times are
-in UTC.
+"""The state and the cost of a job, as immutable values. Money is in US dollars, as exact decimals.
+Times are in UTC.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ ENDS: frozenset[Phase] = frozenset({"done", "failed", "stopped"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """One node of the newest attempt. `telemetry` has its measured use of CPUs, memory and GPUs;
-    `progress` has the values that its program last reported.
+    """One node of the newest attempt. `telemetry` is the measured use of CPUs, memory and GPUs.
+    `progress` contains the values that the node's program last reported.
     """
 
     rank: int
@@ -36,8 +36,8 @@ class JobStatus:
     """The state of a job at one time.
 
     `placement` is the offer of the newest attempt, as provider/region/type/purchase.
-    `rate_usd_per_hour` is the price of all its nodes together. A job in a list has none of
-    `rate_usd_per_hour`, `first_failed_rank`, `queue_position` and `nodes`.
+    `rate_usd_per_hour` is the price of all its nodes together. The states of jobs in a list do not
+    contain `rate_usd_per_hour`, `first_failed_rank`, `queue_position` and `nodes`.
     """
 
     id: str
@@ -46,7 +46,7 @@ class JobStatus:
     phase: Phase
     reason: str
     submitted_at: datetime
-    since: datetime  # start of the current phase
+    since: datetime  # when the current phase began
     ended_at: datetime | None
     exit_code: int | None
     attempt: int
@@ -85,9 +85,9 @@ class CostItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCost:
-    """The cost of a job and how its time was spent. `final` is False while nodes may still add
-    charges. `lost` is running time whose work had to be repeated. The job may have cost up to
-    `unsure_usd` more, because a provider did not report the end of a node.
+    """The cost of a job, and how its time was spent. `final` is False while there may still be new
+    charges. `lost` is running time whose work had to be repeated. If a provider did not report the
+    end of a node, the job may have cost up to `unsure_usd` more than `total_usd`.
     """
 
     total_usd: Decimal

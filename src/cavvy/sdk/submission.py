@@ -1,4 +1,4 @@
-"""Submits a task: freezes and uploads its files, and queues the job."""
+"""Submits a task: takes a snapshot of its files, uploads them, and queues the job."""
 
 import getpass
 from collections.abc import Mapping
@@ -38,8 +38,8 @@ class SubmitOptions:
 def submit_task(
     connection: "ApiClient", task: "Task", options: SubmitOptions, home: str | None
 ) -> "tuple[Submitted, tuple[str, ...]]":
-    """Queue the task. Returns the job, and notes about the working folder, such as files that were
-    left out. Raises InvalidTask, ApiError, FreezeError, SettingsError.
+    """Queue the task. Returns the job, and remarks about the working folder, for example about
+    files that were left out. Raises InvalidTask, ApiError, FreezeError, SettingsError.
     """
     loaded = task._load(options.params, now=datetime.now(UTC))
     _check(loaded)
@@ -54,7 +54,7 @@ def submit_task(
         origin=origin,
         name=options.name,
         user=getpass.getuser(),
-        # A budget in the task counts as consent, as for a command without a terminal.
+        # a budget in the task counts as consent, as it does for a command without a terminal
         consent=options.consent
         or ceiling_micros is not None
         or loaded.task.limits.budget is not None,
@@ -65,7 +65,7 @@ def submit_task(
 
 
 def _check(loaded: "LoadedTask") -> None:
-    """Raise InvalidTask for a task that only the command `cavvy run` can submit."""
+    """Raise InvalidTask if only the command `cavvy run` can submit the task."""
     from cavvy.importers.common_fields import is_commit
 
     task = loaded.task
@@ -95,7 +95,7 @@ def _read_ceiling(max_cost: str | float | Decimal | None) -> int | None:
 def _make_origin(
     connection: "ApiClient", project: str, loaded: "LoadedTask", home: str | None
 ) -> "tuple[RunOrigin, tuple[str, ...]]":
-    """Upload the task's files, and return the origin of the run with notes about the files."""
+    """Upload the task's files. Returns the origin of the run, and remarks about the files."""
     parts = find_parts(loaded.task, loaded.source, loaded.folder)
     origin = capture(parts.get("", loaded.folder), task_text=loaded.text)
     notes: tuple[str, ...] = ()

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from cavvy.importers import LoadedTask
     from cavvy.sdk.keys import TaskKeys
 
-_SHOWN = "Task"  # the name of a task's text in error messages, if it is not from a file
+_SHOWN = "Task"  # the name of a task in error messages, if the task was not read from a file
 
 
 class Task:
-    """What to run, and what it needs. The arguments are the keys of a
-    [task file](task-file.md); `text` is the task as such a file.
+    """What to run, and what it needs. The arguments are the keys of a [task file](task-file.md).
+    The attribute `text` contains the task in the form of such a file.
 
-    Lengths of time may be a `timedelta`, points in time a `datetime` with a zone, and paths a
-    `Path`. Relative paths are relative to the current folder. Each parameter in `params` needs a
-    default. Raises InvalidTask with every mistake, and TypeError.
+    A length of time may be a `timedelta`, a point in time may be a `datetime` with a time zone, and
+    a path may be a `Path`. Relative paths are relative to the current folder. Each parameter in
+    `params` needs a default. Raises TypeError. Raises InvalidTask, which lists all mistakes.
     """
 
     def __init__(self, run: str, **keys: Unpack["TaskKeys"]) -> None:
@@ -50,9 +50,9 @@ class Task:
         return task
 
     def replace(self, **keys: Unpack["TaskKeys"]) -> "Task":
-        """A copy with these keys changed. In a section such as `resources`, only the given keys
-        change. `params` cannot be changed; `Client.submit` takes other values for them. Raises
-        InvalidTask.
+        """Return a copy of the task with other values for these keys. In a section such as
+        `resources`, only the given keys change. `params` cannot be changed here; pass other values
+        to `Client.submit`. Raises InvalidTask.
         """
         if "params" in keys:
             raise TypeError("`params` cannot be replaced; pass them to `Client.submit`")
@@ -79,7 +79,7 @@ class Task:
 
     @property
     def path(self) -> str:
-        """The name of the task's text in error messages: the path of its file, or "Task"."""
+        """The name of the task in error messages: the path of its file, or "Task"."""
         return _SHOWN if self._file.name == _SHOWN else str(self._file)
 
     def _load(
@@ -99,7 +99,7 @@ class Task:
             raise _make_invalid(error, self.path) from error
 
     def _join_params(self, params: Mapping[str, object] | None) -> dict[str, "Scalar"]:
-        """The values of `from_file`, replaced by those in `params`."""
+        """The parameters given to `from_file`, replaced by those in `params`."""
         return {**self._params, **_scalars(params)}
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ def _scalars(params: Mapping[str, object] | None) -> dict[str, "Scalar"]:
 
 
 def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """`old` with the values in `new`; a table in both is merged."""
+    """Return `old` with the values in `new`. Tables that are in both are merged."""
     merged = {**old, **new}
     for name in old.keys() & new.keys():
         if isinstance(old[name], dict) and isinstance(new[name], dict):
@@ -120,7 +120,7 @@ def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_invalid(error: Exception, path: str) -> InvalidTask:
-    """The public error for a SpecError; its text names the task by `path`."""
+    """Make the public error for a SpecError. Its text names the task by `path`."""
     from cavvy.spec import SpecError
 
     assert isinstance(error, SpecError)
@@ -131,7 +131,8 @@ def _make_invalid(error: Exception, path: str) -> InvalidTask:
 
 
 def _name_place(place: str, path: str) -> str:
-    """The place of a mistake in terms of Python; the parser names files and options of commands."""
+    """Say where a mistake is in terms of Python. The parser itself names files and command-line
+    options."""
     if place.startswith("--param "):
         return place.replace("--param ", "params.", 1)
     if place == "the options":

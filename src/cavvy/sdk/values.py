@@ -12,9 +12,9 @@ from cavvy.domain.tasks import Scalar
 
 
 def to_plain(value: object, key: str) -> Any:
-    """The value as dicts, lists and plain values; `key` is its dotted name for errors. A table's
-    entries with the value None are left out. Raises TypeError for values that no task file can
-    contain.
+    """Convert a value to dicts, lists and plain values. `key` is its name for errors, such as
+    resources.gpu. Entries of a dict whose value is None are left out. Raises TypeError for values
+    that a task file cannot contain.
     """
     match value:
         case Mapping():
@@ -32,14 +32,15 @@ def to_plain(value: object, key: str) -> Any:
 
 
 def to_scalar(value: object, key: str) -> Scalar:
-    """One value, such as a parameter's: a string, a number, a boolean, a path, a point in time or a
-    length of time. Raises TypeError for other types, and ValueError for a time without a zone.
+    """Convert a single value, such as that of a parameter: a string, a number, a boolean, a path, a
+    point in time or a length of time. Raises TypeError for other types, and ValueError for a time
+    without a zone.
     """
     match value:
         case bool():
             return value
         case str():
-            return str(value)  # a plain string, also for an enum's member
+            return str(value)  # a plain string, even if the value is a member of an enum
         case PathLike():
             return str(fspath(value))
         case datetime():
@@ -61,7 +62,7 @@ def to_scalar(value: object, key: str) -> Scalar:
 
 
 def write_text(table: Mapping[str, object]) -> str:
-    """A table of plain values as the text of a task file."""
+    """Convert a dict of plain values to the text of a task file."""
     import yaml
 
     from cavvy.spec.tree import read_scalar
@@ -77,7 +78,8 @@ def write_text(table: Mapping[str, object]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
     def write_float(dumper: Dumper, number: float) -> yaml.ScalarNode:
-        # as Python writes it, because an expression such as `${{ params.lr }}` inserts this text
+        # written as Python writes it, because an expression such as `${{ params.lr }}` inserts this
+        # text
         return dumper.represent_scalar("tag:yaml.org,2002:float", repr(number))
 
     # PyYAML would not read this form as a number, and would mark it with a tag.

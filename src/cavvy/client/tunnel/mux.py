@@ -1,5 +1,5 @@
-"""Multiplexes many channels over one tunnel to a node; `agent/access/session.py` is the other
-end.
+"""Runs many channels over one tunnel to a node. `agent/access/session.py` is the node's end of the
+tunnel.
 """
 
 import asyncio
@@ -31,15 +31,16 @@ from cavvy.agent.access.frames import (
 from cavvy.client.client import Client
 from cavvy.client.tunnel.streams import TunnelStreams
 
-_CREDIT_AT = WINDOW // 4  # number of received bytes that are confirmed together
+_CREDIT_AT = WINDOW // 4  # after how many received bytes they are confirmed
 _ANSWER_BYTES = 2 << 20  # maximum bytes of a frame, enough for the answer to a read of 1 MiB
 _LIST_BYTES = 256 << 20  # maximum bytes of a list of files, enough for about two million files
-_OPEN_S = 60.0  # seconds; a mailbox on a shared file system needs several in each direction
+# seconds to wait for a node; a mailbox on a shared file system needs several in each direction
+_OPEN_S = 60.0
 Fields = dict[str, Any]
 
 
 class TunnelLost(Exception):
-    """The tunnel to the node is lost; the message states why."""
+    """The tunnel to the node is lost. The message says why."""
 
 
 class RemoteError(OSError):
@@ -72,8 +73,8 @@ class TunnelChannel:
         self._over = False
 
     async def read(self) -> tuple[int, bytes] | None:
-        """The next item: (DATA or ERR, bytes), (EOF, b""), or None at the end. Raises
-        TunnelLost.
+        """Return the next item: (DATA or ERR, bytes), (EOF, b""), or None when the channel has
+        ended. Raises TunnelLost.
         """
         while not self._arrived:
             if self._over:
@@ -91,7 +92,8 @@ class TunnelChannel:
         return kind, data
 
     async def write(self, data: bytes) -> None:
-        """Send data. Waits while the node's window is full. A closed channel drops the data."""
+        """Send data. Waits while the node has not confirmed enough of the earlier data. If the
+        channel is closed, the data is dropped."""
         rest = memoryview(data)
         while rest and not self._over:
             if self._credit <= 0:
@@ -109,12 +111,13 @@ class TunnelChannel:
             self._tunnel.send(self.number, EOF)
 
     def control(self, **fields: object) -> None:
-        """Send `cols` and `rows` of a terminal, or `signal`, a name without SIG."""
+        """Change the terminal's size (`cols` and `rows`), or send a signal (`signal`, its name
+        without SIG)."""
         if not self._over:
             self._tunnel.send(self.number, CONTROL, json.dumps(fields).encode())
 
     def close(self) -> None:
-        """Close the channel; a running command gets SIGHUP."""
+        """Close the channel. A command that is running gets SIGHUP."""
         if not self._over:
             self._tunnel.send(self.number, CLOSE)
             self.lose()
@@ -161,7 +164,7 @@ class TunnelChannel:
 
 
 class NodeTunnel:
-    """The tunnel to one node; an asynchronous context manager."""
+    """The tunnel to one node. Use it as an asynchronous context manager."""
 
     def __init__(self, client: Client, project: str, name: str, rank: int) -> None:
         self._client, self._project, self._name, self._rank = client, project, name, rank
@@ -199,21 +202,21 @@ class NodeTunnel:
         env: Mapping[str, str] | None = None,
         pty: Fields | None = None,
     ) -> TunnelChannel:
-        """Start a command, given as words (`argv`) or as a shell line (`line`), or a shell if both
-        are None. Raises RemoteError, TunnelLost.
+        """Start a command, given as words (`argv`) or as a shell line (`line`). If both are None,
+        start a shell. Raises RemoteError, TunnelLost.
         """
         asked = {"what": "run", "argv": argv, "line": line, "env": dict(env or {}), "pty": pty}
         return await self._open(asked)
 
     async def connect(self, host: str, port: int) -> TunnelChannel:
-        """Open a TCP connection from the node. Raises RemoteError, TunnelLost."""
+        """Make the node open a TCP connection to this address. Raises RemoteError, TunnelLost."""
         return await self._open({"what": "tcp", "host": host, "port": port})
 
     async def listen(
         self, host: str, port: int, accepted: Callable[[TunnelChannel, Fields], Awaitable[None]]
     ) -> tuple[TunnelChannel, int]:
-        """Listen on a port of the node; each connection opens a channel and calls `accepted`.
-        Returns the listener's channel and the port. Raises RemoteError, TunnelLost.
+        """Listen on a port of the node. Each connection opens a channel, with which `accepted` is
+        called. Returns the listener's own channel and the port. Raises RemoteError, TunnelLost.
         """
         channel = await self._open({"what": "listen", "host": host, "port": port}, accepted)
         return channel, int((await channel.opened)["port"])
@@ -262,7 +265,8 @@ class NodeTunnel:
         return channel
 
     def _hear(self, data: bytes) -> None:
-        """Process data from the node. The node may be hostile: an invalid frame ends the tunnel."""
+        """Process data from the node. The node is not trusted, so an invalid frame ends the
+        tunnel."""
         if self.lost.is_set():
             return
         self._in += data
@@ -343,7 +347,8 @@ class AsyncWriter(Protocol):
 
 
 async def join(channel: TunnelChannel, reader: AsyncReader, writer: AsyncWriter) -> None:
-    """Copy bytes until both directions have ended or one side is lost; then close both sides."""
+    """Copy bytes between the channel and the streams until both directions have ended or one side
+    is lost. Then close both sides."""
 
     async def out() -> None:
         while data := await reader.read(CHUNK):

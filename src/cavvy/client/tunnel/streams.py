@@ -1,5 +1,5 @@
-"""The two byte streams of a tunnel, carried by requests to the server. Each stream has its own
-thread.
+"""The two byte streams of a tunnel, one in each direction. They are sent as requests to the server,
+by one thread for each stream.
 """
 
 import asyncio
@@ -10,14 +10,15 @@ from collections.abc import Callable
 from cavvy.client.client import Client
 from cavvy.client.errors import ApiError, Unreachable
 
-# seconds that a server may be unreachable; a restarted server has lost its tunnels
+# seconds for which requests are repeated if the server is unreachable; a restarted server has lost
+# its tunnels
 _PATIENCE_S = 60.0
 _PIECE = 512 * 1024
 
 
 class TunnelStreams:
-    """Sends the data that `put` receives, and calls `heard` in the event loop with data from the
-    node. Calls `over(problem)` when either stream ends.
+    """Sends the data that is passed to `put` to the node. Calls `heard` with data from the node,
+    and `over(problem)` when either stream ends, both in the event loop.
     """
 
     def __init__(
