@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def read(*nodes: dict[str, Any]) -> Sequence[KubernetesNode]:
 
 
 def price(*nodes: dict[str, Any]) -> list[float]:
-    prices = MachinePrices(list_fake_instance, list_fake_prices)
+    prices = MachinePrices(list_fake_instance, list_fake_prices, lambda: NOW)
     return [float(node.rate.usd) for node in prices.put(read(*nodes))]
 
 
@@ -113,6 +114,21 @@ def test_a_machine_has_the_price_of_its_cloud(node: dict[str, Any], usd: float) 
     assert price(node) == [usd]
 
 
+def test_prices_are_read_again_after_an_hour() -> None:
+    catalog, at = [make_row("aws", "m7i.16xlarge", 3.2)], [NOW]
+
+    def list_instance(provider: str, instance: str) -> Sequence[Offer]:
+        return catalog
+
+    prices = MachinePrices(list_instance, list_fake_prices, lambda: at[0])
+    nodes = read(make_machine("aws:///r1a/i-0abc", "m7i.16xlarge"))
+    assert [float(node.rate.usd) for node in prices.put(nodes)] == [3.2]
+    catalog[:] = [make_row("aws", "m7i.16xlarge", 4.0)]
+    assert [float(node.rate.usd) for node in prices.put(nodes)] == [3.2]
+    at[0] += timedelta(hours=1)
+    assert [float(node.rate.usd) for node in prices.put(nodes)] == [4.0]
+
+
 def test_a_node_with_several_kinds_of_accelerators_has_no_price() -> None:
     node = make_machine("aws:///r1a/i-0abc", "p5.48xlarge", 4)
     for table in ("capacity", "allocatable"):
@@ -134,7 +150,7 @@ def test_the_shipped_catalog_has_machines_by_their_labels(
     id_: str, instance: str, gpus: int, gpu: str, region: str
 ) -> None:
     node = make_machine(id_, instance, gpus, gpu, **{REGION: region})
-    (found,) = MachinePrices(list_instance, list_prices).put(read(node))
+    (found,) = MachinePrices(list_instance, list_prices, lambda: NOW).put(read(node))
     assert found.rate > HourlyRate(100_000)
 
 
@@ -150,7 +166,7 @@ def offer(tmp_path: Path, items: Sequence[dict[str, Any]], **settings: Any) -> S
     async def scenario() -> Sequence[Offer]:
         async with server.serving():
             provider = make_provider(tmp_path, server.port, **settings)
-            provider._prices = MachinePrices(list_fake_instance, list_fake_prices)
+            provider._prices = MachinePrices(list_fake_instance, list_fake_prices, lambda: NOW)
             find = lambda _, name: next(e for e in CATALOG if e.instance_type == name)  # noqa: E731
             provider._context = replace(provider._context, find_instance=find)
             try:

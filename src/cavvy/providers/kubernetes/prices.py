@@ -9,6 +9,7 @@ price list has other names for machines, so a price is found by the machine's ac
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
@@ -19,20 +20,27 @@ from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine
 ListPrices = Callable[[str], Sequence[Offer]]
 ListInstance = Callable[[str, str], Sequence[Offer]]
 
+_AGE = timedelta(hours=1)  # then prices are read again: the catalog may be new
 _COREWEAVE = "coreweave"
 
 
 class MachinePrices:
     """Finds the price of a node's whole machine per hour."""
 
-    def __init__(self, list_instance: ListInstance, list_prices: ListPrices) -> None:
-        self._list_instance, self._list_prices = list_instance, list_prices
+    def __init__(
+        self, list_instance: ListInstance, list_prices: ListPrices, now: Callable[[], datetime]
+    ) -> None:
+        self._list_instance, self._list_prices, self._now = list_instance, list_prices, now
         self._known: dict[tuple[NodeMachine, str, int, bool], HourlyRate | None] = {}
+        self._known_since = now()
 
     def put(self, nodes: Sequence[KubernetesNode]) -> Sequence[KubernetesNode]:
         """The nodes, with the prices of their machines if known. A node that a pool can add is
         assumed to be in the region of the existing nodes. May block.
         """
+        now = self._now()
+        if not timedelta(0) <= now - self._known_since < _AGE:
+            self._known, self._known_since = {}, now
         home = next((node.machine.region for node in nodes if node.machine.region), "")
         return [replace(node, rate=self._rate(node, home)) for node in nodes]
 

@@ -48,7 +48,7 @@ class KubernetesProvider:
             self._gpu_rate = AcceleratorRates(self._text("price_usd_gpu_hr") or "0")
         except (UnitError, ValueError) as error:
             raise Refused(f"[providers.kubernetes] price_usd_gpu_hr: {error}") from error
-        self._prices = MachinePrices(context.list_instance, context.list_prices)
+        self._prices = MachinePrices(context.list_instance, context.list_prices, context.now)
         self._clusters: dict[str, ClusterContext] = {}
         self._parts = FanOut[Sequence[Offer]]()
         self._watches: dict[str, PodWatch] = {}
