@@ -1,5 +1,6 @@
 """Plans include the copies of inputs and outputs, and buckets must be in the allowed regions."""
 
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -165,6 +166,28 @@ def test_inputs_in_buckets_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
     assert task.inputs[0].size_mib is None
     assert "it has more than 1,000 objects" in warning
     assert with_sizes(make_task(INPUT)) == (make_task(INPUT), ())
+
+
+class SilentBucket(Bucket):
+    def head(self, key: str) -> ObjectInfo | None:
+        threading.Event().wait()
+        return None
+
+
+def test_buckets_that_never_answer_do_not_keep_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = ObjectLocation(place=SilentBucket(), key="train")  # type: ignore[arg-type] # reads only
+    monkeypatch.setattr("cavvy.store.objects.locations.open_place", lambda *_: opened)
+    monkeypatch.setattr(sizes, "_PATIENCE_S", 0.01)
+    before = set(threading.enumerate())
+    unsized = [replace(INPUT, source=f"s3://data{n}/", size_mib=None) for n in range(3)]
+    local = Transfer(source="/data", target="x")
+    task, warnings = with_sizes(make_task(*unsized, local, INPUT))
+    assert [each.size_mib for each in task.inputs] == [None, None, None, None, SIZE]
+    assert len(warnings) == 3
+    assert all("did not answer within 0.01 s" in each for each in warnings)
+    left = set(threading.enumerate()) - before
+    assert len(left) == 3
+    assert all(each.daemon for each in left)  # the process ends without them
 
 
 FILE = """

@@ -1,10 +1,9 @@
 """Measures inputs in buckets, so that a plan includes the time and the price of the download."""
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as TooSlow
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 from cavvy.domain.tasks import Task, Transfer
 
@@ -23,31 +22,24 @@ def with_sizes(task: Task) -> tuple[Task, tuple[str, ...]]:
     unsized = [each for each in task.inputs if each.size_mib is None and "://" in each.source]
     if not unsized:
         return task, ()
-    pool = ThreadPoolExecutor(len(unsized), "sizes")
-    found = {each.source: pool.submit(_measure, each) for each in unsized}
-    pool.shutdown(wait=False)
+    from cavvy.store.objects.deadline import call_all
+
+    answers = call_all({each.source: partial(_measure, each) for each in unsized}, _PATIENCE_S)
     inputs, warnings = [], []
     for each in task.inputs:
-        size, problem = _result(found[each.source]) if each in unsized else (each.size_mib, "")
+        if each.size_mib is not None or each.source not in answers:
+            inputs.append(each)
+            continue
+        answer = answers[each.source]
+        size = answer if isinstance(answer, int) else None
         inputs.append(replace(each, size_mib=size))
-        if problem:
+        if size is None:
+            problem = "it cannot be listed from here" if answer is None else str(answer)
             warnings.append(
                 f"the size of {each.source} is unknown ({problem}), so its copy is not planned; "
                 "state `size`"
             )
     return replace(task, inputs=tuple(inputs)), tuple(warnings)
-
-
-def _result(found: "Future[int | None]") -> tuple[int | None, str]:
-    from cavvy.store.objects.base import ObjectError
-
-    try:
-        size = found.result(_PATIENCE_S)
-    except TooSlow:
-        return None, f"the storage did not answer within {_PATIENCE_S:g} s"
-    except ObjectError as error:
-        return None, str(error)
-    return size, "" if size is not None else "it cannot be listed from here"
 
 
 def _measure(transfer: Transfer) -> int | None:

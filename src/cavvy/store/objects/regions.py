@@ -1,14 +1,12 @@
 """Finds the regions of buckets by asking their storages, within a time limit for all of them."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as TooSlow
 from dataclasses import dataclass
 from datetime import datetime
-from threading import Thread
+from functools import partial
 
-from cavvy.store.objects.base import ObjectDenied, ObjectError
+from cavvy.store.objects.base import ObjectDenied
+from cavvy.store.objects.deadline import call_all
 from cavvy.store.objects.locations import open_place
 from cavvy.store.objects.s3 import XmlBucket
 
@@ -27,17 +25,12 @@ def find_regions(
     urls: Sequence[str], keys: Mapping[str, str], now: Callable[[], datetime], patience_s: float
 ) -> FoundRegions:
     """Ask for the region of each bucket; blocks for at most `patience_s` seconds in total."""
-    asked = {url: _start(url, keys, now) for url in dict.fromkeys(urls)}
-    until = time.monotonic() + patience_s
-    regions, problems = dict[str, str](), dict[str, str]()
-    for url, answer in asked.items():
-        try:
-            regions[url] = answer.result(max(0.0, until - time.monotonic()))
-        except TooSlow:
-            problems[url] = f"the storage did not answer within {patience_s:g} s"
-        except ObjectError as error:
-            problems[url] = str(error)
-    return FoundRegions(regions=regions, problems=problems)
+    calls = {url: partial(find_region, url, keys, now) for url in urls}
+    answers = call_all(calls, patience_s)
+    return FoundRegions(
+        regions={url: each for url, each in answers.items() if isinstance(each, str)},
+        problems={url: str(each) for url, each in answers.items() if not isinstance(each, str)},
+    )
 
 
 def find_region(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> str:
@@ -50,17 +43,3 @@ def find_region(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) 
     if not isinstance(place, XmlBucket):
         raise ObjectDenied("the storage does not tell its region")
     return place.region()
-
-
-def _start(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> "Future[str]":
-    """Look the region up in a thread of its own, which does not delay the end of the process."""
-    found: Future[str] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(find_region(url, keys, now))
-        except Exception as error:  # noqa: BLE001 - raised again by the caller
-            found.set_exception(error)
-
-    Thread(target=run, name="bucket-region", daemon=True).start()
-    return found
