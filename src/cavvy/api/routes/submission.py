@@ -21,10 +21,11 @@ from cavvy.client import wire
 from cavvy.client.ids import read_time
 from cavvy.control.decide.placement import MarketSnapshot, find_placements
 from cavvy.control.machine_service import MachineUnfit
+from cavvy.costs.extras import expect_extras
 from cavvy.domain.jobs import Job, RunOrigin
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
-from cavvy.domain.units import Money, format_duration, format_rate, format_usd
+from cavvy.domain.units import HourlyRate, Money, format_duration, format_rate, format_usd
 from cavvy.importers import ReadOptions, parse_task
 from cavvy.planner.candidates import (
     Candidates,
@@ -117,7 +118,7 @@ async def admit_task(
     elif found.machine is not None and found.machine.user == user:
         consented |= found.machine.consented  # the user agreed to pay for the gang
     if found.gang is not None and found.gang.offer.rate.micros_per_hour and not consented:
-        raise ApiProblem("consent-needed", _price(found.task, found.gang.offer))
+        raise ApiProblem("consent-needed", describe_price(found.task, found.gang.offer))
     await machines.record(found, user, consented=consented)
     return found.task, consented
 
@@ -283,7 +284,7 @@ async def check_offers(app_state: AppState, task: Task, now: datetime, *, consen
     )
     if not paid.offers:
         raise ApiProblem("no-offer", paid.reason or candidates.reason)
-    raise ApiProblem("consent-needed", _price(task, paid.offers[0]))
+    raise ApiProblem("consent-needed", describe_price(task, paid.offers[0]))
 
 
 def _look(
@@ -298,14 +299,20 @@ def _look(
     return replace(merge_candidates([each for _, each in found]), offers=first)
 
 
-def _price(task: Task, offer: Offer) -> str:
-    """Describe the best offer's cost per hour and the spending limit."""
-    rate = offer.rate.times(task.nodes)
+def describe_price(task: Task, offer: Offer) -> str:
+    """Describe the best offer's cost per hour and the spending limit. The hourly cost includes
+    disks and public addresses, and the limit also the minimum charge.
+    """
+    need = task.resources
+    extras = expect_extras(offer, need.disk_gib, need.disk_type).times(task.nodes)
+    rate = HourlyRate(offer.rate.times(task.nodes).micros_per_hour + extras.micros_per_hour)
     nodes = f" for {task.nodes} nodes" if task.nodes > 1 else ""
+    if extras.micros_per_hour:
+        nodes += f", of which {format_rate(extras)} is for disks and public addresses,"
     if task.limits.budget is not None:
         ceiling = f"at most {format_usd(task.limits.budget)}, by limits.budget"
     elif task.limits.duration is not None:
-        most = rate.over(task.limits.duration)
+        most = rate.over(max(task.limits.duration, offer.minimum_charge))
         ceiling = (
             f"about {format_usd(most)} at most, by limits.duration "
             f"({format_duration(task.limits.duration)})"

@@ -1,0 +1,31 @@
+"""The price that a user agrees to includes all that the machines are expected to cost."""
+
+from datetime import timedelta
+
+from cavvy.api.routes.submission import describe_price
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.offers import ExtraPrice, Offer
+from cavvy.domain.tasks import Limits, Task
+from cavvy.domain.units import HourlyRate, Money
+
+ADDRESS = ExtraPrice(kind=ChargeKind.ADDRESS, price=Money(250_000), usual=1)
+RATE = HourlyRate(1_000_000)
+
+
+def describe(minutes: int, **offer: object) -> str:
+    limits = Limits(duration=timedelta(minutes=minutes))
+    task = Task(name="t", run="true", nodes=2, limits=limits)
+    made = Offer(provider="c", region="r", instance_type="i", rate=RATE, **offer)  # type: ignore[arg-type] # fields of an offer
+    return describe_price(task, made)
+
+
+def test_disks_and_addresses_are_part_of_the_price() -> None:
+    text = describe(120, extras=(ADDRESS,))
+    extra = "of which $0.50/h is for disks and public addresses"
+    assert text.startswith(f"t costs $2.50/h for 2 nodes, {extra}, at c/r/i")
+    assert "about $5.00 at most, by limits.duration (2h00m)" in text
+    assert describe(120).startswith("t costs $2.00/h for 2 nodes at c/r/i")
+
+
+def test_a_minimum_charge_is_part_of_the_most() -> None:
+    assert "about $2.00 at most" in describe(1, minimum_charge=timedelta(hours=1))
