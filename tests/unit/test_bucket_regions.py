@@ -102,6 +102,13 @@ def test_amazon_tells_the_region_even_if_it_refuses_the_request(storages: Storag
         bucket("other").region()
 
 
+def test_a_bucket_with_dots_in_its_name_is_asked_in_its_own_region(storages: Storages) -> None:
+    bucket = XmlBucket("my.data", KEY, now, endpoint=storages.url, regional=True)
+    url = bucket.sign_get("key", 60).url
+    assert url.startswith("https://s3.us-west-2.amazonaws.com/my.data/key?")
+    assert "%2Fus-west-2%2Fs3%2F" in url
+
+
 def test_a_storage_of_another_operator_says_nothing_about_regions(storages: Storages) -> None:
     with pytest.raises(ObjectDenied, match="not at AWS"):
         find_region("s3://data/", AMAZON | {"AWS_ENDPOINT_URL": storages.url}, now)

@@ -94,7 +94,9 @@ def _open_s3(bucket: str, keys: Mapping[str, str], now: Callable[[], datetime]) 
     if endpoint:
         return XmlBucket(bucket, signer, now, endpoint=endpoint)
     root = f"https://s3.{region}.amazonaws.com"
-    return XmlBucket(bucket, signer, now, endpoint=root, in_host="." not in bucket)
+    # The certificate of Amazon's hosts does not cover names with dots below them.
+    own = "." not in bucket
+    return XmlBucket(bucket, signer, now, endpoint=root, in_host=own, regional=True)
 
 
 def _amazon_key(keys: Mapping[str, str]) -> tuple[str, str, str]:

@@ -22,7 +22,8 @@ from cavvy.store.objects.signing import AmazonKey, RequestSigner, quote_key
 
 class XmlBucket(SignedStorage):
     """One bucket. `endpoint` is the root of the service's URLs, such as
-    https://s3.eu-west-1.amazonaws.com.
+    https://s3.eu-west-1.amazonaws.com. `in_host` is whether the bucket's name is part of the host;
+    `regional` is whether the endpoint is Amazon's for some region, maybe not that of the bucket.
     """
 
     bills_parts: ClassVar = True
@@ -35,6 +36,7 @@ class XmlBucket(SignedStorage):
         *,
         endpoint: str,
         in_host: bool = False,
+        regional: bool = False,
     ) -> None:
         super().__init__(bucket)
         self._signer = signer
@@ -43,7 +45,7 @@ class XmlBucket(SignedStorage):
         self._roots = (
             (f"{scheme}://{bucket}.{host}",) if in_host else (f"{scheme}://{host}/{bucket}",)
         )
-        self._fixed = not in_host
+        self._in_host, self._fixed = in_host, not regional
 
     def head(self, key: str) -> ObjectInfo | None:
         answer = self._ask("HEAD", key)
@@ -123,7 +125,12 @@ class XmlBucket(SignedStorage):
         if region and region != self._signer.region:
             self._signer = replace(self._signer, region=region)
         if region:
-            self._roots = (f"https://{self.name}.s3.{region}.amazonaws.com",)
+            host = f"s3.{region}.amazonaws.com"
+            self._roots = (
+                (f"https://{self.name}.{host}",)
+                if self._in_host
+                else (f"https://{host}/{self.name}",)
+            )
         self._fixed = True
 
     def _sign(self, method: str, key: str, query: Mapping[str, str], expires_s: int) -> str:
