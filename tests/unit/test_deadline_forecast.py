@@ -201,6 +201,22 @@ def test_a_move_is_made_for_a_lower_price_only_if_it_pays_for_the_bytes_that_lea
         assert recommendation.offers[0] == there[0]
 
 
+@pytest.mark.parametrize(("service", "goes"), [("gcp", False), ("sagemaker", True)])
+def test_a_move_to_a_service_of_the_same_cloud_costs_no_egress(service: str, goes: bool) -> None:
+    here, there = away(FIXED, "aws", 300_000), away(FIXED, service, 100_000)
+    progress = at(
+        hours=40,
+        current=here[0],
+        works=True,
+        saved_bytes=50 * 10**9,
+        egress={"aws": Money(1_000_000)},
+        done=0.1,
+    )
+    found = inputs(task(), progress, (*here, *there))
+    recommendation = advise(found, MarketKnowledge(), progress, NOW + HOUR)
+    assert recommendation.stay == (not goes)
+
+
 def test_the_last_resort_is_the_machine_that_is_cheapest_with_the_way_there() -> None:
     here, there = (
         away(FIXED, "aws", 300_000),

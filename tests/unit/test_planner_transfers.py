@@ -18,7 +18,7 @@ from cavvy.domain.tasks import Resources, Task, Transfer, Workload
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.candidates import Candidates, rank_candidates
 from cavvy.planner.placements import Placement, PlanningContext
-from cavvy.planner.rank import plan
+from cavvy.planner.rank import egress_price, plan
 from cavvy.planner.transfers import estimate_transfers
 from cavvy.store.objects.base import ObjectInfo
 from cavvy.store.objects.locations import ObjectLocation
@@ -52,6 +52,18 @@ def test_each_node_and_start_pays_for_inputs_that_leave_their_cloud() -> None:
     assert cost_of(make_task(INPUT), GCP) == 9.0
     assert cost_of(make_task(INPUT, nodes=2), GCP, starts=1.5) == 27.0
     assert cost_of(make_task(INPUT), AWS) == 0
+
+
+@pytest.mark.parametrize("service", ["sagemaker", "aws-batch"])
+def test_a_managed_service_is_a_part_of_its_cloud(service: str) -> None:
+    offer = replace(AWS, provider=service)
+    assert cost_of(make_task(INPUT), offer) == 0
+    assert cost_of(make_task(outputs=(OUTPUT,)), offer) == 0
+    vertex = replace(GCP, provider="vertex")
+    assert cost_of(make_task(INPUT), vertex) == 9.0
+    assert cost_of(make_task(outputs=(OUTPUT,)), vertex) == 8.0
+    known = PlanningContext(egress=PRICES)
+    assert egress_price(vertex, known) == egress_price(GCP, known) == Money(80_000)
 
 
 def test_outputs_pay_the_price_of_the_region_that_they_leave() -> None:

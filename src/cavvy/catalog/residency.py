@@ -11,6 +11,8 @@ from cavvy.domain.tasks import Resources, Task, Transfer
 OUTSIDE_HINT = "use a bucket in an allowed region, or change `resources.regions`"
 # the provider of a bucket by its URL scheme
 BUCKET_PROVIDERS = {"s3": "aws", "gs": "gcp", "az": "azure"}
+# the cloud in which a managed service runs jobs: its regions, buckets and prices of egress apply
+_CLOUDS = {"aws-batch": "aws", "sagemaker": "aws", "vertex": "gcp"}
 
 
 class OutsideBucket(NamedTuple):
@@ -28,6 +30,11 @@ class OutsideBucket(NamedTuple):
             f"{self.url} is in {self.region}, but `resources.regions` allows only "
             f"{', '.join(self.allowed)}"
         )
+
+
+def find_cloud(provider: str) -> str:
+    """The cloud of a managed service; the provider itself for all others."""
+    return _CLOUDS.get(provider, provider)
 
 
 def list_outside(

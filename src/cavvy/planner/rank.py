@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from heapq import nsmallest
 from operator import itemgetter
 
+from cavvy.catalog.residency import find_cloud
 from cavvy.costs.extras import expect_extras
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Task
@@ -334,7 +335,8 @@ def egress_price(offer: Offer, known: PlanningContext) -> Money | None:
     """The price of a GB (10^9 bytes) of egress from the offer's location; None if unknown."""
     if offer.shared:
         return Money(0)
-    return known.egress.get(f"{offer.provider}/{offer.region}", known.egress.get(offer.provider))
+    cloud = find_cloud(offer.provider)
+    return known.egress.get(f"{cloud}/{offer.region}", known.egress.get(cloud))
 
 
 def _egress(offer: Offer, known: PlanningContext) -> Money | None:

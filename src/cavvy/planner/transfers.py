@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from urllib.parse import urlsplit
 
-from cavvy.catalog.residency import BUCKET_PROVIDERS
+from cavvy.catalog.residency import BUCKET_PROVIDERS, find_cloud
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task, Transfer
 from cavvy.domain.units import Money, format_duration, format_memory, format_usd
@@ -67,7 +67,7 @@ def estimate_transfers(
     """The copies of the task's inputs and outputs whose size is known; None if there are none.
 
     Each node copies each input at each of the expected `starts`; the outputs are copied once. A
-    copy within one provider is free if the bucket's region is unknown or that of the offer. Other
+    copy within one cloud is free if the bucket's region is unknown or that of the offer. Other
     copies cost the egress price (`egress`, per GB, by "provider/region" or provider) of the place
     that the data leaves. Streamed inputs take no time of their own.
     """
@@ -82,7 +82,9 @@ def estimate_transfers(
         for way in (True, False)
     )
     per_mib = timedelta(seconds=_MIB * 8 / (mbps * 1e6))
-    assumed = any(_home(each) == offer.provider and not each.transfer.region for each in copies)
+    assumed = any(
+        _home(each) == find_cloud(offer.provider) and not each.transfer.region for each in copies
+    )
     return TransferEstimate(
         input_mib=sum(each.size_mib for each in copies if not each.sent),
         output_mib=sum(each.size_mib for each in copies if each.sent),
@@ -124,11 +126,12 @@ def _home(copy: _Copy) -> str | None:
 def _price(copy: _Copy, offer: Offer, egress: Mapping[str, Money]) -> int | None:
     """The price of a copy in micro-dollars per GB; None if unknown."""
     home, region = _home(copy), copy.transfer.region
-    if home == offer.provider:
+    cloud = find_cloud(offer.provider)
+    if home == cloud:
         return 0 if region in (None, offer.region) else None
     if offer.shared and copy.sent:
         return 0
-    provider, region = (offer.provider, offer.region) if copy.sent else (home, region)
+    provider, region = (cloud, offer.region) if copy.sent else (home, region)
     if provider is None:
         return None
     found = egress.get(f"{provider}/{region}", egress.get(provider))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import inf
 
+from cavvy.catalog.residency import find_cloud
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import SpotPolicy, Task
@@ -293,7 +294,7 @@ def _moves(
 def _region(place: SteeredMarket) -> tuple[str, str]:
     offer = place.spot or place.fixed
     assert offer is not None
-    return offer.provider, offer.region
+    return find_cloud(offer.provider), offer.region
 
 
 def _start(
