@@ -89,7 +89,7 @@ class TestCrusoe(RestContract):
         async def scenario() -> None:
             harness = account.harness()
             gang = await harness.spec("one")
-            with pytest.raises(Refused, match="ssh_key: set it"):
+            with pytest.raises(Refused, match="ssh_key: not set"):
                 await account.provider("ours", ssh_key="").launch(gang)
             provider = account.provider("ours", ssh_key="", reach_by_ssh=True)
             gang = await harness.spec("two")
@@ -160,7 +160,7 @@ class TestCrusoe(RestContract):
     def test_an_account_with_several_projects_must_name_one(self, account: RestPlace) -> None:
         (project,) = account.api.projects
         account.api.projects.append("another")
-        with pytest.raises(Refused, match="project: set it, since the account has 2 projects"):
+        with pytest.raises(Refused, match="project: the account has 2 projects; set the id"):
             asyncio.run(account.provider("ours").gangs())
         assert asyncio.run(account.provider("ours", project=project).gangs()) == []
 

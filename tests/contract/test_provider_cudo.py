@@ -76,7 +76,7 @@ class TestCudo(RestContract):
 
     def test_an_account_with_several_projects_must_name_one(self, account: RestPlace) -> None:
         account.api.projects.append("another")
-        with pytest.raises(Refused, match="project: set it, since the account has 2 projects"):
+        with pytest.raises(Refused, match="project: the account has 2 projects; set the id"):
             asyncio.run(account.provider("ours").gangs())
         assert asyncio.run(account.provider("ours", project="my-project").gangs()) == []
 

@@ -104,7 +104,7 @@ class TestOci(RestContract):
     @pytest.mark.parametrize(
         ("old", "new", "problem"),
         [
-            ("pass_phrase=", "pass_phrase=wrong-", "that `pass_phrase` decrypts"),
+            ("pass_phrase=", "pass_phrase=wrong-", "or `pass_phrase` does not decrypt it"),
             ("fingerprint=", "finger=", r"\[DEFAULT\] lacks fingerprint"),
             ("key_file=", "key_file=/nowhere", "cannot be read: No such file"),
             ("[DEFAULT]", "no profile", "cannot be read: MissingSectionHeaderError"),
@@ -399,7 +399,7 @@ def test_a_key_that_is_not_rsa_is_refused(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_bytes(encode_key(key, ""))
     lines = ["user=u", "tenancy=t", "fingerprint=f", "region=r", f"key_file={tmp_path}/key.pem"]
     (tmp_path / "config").write_text("\n".join(["[DEFAULT]", *lines]))
-    with pytest.raises(Refused, match="is no RSA key"):
+    with pytest.raises(Refused, match="is not an RSA key"):
         OciCredentials({"key_file": str(tmp_path / "config"), "profile": "DEFAULT"}).profile()
 
 

@@ -151,7 +151,7 @@ class TestVerda(RestContract):
         self, account: RestPlace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("VERDA_CLIENT_ID", raising=False)
-        with pytest.raises(Refused, match="client_id: set it, or"):
+        with pytest.raises(Refused, match="client_id: no value; set client_id"):
             asyncio.run(account.provider("ours", client_id="").offers())
         assert account.api.logins == 0
 

@@ -231,7 +231,7 @@ CHECKS_TASKS: Ability[ChecksTasks] = Ability(
 WHO_AM_I: Ability[WhoAmI] = Ability(
     name="identity",
     methods=("whoami",),
-    purpose="`cavvy check`: the identity in use, and facts about what it can use.",
+    purpose="`cavvy check`: reports the identity in use, and what this identity can access.",
 )
 TELLS_QUOTAS: Ability[TellsQuotas] = Ability(
     name="quotas",
@@ -247,7 +247,7 @@ STATES_POLICY: Ability[StatesPolicy] = Ability(
 EXPORTS_TASKS: Ability[ExportsTasks] = Ability(
     name="exports tasks",
     methods=("export",),
-    purpose="`cavvy export NAME TASK.YAML`: what the provider would submit.",
+    purpose="`cavvy export NAME TASK.YAML`: writes the job that the provider would submit.",
 )
 RELAYS_AGENTS: Ability[RelaysAgents] = Ability(
     name="relays agents",

@@ -17,8 +17,9 @@ from cavvy.providers.notices import NoticeSource, NoticeTokenSource
 from cavvy.providers.settings import flag, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.RESULTS: "an instance ends with its disk. If the server is away when work has ended, "
-    "the results go to the bucket of `checkpoint.storage` or `server.results_url`; with no bucket, "
+    Feature.RESULTS: "an instance loses its disk when it ends. If the server is away when the work "
+    "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; without a "
+    "bucket, "
     "the instance waits until its lease ends",
     Feature.CAPACITY: "EC2 does not report free capacity; if a launch finds none, Cavvy tries the "
     "next best offer at once",

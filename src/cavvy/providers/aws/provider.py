@@ -195,7 +195,7 @@ class AwsProvider:
             found.append(Objection("resources.network.fabric", reason))
         named = [each for each in task.volumes if each.kind is VolumeKind.NAMED]
         if named and task.nodes > 1:
-            reason = "only one node can attach an EBS volume; use NFS, or copy from and to a bucket"
+            reason = "only one node can attach an EBS volume; use NFS, or copy data by a bucket"
             found.append(Objection("volumes", reason))
         if len(named) > MOST:
             found.append(Objection("volumes", f"a node can have at most {MOST} named volumes"))

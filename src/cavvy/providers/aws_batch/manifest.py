@@ -22,15 +22,15 @@ MANIFEST = Manifest(
         Feature.LOGIN: "AWS Batch pulls images with the rights of the compute environment's "
         "instances or of the setting `execution_role`",
         Feature.CAPACITY: "AWS Batch does not report free capacity",
-        Feature.VOLUMES: "a job mounts no EBS volumes; copy from and to a bucket",
+        Feature.VOLUMES: "a job mounts no EBS volumes; copy data from and to a bucket instead",
         Feature.MOUNTS: "a job is a container without access to folders of its host or to NFS",
         Feature.NETWORK: "the compute environment selects the network",
         Feature.DISK: "the compute environment's launch template selects the disk",
         Feature.NOTICE: "a container gets SIGTERM when its instance stops, and no notice before "
         "(https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-lifecycle-explanation.html)",
-        Feature.RESULTS: "a job ends with its disk. If the server is away when work has ended, the "
-        "results go to the bucket of `checkpoint.storage` or `server.results_url`; with no "
-        "bucket, the job waits until its lease ends",
+        Feature.RESULTS: "a job loses its disk when it ends. If the server is away when the work "
+        "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
+        "without a bucket, the job waits until its lease ends",
     },
     options={"image": "the image, as for the setting `image`"},
     settings=(

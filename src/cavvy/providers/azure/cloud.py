@@ -172,7 +172,7 @@ class AzureCloud:
     async def create(self, request: MachineRequest) -> Sequence[str]:
         offer, name = request.offer, request.names[0]
         if self._full.get(offer.key, self._now()) > self._now():
-            raise CloudFault(409, "AllocationFailed", f"{offer.key} had no capacity lately")
+            raise CloudFault(409, "AllocationFailed", f"{offer.key} recently had no capacity")
         made = make_id(name, spot=offer.purchase is Purchase.SPOT)
         # an earlier request made the machine
         if await self._account.find(MACHINES, name) is not None:

@@ -47,13 +47,14 @@ MANIFEST = Manifest(
         f"machines are free ({_NODES_PAGE}/linux/error-codes-spot)",
         Feature.SELF_END: "Azure bills a machine that has shut itself down until it is deallocated "
         f"or deleted ({_NODES_PAGE}/states-billing); the server deletes such machines",
-        Feature.VOLUMES: "managed disks cannot be attached yet; copy from and to a bucket "
+        Feature.VOLUMES: "managed disks cannot be attached yet; copy data from and to a bucket "
+        "instead "
         f"({_NODES_PAGE}/managed-disks-overview)",
         Feature.NETWORK: "tasks cannot select a network; the setting `subnets` selects one for "
         "each region (https://learn.microsoft.com/azure/virtual-network/virtual-networks-overview)",
-        Feature.RESULTS: "a machine ends with its disk. If the server is away when work has "
-        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
-        f"no bucket, the machine waits until its lease ends ({_NODES_PAGE}/delete)",
+        Feature.RESULTS: "a machine loses its disk when it ends. If the server is away when the "
+        "work ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
+        f"without a bucket, the machine waits until its lease ends ({_NODES_PAGE}/delete)",
     },
     options={"image": "the machine image: publisher:offer:sku:version, or a resource id"},
     settings=(

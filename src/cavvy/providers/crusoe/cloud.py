@@ -91,7 +91,7 @@ class CrusoeCloud:
     async def create(self, request: MachineRequest) -> Sequence[str]:
         key = str(self.account.settings.get("ssh_key") or request.public_key)
         if not key:
-            raise Refused("[providers.crusoe] ssh_key: set it, since Crusoe requires an SSH key")
+            raise Refused("[providers.crusoe] ssh_key: not set; Crusoe requires an SSH key")
         body = {
             "name": request.names[0],
             "type": request.offer.instance_type,
@@ -164,7 +164,7 @@ class CrusoeCloud:
         if not found:
             raise Refused(
                 "[providers.crusoe] prices: set the prices of GPUs, such as H100=3.90 A100=1.95, "
-                "since Crusoe's API does not report them"
+                "because Crusoe's API does not report them"
             )
         return found
 
@@ -174,8 +174,8 @@ class CrusoeCloud:
             told = (await self._api.get("/organizations/projects"))["items"]
             if len(told) != 1:
                 raise Refused(
-                    f"[providers.crusoe] project: set it, since the account has {len(told)} "
-                    "projects"
+                    f"[providers.crusoe] project: the account has {len(told)} projects; "
+                    "set the id of one"
                 )
             self._project = str(told[0]["id"])
         return f"/projects/{self._project}"
@@ -189,7 +189,7 @@ class CrusoeCloud:
         fit = [each for each in names if each.startswith("ubuntu") and part in each]
         if not fit:
             raise Refused(
-                f"[providers.crusoe] image: Crusoe lists no Ubuntu image for {kind}; set it"
+                f"[providers.crusoe] image: Crusoe lists no Ubuntu image for {kind}; name an image"
             )
         newest = max(fit, key=lambda name: ([int(n) for n in re.findall(r"\d+", name)], name))
         return f"{newest}:latest"

@@ -29,7 +29,8 @@ MANIFEST = make_manifest(
     rights="an API key of a user who may list the project's machines, create them and delete them",
     unsupported={
         Feature.SPOT: f"a request for a machine in API v1alpha5 has no spot option ({_API})",
-        Feature.VOLUMES: "Crusoe's disks cannot be attached yet; copy from and to a bucket "
+        Feature.VOLUMES: "Crusoe's disks cannot be attached yet; copy data from and to a bucket "
+        "instead "
         f"({_API})",
         Feature.NETWORK: "machines get no InfiniBand partition, and their network cannot be "
         f"selected ({_API})",

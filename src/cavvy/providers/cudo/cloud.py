@@ -113,8 +113,8 @@ class CudoCloud:
             projects = [str(each["id"]) for each in (await self._api.get("/projects"))["projects"]]
             if len(projects) != 1:
                 raise Refused(
-                    f"[providers.cudo] project: set it, since the account has {len(projects)} "
-                    "projects"
+                    f"[providers.cudo] project: the account has {len(projects)} projects; "
+                    "set the id of one"
                 )
             self._project = projects[0]
         return f"/projects/{self._project}"

@@ -20,12 +20,13 @@ MANIFEST = make_manifest(
     rights="an API key of a user who may read the project and manage its virtual machines",
     unsupported={
         Feature.SPOT: f"CUDO sells on-demand and committed machines only ({_TYPES})",
-        Feature.CAPACITY: "CUDO reports how many GPUs, vCPUs and how much memory are free, but not "
-        f"how many machines fit ({_TYPES})",
-        Feature.SELF_END: "a machine is terminated by CUDO's API only "
-        f"({_REFERENCE}/create-a-virtual-machine), and an API key that could do so may terminate "
-        "all machines of the project, so nodes get none",
-        Feature.VOLUMES: "CUDO's storage disks cannot be attached yet; copy from and to a bucket "
+        Feature.CAPACITY: "CUDO reports the free GPUs, vCPUs and memory, but not how many machines "
+        f"fit ({_TYPES})",
+        Feature.SELF_END: "only CUDO's API can terminate a machine "
+        f"({_REFERENCE}/create-a-virtual-machine), and nodes get no API key, because a key may "
+        "terminate all machines of the project",
+        Feature.VOLUMES: "CUDO's storage disks cannot be attached yet; copy data from and to a "
+        "bucket instead "
         f"({_REFERENCE}/create-a-virtual-machine)",
         Feature.NETWORK: f"CUDO's API does not report the speed of the network ({_TYPES})",
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all machines "

@@ -32,10 +32,12 @@ MANIFEST = make_manifest(
     rights=f"a token with the scopes {', '.join(SCOPES)}, and ssh_key:read if `ssh_keys` is set",
     unsupported={
         Feature.SPOT: "DigitalOcean rents on-demand Droplets only",
-        Feature.CAPACITY: "DigitalOcean reports whether a region has a size, but not how many",
+        Feature.CAPACITY: "DigitalOcean reports whether a region has a size, but not how many "
+        "Droplets are free",
         Feature.SELF_END: "DigitalOcean bills a Droplet until its API deletes it, even if it is "
         "off; the server deletes Droplets that are off",
-        Feature.VOLUMES: "block storage cannot be attached yet; copy from and to a bucket",
+        Feature.VOLUMES: "block storage cannot be attached yet; copy data from and to a bucket "
+        "instead",
         Feature.NETWORK: "Droplets are in the region's default VPC, and their network cannot be "
         "selected",
         Feature.DISK: "the size of the disk depends on the size of the Droplet",

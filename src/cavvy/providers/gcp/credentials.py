@@ -94,7 +94,7 @@ class GoogleCredentials:
             if getattr(error, "retryable", False):
                 raise CloudFault(503, "no token", str(error)[:300]) from error
             raise Refused(
-                f"[providers.{self._provider}]: Google accepts the credentials no longer: "
+                f"[providers.{self._provider}]: Google no longer accepts the credentials: "
                 f"{str(error)[:300]}; "
                 "sign in again with `gcloud auth application-default login`, or replace the key"
             ) from error

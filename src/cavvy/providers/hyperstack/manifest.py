@@ -19,10 +19,12 @@ MANIFEST = make_manifest(
     "pairs, flavors and images",
     unsupported={
         Feature.SPOT: "Cavvy starts Hyperstack's on-demand machines only",
-        Feature.CAPACITY: "Hyperstack reports whether a region has a flavor, but not how many",
-        Feature.SELF_END: "a machine is deleted by Hyperstack's API only, and an API key that "
-        "could do so may delete all machines of the account, so nodes get none",
-        Feature.VOLUMES: "Hyperstack's volumes cannot be attached yet; copy from and to a bucket",
+        Feature.CAPACITY: "Hyperstack reports whether a region has a flavor, but not how many "
+        "machines are free",
+        Feature.SELF_END: "only Hyperstack's API can delete a machine, and nodes get no API key, "
+        "because a key may delete all machines of the account",
+        Feature.VOLUMES: "Hyperstack's volumes cannot be attached yet; copy data from and to a "
+        "bucket instead",
         Feature.NETWORK: "machines are in the network of their environment, and their network "
         "cannot be selected",
         Feature.DISK: "the size of the disk depends on the flavor",

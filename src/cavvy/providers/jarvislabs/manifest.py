@@ -32,8 +32,8 @@ MANIFEST = Manifest(
         Feature.LOGIN: _CONTAINER,
         Feature.SELF_END: "JarvisLabs bills the disk of an instance until its API destroys it "
         f"({_DOCS}), and instances get no API key; the server destroys paused instances",
-        Feature.VOLUMES: "JarvisLabs's filesystems cannot be attached yet; copy from and to a "
-        "bucket",
+        Feature.VOLUMES: "JarvisLabs's filesystems cannot be attached yet; copy data from and to a "
+        "bucket instead",
         Feature.MOUNTS: "an instance is a container without access to folders of its host or to "
         f"NFS ({_DOCS})",
         Feature.NETWORK: "JarvisLabs's API neither reports nor selects the speed of the network "
@@ -41,9 +41,9 @@ MANIFEST = Manifest(
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all instances",
         Feature.NOTICE: "JarvisLabs describes no notice before it pauses a spot instance "
         f"({_DOCS})",
-        Feature.RESULTS: "an instance ends with its disk. If the server is away when work has "
-        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
-        "no bucket, the instance waits until its lease ends",
+        Feature.RESULTS: "an instance loses its disk when it ends. If the server is away when the "
+        "work ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
+        "without a bucket, the instance waits until its lease ends",
     },
     settings=(
         KEYS.setting(),

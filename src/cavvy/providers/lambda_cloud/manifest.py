@@ -19,10 +19,12 @@ MANIFEST = make_manifest(
     rights="an API key of the account; Lambda's API describes no narrower rights",
     unsupported={
         Feature.SPOT: "Lambda rents on-demand instances only",
-        Feature.CAPACITY: "Lambda reports whether a region has an instance type, but not how many",
-        Feature.SELF_END: "Lambda bills an instance until its API terminates it, and an API key "
-        "that could do so may terminate all instances of the account, so nodes get none",
-        Feature.VOLUMES: "Lambda's filesystems cannot be mounted yet; copy from and to a bucket",
+        Feature.CAPACITY: "Lambda reports whether a region has an instance type, but not how many "
+        "instances are free",
+        Feature.SELF_END: "Lambda bills an instance until its API terminates it, and nodes get no "
+        "API key, because a key may terminate all instances of the account",
+        Feature.VOLUMES: "Lambda's filesystems cannot be mounted yet; copy data from and to a "
+        "bucket instead",
         Feature.NETWORK: "Lambda's API neither reports nor selects the network of an instance",
         Feature.DISK: "the size of the disk depends on the instance type",
         Feature.NOTICE: "Lambda's API describes no notice before an instance is reclaimed",

@@ -434,7 +434,7 @@ class LocalGangStore:
                 f"failed{self._complaint(gang.intent.name, lost[0])}"
             )
         else:
-            reason = first.reason if first is not None and first.reason else "its agents left"
+            reason = first.reason if first is not None and first.reason else "its agents exited"
         ended = LocalGangEnd(
             name=gang.intent.name,
             installation=gang.intent.installation,

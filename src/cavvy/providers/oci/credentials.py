@@ -119,9 +119,11 @@ def _read_key(file: str, phrase: str) -> rsa.RSAPrivateKey:
         raise _refuse(f"the API key {file} cannot be read: {error.strerror}") from error
     # the text of these errors is left out, because it may quote the key
     except (ValueError, TypeError) as error:
-        raise _refuse(f"{file} is no PEM private key that `pass_phrase` decrypts") from error
+        raise _refuse(
+            f"{file} is not a PEM private key, or `pass_phrase` does not decrypt it"
+        ) from error
     if not isinstance(key, rsa.RSAPrivateKey):
-        raise _refuse(f"{file} is no RSA key")
+        raise _refuse(f"{file} is not an RSA key")
     return key
 
 

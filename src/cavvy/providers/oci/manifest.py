@@ -20,7 +20,8 @@ _MANIFEST = make_manifest(
         f"({_DOCS}/References/computeshapes.htm)",
         Feature.SELF_END: "OCI bills an instance that has shut itself down "
         f"({_DOCS}/Tasks/restartinginstance.htm); the server terminates such instances",
-        Feature.VOLUMES: "block volumes cannot be attached yet; copy from and to a bucket "
+        Feature.VOLUMES: "block volumes cannot be attached yet; copy data from and to a bucket "
+        "instead "
         f"({_DOCS}/Tasks/instances-volumes.htm)",
         Feature.NETWORK: "instances have one network interface; Cavvy makes no cluster network "
         f"({_DOCS}/Tasks/compute-clusters.htm)",

@@ -208,7 +208,7 @@ def _explain_end(row: BatchJobRow, code: object, comment: str) -> str:
     if row.cancelled:
         return "the job was deleted in PBS, not by Cavvy"
     if row.broke:
-        return "its agents broke"
+        return "its agents failed"
     return _ENDS.get(code, f"PBS ended the job: {comment}" if comment else "PBS ended it")
 
 

@@ -30,11 +30,12 @@ MANIFEST = make_manifest(
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: _CONTAINER,
         Feature.CAPACITY: "Prime Intellect reports whether a configuration is in stock, but not "
-        f"how many ({_AVAILABILITY})",
-        Feature.SELF_END: "a pod is terminated by the API only "
-        f"({_REFERENCE}/managing-pods), and an API key that could do so may terminate all pods of "
-        "the account, so nodes get none",
-        Feature.VOLUMES: f"disks cannot be attached yet; copy from and to a bucket ({_CREATE})",
+        f"how many pods are free ({_AVAILABILITY})",
+        Feature.SELF_END: "only the API can terminate a pod "
+        f"({_REFERENCE}/managing-pods), and nodes get no API key, because a key may terminate all "
+        "pods of the account",
+        Feature.VOLUMES: f"disks cannot be attached yet; copy data from and to a bucket instead "
+        f"({_CREATE})",
         Feature.MOUNTS: "the pods of some clouds are containers without access to folders of their "
         f"host or to NFS ({_CREATE})",
         Feature.NETWORK: f"the network of most pods is not reported ({_AVAILABILITY})",

@@ -26,11 +26,13 @@ MANIFEST = make_manifest(
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: f"{_CONTAINER}; the setting `registry` selects the credentials in the "
         "Runpod account that pull the image of pods",
-        Feature.CAPACITY: "Runpod reports whether a data center has a GPU, but not how many "
+        Feature.CAPACITY: "Runpod reports whether a data center has a kind of GPU, but not how "
+        "many are free "
         "(https://docs.runpod.io/api-reference-v2/catalog/list-gpu-types)",
         Feature.SELF_END: "Runpod bills a pod until its API terminates it, and pods get no API "
         "key; the server terminates pods that have exited",
-        Feature.VOLUMES: "network volumes cannot be attached yet; copy from and to a bucket",
+        Feature.VOLUMES: "network volumes cannot be attached yet; copy data from and to a bucket "
+        "instead",
         Feature.MOUNTS: "a pod is a container without access to folders of its host or to NFS",
         Feature.NETWORK: "Runpod's API neither reports nor selects the speed of the network",
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all pods",

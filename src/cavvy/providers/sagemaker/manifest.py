@@ -24,14 +24,15 @@ MANIFEST = Manifest(
         "`role` (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html)",
         Feature.CAPACITY: "SageMaker does not report free capacity; a job without capacity fails, "
         "and Cavvy tries the next best offer",
-        Feature.VOLUMES: "a training job mounts no EBS volumes; copy from and to a bucket",
+        Feature.VOLUMES: "a training job mounts no EBS volumes; copy data from and to a bucket "
+        "instead",
         Feature.MOUNTS: "a training job is a container without access to folders of its host or "
         "to NFS",
         Feature.NETWORK: "SageMaker neither reports nor selects the speed of the network",
         Feature.DISK: "SageMaker selects the type of the disk; `resources.disk` selects its size",
-        Feature.RESULTS: "a training job ends with its disk. If the server is away when work has "
-        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; "
-        "with no bucket, the job waits until its lease ends",
+        Feature.RESULTS: "a training job loses its disk when it ends. If the server is away when "
+        "the work ends, the results go to the bucket in `checkpoint.storage` or "
+        "`server.results_url`; without a bucket, the job waits until its lease ends",
     },
     options={
         "image": "the image, as for the setting `image`",

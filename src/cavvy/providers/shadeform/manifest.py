@@ -20,11 +20,12 @@ MANIFEST = make_manifest(
     rights="an API key of the account; Shadeform's documentation describes no narrower rights",
     unsupported={
         Feature.CAPACITY: "Shadeform reports whether a region has an instance type, but not how "
-        f"many ({_REFERENCE}/instances-types)",
+        f"many instances are free ({_REFERENCE}/instances-types)",
         Feature.SELF_END: "Shadeform bills an instance until its API deletes it "
-        f"({_REFERENCE}/instances-delete), and an API key that could do so may delete all "
-        "instances of the account, so nodes get none",
-        Feature.VOLUMES: "Shadeform's volumes cannot be attached yet; copy from and to a bucket "
+        f"({_REFERENCE}/instances-delete), and nodes get no API key, because a key may delete all "
+        "instances of the account",
+        Feature.VOLUMES: "Shadeform's volumes cannot be attached yet; copy data from and to a "
+        "bucket instead "
         "(https://docs.shadeform.ai/guides/attachvolume)",
         Feature.NETWORK: "Shadeform's API does not report the speed of the network "
         f"({_REFERENCE}/instances-types)",

@@ -51,7 +51,7 @@ _PHASES = {
 # removed, and otherwise that a person did.
 _ENDS = {
     "COMPLETED": "its agents exited",
-    "FAILED": "its agents broke",
+    "FAILED": "its agents failed",
     "CANCELLED": "the job was cancelled in Slurm, not by Cavvy",
     "PREEMPTED": "Slurm gave its nodes to a job with higher priority",
     "TIMEOUT": "the job reached Slurm's time limit",

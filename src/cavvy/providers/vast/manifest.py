@@ -39,7 +39,8 @@ MANIFEST = Manifest(
         "their disks until its API deletes them "
         "(https://docs.vast.ai/guides/instances/pricing)",
         Feature.VOLUMES: "Vast.ai's volumes belong to one computer "
-        "(https://docs.vast.ai/guides/instances/storage/volumes); copy from and to a bucket",
+        "(https://docs.vast.ai/guides/instances/storage/volumes); copy data from and to a bucket "
+        "instead",
         Feature.MOUNTS: "an instance is a container without access to folders of its host or to "
         "NFS (https://docs.vast.ai/guides/reference/faq/security)",
         Feature.NETWORK: "instances have no network in common "
@@ -47,9 +48,9 @@ MANIFEST = Manifest(
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all instances",
         Feature.NOTICE: "Vast.ai describes no notice before an interruptible instance is paused "
         "(https://docs.vast.ai/guides/instances/choosing/instance-types)",
-        Feature.RESULTS: "an instance ends with its disk. If the server is away when work has "
-        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; with "
-        "no bucket, the instance waits until its lease ends",
+        Feature.RESULTS: "an instance loses its disk when it ends. If the server is away when the "
+        "work ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
+        "without a bucket, the instance waits until its lease ends",
     },
     settings=(
         KEYS.setting(),

@@ -176,7 +176,10 @@ class VerdaCloud:
     def _client_id(self) -> str:
         found = str(self.account.settings.get("client_id") or os.environ.get(CLIENT_ID, "")).strip()
         if not found:
-            raise Refused(f"[providers.verda] client_id: set it, or ${CLIENT_ID}")
+            raise Refused(
+                "[providers.verda] client_id: no value; set client_id, or the environment "
+                f"variable {CLIENT_ID}"
+            )
         return found
 
     async def _choose_image(self, kind: str) -> str:
@@ -185,7 +188,8 @@ class VerdaCloud:
         image = str(self.account.settings.get("image") or self._images.get(kind, ""))
         if not image:
             raise Refused(
-                f"[providers.verda] image: Verda lists no Ubuntu image for {kind}; set it"
+                f"[providers.verda] image: Verda lists no Ubuntu image for {kind}; name an image "
+                "in this setting"
             )
         return image
 

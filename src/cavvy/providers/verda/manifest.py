@@ -20,10 +20,12 @@ MANIFEST = make_manifest(
     rights="API credentials of the project; their tokens have the scope cloud-api-v1",
     unsupported={
         Feature.SPOT: "Cavvy starts Verda's on-demand instances only",
-        Feature.CAPACITY: "Verda reports whether a location has an instance type, but not how many",
-        Feature.SELF_END: "an instance is deleted by Verda's API only, and a credential that could "
-        "do so may delete all instances of the project, so nodes get none",
-        Feature.VOLUMES: "Verda's volumes cannot be attached yet; copy from and to a bucket",
+        Feature.CAPACITY: "Verda reports whether a location has an instance type, but not how many "
+        "instances are free",
+        Feature.SELF_END: "only Verda's API can delete an instance, and nodes get no credentials, "
+        "because these may delete all instances of the project",
+        Feature.VOLUMES: "Verda's volumes cannot be attached yet; copy data from and to a bucket "
+        "instead",
         Feature.NETWORK: "Verda's API neither reports nor selects the network of an instance",
         Feature.DISK: "all disks have the size of the setting `disk_gib`",
         Feature.NOTICE: "Verda's API describes no notice before an instance is reclaimed",

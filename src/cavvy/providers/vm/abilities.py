@@ -26,8 +26,9 @@ def make_manifest(
     `machine` is the cloud's word for a machine, with its article; the guide is `guides/NAME.md`.
     """
     results = (
-        f"{machine} ends with its disk. If the server is away when work has ended, the results go "
-        "to the bucket of `checkpoint.storage` or `server.results_url`; with no bucket, the "
+        f"{machine} loses its disk when it ends. If the server is away when the work ends, the "
+        "results go to the bucket in `checkpoint.storage` or `server.results_url`; without a "
+        "bucket, the "
         f"{machine.split(maxsplit=1)[1]} waits until its lease ends"
     )
     return Manifest(

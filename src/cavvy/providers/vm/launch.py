@@ -188,8 +188,8 @@ class VmLauncher:
         nodes = gang.nodes + sum(1 for each in others for node in each.nodes if not node.id)
         if nodes > self.most_nodes:
             raise NoCapacity(
-                f"with the launches that go on, {nodes} nodes are to be started; the cloud takes "
-                f"at most {self.most_nodes} requests before a launch ends"
+                f"{nodes} nodes are waiting to be started, including those of other gangs; this "
+                f"cloud accepts at most {self.most_nodes} requests before a launch times out"
             )
 
     def _pace(self, record: VmGangRecord) -> None:
@@ -205,15 +205,15 @@ class VmLauncher:
         if first or (self._next is not None and now < self._next):
             done = sum(1 for node in record.nodes if node.id)
             raise TryAgain(
-                f"{record.name}: {done} of {len(record.nodes)} nodes are started; the cloud takes "
-                f"one request every {self._traits.launch_every.total_seconds():g} s"
+                f"{record.name}: {done} of {len(record.nodes)} nodes have been started; this cloud "
+                f"accepts one request every {self._traits.launch_every.total_seconds():g} s"
             )
         self._next = now + self._traits.launch_every
 
     def _check_size(self, user_data: str) -> None:
         size, limit = len(user_data.encode()), self._traits.user_data_limit
         if size > limit:
-            raise Refused(f"the user data has {size} bytes, and the cloud takes at most {limit}")
+            raise Refused(f"the user data has {size} bytes, but this cloud accepts at most {limit}")
 
 
 def _has_asked(record: VmGangRecord) -> bool:

@@ -20,12 +20,14 @@ MANIFEST = make_manifest(
     rights="an API key of a user who may manage instances; a key has all rights of its user",
     unsupported={
         Feature.SPOT: "Cavvy starts Vultr's on-demand instances only",
-        Feature.CAPACITY: "Vultr reports whether a region has a plan, but not how many",
+        Feature.CAPACITY: "Vultr reports whether a region has a plan, but not how many instances "
+        "are free",
         Feature.SELF_END: "Vultr bills an instance until its API deletes it, even if it is off "
         "(https://docs.vultr.com/support/platform/billing/how-am-i-billed-for-my-servers); the "
         "server deletes instances that are off",
-        Feature.VOLUMES: "block storage cannot be attached yet; copy from and to a bucket",
-        Feature.NETWORK: "instances get no VPC, and their network cannot be selected",
+        Feature.VOLUMES: "block storage cannot be attached yet; copy data from and to a bucket "
+        "instead",
+        Feature.NETWORK: "instances are not in a VPC, and their network cannot be selected",
         Feature.DISK: "the size of the disk depends on the plan",
         Feature.NOTICE: "Vultr's API describes no notice before an instance is reclaimed",
     },
@@ -39,8 +41,8 @@ MANIFEST = make_manifest(
         ),
         text(
             "os",
-            "The operating system of instances, by the name in Vultr's list. It must run the user "
-            "data with cloud-init.",
+            "The name of the instances' operating system, as in Vultr's list. The system must "
+            "support cloud-init.",
             "Ubuntu 24.04 LTS x64",
         ),
         reach_setting(),
