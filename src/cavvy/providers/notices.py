@@ -9,8 +9,8 @@ from datetime import timedelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeTokenSource:
-    """A token that agents fetch first and send in the header `header`. Agents fetch the token again
-    after half of its `life`.
+    """A token that agents fetch before they poll, and send in the header `header` of each poll.
+    Agents fetch the token again after half of its `life`.
     """
 
     url: str
@@ -61,8 +61,8 @@ class NoticeSource:
 
     The answer is a string, an object, or, if `list_field` is set, an object with a list of events.
     An event is a notice if every field in `match` has one of the values listed for it. If the
-    answer is a string, the field "" stands for the whole answer. Times are in ISO 8601 or in the
-    form of HTTP headers.
+    answer is a string, `match` compares the whole string under the name "". Times are in ISO 8601
+    or in the form of HTTP headers.
     """
 
     source: str  # shown to users, such as "AWS"
@@ -85,7 +85,7 @@ class NoticeSource:
 
 
 def make_notice_fields(sources: Sequence[NoticeSource]) -> list[dict[str, object]]:
-    """The value of `notices` in an agent's configuration, documented in
+    """The value of `notices` in an agent's configuration. It is documented in
     docs/concepts/agent-protocol.md.
     """
     return [_without_none(_fields(each)) for each in sources]

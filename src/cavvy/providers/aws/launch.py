@@ -400,7 +400,7 @@ def _order_names(
     subnets: Sequence[Json], *, free: bool, zone: str | None
 ) -> tuple[str | None, Sequence[str]]:
     """Return the name of the subnet to try first (None lets EC2 choose), and the names to try next.
-    If EC2 is `free` to choose and `zone` restricts it to one zone, there is nothing to try next.
+    The latter are empty if EC2 may choose (`free`) but only in one zone.
     """
     names = [str(each["SubnetId"]) for each in subnets]
     if free:

@@ -20,7 +20,7 @@ _MOST_TAGS = 45
 
 
 def mark_of(installation: str) -> str:
-    """The installation's mark, as used in tags."""
+    """The value that identifies the installation in tags."""
     return hashlib.sha256(installation.encode()).hexdigest()[:20]
 
 

@@ -119,8 +119,8 @@ def in_scenario(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 class ScenarioSuite:
-    """The base class of the suite's test classes: runs each scenario. `ProviderContract` documents
-    what to override.
+    """The base class of the suite's test classes, which runs each scenario. `ProviderContract`
+    documents what to override.
     """
 
     # True: the infrastructure changes times that it has reported, or reports them inexactly.

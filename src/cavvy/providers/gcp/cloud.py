@@ -137,8 +137,8 @@ class GcpCloud:
         return machines
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All machines with Cavvy's label. If Google does not tell why a spot machine stopped, the
-        machine is listed as stopped, without a reason.
+        """All machines with Cavvy's label. If the reason why a spot machine stopped cannot be read,
+        the machine is listed as stopped, without a reason.
         """
         told = await self._api.aggregated("instances", filter=f"labels.{INSTALLATION}:*")
         found = []
@@ -177,8 +177,8 @@ class GcpCloud:
         return fault.code in FULL_CODES
 
     async def _advance(self, machine: str, body: Json) -> None:
-        """Request the machine, or query the state of its earlier request. Raises the fault of the
-        request; returns if the machine exists.
+        """Request the machine, or query the state of its earlier request. Returns if the machine
+        exists; otherwise raises the fault of the request.
         """
         zone = machine.partition("/")[0]
         operation = self._operations.get(machine)

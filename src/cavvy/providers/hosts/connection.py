@@ -69,7 +69,7 @@ class LoginRefused(Refused):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAddress:
-    """How to reach a host. If `ssh` is empty, the host is this machine."""
+    """The address of a host. If `ssh` is empty, the host is this machine."""
 
     name: str  # the host's name in messages
     ssh: Sequence[str] = ()  # the ssh command without the destination
@@ -198,7 +198,7 @@ class HostConnection:
         raise explain(self.address, self.said)
 
     async def _share(self, *words: str) -> asyncio.subprocess.Process:
-        """Run `ssh` with these options, or with this command, over the master's connection."""
+        """Run `ssh` with `words`, which are options or a command, over the master's connection."""
         options = words if words[0].startswith("-") else ()
         command = () if options else words
         # If the master has ended, `ssh` would open a new connection. A proxy command that fails

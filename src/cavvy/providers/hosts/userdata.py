@@ -59,8 +59,8 @@ class NodeDisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEnd:
-    """The time when the cloud will reclaim the node, if this is known in advance. The work is
-    warned `notice` before that time.
+    """The time when the cloud will reclaim the node, if this is known in advance. The work gets a
+    warning earlier by `notice`.
     """
 
     at: datetime

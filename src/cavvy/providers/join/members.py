@@ -137,7 +137,8 @@ class MachineRegister:
         await self._members.put(member)
 
     async def drop(self, name: str) -> None:
-        """Delete a machine and its token. Raises NotFound, TryAgain."""
+        """Delete the record of a machine, including the hash of its token. Raises NotFound,
+        TryAgain."""
         if name not in self.all:
             raise NotFound(f"no joined machine is called {name}")
         await self._members.drop(name)

@@ -22,7 +22,7 @@ _OWN_IN_CONTAINER = ("name", "command", "args")
 
 def overlay_pod(pod: Object, fields: Mapping[str, Any]) -> Object:
     """Return the pod, merged with `fields`. The first container in `fields` is merged with the
-    container that runs the work. Fields that Cavvy needs keep their values.
+    container that runs the work. Fields that Cavvy sets itself are not changed.
     """
     labels = dict(pod["metadata"]["labels"])
     first, *others = pod["spec"]["containers"]

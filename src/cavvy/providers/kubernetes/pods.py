@@ -51,8 +51,8 @@ def pod_name(gang: str, rank: int) -> str:
 
 
 def make_record(spec: GangSpec, mark: str, asked_at: str, pool: str) -> Object:
-    """The config map that records the gang. Creating it is the first step of a launch. If `pool` is
-    set, the gang waits for the pool's autoscaler.
+    """The config map with the gang's record. Creating it is the first step of a launch. If `pool`
+    is set, the gang waits for the pool's autoscaler.
     """
     return {
         "apiVersion": "v1",

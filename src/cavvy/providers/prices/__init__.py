@@ -29,7 +29,9 @@ class NeedsLogin(PriceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceQuery:
-    """The inputs of a source. Price lists name instance types, which `machines` describes."""
+    """The inputs of a source. A price list contains names of instance types; `machines` contains
+    the vCPUs, memory and accelerators of each type.
+    """
 
     machines: Mapping[str, Offer]  # keyed by instance type: vCPUs, memory and accelerators
     today: date

@@ -131,7 +131,9 @@ class ShadeformCloud:
 
 
 def _read_error(told: Json) -> tuple[str, str]:
-    """The code and the message of an error, whose form Shadeform does not document."""
+    """The code and the message of an error reply. Shadeform does not document the form of these
+    replies.
+    """
     message = next((told[name] for name in ("message", "error", "detail") if told.get(name)), told)
     return str(told.get("code") or "error"), str(message)
 

@@ -356,7 +356,7 @@ class VmReach:
         }
 
     async def _note_start(self, gang: str, machine: str) -> None:
-        """Record that an agent was started, and forget the token after the last one."""
+        """Record that an agent was started. Deletes the token when all agents were started."""
         record = self._records.get(gang) or ReachRecord(name=gang)
         started = record.started | {machine}
         known = self._gangs.get(gang)

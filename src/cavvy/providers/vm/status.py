@@ -246,7 +246,7 @@ class VmStatus:
 
 
 def _unwanted(record: VmGangRecord) -> set[str]:
-    """The ids of the machines that must be deleted, as far as the record has them."""
+    """The ids of the recorded machines that must be deleted."""
     return set(record.leftovers) | (record.ids if record.removed else frozenset())
 
 

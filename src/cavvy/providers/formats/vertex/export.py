@@ -113,7 +113,7 @@ def _mounted(uri: str) -> str:
 
 
 def _list_copied(task: Task) -> frozenset[str]:
-    """The task's keys whose files the program copies from or to buckets of Google."""
+    """The task's keys whose files the program copies from or to Google Cloud Storage."""
     keys = {
         "inputs": all(each.source.startswith("gs://") for each in task.inputs),
         "outputs": all(each.target.startswith("gs://") for each in task.outputs),

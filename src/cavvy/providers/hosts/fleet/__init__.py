@@ -1,1 +1,2 @@
-"""Runs gangs on hosts that have a supervisor. The connection to a host can be of any kind."""
+"""Runs gangs on hosts that have a supervisor. The control plane may reach the hosts in any way,
+such as SSH."""

@@ -48,9 +48,7 @@ class UpgradeRefused(Exception):
 
 @contextmanager
 def _reports(what: str) -> Iterator[None]:
-    """Convert the errors of streams to ConnectionBroken, including TLS errors and timeouts, which
-    are OSErrors.
-    """
+    """Convert errors of streams, including TLS errors and timeouts, to ConnectionBroken."""
     try:
         yield
     except (OSError, EOFError, asyncio.LimitOverrunError) as error:
