@@ -134,12 +134,12 @@ def plan(
     the smaller key of the offer, so that equal inputs give equal results.
     """
     known = situation or PlanningContext()
-    course = _Courses(task, known.done)
+    course, copies = _Courses(task, known.done), _Copies(task, known.egress)
     limiter = TaskLimiter(task, known, now)
     kept: list[_Scored] = []
     misses = _Misses()
     for offer in offers:
-        scored = _score(task, offer, course(offer), known)
+        scored = _score(task, offer, course(offer), known, copies)
         broken = tuple(
             limiter.broken(offer, scored.course.run_time, scored.course.wall_time, scored.cost)
         )
@@ -184,8 +184,8 @@ def order_of(
     different alternatives of a task can be compared.
     """
     course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
-    known = PlanningContext(egress=egress)
-    return lambda offer: order(_score(task, offer, course(offer), known))
+    known, copies = PlanningContext(egress=egress), _Copies(task, egress)
+    return lambda offer: order(_score(task, offer, course(offer), known, copies))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +216,20 @@ class _Courses:
         if course is None:
             course = self._known[shape] = _expect(self._task, offer, self._done)
         return course
+
+
+class _Copies:
+    """Estimates the copies of each location, network speed and number of starts only once."""
+
+    def __init__(self, task: Task, egress: Mapping[str, Money]) -> None:
+        self._task, self._egress = task, egress
+        self._known: dict[tuple[object, ...], TransferEstimate | None] = {}
+
+    def __call__(self, offer: Offer, starts: float) -> TransferEstimate | None:
+        key = offer.provider, offer.region, offer.shared, offer.network_mbps, starts
+        if key not in self._known:
+            self._known[key] = estimate_transfers(self._task, offer, self._egress, starts)
+        return self._known[key]
 
 
 def _expect(task: Task, offer: Offer, done: float) -> _Course:
@@ -301,12 +315,14 @@ def _explain(limiter: TaskLimiter, scored: _Scored) -> LimitMiss:
     )
 
 
-def _score(task: Task, offer: Offer, course: _Course, known: PlanningContext) -> _Scored:
+def _score(
+    task: Task, offer: Offer, course: _Course, known: PlanningContext, copies: "_Copies"
+) -> _Scored:
     rate = offer.rate.times(task.nodes)
     extras = _extras(task, offer)
     preemptions = course.loss.preemptions if course.loss is not None else None
     starts = 1 + (preemptions or 0)
-    transfers = estimate_transfers(task, offer, known.egress, starts)
+    transfers = copies(offer, starts)
     if transfers is not None and course.wall_time is not None:
         course = replace(course, wall_time=course.wall_time + transfers.time_of(starts))
     scored = _Scored(offer, course, rate, extras, None, _egress(offer, known), transfers)
