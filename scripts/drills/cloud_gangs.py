@@ -1,4 +1,4 @@
-"""Run gangs on simulations of eight clouds, in which every fifth request fails.
+"""Run gangs on simulations of all clouds on the shared layer, in which every fifth request fails.
 
 Usage: .venv/bin/python scripts/drills/cloud_gangs.py [GANGS] [SEED]
 
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = (
     "cloud", "gangs", "granted", "machines", "requests", "faults", "left", "doubled",
-    "billed $", "unsure $", "recount $", "rolled back", "not billed $",
+    "billed $", "unsure $", "recount $", "bill/recount", "rolled back", "inside",
 )  # fmt: skip
 
 
@@ -24,14 +24,16 @@ def main() -> int:
     gangs, seed = [*map(int, sys.argv[1:]), *(200, 1)[len(sys.argv) - 1 :]]
     with tempfile.TemporaryDirectory() as home:
         drill = run_drill(seed, gangs, Path(home))
-    print(" ".join(f"{each:>12}" for each in COLUMNS))
+    print(" ".join(f"{each:>14}" for each in COLUMNS))
     for name, each in sorted(drill.found.items()):
         counts = (each.gangs, each.granted, each.machines, each.requests)
         ends = (sum(each.faults.values()), each.left, each.doubled)
         bills = (each.billed, each.unsure, each.recounted)
         money = [f"{micros / 1_000_000:.4f}" for micros in bills]
-        row = (name, *counts, *ends, *money, each.rolled_back, f"{each.not_charged / 1e6:.4f}")
-        print(" ".join(f"{value:>12}" for value in row))
+        share = f"{each.billed / each.recounted:.4f}" if each.recounted else "-"
+        inside = f"{each.inside}/{each.gangs}"
+        row = (name, *counts, *ends, *money, share, each.rolled_back, inside)
+        print(" ".join(f"{value:>14}" for value in row))
     print(", ".join(f"{count} jobs {phase}" for phase, count in drill.phases.items()))
     for text in [*drill.reasons, *drill.problems]:
         print(text)

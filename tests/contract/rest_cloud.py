@@ -77,8 +77,12 @@ class RestPlace(MemoryPlace):
         self._package = package
         self._providers: list[VmProvider] = []
 
+    @property
+    def manifest(self) -> Manifest:
+        return self._package.MANIFEST
+
     def provider(self, installation: str, **table: Scalar) -> VmProvider:
-        manifest = self._package.MANIFEST
+        manifest = self.manifest
         places = {"endpoint": self.api.url, "key_file": str(self.file)}
         table = {**places, **self.api.settings, **table}
         context = ProviderContext(

@@ -114,7 +114,7 @@ def find_wrong(ending: ScenarioResult, slack_s: float) -> list[str]:
         truth = sum(rate.over(b - a).micros for life in lives for a, b, rate, _ in stretches(life))
         mine = [charge for charge in trace.charges if charge.attempt_id == attempt.id]
         billed = sum(charge.amount.micros for charge in mine)
-        more = attempt.unseen_end.more.micros if attempt.unseen_end else 0
+        more = attempt.unsure_bill.more.micros if attempt.unsure_bill else 0
         slack = (
             1
             + len(lives)
@@ -125,7 +125,7 @@ def find_wrong(ending: ScenarioResult, slack_s: float) -> list[str]:
         )
         if not billed - slack <= truth <= billed + more + slack:
             wrong.append(f"{attempt.id}: billed {billed} to {billed + more}, cost {truth}")
-        if attempt.unseen_end and KINDS["honest"] == ending.cloud.script.records:
+        if attempt.unsure_bill and KINDS["honest"] == ending.cloud.script.records:
             wrong.append(f"{attempt.id}: unsure, though the cloud reported the end")
     return wrong
 

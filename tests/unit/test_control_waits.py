@@ -260,7 +260,7 @@ def test_a_gang_is_paid_until_its_end_or_its_last_sighting(
     assert [charge.amount.micros for charge in changes.charges] == [1000 * seconds]
     [closed] = changes.attempts
     assert closed.ended_at == NOW + (seconds - 100) * SECOND
-    unseen = closed.unseen_end
+    unseen = closed.unsure_bill
     assert (unseen.more.micros if unseen else 0) == 1000 * more
     assert unseen is None or unseen.latest == NOW
     assert changes.release == ("g1",)

@@ -23,7 +23,7 @@ from cavvy.control.decide.looks import GangLook, after_look, look_interval
 from cavvy.control.decide.rows import JobRows
 from cavvy.domain.events import Charge, ChargeKind, replace_charges
 from cavvy.domain.gangs import GangSeen, GangState, NodeExtra, NodeSeen
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnsureBill
 from cavvy.domain.offers import ExtraPrice, Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, Money
@@ -94,7 +94,7 @@ def close(
 def seconds(bill: ClosedBill) -> tuple[list[tuple[int, float]], float]:
     """By rank what is charged, in seconds at the offer's price, and what may be missing."""
     charged = [(each.rank, each.amount.micros / 1000) for each in bill.charges]
-    return charged, bill.unseen_end.more.micros / 1000 if bill.unseen_end else 0.0
+    return charged, bill.unsure_bill.more.micros / 1000 if bill.unsure_bill else 0.0
 
 
 def test_ends_that_were_reported_are_billed_exactly() -> None:
@@ -127,8 +127,8 @@ def test_a_forgotten_gang_is_billed_until_its_last_sighting(
     bill = close(look, attempt=replace(ATTEMPT, nodes=1), nodes=agents, stored=stored)
     charged, missing = seconds(bill)
     assert (sum(each for _, each in charged), missing) == (least, more)
-    assert bill.unseen_end is not None
-    assert bill.unseen_end.latest == at(100)
+    assert bill.unsure_bill is not None
+    assert bill.unsure_bill.latest == at(100)
 
 
 def test_nothing_is_missing_from_a_gang_that_never_started_or_was_denied() -> None:
@@ -171,8 +171,8 @@ def test_charges_of_a_living_gang_end_where_its_end_was_missed() -> None:
 def test_a_budget_counts_what_an_unseen_end_may_have_cost() -> None:
     task = Task(name="n", run="x")
     job = Job(id="j", project="p", name="n", task=task, submitted_at=T0, since=T0, attempt=1)
-    unseen = UnseenEnd(latest=at(100), more=Money(500))
-    over = replace(ATTEMPT, phase=AttemptPhase.ENDED, unseen_end=unseen)
+    unseen = UnsureBill(latest=at(100), more=Money(500))
+    over = replace(ATTEMPT, phase=AttemptPhase.ENDED, unsure_bill=unseen)
     rows = JobRows(job=job, attempts={1: over}, nodes={})
     spent, rate = spending(rows, (charge(0, 0, 1),), {}, at(200))
     assert (spent, rate) == (Money(1500), HourlyRate(0))
@@ -212,8 +212,8 @@ def test_the_price_is_looked_at_more_often_as_the_budget_runs_out() -> None:
 def test_an_audit_compares_a_bill_with_the_providers_record(
     seen: GangSeen | None, unseen: float, billed_s: float, verdict: BillVerdict
 ) -> None:
-    end = UnseenEnd(latest=at(99), more=Money(int(1000 * unseen))) if unseen else None
-    ended = replace(ATTEMPT, phase=AttemptPhase.ENDED, ended_at=at(90), unseen_end=end)
+    end = UnsureBill(latest=at(99), more=Money(int(1000 * unseen))) if unseen else None
+    ended = replace(ATTEMPT, phase=AttemptPhase.ENDED, ended_at=at(90), unsure_bill=end)
     others = replace(charge(0, 0, 9), attempt_id="j-2")
     assert audit_bill(ended, seen, (charge(0, 5, 5 + billed_s), others)).verdict is verdict
 
@@ -280,8 +280,8 @@ def test_disks_and_addresses_of_a_forgotten_gang_are_billed_at_their_earlier_rat
         ChargeKind.DISK: 25,
         ChargeKind.ADDRESS: 25,
     }
-    assert bill.unseen_end is not None
-    assert bill.unseen_end.more == Money(3 * 75_000)  # until now, and from the launch on
+    assert bill.unsure_bill is not None
+    assert bill.unsure_bill.more == Money(3 * 75_000)  # until now, and from the launch on
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -319,3 +319,73 @@ def test_a_takeover_ends_the_charges_of_disks_and_addresses() -> None:
     bill = close(after_look(NEW, told, at(70)), attempt=taken)
     assert kinds(bill.charges)[ChargeKind.DISK] == 20
     assert closing_charges(kept, [each for each in stored if each.kind.is_extra], at(40)) is None
+
+
+def lost(seen: NodeSeen, started_by: float) -> NodeSeen:
+    """The node, whose bill began at `started_by` at the latest."""
+    return replace(seen, started_by=at(started_by))
+
+
+@pytest.mark.parametrize(
+    ("seen", "agents", "least", "more"),
+    [
+        (lost(node(0, 5, 45), 15), (), 30, 10),
+        (lost(node(0, 5, 45), 15), (agent(0, 10, 40),), 30, 10),
+        (lost(node(0, 5, 45), 45), (), 0, 40),  # it was perhaps never billed
+        (lost(node(0, 5, 45, unseen=True), 15), (agent(0, 20, 30),), 15, 25),
+    ],
+)
+def test_a_start_that_was_not_reported_is_billed_as_a_range(
+    seen: NodeSeen, agents: tuple[Node, ...], least: float, more: float
+) -> None:
+    look = after_look(NEW, gang(seen, state=GangState.ENDED), at(50))
+    bill = close(look, attempt=replace(ATTEMPT, nodes=1), nodes=agents)
+    charged, missing = seconds(bill)
+    assert (sum(each for _, each in charged), missing) == (least, more)
+    assert bill.unsure_bill is not None
+    assert (bill.unsure_bill.latest is None) == (not seen.unseen)
+    assert audit_bill(replace(ATTEMPT, unsure_bill=bill.unsure_bill), look.told, bill.charges)
+
+
+def test_the_charges_of_a_running_node_begin_where_its_bill_had_begun_for_certain() -> None:
+    one, look = replace(ATTEMPT, nodes=1), after_look(NEW, gang(lost(node(0, 5), 15)), at(50))
+    charges, _ = accrue(one, look, ())
+    assert [(each.since, each.until) for each in charges] == [(at(15), at(50))]
+
+
+def test_machines_that_were_rolled_back_are_billed_to_the_attempt() -> None:
+    """Those that were perhaps never billed are a part of the range."""
+    short = replace(OFFER, minimum_charge=timedelta(seconds=20))
+    attempt = replace(ATTEMPT, offer=short, launched_at=None)
+    others = (node(0, 5, 45), node(0, 5, 50), lost(node(1, 10, 12), 12), node(1, None))
+    told = replace(gang(state=GangState.ENDED), rolled_back=others)
+    look = replace(after_look(NEW, told, at(50)), denied=True)
+    bill = close(look, attempt=attempt)
+    assert seconds(bill) == ([(0, 85)], 20)
+    assert {each.kind for each in bill.charges} == {ChargeKind.ROLLED_BACK}
+    keys = [(each.rank, each.kind, each.since) for each in bill.charges]
+    assert len(set(keys)) == len(keys)
+    ended = replace(attempt, phase=AttemptPhase.ENDED, unsure_bill=bill.unsure_bill)
+    assert audit_bill(ended, told, bill.charges).verdict is BillVerdict.AGREES
+    assert audit_bill(ended, told, ()).verdict is BillVerdict.DIFFERS
+
+
+def test_a_machine_that_was_rolled_back_is_no_sighting_of_the_node() -> None:
+    back = replace(charge(0, 5, 90), kind=ChargeKind.ROLLED_BACK)
+    look = after_look(NEW, gang(node(0, 40)), at(50))
+    bill = close(look, attempt=replace(ATTEMPT, nodes=1), stored=(back,))
+    assert seconds(bill)[0] == [(0, 10)]
+
+
+def test_an_attempt_that_took_a_gang_over_does_not_pay_for_its_launch() -> None:
+    taken = replace(ATTEMPT, nodes=1, adopted_at=at(60))
+    told = gang(node(0, 20, 80), state=GangState.ENDED)
+    look = after_look(NEW, replace(told, rolled_back=(node(0, 1, 19),)), at(90))
+    assert seconds(close(look, attempt=taken)) == ([(0, 20)], 0)
+
+
+def test_the_agent_of_a_machine_that_was_rolled_back_is_no_node() -> None:
+    told = replace(gang(state=GangState.ENDED), rolled_back=(node(0, 5, 45),))
+    look = replace(after_look(NEW, told, at(50)), denied=True)
+    bill = close(look, attempt=replace(ATTEMPT, nodes=1), nodes=(agent(0, 20, 44),))
+    assert seconds(bill) == ([(0, 40)], 0)

@@ -253,7 +253,7 @@ def test_a_gang_that_its_provider_never_showed_may_have_cost_something(
     attempt = replace(attempt, launched_at=began if accepted else None)
     action = gangs.AdvanceAttempt(phase=AttemptPhase.ENDED, reason="gone")
     changes = advance_attempt(rows(attempt), attempt, action, look, NOW)
-    unseen = changes.attempts[0].unseen_end
+    unseen = changes.attempts[0].unsure_bill
     assert changes.charges == ()
     assert (unseen is not None) == ((accepted or look.doubt) and not look.denied)
     if unseen is not None:

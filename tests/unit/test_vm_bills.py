@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from tests.contract.test_provider_vm import BARE
-from tests.contract.vm_cloud import MemoryPlace
+from tests.contract.vm_cloud import BOOT, MemoryPlace
 from tests.unit.test_vm_layer import OURS, make_gang
 
 from cavvy.domain.offers import Offer
-from cavvy.providers.base import GangState, Refused
+from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
+from cavvy.providers.contract import LaunchFault
 from cavvy.providers.vm.cloud import BillStart, CloudFault, CloudMachine
 from cavvy.providers.vm.machines import LIST_AGE
 
@@ -108,5 +110,108 @@ def test_a_list_that_the_api_does_not_know_is_no_sign_that_a_gang_is_gone(
         assert place.billed() == 0
 
     place = MemoryPlace(BARE, tmp_path)
+    provider, spec = place.provider(OURS), make_gang(place)
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_start_that_the_cloud_does_not_report_is_a_range_that_contains_it(
+    late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without times in replies, the bill began between the request and its reply, or between the
+    last poll that showed the machine booting and the first that did not.
+    """
+
+    async def scenario() -> None:
+        await provider.launch(spec)
+        begins = place.cloud.time + (BOOT if late else timedelta(0))
+        for _ in range(8):
+            await place.wait(STEP)
+            (seen,) = await provider.gangs(spec.name)
+        (node,) = seen.nodes
+        assert node.started_at is not None
+        assert node.started_at <= begins <= (node.started_by or node.started_at)
+        assert node.started_by == (node.started_at + STEP if late else None)
+        await provider.remove(spec.name)
+
+    place = MemoryPlace(LATE if late else BARE, tmp_path)
+    show = place.cloud._show
+    monkeypatch.setattr(
+        place.cloud, "_show", lambda each: (found := show(each)) and replace(found, created_at=None)
+    )
+    provider, spec = place.provider(OURS), make_gang(place)
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("traits", [BARE, LATE])
+def test_machines_of_a_launch_that_failed_are_reported_with_their_times(
+    traits: object, fails: bool, tmp_path: Path
+) -> None:
+    """Also if they could not be deleted at first."""
+
+    async def scenario() -> None:
+        place.fail(1, LaunchFault.FULL)
+        place.fail_deletions(fails)
+        made_at = place.cloud.time
+        with pytest.raises(NoCapacity):
+            await provider.launch(spec)
+        assert await provider.gangs(spec.name) == []  # the control plane has not removed it yet
+        await place.wait(STEP)
+        with suppress(TryAgain):
+            await provider.remove(spec.name)
+        assert fails == bool(place.billed())
+        await place.settle()
+        seen = await provider.gangs(spec.name)
+        place.fail_deletions(False)
+        while seen[0].state is not GangState.ENDED:
+            await place.wait(STEP)
+            seen = await provider.gangs(spec.name)
+        (node,) = seen[0].rolled_back
+        (machine,) = place.cloud.machines
+        assert (seen[0].nodes, node.rank, node.unseen) == ((), 0, False)
+        assert node.ended_at == machine.ended
+        if traits is LATE and not fails:  # it was deleted at once, before it ran
+            assert (node.started_at, node.ended_at) == (None, made_at)
+            return
+        begins = made_at + (BOOT if traits is LATE else timedelta(0))
+        assert node.started_at is not None
+        assert node.started_at <= min(begins, node.ended_at) <= (node.started_by or node.started_at)
+
+    place = MemoryPlace(traits, tmp_path)  # type: ignore[arg-type]  # traits of a cloud
+    provider, spec = place.provider(OURS), replace(make_gang(place), nodes=2)
+    asyncio.run(scenario())
+
+
+def test_a_duplicate_is_reported_with_its_times(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await provider.launch(spec)
+        place.double()
+        await place.settle()
+        await provider.gangs()
+        await place.settle()
+        (seen,) = await provider.gangs(spec.name)
+        (other,) = seen.rolled_back
+        ended = {each.id: each.ended for each in place.cloud.machines}
+        assert (other.ended_at, len(seen.nodes)) == (ended[other.engine_id], 1)
+        await provider.remove(spec.name)
+
+    place = MemoryPlace(BARE, tmp_path)
+    provider, spec = place.provider(OURS), make_gang(place)
+    asyncio.run(scenario())
+
+
+def test_a_machine_that_was_seen_booting_at_its_end_is_not_billed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await provider.launch(spec)
+        await place.wait(BARE.list_lag + STEP)
+        await provider.gangs()
+        await provider.remove(spec.name)
+        await place.settle()
+        (seen,) = await provider.gangs(spec.name)
+        assert seen.state is GangState.ENDED
+        assert [node.started_at for node in seen.nodes] == [None]
+
+    place = MemoryPlace(LATE, tmp_path)
     provider, spec = place.provider(OURS), make_gang(place)
     asyncio.run(scenario())

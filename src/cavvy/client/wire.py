@@ -274,8 +274,9 @@ class CostView(Answer, frozen=True, kw_only=True):
     submission.
 
     `lost_s` is running time whose work had to be repeated: from the newest checkpoint until the
-    nodes were lost. `unsure_micros` is what the job may have cost in addition to `total_micros`: an
-    attempt whose end no provider reported is charged only until it was last seen.
+    nodes were lost. `unsure_micros` is what the job may have cost in addition to `total_micros`: if
+    a provider does not report when a node started or ended, only the time when the node was billed
+    for certain is charged.
     """
 
     job: str

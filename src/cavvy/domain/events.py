@@ -27,6 +27,7 @@ class ChargeKind(StrEnum):
     NODE = "node"  # a period of a node at one rate
     KEPT = "kept"  # a period in which the node was kept for the project's next job
     MINIMUM = "minimum"  # the difference to the provider's minimum charge
+    ROLLED_BACK = "rolled back"  # a machine of a launch that failed, or a duplicate of the node
     DISK = "disk"  # the node's disks, if the provider bills them separately
     ADDRESS = "address"  # the node's public addresses, if the provider bills them separately
 

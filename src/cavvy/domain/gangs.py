@@ -51,13 +51,16 @@ def list_extras(
 class NodeSeen:
     """One node as the provider reports it. The node is billed from `started_at` to `ended_at`.
 
-    `unseen` means that the provider did not record when the node ended. It ended between the time
-    when it was last seen and `ended_at`, so its cost is known only as a range.
+    `unseen` means that the provider did not record the end: the node ended between the time when it
+    was last seen and `ended_at`, so its cost is known only as a range. Likewise, if `started_by` is
+    set, the provider did not record the start: the bill began between `started_at` and
+    `started_by`, or never if the node ended before.
     """
 
     rank: int
     engine_id: str
     started_at: datetime | None = None
+    started_by: datetime | None = None
     ended_at: datetime | None = None
     unseen: bool = False
     address: str | None = None
@@ -79,6 +82,9 @@ class GangSeen:
     exit_code: int | None = None
     eta: datetime | None = None
     nodes: Sequence[NodeSeen] = ()
+    # machines that failed launches of the gang started, and duplicates: they are billed, but were
+    # never nodes of the gang; an ended gang has none that runs
+    rolled_back: Sequence[NodeSeen] = ()
     rates: Sequence[
         tuple[datetime, HourlyRate]
         # prices of one node, each with the time from which it applies; () if only the offer's rate

@@ -281,15 +281,16 @@ class AttemptWait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnseenEnd:
-    """What is known about the end of a gang if the provider did not report it. The cost is then
-    known only as a range.
+class UnsureBill:
+    """What a gang may have cost beyond its charges, because the provider did not report when the
+    bill of each node began and ended.
 
-    The charges end when the gang was last seen. The gang had certainly ended by `latest`. `more` is
-    the additional cost if it ran until then.
+    The charges contain only the time when the nodes were billed for certain. `more` is the
+    additional cost of the longest possible lifetimes. `latest` is when the gang was gone for
+    certain; None if the provider reported the end of each node.
     """
 
-    latest: datetime
+    latest: datetime | None
     more: Money
 
 
@@ -320,7 +321,7 @@ class Attempt:
     running_at: datetime | None = None
     finished_at: datetime | None = None  # when the work ended
     ended_at: datetime | None = None  # when the gang ended
-    unseen_end: UnseenEnd | None = None  # set if the provider did not report the gang's end
+    unsure_bill: UnsureBill | None = None  # set if the cost is known only as a range
     adopted_at: datetime | None = (
         # when the attempt took over a kept gang, whose earlier time is billed to another attempt
         None

@@ -197,8 +197,9 @@ class Provider(Protocol):
     async def launch(self, gang: GangSpec) -> None:
         """Request all nodes or none. If a gang with this name exists, running or ended, do nothing.
 
-        Raises NoCapacity, Refused (nothing was started), TryAgain (the gang may have started: check
-        with `gangs`).
+        Raises NoCapacity, Refused (nothing is left running), TryAgain (the gang may have started:
+        check with `gangs`). If machines were started and deleted again, `gangs` reports them as
+        `GangSeen.rolled_back` once the gang is removed.
         """
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:

@@ -87,7 +87,7 @@ class CostItem:
 class JobCost:
     """The cost of a job, and how its time was spent. `final` is False while there may still be new
     charges. `lost` is running time whose work had to be repeated. If a provider did not report the
-    end of a node, the job may have cost up to `unsure_usd` more than `total_usd`.
+    start or the end of a node, the job may have cost up to `unsure_usd` more than `total_usd`.
     """
 
     total_usd: Decimal

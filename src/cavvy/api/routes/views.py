@@ -163,7 +163,7 @@ def audit_row(job: str, bill: AuditedBill) -> wire.AuditRow:
         gang=attempt.bought_as,
         placement=attempt.offer.key,
         billed_micros=bill.billed.micros,
-        unsure_micros=attempt.unseen_end.more.micros if attempt.unseen_end else 0,
+        unsure_micros=attempt.unsure_bill.more.micros if attempt.unsure_bill else 0,
         reported_micros=None if reported is None else reported.micros,
         verdict=bill.verdict,
     )
@@ -178,7 +178,7 @@ def cost_view(
         job=job.name,
         charges=[charge_view(charge) for charge in charges],
         total_micros=total(charges).micros,
-        unsure_micros=sum(each.unseen_end.more.micros for each in attempts if each.unseen_end),
+        unsure_micros=sum(each.unsure_bill.more.micros for each in attempts if each.unsure_bill),
         queued_s=seconds[TimeUse.QUEUED],
         starting_s=seconds[TimeUse.STARTING],
         running_s=seconds[TimeUse.RUNNING],

@@ -81,7 +81,8 @@ def bill_text(
         return bill
     more = show(cost.unsure_micros)
     return (
-        f"{bill}, and up to {more} more because a gang's end was not reported; see `cavvy events`"
+        f"{bill}, and up to {more} more because a provider did not report when each node started "
+        "or ended; see `cavvy events`"
     )
 
 

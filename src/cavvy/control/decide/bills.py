@@ -13,7 +13,7 @@ from cavvy.costs.extras import bill_extras, rate_extras
 from cavvy.costs.metering import bill, total
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnseenEnd
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnsureBill
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate, Money
 
@@ -40,7 +40,7 @@ def spending(
                 price = attempt.offer.rate.times(attempt.nodes)  # no poll has found the gang yet
                 charged = max(charged, price.over(now - attempt.launched_at))
                 rate += price.micros_per_hour
-            unseen = attempt.unseen_end  # also count spending that is possible but not certain
+            unseen = attempt.unsure_bill  # also count spending that is possible but not certain
             spent += charged if unseen is None else charged + unseen.more
             continue
         told = look.told
@@ -51,7 +51,8 @@ def spending(
 
 def _rate_running(offer: Offer, told: GangSeen, now: datetime) -> HourlyRate:
     """The hourly rate of the gang's running nodes, including their disks and addresses."""
-    alive = [node for node in told.nodes if node.started_at and not node.ended_at]
+    machines = (*told.nodes, *told.rolled_back)
+    alive = [node for node in machines if node.started_at and not node.ended_at]
     price = max(told.rates, key=lambda entry: entry[0])[1] if told.rates else offer.rate
     extras = [rate_extras(offer, node.extras, now).micros_per_hour for node in alive]
     return HourlyRate(price.times(len(alive)).micros_per_hour + sum(extras))
@@ -103,7 +104,7 @@ def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
     """
     first: dict[int, datetime] = {}
     for charge in earlier:
-        if not charge.kind.is_extra and charge.kind is not ChargeKind.MINIMUM:
+        if charge.kind in (ChargeKind.NODE, ChargeKind.KEPT):
             first[charge.rank] = min(charge.since, first.get(charge.rank, charge.since))
     return replace(
         told,
@@ -117,17 +118,34 @@ def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
 
 
 def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
-    """The gang as observed, but with an end for every node: a node without a reported end counts as
-    ended when it was last seen."""
-    return replace(
-        told,
-        nodes=[
-            replace(node, ended_at=look.alive_at.get(node.rank, node.started_at))
-            if node.unseen or (told.state is GangState.ENDED and node.ended_at is None)
-            else node
-            for node in told.nodes
-        ],
-    )
+    """The gang with the times when its nodes were billed for certain: a node without a recorded end
+    counts as ended when it was last seen."""
+    nodes = [
+        replace(node, ended_at=look.alive_at.get(node.rank, node.started_at))
+        if node.unseen or (told.state is GangState.ENDED and node.ended_at is None)
+        else node
+        for node in told.nodes
+    ]
+    others = [short for node in told.rolled_back if (short := _shorten(node)) is not None]
+    return replace(told, nodes=[_start_late(node) for node in nodes], rolled_back=others)
+
+
+def _start_late(node: NodeSeen) -> NodeSeen:
+    """The node with its latest possible start."""
+    return replace(node, started_at=node.started_by or node.started_at, started_by=None)
+
+
+def _shorten(node: NodeSeen) -> NodeSeen | None:
+    """The node with its shortest possible lifetime; None if it may never have been billed."""
+    node = _start_late(node) if node.started_by is None or _outlives_start(node) else node
+    if node.started_by is not None:
+        return None
+    return replace(node, ended_at=node.started_at) if node.unseen else node
+
+
+def _outlives_start(node: NodeSeen) -> bool:
+    """Whether the node ended, if it has, after the latest possible start of its bill."""
+    return node.ended_at is None or node.started_by is None or node.started_by < node.ended_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +154,7 @@ class ClosedBill:
 
     charges: tuple[Charge, ...]
     ended_at: datetime
-    unseen_end: UnseenEnd | None
+    unsure_bill: UnsureBill | None
 
 
 def close_bill(
@@ -162,13 +180,32 @@ def close_bill(
     charges += [_until(each, each.since) for each in billed if each.rank not in ranks]
     longest = bill_gang(attempt, most, now, final=True, earlier=billed)
     more = total(longest).micros - total(charges).micros
-    latest = max([node.ended_at or now for node in most.nodes], default=now)
     ends = [attempt.finished_at or attempt.since, *(node.ended_at or now for node in least.nodes)]
     return ClosedBill(
         charges=tuple(charges),
         ended_at=max(ends),
-        unseen_end=UnseenEnd(latest=latest, more=Money(more)) if more > 0 else None,
+        unsure_bill=UnsureBill(latest=_latest_end(attempt, look, most, now), more=Money(more))
+        if more > 0
+        else None,
     )
+
+
+def _latest_end(attempt: Attempt, look: GangLook, most: GangSeen, now: datetime) -> datetime | None:
+    """When the last node was gone for certain; None if the provider reported all ends."""
+    ranks = range(attempt.nodes)
+    if look.told is not None and all(_is_end_known(look.told, rank) for rank in ranks):
+        return None
+    return max([node.ended_at or now for node in most.nodes], default=now)
+
+
+def _is_end_known(told: GangSeen, rank: int) -> bool:
+    """Whether the provider reported the end of the rank's node, or that it never started."""
+    nodes = [node for node in told.nodes if node.rank == rank]
+    if told.state is GangState.ENDED:
+        nodes = [node for node in nodes if node.started_at is not None]
+    elif not nodes:
+        return False
+    return all(node.ended_at is not None and not node.unseen for node in nodes)
 
 
 def _bound_gang(
@@ -189,8 +226,10 @@ def _bound_gang(
         _bound_life(attempt, rank, look, _sightings(rank, look, nodes, billed), now)
         for rank in range(attempt.nodes)
     ]
+    others = [short for node in told.rolled_back if (short := _shorten(node)) is not None]
     least = replace(told, rates=rates, nodes=[life.least for life in lives if life.least])
-    return least, replace(least, nodes=[life.most for life in lives if life.most])
+    most = replace(least, nodes=[life.most for life in lives if life.most])
+    return replace(least, rolled_back=others), most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,9 +249,9 @@ def _sightings(
     charges.
     """
     agents = [at for node in nodes if node.rank == rank for at in (node.claimed_at, node.heard_at)]
-    billed = [
-        at for charge in charges if charge.rank == rank for at in (charge.since, charge.until)
-    ]
+    own = (ChargeKind.NODE, ChargeKind.KEPT)
+    mine = [charge for charge in charges if charge.rank == rank and charge.kind in own]
+    billed = [at for charge in mine for at in (charge.since, charge.until)]
     return sorted(at for at in [look.alive_at.get(rank), *agents, *billed] if at is not None)
 
 
@@ -223,19 +262,26 @@ def _bound_life(
     node = next((each for each in reported if each.rank == rank), None)
     if node is None or node.started_at is None:
         return _bound_unreported(attempt, rank, look, sightings, now)
-    if node.ended_at is not None and not node.unseen:
-        return _Life(least=node, most=node)
     latest = max(node.started_at, node.ended_at or now)
-    alive = min(latest, max([node.started_at, *sightings]))
-    return _Life(least=replace(node, ended_at=alive), most=replace(node, ended_at=latest))
+    most = replace(node, ended_at=latest)
+    if not _outlives_start(most):
+        return _Life(least=None, most=most)
+    began = node.started_by or node.started_at
+    alive = min(latest, max([began, *sightings]))
+    if node.ended_at is not None and not node.unseen:
+        alive = latest
+    return _Life(least=replace(_start_late(node), ended_at=alive), most=most)
 
 
 def _bound_unreported(
     attempt: Attempt, rank: int, look: GangLook, sightings: Sequence[datetime], now: datetime
 ) -> _Life:
-    """The shortest and the longest possible lifetime of a node whose start its provider did not
-    report."""
+    """The possible lifetimes of a node whose start its provider did not report. The agent of a
+    machine that was rolled back may have claimed the rank: then the rank has no other machine.
+    """
     began = attempt.adopted_at or attempt.created_at
+    if look.told is not None and any(each.rank == rank for each in look.told.rolled_back):
+        return _Life(least=None, most=None)
     if sightings:
         node = NodeSeen(rank=rank, engine_id="", started_at=sightings[0], ended_at=sightings[-1])
         return _Life(least=node, most=replace(node, started_at=began, ended_at=now))
@@ -294,7 +340,41 @@ def bill_gang(
                 final=True,
             )
             charges += [charge for charge in whole if charge.kind is ChargeKind.MINIMUM]
+    if attempt.adopted_at is None:  # otherwise, the attempt that launched the gang pays
+        charges += _bill_rolled_back(attempt, told, until, final=final)
     return charges
+
+
+def _bill_rolled_back(
+    attempt: Attempt, told: GangSeen, until: datetime, *, final: bool
+) -> list[Charge]:
+    """The charges of machines that were started for the gang and were never its nodes. Of several
+    machines with the same rank and start, the charges are added up.
+    """
+    found: dict[tuple[int, ChargeKind, datetime], Charge] = {}
+    for node in told.rolled_back:
+        if node.started_at is None:
+            continue
+        began, end = node.started_at, node.ended_at or until
+        machine = bill(
+            attempt=attempt,
+            rank=node.rank,
+            started=began,
+            until=end,
+            rates=told.rates,
+            final=final,
+        )
+        extras = bill_extras(attempt, node, since=began, until=end, final=final)
+        for each in [*(replace(one, kind=ChargeKind.ROLLED_BACK) for one in machine), *extras]:
+            key = each.rank, each.kind, each.since
+            other = found.get(key)
+            found[key] = each if other is None else _add(each, other)
+    return list(found.values())
+
+
+def _add(one: Charge, other: Charge) -> Charge:
+    amount = Money(one.amount.micros + other.amount.micros)
+    return replace(one, until=max(one.until, other.until), amount=amount)
 
 
 def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> list[Charge] | None:
@@ -304,7 +384,7 @@ def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> 
     # the last charge of each rank, for its machine (None) and for each kind of extra
     last: dict[tuple[int, ChargeKind | None], Charge] = {}
     for charge in mine:
-        if charge.kind is not ChargeKind.MINIMUM:
+        if charge.kind not in (ChargeKind.MINIMUM, ChargeKind.ROLLED_BACK):
             key = (charge.rank, charge.kind if charge.kind.is_extra else None)
             before = last.get(key)
             if before is None or charge.since >= before.since:
@@ -344,12 +424,12 @@ class AuditedBill:
 
     @property
     def verdict(self) -> BillVerdict:
-        """Whether the two amounts agree. If the gang's end was not seen, every reported amount in
-        the possible range agrees.
+        """Whether the two amounts agree. If the cost is known only as a range, every
+        reported amount within it agrees.
         """
         if self.reported is None:
             return BillVerdict.FORGOTTEN
-        unseen = self.attempt.unseen_end
+        unseen = self.attempt.unsure_bill
         most = self.billed.micros + (unseen.more.micros if unseen else 0)
         within = self.billed.micros - _TOLERANCE <= self.reported.micros <= most + _TOLERANCE
         return BillVerdict.AGREES if within else BillVerdict.DIFFERS
@@ -369,6 +449,7 @@ def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge
         replace(node, ended_at=until) if handed_on or node.ended_at is None else node
         for node in seen.nodes
     ]
-    told = replace(seen, nodes=nodes)
+    others = [replace(each, ended_at=each.ended_at or until) for each in seen.rolled_back]
+    told = replace(seen, nodes=nodes, rolled_back=others)
     priced = bill_gang(attempt, told, until, final=not handed_on, earlier=mine)
     return AuditedBill(attempt=attempt, billed=billed, reported=total(priced))

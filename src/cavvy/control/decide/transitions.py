@@ -26,9 +26,10 @@ from cavvy.domain.jobs import (
     Node,
     Order,
     StopCause,
+    UnsureBill,
 )
 from cavvy.domain.tasks import Delivery
-from cavvy.domain.units import format_duration, format_usd
+from cavvy.domain.units import Money, format_duration, format_usd
 
 # Jobs
 
@@ -259,18 +260,27 @@ def _close(rows: JobRows, ended: Attempt, bill: ClosedBill, now: datetime) -> Ro
     life = sum((each.until - each.since for each in machines), timedelta(0))
     text = f"the gang has ended; it cost {format_usd(cost)} for {format_duration(life)} of use"
     events = [make_event(rows.job, now, "billed", text, ended.number)] if cost.micros else []
-    if (unseen := bill.unseen_end) is not None:
-        text = (
-            f"{ended.offer.provider} did not report when the gang ended: it cost between "
-            f"{format_usd(cost)} (until it was last seen) and {format_usd(cost + unseen.more)} "
-            f"(until {unseen.latest:%Y-%m-%d %H:%M:%S} UTC)"
-        )
+    if (unseen := bill.unsure_bill) is not None:
+        text = _say_range(ended.offer.provider, cost, unseen)
         events.append(make_event(rows.job, now, "unsure", text, ended.number))
     return RowChanges(
-        attempts=(replace(ended, ended_at=bill.ended_at, unseen_end=unseen),),
+        attempts=(replace(ended, ended_at=bill.ended_at, unsure_bill=unseen),),
         events=tuple(events),
         charges=bill.charges,
         release=(ended.gang,),
+    )
+
+
+def _say_range(provider: str, cost: Money, unsure: UnsureBill) -> str:
+    least, most = format_usd(cost), format_usd(cost + unsure.more)
+    if unsure.latest is None:
+        return (
+            f"{provider} did not report when the bill of each node began: the gang cost between "
+            f"{least} and {most}"
+        )
+    return (
+        f"{provider} did not report when the gang ended: it cost between {least} (until it was "
+        f"last seen) and {most} (until {unsure.latest:%Y-%m-%d %H:%M:%S} UTC)"
     )
 
 

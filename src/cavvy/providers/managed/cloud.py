@@ -94,6 +94,7 @@ def _machine(job: ServiceJob, rank: int) -> CloudMachine:
         name=f"{stem}-{rank}-{count}",
         state=_STATES[job.state],
         created_at=job.started_at,
+        running_at=job.started_at,
         ended_at=job.ended_at,
         preempted=job.preempted,
         no_capacity=job.no_capacity,

@@ -125,7 +125,11 @@ class CloudMachine:
     # where the server reaches the machine by SSH; None if it is not known yet
     ssh: SshTarget | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
-    created_at: datetime | None = None  # start of the bill; None if the cloud does not report it
+    # when the machine was created; None if the cloud does not report it. The bill begins then
+    # (`BillStart.CREATION`) or later.
+    created_at: datetime | None = None
+    # when the state of the machine became `RUNNING`; None if the cloud does not report it
+    running_at: datetime | None = None
     ended_at: datetime | None = None  # end of the bill; None if the cloud does not report it
     preempted: bool = False
     no_capacity: bool = False  # True: the cloud accepted the request, but had no capacity for it

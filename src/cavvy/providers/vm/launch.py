@@ -6,7 +6,7 @@ has started.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -21,6 +21,7 @@ from cavvy.providers.vm.records import (
     INSTALLATION,
     VmGangRecord,
     VmNode,
+    make_nodes,
     make_record,
     recall,
     with_nodes,
@@ -95,16 +96,21 @@ class VmLauncher:
     def _begin(self, gang: GangSpec, before: VmGangRecord | None) -> VmGangRecord:
         """The record of a new launch. Raises NoCapacity."""
         self._check_queue(gang)
-        left = before.leftovers if before else ()
+        left, billed = (before.leftovers, before.rolled_back) if before else ((), ())
         extras = tuple(list_extras(gang.offer, gang.disk_gib, gang.disk_type))
         record = make_record(gang.name, gang.nodes, self._now())
-        return replace(record, leftovers=left, extras=extras)
+        return replace(record, leftovers=left, rolled_back=billed, extras=extras)
 
     async def give_up(self, record: VmGangRecord) -> None:
         """Roll a launch back. Machines that cannot be deleted now are deleted by a later poll."""
-        ids = (*record.leftovers, *(node.id for node in record.nodes if node.id))
-        nodes = tuple(VmNode(rank=node.rank) for node in record.nodes)
-        record = replace(record, nodes=nodes, leftovers=ids, given_up_at=self._now())
+        made = [node for node in record.nodes if node.id]
+        record = replace(
+            record,
+            nodes=tuple(VmNode(rank=node.rank) for node in record.nodes),
+            leftovers=(*record.leftovers, *(node.id for node in made)),
+            rolled_back=(*record.rolled_back, *made),
+            given_up_at=self._now(),
+        )
         await self._ledger.put(record)
         with suppress(TryAgain, Refused):
             await self.clear(record)
@@ -142,8 +148,7 @@ class VmLauncher:
             ids = await self._machines.create(request)
         except (CloudFault, Refused) as error:
             raise await self._fail(record, group, error) from error
-        made = [replace(node, id=each) for node, each in zip(asked, ids, strict=True)]
-        record = with_nodes(record, made)
+        record = with_nodes(record, make_nodes(asked, ids, self._now()))
         await self._ledger.put(record)
         return record
 
@@ -226,8 +231,9 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
     machines. The list may be out of date: a machine that it shows as booting may already run.
     """
     found: dict[str, list[str]] = {}
+    others = {*record.leftovers, *(node.id for node in record.rolled_back)}
     for _, machine in shown.of(record.name):
-        if machine.state not in _NOT_YET_OR_ENDED and machine.id not in record.leftovers:
+        if machine.state not in _NOT_YET_OR_ENDED and machine.id not in others:
             found.setdefault(machine.name, []).append(machine.id)
     nodes = []
     for node in record.nodes:
@@ -236,3 +242,16 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
         seen = shown.by_id.get(node.id)
         nodes.append(node if seen is None else machines.sight(node, seen, shown.at))
     return replace(record, nodes=tuple(nodes))
+
+
+def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str]) -> VmGangRecord:
+    """The record with those of the `doomed` machines that are none of its nodes, so that they are
+    billed. The time of their request is unknown, but not earlier than that of the launch.
+    """
+    known = {node.id for node in (*record.nodes, *record.rolled_back)}
+    strays = [
+        VmNode(rank=part.rank, id=machine.id, asked_at=record.intended_at)
+        for part, machine in shown.alive(record.name)
+        if machine.id in doomed and machine.id not in known
+    ]
+    return replace(record, rolled_back=(*record.rolled_back, *strays))

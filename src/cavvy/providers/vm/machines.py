@@ -145,9 +145,18 @@ class VmMachines:
         off = machine.state is MachineState.STOPPED
         over = ended or (off and self.traits.bill_ends is BillEnd.SHUTDOWN)
         boots = machine.state in (MachineState.REQUESTED, MachineState.STARTING)
-        free = boots and self.traits.bill_starts is BillStart.RUNNING
-        bill = MachineBill(free=free, over=over, deleted_at=self.deleted_at(machine.id))
+        bill = MachineBill(
+            free=boots and self.boots_free,
+            boots_free=self.boots_free,
+            over=over,
+            deleted_at=self.deleted_at(machine.id),
+        )
         return sight(node, machine, now, bill)
+
+    @property
+    def boots_free(self) -> bool:
+        """Whether the cloud does not bill a machine's boot."""
+        return self.traits.bill_starts is BillStart.RUNNING
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:
         """Like `_ask`, for calls that name no machine. The status 404 then means that the API's

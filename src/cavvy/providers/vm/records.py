@@ -34,7 +34,10 @@ class VmNode:
     id: str = ""
     # the last time at which the cloud reported that the machine was not billed yet
     booting_at: datetime | None = None
+    made_at: datetime | None = None  # when the cloud answered the request
     started_at: datetime | None = None
+    # the latest possible start of the bill; None if the cloud reported the start
+    started_by: datetime | None = None
     ended_at: datetime | None = None
     # True: the cloud did not report the end, and the machine was gone at `ended_at`
     unseen: bool = False
@@ -66,6 +69,8 @@ class VmGangRecord:
     # when the launch failed; its machines are deleted, and the name may be launched again
     given_up_at: datetime | None = None
     leftovers: tuple[str, ...] = ()  # ids of machines that must be deleted
+    # machines of failed launches, and duplicates: they are billed, and are no nodes
+    rolled_back: tuple[VmNode, ...] = ()
     # when the layer saw that all machines had ended; their bills may have ended long before
     ended_at: datetime | None = None
 
@@ -78,6 +83,11 @@ class VmGangRecord:
     def started(self) -> bool:
         """Whether the launch is complete, so that further calls of `launch` change nothing."""
         return self.launched or self.removed or self.ended_at is not None
+
+    @property
+    def cleared(self) -> bool:
+        """Whether no machine is left of those that were rolled back."""
+        return all(node.ended_at is not None for node in self.rolled_back)
 
 
 def is_over(record: VmGangRecord) -> bool:
@@ -184,6 +194,7 @@ class MachineBill:
     """What the layer knows about the billing of a machine."""
 
     free: bool = False  # True: the machine is booting, and its cloud does not bill the boot
+    boots_free: bool = False  # True: the cloud does not bill the boot of any machine
     over: bool = False  # True: the machine is no longer billed
     deleted_at: datetime | None = None  # when the cloud accepted the machine's deletion
 
@@ -194,10 +205,11 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
         return node
     if bill.free and node.started_at is None:
         return replace(node, booting_at=now, address=machine.address or node.address)
-    started = node.started_at or start_of(node, machine.created_at, now)
+    end = machine.ended_at or bill.deleted_at
+    at = min(now, end) if bill.over and end is not None else now
+    node = begin(node, machine, at, boots_free=bill.boots_free, over=bill.over)
     node = replace(
         node,
-        started_at=started,
         up=node.up or machine.state is MachineState.RUNNING,
         address=machine.address or node.address,
         ssh=machine.ssh or node.ssh,
@@ -207,18 +219,43 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
     )
     if not bill.over:
         return node
-    end = machine.ended_at or bill.deleted_at
-    ended = max(started, end or now)
+    return end_node(node, end, now)
+
+
+def end_node(node: VmNode, end: datetime | None, now: datetime) -> VmNode:
+    """The node that ended at the time `end`, or, if this is None, at some time before `now`."""
+    ended = max(node.started_at, end or now) if node.started_at else end or now
     return replace(node, ended_at=ended, unseen=end is None)
 
 
-def start_of(node: VmNode, created: datetime | None, now: datetime) -> datetime:
-    """The earliest possible start of the node's bill. It is the later of the last poll that showed
-    the machine as not billed and the start that the cloud reports. If neither is known, it is the
-    time of the request.
+def begin(
+    node: VmNode, machine: CloudMachine | None, now: datetime, *, boots_free: bool, over: bool
+) -> VmNode:
+    """The node with the start of its bill, which a poll at the time `now` found. `machine` is None
+    if the cloud no longer knows the machine.
+
+    If the cloud does not report the start, it is known as a range. The bill began after the last
+    poll that showed the machine as not billed yet, or after the request; it began before this poll,
+    or, if the cloud bills the boot, before the reply to the request. A machine that was booting
+    until its end (`over`) has no start, unless its cloud bills the boot.
     """
+    if node.started_at is not None:
+        return node
+    created, running = (machine.created_at, machine.running_at) if machine else (None, None)
+    exact = running if boots_free else created
+    if exact is not None:
+        return replace(node, started_at=min(exact, now))
     known = [each for each in (node.booting_at, created) if each is not None]
-    return min(max(known) if known else node.asked_at or now, now)
+    first = min(max(known) if known else node.asked_at or now, now)
+    last = now if boots_free or node.made_at is None else min(now, node.made_at)
+    if over and boots_free and first >= last:
+        return node
+    return replace(node, started_at=first, started_by=last if last > first else None)
+
+
+def make_nodes(asked: Sequence[VmNode], ids: Sequence[str], now: datetime) -> list[VmNode]:
+    """The nodes whose machines a reply to their request names."""
+    return [replace(node, id=each, made_at=now) for node, each in zip(asked, ids, strict=True)]
 
 
 def with_nodes(record: VmGangRecord, changed: Sequence[VmNode]) -> VmGangRecord:

@@ -14,14 +14,15 @@ from datetime import datetime, timedelta
 from cavvy.providers.base import GangSeen, GangState, NodeSeen, ProviderError, Refused, TryAgain
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.vm.cloud import MachineState
-from cavvy.providers.vm.launch import VmLauncher, adopt
+from cavvy.providers.vm.launch import VmLauncher, add_strays, adopt
 from cavvy.providers.vm.machines import GangMachines, VmMachines
 from cavvy.providers.vm.records import (
     KEPT,
     VmGangRecord,
     VmNode,
+    begin,
+    end_node,
     recall,
-    start_of,
     with_nodes,
 )
 
@@ -63,7 +64,9 @@ class VmStatus:
         found = [
             record
             for record in self._ledger.records.values()
-            if name in (None, record.name) and record.started and any(n.id for n in record.nodes)
+            if name in (None, record.name)
+            and record.started
+            and (record.rolled_back or any(node.id for node in record.nodes))
         ]
         return [make_seen(record) for record in sorted(found, key=lambda each: each.name)]
 
@@ -98,10 +101,12 @@ class VmStatus:
         record = known or recall(name, shown.of(name), self._now())
         if record is None:
             return None
-        seen = replace(adopt(record, shown, self._machines), removed=True)
-        record = _without_blame(replace(record, removed=True), seen)
-        await self._ledger.put(record)
+        seen = replace(record, removed=True)
+        if record.given_up_at is None:
+            seen = _without_blame(seen, adopt(seen, shown, self._machines))
         alive = {machine.id for _, machine in shown.alive(name)}
+        record = add_strays(seen, shown, alive)
+        await self._ledger.put(record)
         await self._machines.delete((alive | _unwanted(record)) - deleted)
         return record
 
@@ -174,16 +179,14 @@ class VmStatus:
             seen = await self._see(adopt(record, shown, self._machines), shown)
             record = _without_blame(record, seen)
             await self._ledger.put(record)
+        if not record.cleared:
+            record = replace(record, rolled_back=await self._see_nodes(record.rolled_back, shown))
+            await self._ledger.put(record)
         await self._sweep(record, shown)
 
     async def _see(self, record: VmGangRecord, shown: GangMachines) -> VmGangRecord:
         """Update the record; machines that are missing from the list are queried by id."""
-        nodes = [
-            await self._look_again(node)
-            if node.id and node.ended_at is None and node.id not in shown.by_id
-            else node
-            for node in record.nodes
-        ]
+        nodes = await self._see_missing(record.nodes, shown)
         made = [node for node in nodes if node.id]
         complete = record.launched or len(made) == len(nodes)
         if made and (complete or record.removed):
@@ -193,28 +196,46 @@ class VmStatus:
         over = (record.ended_at or self._now()) if ended else None
         return replace(record, nodes=tuple(nodes), launched=complete, ended_at=over)
 
+    async def _see_nodes(self, nodes: Sequence[VmNode], shown: GangMachines) -> tuple[VmNode, ...]:
+        """Update nodes from the list of machines, and by id."""
+        seen = [
+            self._machines.sight(node, shown.by_id[node.id], shown.at)
+            if node.id in shown.by_id
+            else node
+            for node in nodes
+        ]
+        return await self._see_missing(seen, shown)
+
+    async def _see_missing(
+        self, nodes: Sequence[VmNode], shown: GangMachines
+    ) -> tuple[VmNode, ...]:
+        """Update the nodes whose machines are missing from the list."""
+        return tuple(
+            [
+                await self._look_again(node)
+                if node.id and node.ended_at is None and node.id not in shown.by_id
+                else node
+                for node in nodes
+            ]
+        )
+
     async def _look_again(self, node: VmNode) -> VmNode:
         now = self._now()
         machine = await self._machines.get(node.id)
         if machine is not None:
             self._sighted[node.id] = now
             return self._machines.sight(node, machine, now)
-        started = node.started_at or start_of(node, None, now)
+        deleted = self._machines.deleted_at(node.id)
         seen_at = self._sighted.get(node.id, datetime.min.replace(tzinfo=now.tzinfo))
-        known = max(filter(None, (node.asked_at or started, node.booting_at)))
-        young = now - known < self._lag
+        known = [at for at in (node.asked_at or node.started_at, node.booting_at) if at]
+        young = bool(known) and now - max(known) < self._lag
         if young or now - seen_at < self._machines.traits.ended_listed:
             return node
         self._sighted.pop(node.id, None)
-        deleted = self._machines.deleted_at(node.id)
         reason = node.reason or "the cloud no longer lists the machine"
-        return replace(
-            node,
-            started_at=started,
-            ended_at=max(started, deleted or now),
-            unseen=deleted is None,
-            reason=reason,
-        )
+        free = self._machines.boots_free
+        begun = begin(node, None, deleted or now, boots_free=free, over=True)
+        return end_node(replace(begun, reason=reason), deleted, now)
 
     async def _sweep(self, record: VmGangRecord, shown: GangMachines) -> None:
         """Delete leftovers, duplicates, and machines that are off or belong to a removed gang.
@@ -228,6 +249,10 @@ class VmStatus:
             late = {machine.id for part, machine in alive if part.launch != record.launch}
         late |= {machine.id for _, machine in alive if machine.state is MachineState.STOPPED}
         late |= record.ids if record.removed else set()
+        noted = add_strays(record, shown, late)
+        if noted != record:
+            record = noted
+            await self._ledger.put(record)
         try:
             await self._machines.delete(late | set(record.leftovers))
         except (TryAgain, Refused):
@@ -239,10 +264,15 @@ class VmStatus:
         if alive or given_up is None or shown.at - given_up < self._lag:
             return
         with suppress(ProviderError):
-            if not record.removed:
-                await self._ledger.drop(record.name)
-            elif record.ended_at is None:  # prevents that another launch starts the gang
+            await self._close(record, shown.at - given_up)
+
+    async def _close(self, record: VmGangRecord, age: timedelta) -> None:
+        """End the record of a launch that was given up, or drop it if no bill needs it."""
+        if record.removed:
+            if record.ended_at is None:  # prevents that another launch starts the gang
                 await self._ledger.put(replace(record, ended_at=self._now()))
+        elif not record.rolled_back or age >= KEPT:
+            await self._ledger.drop(record.name)
 
 
 def _unwanted(record: VmGangRecord) -> set[str]:
@@ -275,23 +305,27 @@ def make_seen(record: VmGangRecord) -> GangSeen:
     nodes = [node for node in record.nodes if node.id]
     up = all(node.up or node.ended_at is not None for node in nodes)
     state = GangState.RUNNING if up else GangState.STARTING
+    over = record.ended_at is not None and record.cleared
     return GangSeen(
         name=record.name,
-        state=GangState.ENDED if record.ended_at is not None else state,
-        engine_id=min(node.id for node in nodes),
+        state=GangState.ENDED if over else state,
+        engine_id=min((node.id for node in nodes), default=""),
         reason="; ".join(dict.fromkeys(node.reason for node in nodes if node.reason)),
         preempted=any(node.preempted and node.ended_at is not None for node in nodes),
         no_capacity=any(node.no_capacity for node in nodes),
-        nodes=tuple(
-            NodeSeen(
-                rank=node.rank,
-                engine_id=node.id,
-                started_at=node.started_at,
-                ended_at=node.ended_at,
-                unseen=node.unseen,
-                address=node.address,
-                extras=record.extras,
-            )
-            for node in nodes
-        ),
+        nodes=tuple(_make_node(record, node) for node in nodes),
+        rolled_back=tuple(_make_node(record, node) for node in record.rolled_back),
+    )
+
+
+def _make_node(record: VmGangRecord, node: VmNode) -> NodeSeen:
+    return NodeSeen(
+        rank=node.rank,
+        engine_id=node.id,
+        started_at=node.started_at,
+        started_by=node.started_by,
+        ended_at=node.ended_at,
+        unseen=node.unseen,
+        address=node.address,
+        extras=record.extras,
     )

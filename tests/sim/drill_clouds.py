@@ -1,0 +1,188 @@
+"""Accounts at the stand-ins of all clouds on the shared layer, on the virtual time of a drill.
+
+Each stand-in is asked by real HTTP. The loop makes each request itself and waits for the reply, so
+that no virtual time passes meanwhile.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.contract.azure_stand_in import AzureStandIn
+from tests.contract.crusoe_stand_in import CrusoeStandIn
+from tests.contract.cudo_stand_in import CudoStandIn
+from tests.contract.digitalocean_stand_in import DigitalOceanStandIn
+from tests.contract.hyperstack_stand_in import HyperstackStandIn
+from tests.contract.jarvislabs_stand_in import JarvislabsStandIn
+from tests.contract.lambda_stand_in import LambdaStandIn
+from tests.contract.primeintellect_stand_in import PrimeIntellectStandIn
+from tests.contract.rest_cloud import RestPlace
+from tests.contract.rest_stand_in import RestServer, RestStandIn
+from tests.contract.runpod_stand_in import RunpodStandIn
+from tests.contract.shadeform_stand_in import ShadeformStandIn
+from tests.contract.test_provider_azure import AzurePlace
+from tests.contract.test_provider_gcp import GcpPlace
+from tests.contract.test_provider_oci import OciPlace
+from tests.contract.vast_stand_in import VastStandIn
+from tests.contract.verda_stand_in import VerdaStandIn
+from tests.contract.vm_cloud import MemoryCloud
+from tests.contract.vultr_stand_in import VultrStandIn
+
+from cavvy.providers import (
+    azure,
+    crusoe,
+    cudo,
+    digitalocean,
+    hyperstack,
+    jarvislabs,
+    lambda_cloud,
+    primeintellect,
+    runpod,
+    shadeform,
+    vast,
+    verda,
+    vultr,
+)
+from cavvy.providers.azure import cloud as azure_cloud
+from cavvy.providers.azure.cloud import AzureCloud
+from cavvy.providers.contract import LaunchFault
+from cavvy.providers.crusoe.cloud import CrusoeCloud
+from cavvy.providers.cudo.cloud import CudoCloud
+from cavvy.providers.digitalocean.cloud import DigitalOceanCloud
+from cavvy.providers.hyperstack.cloud import HyperstackCloud
+from cavvy.providers.jarvislabs.cloud import JarvislabsCloud
+from cavvy.providers.lambda_cloud.cloud import LambdaCloud
+from cavvy.providers.primeintellect.cloud import PrimeIntellectCloud
+from cavvy.providers.runpod.cloud import RunpodCloud
+from cavvy.providers.shadeform.cloud import ShadeformCloud
+from cavvy.providers.vast.cloud import VastCloud
+from cavvy.providers.verda.cloud import VerdaCloud
+from cavvy.providers.vm import rest
+from cavvy.providers.vm.cloud import CloudTraits
+from cavvy.providers.vultr.cloud import VultrCloud
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+FAULTS = 0.2  # of all requests, and of all launches that are answered
+# Faults of launches alone.
+_LAUNCH_FAULTS = (LaunchFault.FULL, LaunchFault.FULL, LaunchFault.FULL, LaunchFault.REFUSED)
+
+
+class AtOnce(ThreadPoolExecutor):
+    """Makes each call in the caller's thread: virtual time has no threads."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            future.set_exception(error)
+        return future
+
+
+class DrillCloud(MemoryCloud):
+    """A cloud on the loop's time, whose launches fail at random."""
+
+    random = Random(0)
+
+    def __init__(self, traits: CloudTraits) -> None:
+        super().__init__(traits)
+        self.faults: Counter[str] = Counter()
+        self.off_at: dict[str, datetime] = {}  # by machine: when it shut itself down
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def time(self) -> datetime:
+        return START + timedelta(seconds=self.loop.time() if self.loop is not None else 0)
+
+    @time.setter
+    def time(self, value: datetime) -> None:
+        return  # the clock cannot be set
+
+    def _take_fault(self, machines: int) -> LaunchFault | None:
+        if self.loop is None or self.random.random() >= FAULTS:
+            return None
+        kind = self.random.choice(_LAUNCH_FAULTS)
+        self.faults[kind.value] += 1
+        return kind
+
+
+class DrillPlace(RestPlace):
+    make_cloud = DrillCloud
+
+
+class DrillGcp(GcpPlace):
+    make_cloud = DrillCloud
+
+
+class DrillAzure(AzurePlace):
+    make_cloud = DrillCloud
+
+
+class DrillOci(OciPlace):
+    make_cloud = DrillCloud
+
+
+_PACKAGES: Mapping[str, tuple[Any, CloudTraits, type[RestStandIn]]] = {
+    "lambda": (lambda_cloud, LambdaCloud.traits, LambdaStandIn),
+    "runpod": (runpod, RunpodCloud.traits, RunpodStandIn),
+    "digitalocean": (digitalocean, DigitalOceanCloud.traits, DigitalOceanStandIn),
+    "hyperstack": (hyperstack, HyperstackCloud.traits, HyperstackStandIn),
+    "verda": (verda, VerdaCloud.traits, VerdaStandIn),
+    "vultr": (vultr, VultrCloud.traits, VultrStandIn),
+    "shadeform": (shadeform, ShadeformCloud.traits, ShadeformStandIn),
+    "cudo": (cudo, CudoCloud.traits, CudoStandIn),
+    "primeintellect": (primeintellect, PrimeIntellectCloud.traits, PrimeIntellectStandIn),
+    "crusoe": (crusoe, CrusoeCloud.traits, CrusoeStandIn),
+    "vast": (vast, VastCloud.traits, VastStandIn),
+    "jarvislabs": (jarvislabs, JarvislabsCloud.traits, JarvislabsStandIn),
+}
+# The accelerator of each cloud's jobs; jobs of other clouds have none.
+GPUS = {
+    "azure": "T4",
+    "crusoe": "L40S",
+    "cudo": "A6000",
+    "gcp": "L4",
+    "jarvislabs": "L4",
+    "lambda": "A10",
+    "primeintellect": "H100",
+    "runpod": "A40",
+    "shadeform": "A6000",
+    "vast": "RTX4090",
+}
+SPOT = ("gcp", "azure")
+
+
+def make_places(server: RestServer, home: Path) -> Mapping[str, RestPlace]:
+    """An account at each cloud, by provider."""
+
+    def folder(name: str) -> Path:
+        (home / name).mkdir()
+        return home / name
+
+    places: dict[str, RestPlace] = {
+        name: DrillPlace(package, traits, stand_in, server, folder(name))
+        for name, (package, traits, stand_in) in _PACKAGES.items()
+    }
+    places["oci"] = DrillOci(server, folder("oci"))
+    places["gcp"] = DrillGcp(server, folder("gcp"))
+    places["azure"] = DrillAzure(azure, AzureCloud.traits, AzureStandIn, server, folder("azure"))
+    return places
+
+
+@contextmanager
+def without_threads() -> Iterator[None]:
+    """Calls of clouds are made in the loop, without pauses in real time."""
+    before = rest.ThreadPoolExecutor, azure_cloud.ThreadPoolExecutor, rest._PAUSE_S
+    rest.ThreadPoolExecutor = azure_cloud.ThreadPoolExecutor = AtOnce  # type: ignore[misc,attr-defined]
+    rest._PAUSE_S = 0.0
+    try:
+        yield
+    finally:
+        rest.ThreadPoolExecutor, azure_cloud.ThreadPoolExecutor = before[:2]  # type: ignore[misc,attr-defined]
+        rest._PAUSE_S = before[2]
