@@ -12,7 +12,6 @@ from cavvy.providers.managed.container import make_entry
 from cavvy.providers.managed.service import JobRequest, JobState, ManagedService, ServiceJob
 from cavvy.providers.vm.cloud import (
     NAME_PREFIX,
-    BillEnd,
     BillStart,
     CloudFault,
     CloudMachine,
@@ -45,7 +44,7 @@ class ManagedCloud:
             list_lag=known.list_lag,
             ended_listed=known.ended_listed,
             bill_starts=BillStart.RUNNING,
-            bill_ends=BillEnd.REPORTED,
+            bill_ends=known.bill_ends,
             quota_codes=known.quota_codes,
             user_data_limit=1 << 20,
         )

@@ -12,7 +12,7 @@ from typing import Protocol
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.base import GangSpec
-from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.cloud import BillEnd, CloudFault
 
 
 class JobState(StrEnum):
@@ -56,6 +56,8 @@ class ServiceTraits:
     first_ends_all: bool = False
     list_lag: timedelta = timedelta(minutes=1)  # `list` may miss jobs that are younger
     ended_listed: timedelta = timedelta(0)  # how long `list` and `get` show ended jobs
+    # `REPORTED` if the bill of a job in the state `RECLAIMED` is known only once the job has ended
+    bill_ends: BillEnd = BillEnd.SHUTDOWN
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
 
 
@@ -87,7 +89,7 @@ class ServiceJob:
     name: str
     state: JobState
     started_at: datetime | None = None  # start of the bill
-    ended_at: datetime | None = None  # end of the bill; None until the state is `ENDED`
+    ended_at: datetime | None = None  # end of the bill; None if it is not known yet
     preempted: bool = False
     no_capacity: bool = False  # the service accepted the job, but had no capacity for it
     reason: str = ""  # why the job ended; shown to users

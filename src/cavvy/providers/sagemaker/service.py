@@ -26,7 +26,7 @@ from cavvy.providers.managed.service import (
     ServiceTraits,
 )
 from cavvy.providers.sagemaker.prices import TrainingPrices
-from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
+from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
 
@@ -60,6 +60,7 @@ class SageMakerService:
         stop_s=120,
         list_lag=timedelta(seconds=30),
         ended_listed=_SHOWN,
+        bill_ends=BillEnd.REPORTED,
         quota_codes=frozenset({_QUOTA}),
     )
 
