@@ -22,7 +22,7 @@ from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
+from cavvy.domain.tasks import ProviderOptions, Resources, Scalar, Task
 from cavvy.providers import vertex
 from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused
 from cavvy.providers.managed.cloud import ManagedCloud
@@ -233,6 +233,29 @@ class TestVertex(RestContract):
     def test_a_job_without_an_image_is_refused(self, account: VertexPlace) -> None:
         with pytest.raises(Refused, match="image: no image is set"):
             self.launch(account, table={"image": ""})
+        task, without = Task(name="t", run="true"), account.provider("ours", image="")
+        (objection,) = without.check(task)
+        assert objection.field == "image"
+        own = ProviderOptions(provider="vertex", values=json.dumps({"image": IMAGE}))
+        for each in (
+            replace(task, image=IMAGE),
+            replace(task, resources=Resources(options=(own,))),
+        ):
+            assert without.check(each) == []
+        assert account.provider("ours").check(task) == []
+
+    def test_prices_are_read_again_after_some_time(self, account: VertexPlace) -> None:
+        async def scenario() -> None:
+            provider = account.provider("ours")
+            first = await provider.offers()
+            calls = len(account.api.calls)
+            assert await provider.offers() == first
+            assert len(account.api.calls) == calls
+            await account.wait(timedelta(minutes=11))
+            await provider.offers()
+            assert len(account.api.calls) > calls
+
+        asyncio.run(scenario())
 
     def test_a_job_without_capacity_fails_later_and_costs_nothing(
         self, account: VertexPlace

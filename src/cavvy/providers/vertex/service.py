@@ -1,6 +1,7 @@
 """Runs gangs as custom jobs of Vertex AI."""
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +37,7 @@ from cavvy.providers.vm.records import INSTALLATION
 
 ListPrices = Callable[[str], Sequence[Offer]]  # the catalog's offers of a provider
 _SHOWN = timedelta(hours=6)  # ended jobs are listed for this long after their creation
-_CHECKED = timedelta(hours=1)  # the rights to each region are checked again after this time
+_AGE = timedelta(minutes=10)  # of offers
 _FULL = "offer unavailable"  # our code
 _ENDED = {
     f"JOB_STATE_{each}"
@@ -81,7 +82,7 @@ class VertexService:
         self._settings, self._now, self._list_prices = settings, now, list_prices
         self._credentials = GoogleCredentials(settings, "vertex")
         self._api = VertexApi(settings, self._credentials)
-        self._checked_at: datetime | None = None
+        self._offers: tuple[datetime, Sequence[Offer]] | None = None
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
         self._going: frozenset[str] = frozenset()  # jobs that the last list showed as not ended
         # by id: jobs that Vertex AI would start again; after a cancellation, it tells no reason
@@ -98,12 +99,17 @@ class VertexService:
         ]
 
     async def offers(self) -> Sequence[Offer]:
-        regions, patterns = self._regions(), list_setting(self._settings, "machines")
+        """The offers, read again after ten minutes, since the catalog is refreshed."""
         now = self._now()
-        if self._checked_at is None or now - self._checked_at >= _CHECKED:
-            await asyncio.gather(*(self._api.check(each) for each in regions))
-            self._checked_at = now
-        known = await asyncio.to_thread(self._list_prices, "gcp")
+        if self._offers is None or now - self._offers[0] >= _AGE:
+            # a missing right is reported before a plan relies on it
+            await asyncio.gather(*(self._api.check(each) for each in self._regions()))
+            self._offers = now, self._price(await asyncio.to_thread(self._list_prices, "gcp"))
+        return self._offers[1]
+
+    def _price(self, known: Sequence[Offer]) -> Sequence[Offer]:
+        """The offers of Vertex AI, from those of Compute Engine."""
+        regions, patterns = self._regions(), list_setting(self._settings, "machines")
         priced = add_fee([each for each in known if each.region in regions and _is_sold(each)])
         return [
             replace(each, provider="vertex", zone=None, capacity=None)
@@ -173,7 +179,12 @@ class VertexService:
         return fault.code == _FULL or _STOCKOUT.search(fault.message) is not None
 
     def check(self, task: Task) -> Sequence[Objection]:
-        return ()
+        stated = [each for each in task.resources.options if each.provider == "vertex"]
+        named = any(json.loads(each.values).get("image") for each in stated)
+        if task.image or named or self._settings.get("image"):
+            return ()
+        reason = "Vertex AI needs an image; set `image`, or [providers.vertex] image"
+        return [Objection("image", reason)]
 
     def _read(self, region: str, told: Mapping[str, Any]) -> ServiceJob:
         """The job of a reply. A job that was reclaimed keeps this reason after its cancellation."""
