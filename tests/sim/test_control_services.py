@@ -565,7 +565,7 @@ def test_how_often_to_save_follows_what_a_checkpoint_costs_and_what_the_market_l
         assert measured == (10**9, 1e8, timedelta(minutes=2))
         told = [event.text for event in await harness.store.events(job.id) if event.kind == "pace"]
         assert len(told) == 2
-        assert "it costs 2m" in told[1]
+        assert "each takes 2m" in told[1]
 
     in_harness(scenario)
 

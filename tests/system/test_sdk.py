@@ -272,7 +272,7 @@ def test_a_server_elsewhere(
         ("cavvy.example.org:80", "x", "is not the address of a server"),
         ("https://cavvy.example.org/path", "x", "is not the address of a server"),
         ("https://cavvy.example.org", None, "no token for https://cavvy.example.org"),
-        (None, "x", "a token without an address"),
+        (None, "x", "`token` was given without `address`"),
     ],
 )
 def test_an_address_that_cannot_be_used(

@@ -80,7 +80,7 @@ def test_budget_is_kept_and_told(user: User, receiver: Receiver) -> None:
     told = user.cli("run", user.task(text), code=None)
     job = user.ended("dear")
     assert job.phase == "failed", told
-    assert "of at most $14" in job.reason
+    assert "spending limit of $14" in job.reason
     assert 0 < job.spent_micros <= 14_000_000
     assert job.attempts[0].outcome == "limit"
     wait_until(lambda: len(receiver.heard) >= 2)

@@ -102,10 +102,10 @@ def test_a_longer_keep_time_ends_with_the_budget() -> None:
     [
         ({}, ""),
         ({"nodes": 2}, "machine dev has 1 node, but the task asks for 2"),
-        ({"image": "other"}, "machine dev has another value of `image` than the task"),
+        ({"image": "other"}, "machine dev has a value of `image` that differs from the task's"),
         (
             {"volumes": (Volume(kind=VolumeKind.HOST, source="/a", path="/b"),)},
-            "machine dev has another value of `volumes` than the task",
+            "machine dev has a value of `volumes` that differs from the task's",
         ),
         (
             {"resources": Resources(cpus_min=64)},

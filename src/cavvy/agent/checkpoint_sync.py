@@ -108,8 +108,8 @@ class CheckpointSync(SidecarProcess):
         if now - self._restless_since > RESTLESS_S and not self._told_restless:
             self._told_restless = True
             self._warn(
-                "files in the checkpoint folder change constantly, so it cannot be uploaded; "
-                "write files that change all the time, such as logs, to another folder"
+                "files in the checkpoint folder change constantly, so the folder cannot be "
+                "uploaded; write files that change all the time, such as logs, to another folder"
             )
 
     def _refuse(self) -> None:
@@ -141,7 +141,9 @@ class CheckpointSync(SidecarProcess):
 
     def _heard(self, told: dict[str, Any]) -> None:
         if told["state"] == "full":
-            self._warn("the control plane's disk is full: the checkpoint waits until there is room")
+            self._warn(
+                "the control plane's disk is full: the checkpoint is uploaded when there is space"
+            )
         elif told["state"] == "waits":
             self._say(
                 "event", name="waits", text=f"the checkpoint is not safe yet: {told['reason']}"

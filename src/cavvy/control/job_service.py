@@ -271,7 +271,7 @@ class JobService:
         for _ in range(_TRIES):
             with suppress(StaleVersion):
                 return await act(await self._store.find_job(project, name))
-        raise StaleVersion(f"other writes changed job {name} in every try")
+        raise StaleVersion(f"job {name} was changed by other writers in every try")
 
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: Job, changes: RowChanges

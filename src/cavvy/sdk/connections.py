@@ -28,7 +28,7 @@ class Connections:
             _check_address(address, token)
         elif token is not None:
             hint = "give the address of the server, or leave out the token of the embedded server"
-            raise CavvyError("a token without an address", hint)
+            raise CavvyError("`token` was given without `address`", hint)
         self.address = address
         self._token = token or ""
         self._home = home

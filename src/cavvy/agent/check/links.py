@@ -159,7 +159,7 @@ def _read(line: socket.socket) -> bytes:
     while len(found) < MARK:
         more = line.recv(MARK - len(found))
         if not more:
-            raise ValueError("the line ended")
+            raise ValueError("the connection was closed")
         found += more
     return found
 

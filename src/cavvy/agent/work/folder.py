@@ -124,8 +124,8 @@ def check_seen(config: AgentConfig, path: str) -> None:
     """
     if config.hides and is_hidden(config.hides, config.shown, path):
         raise CannotBuild(
-            f"{os.path.realpath(path)} shows the folder of Cavvy's server, which is hidden from "
-            "jobs on this machine"
+            f"{os.path.realpath(path)} is in the folder of Cavvy's server or contains it; "
+            "that folder is hidden from jobs on this machine"
         )
 
 

@@ -74,7 +74,7 @@ class RankLink:
             return None
         code, _, body = line[:-1].partition(b" ")
         if not hmac.compare_digest(code, self._code(self._names[1], self._read, body)):
-            raise ValueError("a message that is not from this gang")
+            raise ValueError("received a message that is not from this gang")
         self._read += 1
         found = json.loads(body)
         return found if isinstance(found, dict) else None

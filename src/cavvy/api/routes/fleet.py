@@ -100,8 +100,8 @@ async def down(request: Request) -> Response:
 @router.post(
     "/gc",
     **document(
-        "Find (and remove, unless `dry`) nodes under this installation's name that belong to no "
-        "unfinished job, and unfinished uploads of attempts that have ended.",
+        "Find nodes of this installation that belong to no unfinished job, and unfinished uploads "
+        "of attempts that have ended. Remove them unless `dry_run` is set.",
         ask=wire.GcAsk,
         answer=wire.CleanupReport,
     ),

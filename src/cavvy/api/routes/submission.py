@@ -310,12 +310,12 @@ def describe_price(task: Task, offer: Offer) -> str:
     if extras.micros_per_hour:
         nodes += f", of which {format_rate(extras)} is for disks and public addresses,"
     if task.limits.budget is not None:
-        ceiling = f"at most {format_usd(task.limits.budget)}, by limits.budget"
+        ceiling = f"at most {format_usd(task.limits.budget)} (limits.budget)"
     elif task.limits.duration is not None:
         most = rate.over(max(task.limits.duration, offer.minimum_charge))
         ceiling = (
-            f"about {format_usd(most)} at most, by limits.duration "
-            f"({format_duration(task.limits.duration)})"
+            f"about {format_usd(most)} at most "
+            f"(limits.duration: {format_duration(task.limits.duration)})"
         )
     else:
         ceiling = "with no upper limit; to set one, use limits.budget or limits.duration"

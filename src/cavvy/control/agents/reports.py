@@ -110,7 +110,7 @@ def _refuse(report: ReportOutcome, message: AgentMessage, now: datetime) -> None
     report.node = replace(report.node, refused=count)
     if count <= _REFUSALS_TOLD:
         kind = message.kind[:20] or "unknown"
-        text = f"(part of) the agent's message ({kind}) was refused: {message.fault[:300]}"
+        text = f"an agent's message ({kind}) was refused or only partly used: {message.fault[:300]}"
         if count == _REFUSALS_TOLD:
             text += "; further refused messages get no event"
         tell(report, now, "refused", text)

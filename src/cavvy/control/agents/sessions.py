@@ -142,8 +142,8 @@ class AgentSessions:
             except _NotYet:
                 return ClaimWait(after=_UNREADY_ASKS_AGAIN)
             except RowNotFound:
-                return ClaimRefused(reason=f"no gang {gang} with a rank {rank} is wanted")
-        raise StaleVersion(f"gang {gang}: other writes changed rank {rank} in every try")
+                return ClaimRefused(reason=f"there is no active gang {gang} with a rank {rank}")
+        raise StaleVersion(f"rank {rank} of gang {gang} was changed by other writers in every try")
 
     async def messages(
         self,
@@ -171,8 +171,8 @@ class AgentSessions:
                 if len(messages) > 1:
                     return await self._one_by_one(gang, rank, nonce, messages, heard_at)
             except RowNotFound:
-                return ClaimLost(reason=f"no gang {gang} with a rank {rank} is wanted")
-        raise StaleVersion(f"gang {gang}: other writes changed rank {rank} in every try")
+                return ClaimLost(reason=f"there is no active gang {gang} with a rank {rank}")
+        raise StaleVersion(f"rank {rank} of gang {gang} was changed by other writers in every try")
 
     async def _one_by_one(
         self,
@@ -467,8 +467,8 @@ class AgentSessions:
             took += f" after a step of {format_duration(step)}" if step else ""
             text = f"{took}, and {attempt.offer.provider} gives "
             text += (
-                f"{format_duration(notice)} of notice: only a checkpoint that is complete before "
-                "the node ends is safe"
+                f"only {format_duration(notice)} of notice: a checkpoint that is not complete when "
+                "the node ends is lost"
             )
             tell(report, self._clock.now(), "unsafe", text)
 
@@ -483,18 +483,18 @@ class AgentSessions:
             return
         report.attempt = replace(report.attempt, checkpoint_every=save_interval.every)
         cost = (
-            f"{'it costs' if save_interval.measured else 'it is taken to cost'} "
+            f"each {'takes' if save_interval.measured else 'is assumed to take'} "
             f"{format_duration(save_interval.cost)}"
         )
         often = (
-            "in this market, a gang of this size loses a node about every "
+            "in this market, a gang of this size is expected to lose a node about every "
             f"{format_duration(timedelta(hours=1 / save_interval.per_hour))}"
         )
         tell(
             report,
             self._clock.now(),
             "pace",
-            f"saving a checkpoint every {format_duration(save_interval.every)}: {cost}, {often}",
+            f"saving a checkpoint every {format_duration(save_interval.every)}: {cost}; {often}",
         )
 
     def _lease(self, job: Job, attempt: Attempt) -> timedelta:

@@ -129,7 +129,9 @@ def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
 def _launching(view: AttemptSnapshot, now: datetime) -> Action:
     attempt = view.attempt
     if not _wanted(view):
-        return _ending(_stop_outcome(view.job), view.job.stop_reason or "no longer wanted")
+        return _ending(
+            _stop_outcome(view.job), view.job.stop_reason or "the attempt is no longer needed"
+        )
     if isinstance(view.seen, GangSeen):
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="the provider reports the gang")
     # Some providers start one node per call of `launch`, so an agent on one node does not prove
@@ -400,7 +402,7 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
     job = view.job
     if _wanted(view):
         return None
-    reason = job.stop_reason or "no longer wanted"
+    reason = job.stop_reason or "the attempt is no longer needed"
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
     working = _drop_collecting(view, left)
     if not left or job.phase is not JobPhase.STOPPING:
@@ -410,8 +412,8 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
         grace = min(grace, max(timedelta(0), view.pays - MARGIN))
         until = min(until, now + view.pays)
     if now >= until:
-        late = "it did not end within its grace period and was removed"
-        unread = "its results in the bucket could not be read within its grace period"
+        late = "the work did not end within its grace period, so its nodes were removed"
+        unread = "the results in the bucket could not be read within the grace period"
         return _ending(_stop_outcome(job), f"{reason}; {late if working else unread}")
     untold = tuple(node.rank for node in working if not _is_told(node, ("stop",)))
     if untold:

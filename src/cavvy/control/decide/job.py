@@ -241,7 +241,7 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
         if now >= deadline:
             return StopAtLimit(
                 cause=StopCause.DEADLINE,
-                reason=f"its deadline {deadline:%Y-%m-%d %H:%M:%S} UTC has passed",
+                reason=f"the deadline has passed ({deadline:%Y-%m-%d %H:%M:%S} UTC)",
             )
         times.append(deadline - now)
     duration = job.task.limits.duration
@@ -249,7 +249,7 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
         if view.ran >= duration:
             return StopAtLimit(
                 cause=StopCause.DURATION,
-                reason=f"it ran for {format_duration(duration)}, as long as limits.duration allows",
+                reason=f"limits.duration reached: the work ran for {format_duration(duration)}",
             )
         if job.phase is JobPhase.RUNNING:
             times.append(duration - view.ran)
@@ -260,11 +260,12 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
         left = cap.micros - view.spent.micros - min(ending.micros, cap.micros // 2)
         if (view.rate.micros_per_hour and left <= 0) or (view.spent.micros and view.spent >= cap):
             rest = (
-                f", and its grace period may cost {format_usd(ending)}" if view.spent < cap else ""
+                f", {format_usd(ending)} reserved for the grace period" if view.spent < cap else ""
             )
             return StopAtLimit(
                 cause=StopCause.BUDGET,
-                reason=f"it spent {format_usd(view.spent)} of at most {format_usd(cap)}{rest}",
+                reason=f"spending limit of {format_usd(cap)} reached: "
+                f"{format_usd(view.spent)} spent{rest}",
             )
         if view.rate.micros_per_hour:
             times.append(timedelta(hours=left / view.rate.micros_per_hour))

@@ -116,7 +116,7 @@ def object_to_task(task: Task, machine: NamedMachine, gang: Attempt) -> str:
         return f"{has} {_count(gang.nodes)}, but the task asks for {task.nodes}"
     for name in ("image", "image_build", "volumes"):
         if getattr(task, name) != getattr(machine.task, name):
-            return f"{has} another value of `{name.partition('_')[0]}` than the task"
+            return f"{has} a value of `{name.partition('_')[0]}` that differs from the task's"
     offer = _held_share(gang.offer, machine.task.resources)
     reasons = [_object_to_need(offer, need) for need in task.resources.choices]
     return f"machine {machine.name} {reasons[0]}" if all(reasons) else ""
