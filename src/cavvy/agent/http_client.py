@@ -108,7 +108,7 @@ class BlockingClient:
         body: object = None,
         query: str = "",
     ) -> http.client.HTTPResponse:
-        """Send a request that includes the gang's name, and return the answer whatever its status.
+        """Send a request that includes the gang's name, and return the answer with any status.
         Raises OSError, HTTPException."""
         address = ServerAddress(self._config.address, self._config.pin)
         headers = {

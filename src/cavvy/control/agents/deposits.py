@@ -185,7 +185,7 @@ class Deposits:
 
     def note(self, job: Job, attempt: Attempt) -> None:
         """Must be called after each write of the attempt. Once the outcome of its work is decided,
-        stops reading its results. Once it has ended, removes its objects in the background.
+        stops reading its results. Once the attempt has ended, removes its objects from the bucket.
         """
         if attempt.phase in COMING or attempt.phase is AttemptPhase.RUNNING:
             return
