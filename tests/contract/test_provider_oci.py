@@ -244,6 +244,30 @@ class TestOci(RestContract):
         with pytest.raises(Refused, match="and has none"):
             launch(account, A10)
 
+    @pytest.mark.parametrize("old", [True, False])
+    def test_a_subnet_that_was_replaced_is_found_without_a_restart(
+        self, account: OciPlace, old: bool
+    ) -> None:
+        """At once after a launch that failed for it, otherwise after an hour."""
+
+        async def scenario() -> None:
+            harness, provider = account.harness(), account.provider("ours")
+            for name in ("one", "two"):
+                gang = await harness.spec(name)
+                await provider.launch(gang)
+                await account.settle()
+                await provider.remove(gang.name)
+                account.api.subnets = [make_subnet("new")]
+                if old:
+                    await account.wait(timedelta(hours=1))
+                elif name == "one":
+                    with pytest.raises(Refused, match="does not fit"):
+                        await provider.launch(await harness.spec("failed"))
+
+        asyncio.run(scenario())
+        subnets = [each["createVnicDetails"]["subnetId"] for each in account.api.bodies.values()]
+        assert [each.rpartition(".")[2] for each in subnets] == ["net", "new"]
+
     def test_a_missing_right_is_refused_with_what_to_check(self, account: OciPlace) -> None:
         account.api.authorized = False
         with pytest.raises(Refused, match=r"does not list .* check the setting `compartment`"):

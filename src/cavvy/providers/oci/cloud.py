@@ -78,7 +78,7 @@ class OciCloud:
         self._credentials = OciCredentials(settings)
         self._api = OciApi(settings, self._credentials)
         self._market = OciMarket(self._api, settings, self._credentials, list_prices, now)
-        self._places = OciPlaces(self._api, settings, self._market)
+        self._places = OciPlaces(self._api, settings, self._market, now)
         self._addresses = OciAddresses(self._api)
         self._deleted: set[str] = set()  # by this process
         self.close = self._api.close
@@ -99,6 +99,8 @@ class OciCloud:
         try:
             told = await self._api.send(region, "POST", "/instances", body, token=request.token)
         except CloudFault as fault:
+            if fault.status in (400, 404):
+                self._places.forget()
             if fault.code == _FULL or (fault.status == 500 and _NO_HOST.search(fault.message)):
                 raise CloudFault(400, _FULL, fault.message) from fault
             if fault.code == _OLD_TOKEN:

@@ -1,7 +1,8 @@
 """Finds the subnet and the image of an instance: those in the settings, or else the defaults."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from cavvy.catalog.accelerators import Vendor, find_accelerator
 from cavvy.domain.offers import Offer
@@ -17,16 +18,34 @@ _UBUNTU = re.compile(r"Canonical-Ubuntu-24\.04-(aarch64-)?\d.*")
 _GPU = re.compile(r"Oracle-Linux-\d.*-GPU-.*")
 
 
-class OciPlaces:
-    """Finds and remembers subnets and images. Methods raise CloudFault and Refused."""
+# A person may replace the subnet or an image, and Oracle publishes new platform images every month.
+_AGE = timedelta(hours=1)
 
-    def __init__(self, api: OciApi, settings: Mapping[str, Scalar], market: OciMarket) -> None:
-        self._api, self._settings, self._market = api, settings, market
+
+class OciPlaces:
+    """Finds and remembers subnets and images, for `_AGE`. Methods raise CloudFault and Refused."""
+
+    def __init__(
+        self,
+        api: OciApi,
+        settings: Mapping[str, Scalar],
+        market: OciMarket,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._api, self._settings, self._market, self._now = api, settings, market, now
+        self._since = now()
         self._subnets: dict[tuple[str, str | None], Json] = {}
         self._images: dict[tuple[str, str, str], str] = {}
 
+    def forget(self) -> None:
+        """Find subnets and images anew with the next launch, since one of them may be gone."""
+        self._subnets.clear()
+        self._images.clear()
+        self._since = self._now()
+
     async def subnet(self, offer: Offer) -> Json:
         """The subnet of an instance in the offer's availability domain."""
+        self._forget_old()
         place = offer.region, offer.zone
         if place not in self._subnets:
             self._subnets[place] = await self._find_subnet(offer)
@@ -37,10 +56,15 @@ class OciPlaces:
         named = str(gang.options.get("image") or self._settings.get("image") or "")
         if named.startswith("ocid1.image."):
             return named
+        self._forget_old()
         place = gang.offer.region, shape_of(gang.offer), named
         if place not in self._images:
             self._images[place] = await self._find_image(gang.offer, named)
         return self._images[place]
+
+    def _forget_old(self) -> None:
+        if self._now() - self._since >= _AGE:
+            self.forget()
 
     async def _find_subnet(self, offer: Offer) -> Json:
         wanted = str(self._settings.get("subnet") or "")
