@@ -327,6 +327,28 @@ class TestOci(RestContract):
             action = body["preemptibleInstanceConfig"]["preemptionAction"]
             assert action == {"type": "TERMINATE", "preserveBootVolume": False}
 
+    def test_a_terminated_instance_is_not_preempted_after_a_restart_of_the_server(
+        self, account: OciPlace
+    ) -> None:
+        """The spot instance has shut itself down, and the server has terminated it."""
+
+        async def scenario() -> None:
+            harness, provider = account.harness(), account.provider("ours")
+            offer = await pick(provider, V100, Purchase.SPOT)
+            gang = replace(await harness.spec("off"), offer=offer)
+            await provider.launch(gang)
+            await account.settle()
+            await provider.gangs()
+            (machine,) = account.cloud.billed()
+            account.cloud.change(machine.id, off=True)
+            await account.wait(timedelta(minutes=1))
+            await provider.gangs()
+            assert account.billed() == 0
+            (seen,) = await account.provider("ours").gangs(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, False)
+
+        asyncio.run(scenario())
+
     @pytest.mark.parametrize(("public", "address"), [(True, "192.0.2.7"), (False, "10.0.0.1")])
     def test_the_server_reaches_instances_by_their_primary_interface(
         self, account: OciPlace, public: bool, address: str

@@ -80,7 +80,6 @@ class OciCloud:
         self._market = OciMarket(self._api, settings, self._credentials, list_prices, now)
         self._places = OciPlaces(self._api, settings, self._market, now)
         self._addresses = OciAddresses(self._api)
-        self._deleted: set[str] = set()  # by this process
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
@@ -144,7 +143,6 @@ class OciCloud:
                     "check the policy of the user's group (docs/guides/oci.md)"
                 ) from fault
             raise
-        self._deleted.add(machine)
 
     def is_full(self, fault: CloudFault) -> bool:
         return fault.code == _FULL
@@ -195,13 +193,9 @@ class OciCloud:
 
     def _read(self, region: str, told: Json) -> CloudMachine:
         machine, status = f"{region}/{told['id']}", str(told["lifecycleState"])
-        state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
-        # other users of the compartment should not terminate these instances
-        taken = (
-            state is MachineState.ENDED
-            and bool(told.get("preemptibleInstanceConfig"))
-            and machine not in self._deleted
-        )
+        state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
+        # OCI does not tell whether it or a user has terminated an instance
+        preemptible = bool(told.get("preemptibleInstanceConfig"))
         quiet = state in (MachineState.STARTING, MachineState.RUNNING)
         addresses = self._addresses.known.get(str(told["id"]))
         return CloudMachine(
@@ -212,8 +206,9 @@ class OciCloud:
             ssh=addresses and addresses.ssh,
             tags=dict(told.get("freeformTags") or {}),
             created_at=datetime.fromisoformat(told["timeCreated"]),
-            preempted=taken,
-            reason="" if quiet else f"OCI reports: {status}{', preempted' * taken}",
+            # other users of the compartment should not terminate these instances
+            preempted_or_deleted=preemptible and state is MachineState.ENDED,
+            reason="" if quiet else f"OCI reports: {status}",
         )
 
 

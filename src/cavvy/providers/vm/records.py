@@ -49,6 +49,7 @@ class VmNode:
     no_capacity: bool = False
     reason: str = ""
     failed: bool = False  # True: the layer deleted the machine because of `reason`
+    deleted: bool = False  # True: the layer has asked the cloud to delete the machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +208,7 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
         return replace(node, booting_at=now, address=machine.address or node.address)
     end = machine.ended_at or bill.deleted_at
     at = min(now, end) if bill.over and end is not None else now
+    taken = _is_taken(node, machine)
     node = begin(node, machine, at, boots_free=bill.boots_free, over=bill.over)
     node = replace(
         node,
@@ -214,8 +216,8 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
         address=machine.address or node.address,
         ssh=machine.ssh or node.ssh,
         no_capacity=node.no_capacity or machine.no_capacity,
-        preempted=node.preempted or machine.preempted,
-        reason=node.reason if node.failed else machine.reason or node.reason,
+        preempted=node.preempted or machine.preempted or taken,
+        reason=_choose_reason(node, machine),
     )
     if not bill.over:
         return node
@@ -226,6 +228,18 @@ def end_node(node: VmNode, end: datetime | None, now: datetime) -> VmNode:
     """The node that ended at the time `end`, or, if this is None, at some time before `now`."""
     ended = max(node.started_at, end or now) if node.started_at else end or now
     return replace(node, ended_at=ended, unseen=end is None)
+
+
+def _is_taken(node: VmNode, machine: CloudMachine) -> bool:
+    """Whether the cloud has taken the machine, given that it does not tell this from a deletion."""
+    existed = bool(node.started_at or node.booting_at or machine.created_at)
+    return machine.preempted_or_deleted and existed and not (node.deleted or node.failed)
+
+
+def _choose_reason(node: VmNode, machine: CloudMachine) -> str:
+    """Why the machine stopped or ended. The cause of a deletion by the layer is not replaced."""
+    known = node.failed or (node.deleted and machine.preempted_or_deleted)
+    return node.reason if known else machine.reason or node.reason
 
 
 def begin(

@@ -222,13 +222,16 @@ class VmStatus:
     async def _look_again(self, node: VmNode) -> VmNode:
         now = self._now()
         machine = await self._machines.get(node.id)
+        known = [at for at in (node.asked_at or node.started_at, node.booting_at) if at]
+        young = bool(known) and now - max(known) < self._lag
         if machine is not None:
+            # a cloud may infer the end from a missing entry, which a young machine does not have
+            if young and machine.preempted_or_deleted and machine.created_at is None:
+                return node
             self._sighted[node.id] = now
             return self._machines.sight(node, machine, now)
         deleted = self._machines.deleted_at(node.id)
         seen_at = self._sighted.get(node.id, datetime.min.replace(tzinfo=now.tzinfo))
-        known = [at for at in (node.asked_at or node.started_at, node.booting_at) if at]
-        young = bool(known) and now - max(known) < self._lag
         if young or now - seen_at < self._machines.traits.ended_listed:
             return node
         self._sighted.pop(node.id, None)
@@ -236,6 +239,19 @@ class VmStatus:
         free = self._machines.boots_free
         begun = begin(node, None, deleted or now, boots_free=free, over=True)
         return end_node(replace(begun, reason=reason), deleted, now)
+
+    async def _note_deletion(
+        self, record: VmGangRecord, shown: GangMachines, machines: set[str]
+    ) -> VmGangRecord:
+        """Record which nodes end by a deletion, and which other machines must be billed, before the
+        deletion is requested.
+        """
+        nodes = [each for each in record.nodes if each.id in machines and not each.ended_at]
+        asked = [replace(each, deleted=True) for each in nodes]
+        noted = add_strays(with_nodes(record, asked), shown, machines)
+        if noted != record:
+            await self._ledger.put(noted)
+        return noted
 
     async def _sweep(self, record: VmGangRecord, shown: GangMachines) -> None:
         """Delete leftovers, duplicates, and machines that are off or belong to a removed gang.
@@ -249,10 +265,7 @@ class VmStatus:
             late = {machine.id for part, machine in alive if part.launch != record.launch}
         late |= {machine.id for _, machine in alive if machine.state is MachineState.STOPPED}
         late |= record.ids if record.removed else set()
-        noted = add_strays(record, shown, late)
-        if noted != record:
-            record = noted
-            await self._ledger.put(record)
+        record = await self._note_deletion(record, shown, late)
         try:
             await self._machines.delete(late | set(record.leftovers))
         except (TryAgain, Refused):
