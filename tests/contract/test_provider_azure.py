@@ -323,6 +323,28 @@ class TestAzure(RestContract):
 
         asyncio.run(scenario())
 
+    @pytest.mark.parametrize("deleted", [True, False])
+    def test_an_eviction_is_told_from_a_deletion_after_a_restart(
+        self, account: AzurePlace, deleted: bool
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await start_one(harness, T4, SPOT)
+            (machine,) = account.cloud.billed()
+            if deleted:  # the machine has shut itself down, and the server has deleted it
+                account.cloud.change(machine.id, off=True)
+                await account.wait(timedelta(minutes=5))
+                await harness.ours.gangs()
+                assert account.billed() == 0
+            else:
+                account.cloud.change(machine.id, ended=account.cloud.now())
+            harness.restart()
+            await account.wait(timedelta(minutes=30))  # Azure has forgotten the machine
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, not deleted)
+
+        asyncio.run(scenario())
+
     def test_an_eviction_that_no_list_has_shown_is_a_preemption(self, account: AzurePlace) -> None:
         async def scenario() -> None:
             harness = account.harness()

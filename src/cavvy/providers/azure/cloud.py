@@ -126,8 +126,6 @@ class AzureCloud:
         # offer key -> the time until which the offer is not requested
         self._full: dict[str, datetime] = {}
         self._power: _Power = (None, {})
-        self._seen: set[str] = set()  # ids of machines that Azure has listed
-        self._deleted: set[str] = set()  # ids of machines that this process has deleted
 
     def close(self) -> None:
         self._closed.set()
@@ -197,7 +195,6 @@ class AzureCloud:
             if self.is_full(fault):
                 self._full[offer.key] = self._now() + _FULL_AGE
             raise self.name_quota(fault) from fault
-        self._deleted.discard(made)
         return [made]
 
     async def list(self) -> Sequence[CloudMachine]:
@@ -216,17 +213,19 @@ class AzureCloud:
         told = await self._account.find(MACHINES, name, "&$expand=instanceView")
         if told is not None:
             return await self._read(told, {str(told["id"]).lower(): read_power(told)})
-        if spot and machine in self._seen - self._deleted:
-            why = "Azure evicted the spot machine"
-            return CloudMachine(
-                id=machine, name=name, state=MachineState.ENDED, preempted=True, reason=why
-            )
-        return None
+        if not spot:
+            return None
+        return CloudMachine(
+            id=machine,
+            name=name,
+            state=MachineState.ENDED,
+            preempted_or_deleted=True,
+            reason="the spot machine was evicted or deleted",
+        )
 
     async def delete(self, machine: str) -> None:
         self._quotas.forget()
         await self._account.delete(MACHINES, read_id(machine)[0], "&forceDeletion=true")
-        self._deleted.add(machine)
 
     def is_full(self, fault: CloudFault) -> bool:
         """Whether Azure cannot give the subscription a machine of this size now."""
@@ -246,8 +245,7 @@ class AzureCloud:
         stopped, so that the layer `vm` deletes it.
         """
         on = power.get(str(told["id"]).lower())
-        machine = read_machine(told, on, self._deleted)
-        self._seen.add(machine.id)
+        machine = read_machine(told, on)
         if str(told["properties"].get("provisioningState")) != "Failed":
             return machine
         try:

@@ -131,10 +131,9 @@ def _make_interface(
     }
 
 
-def read_machine(told: Json, power: MachineState | None, deleted: Collection[str]) -> CloudMachine:
-    """Parse a machine in the API's list. `power` states whether the machine is on, or is None if
-    this is unknown. `deleted` are the ids of machines that Cavvy has deleted. A spot machine that
-    is being deleted but is not in `deleted` was evicted by Azure.
+def read_machine(told: Json, power: MachineState | None) -> CloudMachine:
+    """The machine of an entry of the API. `power` says whether it is on, as far as this is known.
+    Azure deletes an evicted machine itself.
     """
     properties, name = told["properties"], str(told["name"])
     spot = properties.get("priority") == "Spot"
@@ -143,7 +142,7 @@ def read_machine(told: Json, power: MachineState | None, deleted: Collection[str
     state = _STATES.get(status, power or MachineState.RUNNING)
     if state is MachineState.STARTING and power is MachineState.RUNNING:
         state = power  # Azure bills a machine that is on, although its creation is not complete
-    evicted = state is MachineState.ENDED and spot and machine not in deleted
+    ends = state is MachineState.ENDED and spot
     reason = "Azure reports: off" if state is MachineState.STOPPED else ""
     created = properties.get("timeCreated")
     return CloudMachine(
@@ -152,8 +151,8 @@ def read_machine(told: Json, power: MachineState | None, deleted: Collection[str
         state=state,
         tags={str(key): str(value) for key, value in (told.get("tags") or {}).items()},
         created_at=datetime.fromisoformat(created) if created else None,
-        preempted=evicted,
-        reason="Azure evicts the spot machine" if evicted else reason,
+        preempted_or_deleted=ends,
+        reason="the spot machine is evicted or deleted" if ends else reason,
     )
 
 
