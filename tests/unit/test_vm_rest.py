@@ -90,6 +90,15 @@ def test_a_read_fails_after_three_attempts_and_at_once_if_it_cannot_succeed(api:
     assert len(api.requests) == 4
 
 
+def test_an_error_of_another_form_is_a_fault(api: Api) -> None:
+    """A proxy in front of the API answers in its own form."""
+    reader = RestClient(api.url, lambda: "", lambda told: (told.get("code"), told["a"].strip()))
+    for body in ("no", None, [1], 7, {"a": 7}):
+        api.replies.append((400, body))
+        with pytest.raises(CloudFault, match="HTTP 400"):
+            asyncio.run(reader.send("POST", "/things"))
+
+
 @pytest.mark.parametrize(
     ("reply", "status", "uncertain"),
     [
@@ -99,6 +108,8 @@ def test_a_read_fails_after_three_attempts_and_at_once_if_it_cannot_succeed(api:
         ((429, {}), 429, False),
         ((302, {}), 302, False),
         ((400, [1]), 400, False),
+        ((400, "no"), 400, False),
+        ((400, {"error": "no"}), 400, False),
     ],
 )
 def test_a_change_is_requested_once(

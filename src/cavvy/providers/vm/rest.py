@@ -213,7 +213,7 @@ class RestClient:
         try:
             with error:
                 code, message = self._read_error(json.loads(error.read()))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # an unusual body
             code, message = f"HTTP {error.code}", ""
         status = 429 if code in self._later else error.code
         return CloudFault(status, str(code), str(message)[:500])
