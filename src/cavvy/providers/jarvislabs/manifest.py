@@ -1,10 +1,8 @@
 """The manifest of the JarvisLabs provider."""
 
-from datetime import timedelta
-
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature
 from cavvy.providers.settings import number, text
-from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.keys import ApiKeySource
 
 KEYS = ApiKeySource(
@@ -17,13 +15,11 @@ KEYS = ApiKeySource(
 _DOCS = "https://docs.jarvislabs.ai/cli"
 _CONTAINER = f"an instance is a container of one of JarvisLabs's templates ({_DOCS})"
 
-MANIFEST = Manifest(
-    name="jarvislabs",
-    title="JarvisLabs",
-    docs="docs/guides/jarvislabs.md",
-    abilities=ABILITIES,
+MANIFEST = make_manifest(
+    "jarvislabs",
+    "JarvisLabs",
+    machine="an instance",
     rights="an API key of the account; JarvisLabs describes no narrower rights",
-    visibility_delay=timedelta(minutes=1),
     unsupported={
         Feature.GANG: "JarvisLabs's containers cannot join a private network; only its virtual "
         "machines can (https://pypi.org/project/jarvislabs/)",
@@ -41,9 +37,6 @@ MANIFEST = Manifest(
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all instances",
         Feature.NOTICE: "JarvisLabs describes no notice before it pauses a spot instance "
         f"({_DOCS})",
-        Feature.RESULTS: "an instance loses its disk when it ends. If the server is away when the "
-        "work ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
-        "without a bucket, the instance waits until its lease ends",
     },
     settings=(
         KEYS.setting(),
@@ -65,11 +58,8 @@ MANIFEST = Manifest(
             minimum=1,
             whole=True,
         ),
-        text(
-            "endpoint",
-            "The addresses of the API. `{region}` stands for the letters of the region: `c`, `n` "
-            "or `eu`.",
-            "https://backend{region}.jarvislabs.net",
-        ),
     ),
+    endpoint="https://backend{region}.jarvislabs.net",
+    endpoint_consequence="The addresses of the API. `{region}` stands for the letters of the "
+    "region: `c`, `n` or `eu`.",
 )

@@ -1,10 +1,8 @@
 """The manifest of the Vast.ai provider."""
 
-from datetime import timedelta
-
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature
 from cavvy.providers.settings import flag, number, text
-from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.keys import ApiKeySource
 
 KEYS = ApiKeySource(
@@ -19,13 +17,11 @@ _CONTAINER = (
     "(https://docs.vast.ai/guides/instances/manage-instances)"
 )
 
-MANIFEST = Manifest(
-    name="vast",
-    title="Vast.ai",
-    docs="docs/guides/vast.md",
-    abilities=ABILITIES,
+MANIFEST = make_manifest(
+    "vast",
+    "Vast.ai",
+    machine="an instance",
     rights="an API key with the permissions misc, instance_read and instance_write",
-    visibility_delay=timedelta(minutes=1),
     unsupported={
         Feature.GANG: "instances have no network in common: each has a few ports of a public "
         "address that it shares with others "
@@ -48,9 +44,6 @@ MANIFEST = Manifest(
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all instances",
         Feature.NOTICE: "Vast.ai describes no notice before an interruptible instance is paused "
         "(https://docs.vast.ai/guides/instances/choosing/instance-types)",
-        Feature.RESULTS: "an instance loses its disk when it ends. If the server is away when the "
-        "work ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
-        "without a bucket, the instance waits until its lease ends",
     },
     settings=(
         KEYS.setting(),
@@ -110,6 +103,6 @@ MANIFEST = Manifest(
             minimum=100,
             whole=True,
         ),
-        text("endpoint", "The address of the API.", "https://console.vast.ai/api"),
     ),
+    endpoint="https://console.vast.ai/api",
 )

@@ -21,6 +21,7 @@ def make_manifest(
     unsupported: Mapping[Feature, str],
     settings: Sequence[ProviderSetting],
     endpoint: str,
+    endpoint_consequence: str = "The address of the API.",
 ) -> Manifest:
     """The manifest of a cloud with a REST API at `endpoint`, whose machines end with their disks.
     `machine` is the cloud's word for a machine, with its article; the guide is `guides/NAME.md`.
@@ -39,7 +40,7 @@ def make_manifest(
         visibility_delay=timedelta(minutes=1),
         rights=rights,
         unsupported={**unsupported, Feature.RESULTS: results},
-        settings=(*settings, text("endpoint", "The address of the API.", endpoint)),
+        settings=(*settings, text("endpoint", endpoint_consequence, endpoint)),
     )
 
 
