@@ -241,6 +241,17 @@ def test_stubborn_ranks_are_removed_before_the_next_try_begins() -> None:
     assert outcomes(trace) == [AttemptOutcome.EXIT, AttemptOutcome.EXIT]
 
 
+@pytest.mark.parametrize(("failures", "told"), [(9, 0), (25, 1)])
+def test_a_removal_that_keeps_failing_is_told_once(failures: int, told: int) -> None:
+    failed = RemovalScript(reply=CallOutcome.TRY_AGAIN)
+    trace = only(run_scenario(task(run_s=60), removals=(failed,) * failures))
+    assert outcomes(trace) == [AttemptOutcome.SUCCEEDED]
+    texts = [each.text for each in trace.events if each.kind == "unremoved"]
+    assert len(texts) == told
+    assert all("so that it may still be billed" in each for each in texts)
+    assert all(each.endswith("503: nothing was removed") for each in texts)
+
+
 def test_a_lost_rank_takes_the_gang_to_another_place() -> None:
     trace = only(
         run_scenario(task(nodes=2), launches=(FaultScript(lost_rank=1, lost_after_s=200),))

@@ -17,6 +17,7 @@ from cavvy.control.decide.looks import (
     after_move,
     first_look,
     is_look_due,
+    note_failed_removal,
     note_wait,
 )
 from cavvy.control.decide.rows import JobRows, RowChanges
@@ -149,16 +150,20 @@ class GangOperator:
         reason = "the provider accepted the launch"
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
 
-    async def remove(self, attempt: Attempt) -> None:
+    async def remove(self, rows: JobRows, attempt: Attempt) -> RowChanges:
         """Request the gang's removal from the provider. A request that fails is repeated sooner
-        than one that was accepted but had no effect.
+        than one that was accepted but had no effect. Returns the event that tells of a removal that
+        keeps failing.
         """
-        now = self._clock.now()
+        now, failed = self._clock.now(), self._look(attempt).failed_removals
         try:
             await self._out.pool.remove(attempt.offer.provider, attempt.gang)
-        except (TryAgain, Refused):
-            now = now - REMOVE_AGAIN + POLL
-        self._change(attempt, removed_at=now, fresh=False)
+        except (TryAgain, Refused) as error:
+            at = now - REMOVE_AGAIN + POLL
+            self._change(attempt, removed_at=at, fresh=False, failed_removals=failed + 1)
+            return note_failed_removal(rows, attempt, self._look(attempt), str(error), now)
+        self._change(attempt, removed_at=now, fresh=False, failed_removals=0)
+        return RowChanges()
 
     async def advance(self, rows: JobRows, number: int, action: AdvanceAttempt) -> RowChanges:
         """Move the attempt to its next phase. A gang that will be kept is polled first, because its

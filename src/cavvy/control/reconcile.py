@@ -209,7 +209,7 @@ class JobReconciler:
                 if action.missed:
                     uow.apply(adjust_attempt(uow.rows, attempt, gangs.CountMiss(), now))
                 await self._flush(uow)
-                await self._operator.remove(attempt)
+                uow.apply(await self._operator.remove(uow.rows, attempt))
             case gangs.AdvanceAttempt():
                 uow.apply(await self._operator.advance(uow.rows, attempt.number, action))
             case _:

@@ -14,6 +14,8 @@ _SHORTEST = timedelta(milliseconds=100)
 # Delay of the first poll after a launch was accepted. Short work has ended by then and needs no
 # poll.
 FIRST_LOOK = timedelta(seconds=3)
+# A removal that fails this many times in a row needs a person; requests are some seconds apart.
+_MOST_FAILED_REMOVALS = 10
 _WAITS = {GangState.QUEUED: WaitKind.QUEUED, GangState.STARTING: WaitKind.STARTING}
 
 
@@ -35,6 +37,7 @@ class GangLook:
     # rank -> when its node was last seen alive
     alive_at: Mapping[int, datetime] = field(default_factory=dict)
     removed_at: datetime | None = None  # when the gang's removal was last requested
+    failed_removals: int = 0  # since the last request for the removal that succeeded
     pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
     accrued_at: datetime | None = None  # the time until which charges are complete
 
@@ -120,6 +123,20 @@ def note_wait(rows: JobRows, attempt: Attempt, seen: Seen, now: datetime) -> Row
         attempts=(changed,),
         events=(make_event(rows.job, now, "waits", text, attempt.number),) if news else (),
     )
+
+
+def note_failed_removal(
+    rows: JobRows, attempt: Attempt, look: GangLook, problem: str, now: datetime
+) -> RowChanges:
+    """Tell the user once if the provider cannot remove a gang, which may still be billed."""
+    if look.failed_removals != _MOST_FAILED_REMOVALS:
+        return RowChanges()
+    text = (
+        f"{attempt.offer.provider} has not removed the gang {attempt.gang} in "
+        f"{look.failed_removals} requests, so that it may still be billed; the server keeps "
+        f"trying: {problem}"
+    )
+    return RowChanges(events=(make_event(rows.job, now, "unremoved", text, attempt.number),))
 
 
 def _is_starting(job: Job, attempt: Attempt) -> bool:
