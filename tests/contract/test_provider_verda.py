@@ -95,6 +95,29 @@ class TestVerda(RestContract):
         asyncio.run(scenario())
         assert account.api.scripts == {}
 
+    def test_the_script_of_a_server_that_crashed_is_deleted(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("crashed")
+            account.fail(0, LaunchFault.DROPPED)
+            with pytest.raises(TryAgain):
+                await harness.ours.launch(gang)
+            account.api.scripts["theirs"] = "#!/bin/sh"
+            account.api.names["theirs"] = "web"
+            await account.settle()
+            other = await harness.running("other")
+            harness.restart()
+            for _ in range(12):
+                await harness.ours.gangs()
+                assert len(account.api.scripts) == 3
+                await account.wait(timedelta(minutes=5))
+            await harness.ours.gangs()
+            assert len(account.api.scripts) == 2
+            await harness.remove(other.name)
+
+        asyncio.run(scenario())
+        assert list(account.api.scripts) == ["theirs"]
+
     def test_an_instance_that_is_provisioned_is_deleted_once_it_runs(
         self, account: RestPlace
     ) -> None:

@@ -67,6 +67,7 @@ class VerdaStandIn(RestStandIn):
     def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
         super().__init__(cloud, server)
         self.scripts: dict[str, str] = {}  # that exist, by id
+        self.names: dict[str, str] = {}  # of scripts, by id
         self.scripts_of: dict[str, str] = {}  # by hostname
         self.images: list[str] = []  # that were requested
         self.logins = 0
@@ -98,11 +99,15 @@ class VerdaStandIn(RestStandIn):
                 return 200, [self._show(each) for each in self.machines()] + self.others
             case "GET", ["instances", machine]:
                 return 200, self._show(self.machine(machine))
+            case "GET", ["scripts"]:
+                found = self.scripts.items()
+                return 200, [{"id": n, "name": self.names[n], "script": s} for n, s in found]
             case "POST", ["scripts"]:
                 fields = {"name": text(60), "script": text(65536)}
                 _check(request.body, fields, fields)
                 new = f"script-{next(self._ids)}"
                 self.scripts[new] = request.body["script"]
+                self.names[new] = request.body["name"]
                 return 201, new.encode()
             case "DELETE", ["scripts", script] if script in self.scripts:
                 del self.scripts[script]

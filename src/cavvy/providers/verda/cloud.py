@@ -6,7 +6,7 @@ script before the machine and deletes both together.
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
@@ -15,6 +15,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
+from cavvy.providers.verda.leftovers import VerdaLeftovers
 from cavvy.providers.verda.manifest import CLIENT_ID, KEYS
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
@@ -65,10 +66,10 @@ class VerdaCloud:
             settings, now, KEYS, _read_error, read_key=lambda: self._token, others=[self._login]
         )
         self._api = self.account.api
-        self._images: Mapping[str, str] = {}  # instance type -> image
-        # machine id -> script, for machines that this process created
-        self._scripts: dict[str, str] = {}
-        self._unsure: dict[str, list[str]] = {}  # hostname -> scripts of requests that got no reply
+        self._images: Mapping[str, str] = {}  # by instance type
+        self._scripts: dict[str, str] = {}  # of machines that this process made, by their ids
+        self._leftovers = VerdaLeftovers(self._get, self._drop_scripts, now)
+        self._unsure: dict[str, list[str]] = {}  # of requests without a reply, by hostname
 
     async def offers(self) -> Sequence[Offer]:
         kinds = {str(each["instance_type"]): each for each in await self._get("/instance-types")}
@@ -113,8 +114,10 @@ class VerdaCloud:
         return [new]
 
     async def list(self) -> Sequence[CloudMachine]:
-        found = await self._get("/instances")
-        return [_read(each) for each in keep_ours(found, "hostname")]
+        found = keep_ours(await self._get("/instances"), "hostname")
+        with suppress(CloudFault):  # the next sweep tries again
+            await self._leftovers.sweep({str(each["hostname"]) for each in found})
+        return [_read(each) for each in found]
 
     async def get(self, machine: str) -> CloudMachine | None:
         return _read(await self._get(f"/instances/{machine}"))
@@ -193,7 +196,7 @@ class VerdaCloud:
             )
         return image
 
-    async def _drop_scripts(self, scripts: Sequence[str]) -> None:
+    async def _drop_scripts(self, scripts: Collection[str]) -> None:
         for script in filter(None, scripts):
             with suppress(CloudFault):
                 await self._send("DELETE", f"/scripts/{script}")
