@@ -366,6 +366,8 @@ class TestOci(RestContract):
                 (seen,) = await cloud.list()
                 assert (seen.address, seen.ssh) == ("10.0.0.1", SshTarget(address=address))
             await provider.remove(gang.name)
+            await cloud.list()
+            assert cloud._addresses.known == {}
 
         asyncio.run(scenario())
 

@@ -135,6 +135,7 @@ class CrusoeCloud:
 
     async def delete(self, machine: str) -> None:
         await self._api.send("DELETE", f"{await self._root()}/compute/vms/instances/{machine}")
+        self._operations.pop(machine, None)
 
     def is_full(self, fault: CloudFault) -> bool:
         full = 400 <= fault.status < 500 and _FULL.search(fault.message) is not None

@@ -2,7 +2,7 @@
 network interfaces (https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/Vnic/).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from cavvy.providers.oci.api import OciApi
@@ -17,16 +17,22 @@ class InstanceAddresses(NamedTuple):
 
 
 class OciAddresses:
-    """Finds and remembers the addresses of instances. `known` is keyed by OCID."""
+    """Finds and remembers the addresses of running instances. `known` is keyed by OCID, of which
+    no region has another's.
+    """
 
     def __init__(self, api: OciApi) -> None:
         self._api = api
         self.known: dict[str, InstanceAddresses] = {}
+        self._up: dict[str, frozenset[str]] = {}  # the running instances of each region
 
     async def find(self, region: str, compartment: str, instances: Sequence[str]) -> None:
-        """Find the addresses of these instances of a region that are not known yet. An instance
-        without an attached interface gets none. Raises CloudFault, Refused.
+        """Find the addresses of the running instances of a region that are not known yet, and
+        forget those of others. An instance without an attached interface gets none. Raises
+        CloudFault, Refused.
         """
+        self._forget(self._up.get(region, frozenset()) - set(instances))
+        self._up[region] = frozenset(instances)
         unknown = {each for each in instances if each not in self.known}
         if not unknown:
             return
@@ -36,6 +42,10 @@ class OciAddresses:
         for each in told:
             if each["instanceId"] in unknown and each["lifecycleState"] == "ATTACHED":
                 await self._read(region, str(each["instanceId"]), str(each["vnicId"]))
+
+    def _forget(self, instances: Collection[str]) -> None:
+        for each in instances:
+            self.known.pop(each, None)
 
     async def _read(self, region: str, instance: str, interface: str) -> None:
         try:
