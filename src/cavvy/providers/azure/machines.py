@@ -132,8 +132,8 @@ def _make_interface(
 
 
 def read_machine(told: Json, power: MachineState | None) -> CloudMachine:
-    """The machine of an entry of the API. `power` says whether it is on, as far as this is known.
-    Azure deletes an evicted machine itself.
+    """Parse a machine in the API's list. `power` states whether the machine is on, or is None if
+    this is unknown. Azure deletes an evicted spot machine itself.
     """
     properties, name = told["properties"], str(told["name"])
     spot = properties.get("priority") == "Spot"

@@ -66,10 +66,11 @@ class VerdaCloud:
             settings, now, KEYS, _read_error, read_key=lambda: self._token, others=[self._login]
         )
         self._api = self.account.api
-        self._images: Mapping[str, str] = {}  # by instance type
-        self._scripts: dict[str, str] = {}  # of machines that this process made, by their ids
+        self._images: Mapping[str, str] = {}  # instance type -> image
+        # machine id -> script, for machines that this process created
+        self._scripts: dict[str, str] = {}
         self._leftovers = VerdaLeftovers(self._get, self._drop_scripts, now)
-        self._unsure: dict[str, list[str]] = {}  # of requests without a reply, by hostname
+        self._unsure: dict[str, list[str]] = {}  # hostname -> scripts of requests that got no reply
 
     async def offers(self) -> Sequence[Offer]:
         kinds = {str(each["instance_type"]): each for each in await self._get("/instance-types")}

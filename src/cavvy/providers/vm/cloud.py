@@ -134,7 +134,7 @@ class CloudMachine:
     preempted: bool = False
     # the machine was preempted, or the API was asked to delete it: its cloud does not tell which
     preempted_or_deleted: bool = False
-    no_capacity: bool = False  # the request was accepted, but the cloud had no capacity for it
+    no_capacity: bool = False  # True: the cloud accepted the request, but had no capacity for it
     reason: str = ""  # why the machine stopped or ended; shown to users
 
 
