@@ -374,7 +374,7 @@ class TestAzure(RestContract):
             assert before.key not in keys
             assert before.key.replace("spot", "on-demand") in keys
             again = replace(await harness.spec("again"), offer=before)
-            with pytest.raises(NoCapacity, match="no capacity lately"):
+            with pytest.raises(NoCapacity, match="recently had no capacity"):
                 await harness.ours.launch(again)
             await account.wait(timedelta(minutes=11))
             assert before.key in [offer.key for offer in await harness.ours.offers()]
