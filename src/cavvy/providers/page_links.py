@@ -1,6 +1,4 @@
-"""Compares the server of a link, such as the link to a list's next page, with the server that was
-asked.
-"""
+"""Checks whether two URLs are on the same server, for links such as those to a list's next page."""
 
 from urllib.parse import urlsplit
 
@@ -8,8 +6,9 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Whether both URLs have the same scheme, host and port. A default port equals no port, and
-    upper and lower case do not matter: https://a.org:443/x and https://A.org/y are equal.
+    """Whether both URLs have the same scheme, host and port. The default port is the same as no
+    port, and the case of letters in a host name is ignored: https://a.org:443/x and https://A.org/y
+    are on the same server.
     """
     return _server(url) == _server(other)
 

@@ -1,5 +1,5 @@
-"""Marks the offers on which only a task with a machine image of its own can run, because the
-provider maintains no image with a driver for the offer's accelerator.
+"""Marks offers for which the task must name a machine image, because the provider has no image with
+a driver for the offer's accelerator.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,9 +14,9 @@ OPTION = "image"
 def require_images(
     offers: Iterable[Offer], named: object, find_default: Callable[[Offer], object]
 ) -> list[Offer]:
-    """The offers, each with the option `image` as required if `find_default`, which finds the
-    provider's own image for an offer, raises Refused. If the settings name an image (`named`), no
-    offer requires the option.
+    """Return the offers. `find_default` finds the provider's own image for an offer. If it raises
+    Refused for an offer, the offer requires the option `image`. If the settings name an image
+    (`named`), no offer requires the option.
     """
     if named:
         return list(offers)

@@ -61,8 +61,8 @@ async def fetch_listed(
 
 
 async def _products(account: AwsAccount, region: str, types: Sequence[str]) -> AsyncIterator[Json]:
-    """The price list's entries for these instance types. If `types` is empty or long, the entries
-    of all types.
+    """The price list's entries for these instance types. If `types` is empty or has more than 20
+    types, the entries of all types.
     """
     base = [_filter(field, value) for field, value in {**_FILTERS, "regionCode": region}.items()]
     asked = (

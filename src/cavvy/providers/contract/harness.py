@@ -80,7 +80,7 @@ class FaultyPlace(Protocol):
         """Whether the request that `fail` selected has been made."""
 
     def fail_deletions(self, fails: bool) -> None:
-        """Let all deletions fail, or succeed again."""
+        """Let all deletions fail if `fails` is True; otherwise let them succeed again."""
 
     def billed(self) -> int:
         """The number of nodes that are billed now, whether they are listed or not."""

@@ -283,7 +283,8 @@ def make_mount(number: int, volume: Volume) -> Object:
 
 
 def make_claim(volume: Volume, nodes: int) -> Object:
-    """Make a claim for a named volume that does not exist yet. The claim outlives the gang."""
+    """Make a claim for a named volume that does not exist yet. The claim remains after the gang has
+    ended."""
     spec: Object = {
         "accessModes": ["ReadWriteMany" if nodes > 1 else "ReadWriteOnce"],
         "resources": {"requests": {"storage": f"{volume.size_gib}Gi"}},

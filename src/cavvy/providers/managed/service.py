@@ -31,7 +31,7 @@ class HostList:
     rank, and no variable means rank 0. Otherwise the rank is the host's place in a list of hosts.
     The list comes from environment variables with JSON, or else from a JSON file. If `cluster` is
     set, this environment variable contains JSON with the hosts of each worker pool, and the host's
-    own pool and index; no variable means rank 0.
+    own pool and index. A container without this variable has rank 0.
     """
 
     index: str = ""

@@ -107,7 +107,8 @@ def shape_of(offer: Offer) -> str:
 
 
 def find_default(offer: Offer) -> tuple[re.Pattern[str], Mapping[str, str]]:
-    """The pattern of the name, and the operating system, of OCI's image with drivers for the offer.
+    """A pattern for the name of OCI's image with drivers for the offer, and the image's operating
+    system.
     Raises Refused if there is none.
     """
     known = find_accelerator(offer.accelerator or "")

@@ -7,7 +7,7 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    # imported here, so that listing the providers does not load it
+    # imported only here, so that listing the providers stays fast
     from cavvy.providers.managed.provider import make_provider
     from cavvy.providers.vertex.service import VertexService
 

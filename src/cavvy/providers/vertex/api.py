@@ -11,13 +11,14 @@ from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
 
-QUOTA = "QUOTA_EXCEEDED"  # our code: a quota for resources, not the rate limit of requests
+# Cavvy's own code: a quota for resources is used up, not the rate limit of requests
+QUOTA = "QUOTA_EXCEEDED"
 _QUOTA_TEXT = "exceed quota limits"
 _PAGE = "100"
 
 
 class VertexApi:
-    """Calls the API for one project. A job's path is its region, "/" and its number. Calls raise
+    """Calls the API for one project. A job's path is `REGION/NUMBER`. Calls raise
     CloudFault and Refused.
     """
 
@@ -56,7 +57,7 @@ class VertexApi:
         return [each for page in pages for each in page.get("customJobs", ())]
 
     async def check(self, region: str) -> None:
-        """Read the start of the region's list of jobs, which fails if a right is missing."""
+        """Read the first page of the region's jobs. Raises an error if a right is missing."""
         await self._client(region).get(f"{await self._path(region)}?pageSize=1")
 
     def _client(self, region: str) -> RestClient:
@@ -77,7 +78,7 @@ def is_gone(fault: CloudFault) -> bool:
 
 def _read_error(told: Json) -> tuple[str, str]:
     """The status and the message of an error reply: https://cloud.google.com/apis/design/errors.
-    Quotas for machines and rate limits have one status.
+    Exceeded quotas for machines and exceeded rate limits have the same status.
     """
     error = told["error"]
     message = str(error["message"])

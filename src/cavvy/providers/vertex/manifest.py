@@ -14,7 +14,7 @@ MANIFEST = Manifest(
     docs="docs/guides/vertex.md",
     abilities=ABILITIES,
     visibility_delay=timedelta(minutes=1),
-    # SIGTERM precedes SIGKILL by 25 seconds; the agent keeps 10 of them for its last report
+    # SIGKILL follows SIGTERM after 25 seconds; the agent needs 10 of them for its last report
     notice=timedelta(seconds=15),
     rights="aiplatform.customJobs.create, get, list and cancel (the role Vertex AI User, "
     "roles/aiplatform.user, contains them), and iam.serviceAccounts.actAs for the account of the "

@@ -2,8 +2,8 @@
 
 Vertex AI bills a standard machine at the price of Compute Engine plus a management fee. A spot
 machine costs Compute Engine's spot price plus the same fee. The fee is a part of the standard
-price. Each row of `fees.csv` has two prices of one part of a machine: that of a standard machine of
-Vertex AI, which contains the fee, and the fee alone.
+price. Each row of `fees.csv` contains two prices for one component of a machine: the price of the
+component in a standard machine of Vertex AI, which includes the fee, and the fee alone.
 """
 
 import csv
@@ -23,7 +23,7 @@ _WHOLE = Decimal("0.001")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagementFee:
-    """The fee as a part of Compute Engine's standard price, such as 0.15."""
+    """The fee as a fraction of Compute Engine's standard price, such as 0.15."""
 
     part: Decimal
     source: str
@@ -32,8 +32,8 @@ class ManagementFee:
 
 @cache
 def read_fee() -> ManagementFee:
-    """The fee that follows from the table: of several, the highest, since a plan must not be too
-    cheap.
+    """The fee that follows from the table. If components have different fees, the highest is
+    returned, so that plans do not understate costs.
     """
     with _FILE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

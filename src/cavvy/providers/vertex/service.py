@@ -44,7 +44,8 @@ _ENDED = {
     for each in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
 }
 _WAITING = {f"JOB_STATE_{each}" for each in ("QUEUED", "PENDING", "UNSPECIFIED")}
-# What the error of a failed job says if there was no capacity, or if a spot machine was reclaimed:
+# Words in the error of a job that failed because there was no capacity or because a spot machine
+# was reclaimed:
 # https://cloud.google.com/vertex-ai/docs/training/use-spot-vms#preemption-handling and
 # https://cloud.google.com/vertex-ai/docs/training/understanding-training-service#common-errors
 _STOCKOUT = re.compile(r"stockout|resources are insufficient", re.IGNORECASE)
@@ -55,11 +56,12 @@ _SPOT_ONLY = re.compile(r"a3-highgpu-[124]g")
 
 
 class VertexService:
-    """Implements `ManagedService`. A job's id is its region, "/" and its number."""
+    """Implements `ManagedService`. A job's id is `REGION/NUMBER`."""
 
-    # The limit of names is that of `displayName`. Values of variables have no documented limit. The
-    # listing lag is an assumption. Google documents no time between SIGTERM and SIGKILL for custom
-    # jobs. They run on GKE, which gives containers on spot machines 25 seconds by default:
+    # The limit of names is that of `displayName`. Values of variables have no documented limit.
+    # Google does not document how long a new job may be missing from lists, so that value is an
+    # assumption. Google documents no time between SIGTERM and SIGKILL for custom jobs. They run on
+    # GKE, which gives containers on spot machines 25 seconds by default:
     # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms#termination-graceful-shutdown
     traits = ServiceTraits(
         hosts=HostList(cluster="CLUSTER_SPEC"),
@@ -85,7 +87,8 @@ class VertexService:
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
         self._going: frozenset[str] = frozenset()  # jobs that the last list showed as not ended
-        # by id: jobs that Vertex AI would start again; after a cancellation, it tells no reason
+        # job id -> a job that Vertex AI would start again, because a cancelled job has no reason
+        # any more
         self._reclaimed: dict[str, ServiceJob] = {}
         self.close = self._api.close
 
@@ -122,7 +125,7 @@ class VertexService:
 
     async def submit(self, request: JobRequest) -> str:
         region = request.offer.region
-        if region not in self._regions():  # its jobs would never be listed
+        if region not in self._regions():  # `list` would never return its jobs
             raise Refused(f"the region {region} is not among the `regions` of the settings")
         job = self._make_job(request)
         body = {
@@ -144,7 +147,7 @@ class VertexService:
                 told = await self._api.list(region, mine)
                 jobs = [self._read(region, each) for each in told if _is_ours(each)]
                 found |= {each.id: each for each in jobs}
-        for each in self._going - found.keys():  # ended after a long time
+        for each in self._going - found.keys():  # jobs that ended after more than `_SHOWN`
             job = await self.get(each)
             found |= {each: job} if job else {}
         self._going = frozenset(
@@ -187,7 +190,7 @@ class VertexService:
         return [Objection("image", reason)]
 
     def _read(self, region: str, told: Mapping[str, Any]) -> ServiceJob:
-        """The job of a reply. A job that was reclaimed keeps this reason after its cancellation."""
+        """Parse a reply. A job that was reclaimed keeps this reason after its cancellation."""
         job = read_job(region, told)
         before = self._reclaimed.get(job.id)
         if job.state is JobState.RECLAIMED:
@@ -219,7 +222,7 @@ class VertexService:
             disk_gib=gang.disk_gib or int(settings["disk_gib"]),
             strategy=Strategy.SPOT if spot else Strategy.STANDARD,
             longest_run=self._longest_run(gang),
-            retries=False,  # restarts are the control plane's alone
+            retries=False,  # only the control plane restarts jobs
             service_account=str(settings.get("service_account") or "") or None,
             network=str(settings.get("network") or "") or None,
             reservation=None if spot else self._reservation(gang, offer.region),
@@ -234,16 +237,16 @@ class VertexService:
         return str(image)
 
     def _longest_run(self, gang: GangSpec) -> timedelta:
-        """The job's time limit: the task's limit and the time for the last checkpoint; without a
-        limit of the task, the setting.
+        """The job's time limit: the task's limit plus the time for the last checkpoint. If the task
+        has no limit, the setting applies.
         """
         if gang.longest is None:
             return timedelta(seconds=int(self._settings["max_run_s"]))
         return gang.longest + gang.grace + gang.lease
 
     def _reservation(self, gang: GangSpec, region: str) -> str | None:
-        """The reservation of a job; None for none. Raises Refused, or CloudFault if the reservation
-        is in another region.
+        """The reservation of a job; None if it uses none. Raises Refused, or CloudFault if the
+        reservation is in another region.
         """
         named = str(gang.options.get("reservation") or self._settings.get("reservation") or "")
         if named in ("", "any"):
@@ -260,8 +263,8 @@ class VertexService:
 
 
 def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
-    """The job of a reply. A spot job whose machines were reclaimed either fails, or waits for other
-    machines after it ran.
+    """Parse a reply. A spot job whose machines were reclaimed either fails, or runs and then waits
+    for other machines.
     """
     status, started = str(told["state"]), _time(told.get("startTime"))
     reason = str((told.get("error") or {}).get("message") or "")
@@ -270,7 +273,7 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
     state, ended = _read_state(status, started), None
     if state is JobState.ENDED:
         ended = _time(told.get("endTime")) or _time(told.get("updateTime"))
-        started = started or ended  # without a start, nothing was billed
+        started = started or ended  # a job that never started was not billed
         reason = reason or ("" if status == "JOB_STATE_SUCCEEDED" else f"Vertex AI: {status}")
     elif state is JobState.RECLAIMED:
         ended = _time(told.get("updateTime"))
@@ -289,7 +292,9 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _read_state(status: str, started: datetime | None) -> JobState:
-    """A job that waits although it ran before would be started again."""
+    """The state for a status of the API. A job that waits after it ran counts as reclaimed, because
+    Vertex AI would start it again.
+    """
     if status in _ENDED:
         return JobState.ENDED
     if status in _WAITING:
@@ -298,7 +303,7 @@ def _read_state(status: str, started: datetime | None) -> JobState:
 
 
 def _is_sold(offer: Offer) -> bool:
-    """Whether a custom job can use the machine of an offer of Compute Engine."""
+    """Whether a custom job can use the machine of this Compute Engine offer."""
     sold = offer.purchase in (Purchase.ON_DEMAND, Purchase.SPOT) and offer.accelerator_part == 1
     if not sold or not is_custom_job_type(offer.instance_type):
         return False
@@ -306,7 +311,9 @@ def _is_sold(offer: Offer) -> bool:
 
 
 def _accelerator(offer: Offer) -> str | None:
-    """Vertex AI's name of an offer's accelerator; None if it has none, or no name."""
+    """Vertex AI's name of an offer's accelerator. None if the offer has no accelerator, or Vertex
+    AI has no name for it.
+    """
     if offer.accelerator is None:
         return None
     return find_accelerator(offer.instance_type, offer.accelerator, offer.accelerator_memory_mib)
