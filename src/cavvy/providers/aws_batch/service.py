@@ -166,7 +166,7 @@ class BatchService:
         image = gang.image or gang.options.get("image") or settings.get("image")
         if not image:
             raise Refused(
-                "[providers.aws-batch] image: no image is set; set one, or `image` in the task"
+                "[providers.aws-batch] image: no image is set; set this, or `image` in the task"
             )
         limit = gang.longest and gang.longest + gang.grace + gang.lease
         return BatchJobRequest(

@@ -58,10 +58,10 @@ MANIFEST = Manifest(
         Feature.NETWORK: "machines have one network interface; GPUDirect and RDMA need several "
         "networks, which Cavvy does not make "
         "(https://cloud.google.com/compute/docs/gpus/gpudirect)",
-        Feature.RESULTS: "a machine ends with its disk "
+        Feature.RESULTS: "a machine loses its disk when it ends "
         "(https://cloud.google.com/compute/docs/instances/deleting-instance). If the server is "
-        "away when work has ended, the results go to the bucket of `checkpoint.storage` or "
-        "`server.results_url`; with no bucket, the machine waits until its lease ends",
+        "away when the work ends, the results go to the bucket in `checkpoint.storage` or "
+        "`server.results_url`; without a bucket, the machine waits until its lease ends",
     },
     options={"image": "the machine image, as projects/PROJECT/global/images/[family/]NAME"},
     settings=(

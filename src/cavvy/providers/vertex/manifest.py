@@ -26,14 +26,15 @@ MANIFEST = Manifest(
         "(https://cloud.google.com/vertex-ai/docs/training/create-custom-container)",
         Feature.CAPACITY: "Vertex AI does not report free capacity; a job without capacity fails, "
         "and Cavvy tries the next best offer",
-        Feature.VOLUMES: "a custom job attaches no existing disks; copy from and to a bucket",
+        Feature.VOLUMES: "a custom job attaches no existing disks; copy data from and to a bucket "
+        "instead",
         Feature.MOUNTS: "a custom job is a container without access to folders of its host; Cavvy "
         "does not use its NFS mounts",
         Feature.NETWORK: "Vertex AI neither reports nor selects the speed of the network",
         Feature.DISK: "Vertex AI selects the type of the disk; `resources.disk` selects its size",
-        Feature.RESULTS: "a custom job ends with its disk. If the server is away when work has "
-        "ended, the results go to the bucket of `checkpoint.storage` or `server.results_url`; "
-        "with no bucket, the job waits until its lease ends",
+        Feature.RESULTS: "a custom job loses its disk when it ends. If the server is away when the "
+        "work ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
+        "without a bucket, the job waits until its lease ends",
     },
     options={
         "image": "the image, as for the setting `image`",
@@ -56,8 +57,8 @@ MANIFEST = Manifest(
         text(
             "machines",
             "Patterns of the machine types to offer, separated by commas, such as `a2-*, "
-            "n1-*-t4x1`. The default is every type that custom jobs can use and the catalog has "
-            "prices of.",
+            "n1-*-t4x1`. The default is every type that custom jobs can use and that has a price "
+            "in the catalog.",
             "*",
         ),
         text(

@@ -232,7 +232,7 @@ class VertexService:
         image = gang.image or gang.options.get("image") or self._settings.get("image")
         if not image:
             raise Refused(
-                "[providers.vertex] image: no image is set; set one, or `image` in the task"
+                "[providers.vertex] image: no image is set; set this, or `image` in the task"
             )
         return str(image)
 
