@@ -85,8 +85,8 @@ def _list_outputs(task: Task) -> list[DataMount]:
 
 
 def _is_object(output: Transfer) -> bool:
-    """Whether an output seems to be one file with a URL of its own. Files in folders of the
-    workspace's store keep their names.
+    """Whether an output seems to be a single file, and its target the URL of a file. Files in
+    folders of the workspace's store keep their names.
     """
     is_file = bool(PurePosixPath(output.source).suffix) and not output.target.endswith("/")
     return is_file and output.target.startswith("az://") and output.target.count("/") > 2
