@@ -1,6 +1,6 @@
-"""Detect the tool that a task file was written for, and translate the file into a task.
+"""Detects the tool for which a task file was written, and translates the file into a task.
 
-`cli` and `api` call `load_task` and `parse_task`, which return a task that is ready to run, or
+`cli` and `api` call `load_task` and `parse_task`. These return a task that is ready to run, or
 raise SpecError with every problem of the file. The package `spec` reads Cavvy's own files. A file
 of another tool is recognised by its keys, checked by the rules of that tool, and translated into
 tasks.
@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 
-# For some keys of Cavvy's task file, the keys of other tools that an override of the Cavvy key
-# replaces.
+# For some keys of Cavvy's task file, the keys of other tools that have the same meaning. If the
+# command line overrides the Cavvy key, these keys are replaced, too.
 _OVERRIDDEN = {
     "image": ("resources.image_id", "image", "registry_auth"),
     "resources.gpu": ("resources.accelerators", "resources.gpu"),
@@ -49,11 +49,11 @@ _OVERRIDDEN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Options for reading a file, from the command line.
+    """Options from the command line for reading a file.
 
-    `dialect` names the tool of the file; if it is "", the tool is detected from the file's keys,
-    name or folder. `text`, if given, is read instead of the file. `overrides` is a YAML table with
-    keys of the task file, which replace the file's own values.
+    `dialect` names the file's tool. If it is "", the tool is detected from the file's keys, name or
+    folder. `text`, if given, is read instead of the file. `overrides` is a YAML table with keys of
+    the task file; its values replace those of the file.
     """
 
     dialect: str = ""
@@ -63,8 +63,8 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTask:
-    """A task, and the file that it was read from. The task's relative paths are relative to
-    `folder`. `source` is the whole result of reading the file, which includes the tool and the keys
+    """A task, and the file from which it was read. Relative paths in the task are relative to
+    `folder`. `source` is the complete result of reading the file, including the tool and the keys
     that were not translated.
     """
 
@@ -82,9 +82,9 @@ def load_task(
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
 ) -> LoadedTask:
-    """Read a task file of Cavvy, SkyPilot or dstack, to run the task. `params` are the values that
-    override parameters, as strings or as values of the parameters' types. If `now` is given, times
-    before it are refused. Raises SpecError with every problem.
+    """Read a task file of Cavvy, SkyPilot or dstack that is to be run. `params` overrides
+    parameters of the file; the values are strings or have the types of the parameters. If `now` is
+    given, earlier times are refused. Raises SpecError with every problem.
     """
     file = Path(path)
     text = read_file(file) if options.text is None else options.text
@@ -108,7 +108,7 @@ def load_file(
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
 ) -> Translation:
-    """Read a file to show what it means, and which of its parts Cavvy does not support yet. Raises
+    """Read a file to show what it means and which of its parts Cavvy does not support yet. Raises
     SpecError.
     """
     file = Path(path)
@@ -137,8 +137,8 @@ def parse_task(
 
 
 def find_local(path: str, folder: Path) -> Path:
-    """Resolve a path in a file of another tool. The path is relative to the file's folder or, if it
-    does not exist there, to the current folder.
+    """Resolve a local path in a file of another tool. The path is relative to the file's folder. If
+    it does not exist there, it is relative to the current folder.
     """
     given = Path(path).expanduser()
     here = Path.cwd() / given
@@ -147,7 +147,7 @@ def find_local(path: str, folder: Path) -> Path:
 
 def _make_ready(found: Translation, notes: ProblemNotes) -> Task:
     """The only task of a file, with the variables and the shell that its commands expect. Raises
-    SpecError if a key that the work needs is not supported.
+    SpecError if the file needs a key that is not supported.
     """
     for each in found.refused:
         hint = (
@@ -157,7 +157,7 @@ def _make_ready(found: Translation, notes: ProblemNotes) -> Task:
         message = f"`{each.key}` of this {found.kind} file is not supported: {each.reason}"
         notes.add(SourceMark(line=each.line, column=each.column), message, suggestion=hint)
     notes.check()
-    assert found.task is not None  # a file that describes no task was refused above
+    assert found.task is not None  # A file that describes no task was already refused above.
     if found.kind == Dialect.CAVVY:
         return found.task
     from cavvy.importers.translation_header import add_translation_header
@@ -184,8 +184,8 @@ def _parse(
     now: datetime | None,
     options: ReadOptions,
 ) -> Translation:
-    """Translate a string. If `file` is a `Path` and not a string, the task is to be submitted, and
-    the path may also identify its tool.
+    """Translate a string. If `file` is a `Path`, the task is going to be submitted, and the path
+    may also identify the tool. If `file` is a string, it is only a name for messages.
     """
     from cavvy.spec.overrides import apply_overrides, list_overridden
     from cavvy.spec.tree import compose_all
@@ -231,7 +231,7 @@ def _parse_own(
     *,
     is_neutral: bool,
 ) -> Translation:
-    """Read a Cavvy file. `is_neutral` means that no key of the file identifies its tool. If such a
+    """Read a Cavvy file. `is_neutral` means that no key of the file identifies a tool. If such a
     file is invalid, the error mentions that it may be a SkyPilot file.
     """
     text, now = notes.text, notes.now
@@ -268,7 +268,7 @@ def _parse_other(
     overrides: str,
 ) -> Translation:
     """Read a file of another tool by the rules of that tool. Such a file has environment variables
-    instead of parameters, so `params` are errors.
+    instead of parameters, so any entry in `params` is an error.
     """
     from cavvy.spec.problems import slug
     from cavvy.spec.tree import compose_all

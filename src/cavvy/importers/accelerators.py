@@ -1,17 +1,19 @@
-"""Translate accelerator names of other tools into requirements with the catalog's names."""
+"""Translates accelerator names of other tools into requirements with the catalog's names."""
 
 import re
 from dataclasses import dataclass
 
 from cavvy.domain.tasks import AcceleratorNeed
 
-# Names that the catalog lacks, each with the catalog's name. For example, SkyPilot calls the MI300X
-# MI300.
+# Names that the catalog does not have, and the catalog's name for each. For example, SkyPilot calls
+# the MI300X MI300.
 _ALIASES = {"mi300": "MI300X"}
-# For a product with several memory sizes, the size in GiB that SkyPilot means by the name alone.
+# For products with several memory sizes: the size in GiB that SkyPilot means if a file names only
+# the product.
 BARE_SIZES = {"A100": 40, "V100": 16}
-# The names of TPUs at GCP and GKE; dstack writes the names without `tpu-`. The number at the end
-# counts chips. For the versions in `_CORES`, it counts cores, two for each chip.
+# The names of TPUs at GCP and GKE. dstack writes these names without `tpu-`. The number at the end
+# is the number of chips; for the versions in `_CORES`, it is the number of cores, two for each
+# chip.
 _TPU = re.compile(
     r"(?:tpu-?)?(v[2-7][a-z]?)(litepod|-lite-podslice|-lite-device|-podslice|-slice|-device)?(?:-(\d+))?"
 )
@@ -21,7 +23,7 @@ _CORES = ("v2", "v3", "v4", "v5p")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedNeeds:
     """The requirements for one accelerator name. `problem` is the reason why Cavvy cannot request
-    this accelerator as written, or "".
+    this accelerator as written; "" if it can.
     """
 
     needs: tuple[AcceleratorNeed, ...]

@@ -1,4 +1,4 @@
-"""Translate the fields that all importers share: names, tags, prices and the working folder."""
+"""Translates the fields that all importers share: names, tags, prices and the working folder."""
 
 import re
 
@@ -11,7 +11,9 @@ from cavvy.spec.tree import Node, ScalarNode
 
 
 def read_name(table: Node, kept_keys: TranslationNotes) -> str | None:
-    """The job's name, reduced to the characters that Cavvy allows; None if the file has no name."""
+    """The job's name, in which only the characters that Cavvy allows are kept; None if the file has
+    no name.
+    """
     name = text_at(table, "name")
     plain = None if name is None else slug(name)
     if plain != name:
@@ -29,7 +31,7 @@ def read_tags(table: Node, key: str) -> dict[str, str]:
 
 
 def read_price(table: Node, key: str) -> HourlyRate | None:
-    """The value of a key in dollars per hour; None if the key is absent."""
+    """The price under a key, in dollars per hour; None if the key is absent."""
     price = text_at(table, key)
     return HourlyRate(round(float(price) * 1_000_000)) if price else None
 
@@ -43,8 +45,8 @@ def read_commit(
     kept_keys: TranslationNotes,
 ) -> Workdir:
     """A working folder from a git repository. If `ref` is a branch or tag instead of a commit, the
-    key counts as unsupported until the task is submitted: `cavvy run` then resolves the branch or
-    tag and replaces `workdir`.
+    key is reported as unsupported until the task is submitted: `cavvy run` then looks up the
+    current commit of the branch or tag.
     """
     commit = (ref or "").lower()
     if not is_commit(commit):

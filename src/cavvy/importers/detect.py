@@ -1,5 +1,5 @@
-"""Detect the tool of a file from its keys. Only the upper levels of the file are examined, because
-this module runs for every file.
+"""Detects the tool of a file from its keys. Only the upper levels of the file are examined, because
+this runs for every file.
 """
 
 import re
@@ -57,8 +57,8 @@ _DSTACK_KEYS = _words(
 
 
 def find_dialect(documents: "Sequence[Node]") -> Dialect:
-    """The tool of the documents of a file; Cavvy by default. Only SkyPilot has files with several
-    documents.
+    """The tool for which the documents of a file were written. The default is Cavvy. A file with
+    several documents is always for SkyPilot.
     """
     if len(documents) == 1:
         return _find_one(documents[0])
@@ -69,7 +69,7 @@ def find_dialect(documents: "Sequence[Node]") -> Dialect:
 
 
 def names_no_tool(documents: "Sequence[Node]") -> bool:
-    """Whether the documents have no key that identifies a tool."""
+    """Whether no key of the documents identifies a tool."""
     return (
         bool(documents)
         and find_dialect(documents) is Dialect.CAVVY
@@ -78,9 +78,9 @@ def names_no_tool(documents: "Sequence[Node]") -> bool:
 
 
 def find_by_path(path: Path) -> Dialect | None:
-    """The tool that the name or folder of a file suggests, such as a name like train.sky.yaml, a
-    repository called skypilot, or a folder with a `.skyignore`. None if the name and the folder
-    suggest no tool.
+    """The tool that a file's name or folder suggests, for example a name like train.sky.yaml, a
+    repository called skypilot, or a folder with a `.skyignore`. Returns None if neither suggests a
+    tool.
     """
     named = _NAMED.fullmatch(path.name.lower())
     if named:
@@ -94,7 +94,7 @@ def find_by_path(path: Path) -> Dialect | None:
 
 
 def _is_neutral(node: "Node") -> bool:
-    """Whether a document is a table without keys that only Cavvy has."""
+    """Whether a document is a table that has no key of Cavvy only."""
     from cavvy.spec.tree import MapNode
 
     if not isinstance(node, MapNode):
@@ -125,10 +125,10 @@ def _find_one(node: "Node") -> Dialect:
 
 
 def _has_their_tables(node: "MapNode") -> bool:
-    """Whether a key that both tools have is written in a form that only SkyPilot allows.
+    """Whether a key that Cavvy and SkyPilot share is written in a form that only SkyPilot allows.
 
-    For example, `inputs` is a list for Cavvy and a table for SkyPilot. `volumes` is a list or a
-    single volume with fixed keys for Cavvy; for SkyPilot it is a table with paths as keys.
+    For example, `inputs` is a list for Cavvy and a table for SkyPilot. For Cavvy, `volumes` is a
+    list or a single volume with fixed keys; for SkyPilot, it is a table whose keys are paths.
     """
     from cavvy.spec.tree import ListNode, MapNode, ScalarNode
 
@@ -139,13 +139,13 @@ def _has_their_tables(node: "MapNode") -> bool:
     if any(isinstance(each, ScalarNode) and each.text.startswith("secrets:") for each in named):
         return True
     if isinstance(workdir, MapNode) and workdir.get("url") is not None:
-        return True  # Cavvy's key for the URL is `git`
+        return True  # Cavvy's key for the URL is `git`.
     mounts = volumes.entries if isinstance(volumes, MapNode) else ()
     return any(key.text.startswith(("/", "~")) for key, _ in mounts)
 
 
 def _list_keys(needs: "MapNode") -> set[str]:
-    """The keys of `resources` and of its alternatives, which Cavvy and SkyPilot both have."""
+    """The keys in `resources` and in its alternatives. Both Cavvy and SkyPilot have `resources`."""
     from cavvy.spec.tree import ListNode, MapNode
 
     lists = [

@@ -1,5 +1,5 @@
-"""The keys of another tool's file that a task cannot represent. A key without effect on the work is
-only noted. If the work needs the key, `cavvy run` refuses the file.
+"""The keys of another tool's file that a task cannot represent. A key that does not affect the work
+is only noted. If the work needs a key, `cavvy run` refuses the file.
 """
 
 import posixpath
@@ -17,14 +17,14 @@ from cavvy.spec.tree import Node, ScalarNode
 class KeptKey:
     """One key of another tool's file that a task cannot represent.
 
-    `refused` means that the work would not run as intended without this key, so the file cannot run
-    as it is. `until_submitted` means that the key is not refused when `cavvy run` submits the file,
-    because `cavvy run` provides what is missing.
+    `refused` means that the work would not run as intended without this key, so the file cannot be
+    run. `until_submitted` means that the key is refused except when `cavvy run` submits the file,
+    because `cavvy run` itself supplies what the key needs.
     """
 
     line: int
     column: int
-    key: str  # the key's path in dotted form
+    key: str  # the key, with its parent keys, separated by dots
     reason: str
     refused: bool = False
     until_submitted: bool = False
@@ -35,9 +35,10 @@ class KeptKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPath:
-    """A file or folder of this machine that is submitted with the working folder.
+    """A local file or folder that is submitted together with the working folder.
 
-    `source` is the path as written in the file; `inside` is the path in the frozen working folder.
+    `source` is the path as written in the file. `inside` is the path in the snapshot of the working
+    folder.
     """
 
     source: str
@@ -48,13 +49,13 @@ class LocalPath:
 class Translation:
     """The translation of another tool's file.
 
-    `tasks` is empty if the file describes no work (a fleet, a volume), and has several entries for
-    a pipeline or a job group. Their `run` and `setup` are the author's text; to make them ready to
-    run, call `add_translation_header`.
+    `tasks` is empty if the file describes no work (for example a fleet or a volume), and has
+    several entries for a pipeline or a job group. The `run` and `setup` of a task are the author's
+    text. Call `add_translation_header` to make the task ready to run.
     """
 
     kind: str  # the name of the tool
-    what: str  # what the file describes, such as a task, a service or a fleet
+    what: str  # the kind of thing that the file describes, such as a task, a service or a fleet
     tasks: tuple[Task, ...] = ()
     kept: tuple[KeptKey, ...] = ()
     before: str = ""  # commands to insert before `run`
@@ -62,12 +63,12 @@ class Translation:
 
     @property
     def task(self) -> Task | None:
-        """The task; None if the file describes no task or several."""
+        """The task; None if the file describes no task or several tasks."""
         return self.tasks[0] if len(self.tasks) == 1 else None
 
     @property
     def refused(self) -> tuple[KeptKey, ...]:
-        """The keys that prevent the file from running as it is; () if it can run."""
+        """The keys because of which the file cannot be run; () if it can be run."""
         return tuple(each for each in self.kept if each.refused)
 
 
@@ -79,7 +80,7 @@ class TranslationNotes:
         self._local: list[LocalPath] = []
 
     def note(self, mark: SourceMark, key: str, reason: str) -> None:
-        """Note a key that has no effect on the work."""
+        """Note a key that does not affect the work."""
         self._add(mark, key, reason, refused=False)
 
     def refuse(
@@ -89,11 +90,11 @@ class TranslationNotes:
         self._add(mark, key, reason, refused=True, until_submitted=until_submitted)
 
     def note_at(self, table: Node | None, path: str, reason: str) -> None:
-        """Note a key of `table`, given by its dotted path; see `note`."""
+        """Note the key of `table` at the dotted path `path`; see `note`."""
         self.note(mark_of(table, path.rpartition(".")[2]), path, reason)
 
     def refuse_at(self, table: Node | None, path: str, reason: str) -> None:
-        """Refuse a key of `table`, given by its dotted path; see `refuse`."""
+        """Refuse the key of `table` at the dotted path `path`; see `refuse`."""
         self.refuse(mark_of(table, path.rpartition(".")[2]), path, reason)
 
     def keep_listed(
@@ -103,7 +104,7 @@ class TranslationNotes:
         noted: Mapping[str, str],
         under: str = "",
     ) -> None:
-        """Refuse or note the keys that are in these tables of reasons."""
+        """Refuse or note each key that has a reason in one of these tables."""
         for key in keys:
             if key.text in refused:
                 self.refuse(key.mark, f"{under}{key.text}", refused[key.text])
@@ -111,9 +112,9 @@ class TranslationNotes:
                 self.note(key.mark, f"{under}{key.text}", noted[key.text])
 
     def submit_local(self, source: str, workdir: Workdir | None, target: str) -> Volume | None:
-        """Submit a file or folder of this machine with the task. The task expects it at `target`,
-        an absolute path on the node or a path within the working folder. Returns the volume that
-        mounts it at `target`, or None if no volume is needed.
+        """Submit a local file or folder with the task. The task expects it at `target`, which is an
+        absolute path on the node or a path within the working folder. Returns the volume that
+        mounts the file at `target`, or None if it needs no volume.
         """
         inner = _path_within(source, workdir.path if workdir is not None else None)
         if not target.startswith(("/", "~")):
@@ -143,7 +144,7 @@ class TranslationNotes:
 
 def _path_within(path: str, folder: str | None) -> str | None:
     """A local path relative to `folder`; None if the path is not inside the folder. Only the texts
-    of the paths are compared.
+    of the paths are compared; links are not followed.
     """
     if folder is None:
         return None

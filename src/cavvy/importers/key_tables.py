@@ -35,7 +35,7 @@ Bounded = Callable[..., ShapeRule]  # its arguments are `low`, `high` and, if re
 
 
 class KeyTables:
-    """The shapes in one `keys.yaml`. Each shape is created on first use."""
+    """The shapes that one `keys.yaml` describes. Each shape is created when it is first used."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class KeyTables:
         return make(*bounds) if rest else make()
 
     def _with(self, written: Mapping[str, Any]) -> dict[str, Any]:
-        """The table with the keys of the entries that its `$with` names."""
+        """The table, extended by the keys of the entries that its `$with` names."""
         found: dict[str, Any] = {}
         for key, value in written.items():
             for name in value.split() if key == "$with" else ():

@@ -1,20 +1,20 @@
-"""Shell lines for the nodes of a SkyPilot job whose commands start processes in the background.
+"""Shell lines for SkyPilot jobs whose commands start processes in the background.
 
-After the commands of a SkyPilot node have ended, the node and the processes that they started, such
-as a Ray worker, continue to run. Cavvy ends the processes of a node when its commands end, so each
-node waits until the commands of all nodes have succeeded. A helper process on each node connects to
-the first node. The nodes do not wait for a node that has ended, and wait at most a minute for a
-node that does not connect.
+On a SkyPilot node, processes that the commands started, such as a Ray worker, continue to run after
+the commands have ended. Cavvy ends all processes of a node when its commands end. These shell lines
+therefore make each node wait until the commands of all nodes have succeeded: a helper process on
+each node connects to the first node. Nodes do not wait for a node that has ended. They wait at most
+a minute for a node that does not connect.
 """
 
 import re
 
-# Matches commands that probably start a process that continues after them
+# Matches commands that probably start a process that continues to run after them.
 STARTS_PROCESSES = re.compile(
     r"(?<![&>|\\])&(?=[\s)]|$)|\b(ray start|nohup|setsid)\b|--daemon|docker run .*-d\b"
 )
-# The argument of the helper is a file. The shell writes to the file when the commands have
-# succeeded, and the helper removes the file when it exits.
+# The argument of the helper is the path of a file. The shell writes to this file when the commands
+# have succeeded, and the helper removes the file when the helper exits.
 _HELPER = """\
 import os, select, socket, sys, time
 mark, since = sys.argv[1], []

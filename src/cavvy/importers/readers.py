@@ -1,4 +1,6 @@
-"""Helpers for reading a tree that has been checked. A key without a value counts as absent."""
+"""Helpers for reading a tree that has already been checked. A key without a value is treated as
+absent.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,7 +16,7 @@ def child(table: Node | None, key: str) -> Node | None:
 
 
 def entries(table: Node | None) -> Iterator[tuple[ScalarNode, Node]]:
-    """Yield the keys with their values; none if the node is not a table."""
+    """Yield each key with its value. Yields nothing if the node is not a table."""
     if isinstance(table, MapNode):
         yield from ((key, value) for key, value in table.entries if not is_null(value))
 
@@ -31,7 +33,7 @@ def text_at(table: Node | None, key: str) -> str | None:
 
 
 def as_text(node: ScalarNode) -> str:
-    """A value as a string. It is converted by `str()`, as in the other tools."""
+    """A value as a string, converted with `str()` as the other tools do."""
     return str(node.value)
 
 
@@ -55,7 +57,7 @@ def mark_of(table: Node | None, key: str) -> SourceMark:
 
 
 def set_variables(root: Node, key: str, variables: Mapping[str, str]) -> Node:
-    """Set variables in a document. The variables of the document are under `key`, in a table or a
+    """Set variables in a document. The document has its variables under `key`, as a table or as a
     list of NAME=VALUE.
     """
     if not isinstance(root, MapNode):

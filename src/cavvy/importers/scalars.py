@@ -1,5 +1,5 @@
-"""The rules for single values that the importers share. Each importer defines which values count as
-strings and which as true.
+"""Rules for single values that the importers share. Each importer decides which values it accepts
+as strings and which as true.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,9 @@ NodeTest = Callable[[ScalarNode], bool]
 
 
 def describe_value(node: ScalarNode) -> str:
-    """Describe a node by its value in YAML 1.1, because `describe` would call `yes` a string."""
+    """Describe a node by its value in YAML 1.1. `describe` cannot be used, because it would call
+    `yes` a string.
+    """
     if isinstance(node.value, bool) and node.text.lower() not in ("true", "false"):
         return f"{node.text}, which YAML reads as {str(node.value).lower()},"
     return describe(node)
@@ -32,8 +34,8 @@ def make_text(
     fits: Callable[[str], object] | None = None,
     check: Callable[[str], str] | None = None,
 ) -> ScalarRule:
-    """A rule for a string that matches `pattern` and for which `fits` is true. `check` returns the
-    problem of a string, or "".
+    """A rule for a string that matches `pattern` and for which `fits` returns true. `check` returns
+    the problem of a string, or "".
     """
     import re
 
@@ -49,7 +51,7 @@ def make_text(
 
 
 def fitting(words: str, fits: Callable[[ScalarNode], object]) -> ScalarRule:
-    """A rule for a value for which `fits` is true."""
+    """A rule for a value for which `fits` returns true."""
     return ScalarRule(words, lambda node: "" if fits(node) else f"cannot use {shown(node.text)}")
 
 

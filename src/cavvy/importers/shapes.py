@@ -1,8 +1,8 @@
-"""The rules for values in files of other tools. Each rule checks one node of the tree and adds its
+"""Rules for values in files of other tools. Each rule checks one node of the tree and adds its
 mistakes to the notes.
 
-Cavvy's own files are read by `spec.fields`, whose kinds also convert and document values. Files of
-other tools, including keys that Cavvy does not support, are only checked here.
+Cavvy's own files are read by `spec.fields`, whose kinds also convert and document the values. Files
+of other tools are only checked here, including keys that Cavvy does not support.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Protocol
 from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
-# A check that returns the mistake in a value, or "".
+# A function that returns the mistake in a value, or "" if there is none.
 Test = Callable[[ScalarNode], str]
 Rule = Callable[[MapNode, ProblemNotes], None]
 
@@ -51,7 +51,7 @@ class ScalarRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyRule:
-    """Any value. Accepts any value, because the other tool does not check it either."""
+    """A rule that accepts any value, because the other tool does not check the value either."""
 
     words: str = "anything"
 
@@ -117,7 +117,7 @@ class TableRule:
     most: int | None = None
     nulls: bool = False  # whether a key without a value counts as missing
     hints: Mapping[str, str] = field(default_factory=dict)
-    rule: Rule | None = None  # an additional check, made only if there are no other mistakes
+    rule: Rule | None = None  # an additional check that runs only if there are no other mistakes
 
     @property
     def words(self) -> str:
@@ -177,7 +177,7 @@ class TableRule:
 
 @dataclass(frozen=True, slots=True)
 class OneOfRule:
-    """A value that follows any of several rules."""
+    """A value that follows at least one of several rules."""
 
     shapes: tuple[ShapeRule, ...]
 
@@ -229,7 +229,7 @@ def optional(shape: ShapeRule) -> OneOfRule:
 
 
 def _explain_count(count: int, least: int, most: int | None) -> str:
-    """The limit that the number of entries violates; "" if it violates none."""
+    """A text for the limit that the number of entries violates; "" if it violates none."""
     if count < least:
         return f"at least {least}"
     return f"at most {most}" if most is not None and count > most else ""

@@ -1,9 +1,9 @@
-"""Add lines before the author's commands. They provide the environment variables and the shell that
-the commands expect.
+"""Adds lines before the author's commands. The lines provide the environment variables and the
+shell that the commands expect.
 
-The agent sets Cavvy's variables when a node starts, and these lines set the other tool's variables
-from them. The lines are POSIX shell. Cavvy's shell stops at the first failing command; the shells
-of the other tools do not, so the lines begin with `set +e`.
+The agent sets Cavvy's variables when a node starts. The added lines set the other tool's variables
+from them. The lines are POSIX shell. Cavvy's shell stops at the first failing command, but the
+shells of the other tools do not, so the lines begin with `set +e`.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from shlex import quote
 from cavvy.domain.tasks import Task
 from cavvy.importers.node_keeper import KEEPER, STARTS_PROCESSES
 
-# The variables of each tool, with their values as words of the shell
+# The variables of each tool. The values are shell words.
 _LINES = r"""$(printf '%s' "$CAVVY_HOSTS" | tr ',' '\n')"""
 _SKYPILOT = {
     "SKYPILOT_NODE_RANK": '"$NODE_RANK"',
@@ -53,7 +53,8 @@ for _address in $DSTACK_NODES_IPS; do
 done > "$DSTACK_MPI_HOSTFILE"
 trap 'rm -rf "$DSTACK_MPI_HOSTFILE" "${_venv:-}"' EXIT
 """
-# Words that commands may contain, and the lines that make each of them work as on a SkyPilot node
+# Words that commands may contain, and shell lines that make each word work as it does on a SkyPilot
+# node.
 _SKYPILOT_NODE = {
     "sky_workdir": """\
 _link="$(readlink ~/sky_workdir || :)"
@@ -77,7 +78,7 @@ if [ -f ~/.bashrc ] && [ -n "${BASH_VERSION:-}" ]; then
 fi
 """,
 }
-# The commands of a job whose file has no commands: the job waits until it is stopped.
+# The commands for a file without commands: the job waits until it is stopped.
 WAIT = """\
 trap 'exit 143' TERM
 while :; do sleep 3600 & wait $!; done
@@ -87,8 +88,8 @@ VARIABLES = {"SkyPilot": _SKYPILOT, "dstack": _DSTACK}
 
 
 def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
-    """Add lines before the commands of a task that set the other tool's variables and run
-    `before`.
+    """Add lines before the commands of a task. The lines set the other tool's variables, then run
+    the commands in `before`.
     """
     quoted, counted = (
         ('"$NPROC_PER_NODE"', "NPROC_PER_NODE") if task.resources.accelerators else ("0", "0")
@@ -116,8 +117,8 @@ def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
 
 
 def _move_setup(task: Task) -> Task:
-    """If the setup starts processes, move it to the beginning of the commands: otherwise these
-    processes would end with the setup, although the commands need them.
+    """If the setup starts processes, move it to the start of the commands. Otherwise these
+    processes would end together with the setup, although the commands need them.
     """
     if task.setup is None or task.image is not None or not STARTS_PROCESSES.search(task.setup):
         return task
@@ -129,20 +130,21 @@ unset CUDA_VISIBLE_DEVICES
 _code=$?  # in a list with `||`, the shell would ignore `set -e` of the setup
 [ $_code = 0 ] || {{ echo "the setup ended with exit code $_code" >&2; exit $_code; }}
 """
-    # A setup that does nothing remains: each distinct setup gets its own virtual environment.
+    # A setup that does nothing is kept, because each distinct setup gets its own virtual
+    # environment.
     name = hashlib.sha256(task.setup.encode()).hexdigest()
     return replace(task, run=before + task.run, setup=f"true {name}")
 
 
 def enter_folder(path: str) -> str:
-    """Commands that create a folder if necessary and make it the current folder. If this fails, the
-    work ends.
+    """Shell lines that create a folder if necessary and make it the current folder. If that fails,
+    the work ends.
     """
     return f"mkdir -p {quote(path)} && cd {quote(path)} || exit 1\n"
 
 
 def use_python(version: str) -> str:
-    """Commands that activate a virtual environment with this Python version. If this fails, the
+    """Shell lines that activate a virtual environment with this Python version. If that fails, the
     work ends.
     """
     return f"""\

@@ -1,5 +1,5 @@
-"""Convert unquoted values by the rules of YAML 1.1. SkyPilot and dstack both use PyYAML, for which
-`no` is false and 010 is 8.
+"""Converts unquoted values by the rules of YAML 1.1. SkyPilot and dstack both use PyYAML, which
+reads `no` as false and 010 as 8.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ class UnquotedDate(str):
 
 
 def recast(node: Node, notes: ProblemNotes) -> Node:
-    """The tree with the values that PyYAML's safe loader would return."""
+    """The same tree with the values that PyYAML's safe loader would return."""
     import yaml
 
     return _recast(node, notes, yaml.SafeLoader(""))

@@ -1,6 +1,6 @@
-"""Parse, check and explain the user's task files.
+"""Reads, checks and explains the user's task files.
 
-`importers` calls this module for files in Cavvy's own format.
+The package `importers` calls this one for files in Cavvy's own format.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def parse_own(
         raise AssertionError("a file without a tree must have a problem")
     values = read_params(root, params, notes)
     if isinstance(root, MapNode):
-        # The declarations under `params` contain no expressions to replace.
+        # Declarations under `params` contain no expressions that could be replaced.
         entries = tuple(
             (k, v if k.text == "params" else substitute(v, values, notes)) for k, v in root.entries
         )
@@ -47,7 +47,9 @@ def parse_own(
 
 
 def check_uses(home: Path, task: Task, file: str) -> None:
-    """Raise SpecError if the frozen folder would lack a file that the setup uses."""
+    """Raise SpecError if the snapshot of the working folder would lack a file that the setup
+    uses.
+    """
     if not task.setup_uses or task.workdir is None or task.workdir.path is None:
         return
     from cavvy.spec.ignore import list_files
@@ -59,7 +61,7 @@ def check_uses(home: Path, task: Task, file: str) -> None:
     except OSError:
         paths = None
     if paths is None:
-        return  # the problem is reported when the folder is frozen
+        return  # This problem is reported later, when the snapshot is made.
     problems = [
         SpecProblem(file=file, line=0, column=0, message=message, suggestion=hint)
         for message, hint in explain_unused(paths, task.setup_uses)

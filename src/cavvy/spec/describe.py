@@ -1,4 +1,4 @@
-"""Describe a task in plain words, so that its author can check how Cavvy understood it."""
+"""Describes a task in plain words, so that its author can check how Cavvy understood it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +19,9 @@ from cavvy.spec.problems import listed
 
 
 def describe_task(task: Task) -> list[tuple[str, str]]:
-    """Rows of name and text, the most important first. Keys that the file omits have no row."""
+    """The description as rows of name and text, with the most important row first. Keys that the
+    file omits have no row.
+    """
     rows = [
         (
             "name",
@@ -62,13 +64,13 @@ def _takes(task: Task) -> str:
 
 
 def describe_nodes(task: Task) -> str:
-    """The nodes that the task requests, such as "2 nodes, each with 8 H100"."""
+    """A text for the nodes that the task requests, such as "2 nodes, each with 8 H100"."""
     count = f"{task.nodes} nodes, each" if task.nodes > 1 else "1 node"
     return f"{count} {_needs(task.resources)}"
 
 
 def describe_accelerator(need: AcceleratorNeed) -> str:
-    """One alternative of accelerators, such as "1 to 4 A100 of 40 to 80 GiB"."""
+    """A text for one of the requested accelerators, such as "1 to 4 A100 of 40 to 80 GiB"."""
     most = need.count_max
     # 65,536 is `catalog.needs.MOST`, which means that the range has no upper bound.
     endless = most is not None and most >= 65_536
@@ -148,7 +150,7 @@ def _where(need: Resources) -> str:
 
 
 def _others(need: Resources) -> list[tuple[str, str]]:
-    """A row for each alternative except the first."""
+    """One row for each alternative of the resources except the first."""
     word = "else" if need.ordered else "or"
     return [(word, f"{_needs(each)}, {_where(each)}") for each in need.any_of[1:]]
 

@@ -1,9 +1,9 @@
-"""Make a Dockerfile from a task: it runs the setup on a suitable base image, with as few and small
-layers as the setup allows.
+"""Makes a Dockerfile from a task. The Dockerfile runs the task's setup on a suitable base image, in
+few and small layers.
 
-A setup that only installs Python and Debian packages runs in a separate stage, so that compilers
-and caches do not end up in the image. Any other setup runs in the final image, because it may write
-to any path.
+A setup that only installs Python and Debian packages runs in a separate build stage, so that
+compilers and caches do not end up in the image. Any other setup runs in the final image, because it
+may write to any path.
 """
 
 import re
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from cavvy.catalog.accelerators import Vendor, find_accelerator
 from cavvy.domain.tasks import Task
 
-# The base images by vendor, for building and for running. Wheels for PyTorch, JAX and similar
-# packages contain CUDA's libraries, so the `base` image is enough to run them. CUDA 12.8 is the
-# first version with support for Blackwell, and every driver for CUDA 12 can run it.
+# For each vendor, the base image for building and the base image for running. Wheels of PyTorch,
+# JAX and similar packages contain the CUDA libraries, so the `base` image is enough for running.
+# CUDA 12.8 is the first version that supports Blackwell, and every driver for CUDA 12 can run it.
 CUDA_BUILD = "docker.io/nvidia/cuda:12.8.1-devel-ubuntu24.04"
 CUDA_WHEELS = "docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04"
 CUDA_RUN = "docker.io/nvidia/cuda:12.8.1-runtime-ubuntu24.04"
@@ -34,20 +34,21 @@ _APT = re.compile(r"(sudo )?(DEBIAN_FRONTEND=\S+ )?apt(-get)?\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerfileRecipe:
-    """A Dockerfile, and the additional files that must be in its build context. `uses` are the
-    parts of the working folder that it copies, or None if it copies all.
+    """A Dockerfile, and the additional files that its build context must contain. `uses` are the
+    parts of the working folder that the Dockerfile copies; None means that it copies the whole
+    folder.
     """
 
     text: str
     files: Mapping[str, str] = field(default_factory=dict)
     uses: tuple[str, ...] | None = ()
-    notes: tuple[str, ...] = ()  # notes for the user
+    notes: tuple[str, ...] = ()  # messages for the user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setup:
     """The parts of a setup: the Debian packages and the other commands. `known` is true if the
-    setup certainly does nothing else than install packages.
+    setup certainly installs packages and does nothing else.
     """
 
     packages: tuple[str, ...]
@@ -68,7 +69,7 @@ def make_recipe(task: Task, *, base: str = "") -> DockerfileRecipe:
 
 
 def make_dockerfile(task: Task, *, base: str = "") -> str:
-    """The result of `make_recipe` as one Dockerfile, whose build context is the working folder."""
+    """The result of `make_recipe` as one Dockerfile. Its build context is the working folder."""
     recipe = make_recipe(task, base=base)
     text = recipe.text
     for name, content in recipe.files.items():
@@ -149,8 +150,8 @@ def _choose_run(task: Task) -> str:
 
 
 def _vendor(task: Task) -> Vendor | None:
-    """The vendor of the first accelerators that the task requests: NVIDIA if the task accepts any
-    vendor, None if it requests no accelerators.
+    """The vendor of the first accelerator that the task requests. Returns NVIDIA if the task
+    accepts any vendor, and None if it requests no accelerator.
     """
     for need in task.resources.accelerators:
         known = find_accelerator(need.name) if need.name else None
@@ -165,7 +166,7 @@ def _vendor(task: Task) -> Vendor | None:
 
 
 def _uses(task: Task) -> tuple[str, ...] | None:
-    """The parts of the working folder that the setup uses; None means all."""
+    """The parts of the working folder that the setup uses; None means the whole folder."""
     if task.setup is None or task.workdir is None:
         return ()
     return task.setup_uses

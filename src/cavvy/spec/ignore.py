@@ -1,5 +1,5 @@
-"""List the files of a folder that belong to a frozen copy. Git provides the list if it is
-available; otherwise the same rules are applied here.
+"""Lists the files of a folder that belong to its snapshot. Git provides the list if it is
+available; otherwise this module applies the same rules.
 """
 
 import os
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pathspec.pattern import RegexPattern
 
 OWN_FILE = ".cavvyignore"
-# Folders that are never copied: git's own files, and files that are recreated when needed.
+# Folders that are never copied: git's own files, and files that programs create again when they
+# need them.
 SKIPPED = frozenset({".git", ".venv", "__pycache__"})
 _GIT_TIMEOUT_S = 120
 
@@ -30,8 +31,8 @@ def list_files(folder: Path) -> list[str]:
 
 
 def _ask_git(folder: Path) -> list[str] | None:
-    """The files that git tracks or would track; None if git cannot list them, for example because
-    the folder is in no repository.
+    """The files that git tracks or would track. Returns None if git cannot list them, for example
+    because the folder is not in a repository.
     """
     command = [
         "git",
@@ -52,7 +53,8 @@ def _ask_git(folder: Path) -> list[str] | None:
     if done.returncode != 0:
         return None
     if not done.stdout and _is_ignored(folder):
-        return None  # an outer repository ignores this folder, so only the folder's own rules apply
+        # An outer repository ignores this folder, so only the folder's own rules apply.
+        return None
     paths: list[str] = []
     for name in sorted(set(os.fsdecode(done.stdout).split("\0")) - {""}):
         full = folder / name
@@ -60,7 +62,7 @@ def _ask_git(folder: Path) -> list[str] | None:
             # Git lists a nested repository without its files.
             inner = name.rstrip("/")
             paths += (f"{inner}/{path}" for path in list_files(folder / inner))
-        elif os.path.lexists(full):  # git also lists files whose deletion is not committed
+        elif os.path.lexists(full):  # Git also lists files whose deletion is not committed.
             paths.append(name)
     return [path for path in set(paths) if not SKIPPED.intersection(path.split("/")[:-1])]
 
@@ -74,14 +76,14 @@ def _is_ignored(folder: Path) -> bool:
 
 
 def git_environment() -> dict[str, str]:
-    """The environment for calling git on a folder. No variable in it points git to another folder;
-    git takes no optional locks and asks for no input.
+    """The environment for running git on a folder. It has no variable that would make git use
+    another folder. Git takes no optional locks and asks for no input.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
-# pairs of a pattern file's folder and its patterns, outermost folder first
+# pairs of a folder with a pattern file and the patterns in it, outermost folder first
 Rules = tuple[tuple[str, "GitIgnoreSpec"], ...]
 
 
@@ -118,8 +120,8 @@ def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
 
 
 def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
-    """Whether the rules ignore a path. As in git, the innermost pattern file with a matching rule
-    decides, and within a file the last matching line.
+    """Whether the rules ignore a path. As in git, the innermost pattern file with a matching line
+    decides; within a file, the last matching line decides.
     """
     for base, spec in reversed(rules):
         name = path[len(base) :] + ("/" if is_folder else "")
@@ -130,11 +132,11 @@ def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
 
 
 def _names(pattern: "RegexPattern", name: str) -> bool:
-    """Whether a pattern matches this file or folder itself and not only a parent folder. The name
-    of a folder ends with a slash.
+    """Whether a pattern matches this file or folder itself, and not only one of its parent folders.
+    The name of a folder ends with a slash.
 
     Like git, the caller checks each folder before its contents. The match function of pathspec
-    cannot be used, because it also matches by parent folders.
+    cannot be used, because it also tests the parent folders.
     """
     for match in pattern.regex.finditer(name) if pattern.regex else ():
         # `ps_d` is pathspec's group for the slash after a folder's name. A pattern without this
@@ -147,7 +149,7 @@ def _names(pattern: "RegexPattern", name: str) -> bool:
 
 
 class _Own:
-    """Applies the `.cavvyignore` files of a folder to the files that git has listed."""
+    """Applies the `.cavvyignore` files of a folder to the list of files that git returned."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -161,7 +163,7 @@ class _Own:
 
     def _ignores_folder(self, inside: str) -> bool:
         """Whether a folder or one of its parents is ignored. If so, no rule can include the
-        contents of the folder again. `inside` ends with a slash.
+        folder's contents again. `inside` is the folder's path and ends with a slash.
         """
         if inside not in self._folders:
             parent = inside[: inside.rstrip("/").rfind("/") + 1]

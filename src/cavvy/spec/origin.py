@@ -1,5 +1,5 @@
-"""Record the origin of a run (commit, uncommitted changes and versions), so that it can be repeated
-and compared.
+"""Records the origin of a run (commit, uncommitted changes and versions), so that the run can be
+repeated and compared.
 """
 
 import os
@@ -16,7 +16,9 @@ _GIT_TIMEOUT_S = 60
 
 
 def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -> RunOrigin:
-    """The origin of a run with the working folder `folder`, which may be in no repository."""
+    """The origin of a run whose working folder is `folder`. The folder need not be in a
+    repository.
+    """
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     return RunOrigin(
         task_text=task_text,
@@ -32,8 +34,8 @@ def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -
 
 
 def _diff(folder: Path) -> str | None:
-    """The changes of tracked files in and below `folder` since the commit; None if there are none.
-    A diff that is too long is cut.
+    """The uncommitted changes of tracked files in and below `folder`; None if there are none. A
+    long diff is truncated.
     """
     options = ("--no-color", "--no-ext-diff", "--no-textconv", "--relative", "--find-renames")
     diff = _git(folder, "diff", *options, "HEAD", "--", ".")

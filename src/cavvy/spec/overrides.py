@@ -1,5 +1,5 @@
-"""Apply values from the command line to a task. They replace the values of the task file, which may
-be a file of any supported tool.
+"""Applies values from the command line to a task. They replace the values of the task file. The
+task file may be written for any supported tool.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from cavvy.spec.tree import MapNode, check_single, compose_all
 
 
 def _read_values(table: SectionReader) -> dict[str, Any]:
-    """The attributes of a task that the given keys set. For a section, the result has a nested
-    table of the attributes that its keys set.
+    """The task attributes that the given keys set. A section becomes a nested table of
+    attributes.
     """
     values = table.values()
     for each in table.section.fields:
@@ -36,8 +36,8 @@ _OVERRIDES = replace(
 def apply_overrides(task: Task, text: str, now: datetime | None = None) -> Task:
     """Replace values of a task by the values in `text`, a YAML table with keys of the task file.
 
-    In a section, such as `resources`, only the keys in `text` change, and they change in every
-    alternative. Variables and secrets are added to the variables and secrets of the task. With
+    In a section such as `resources`, only the keys in `text` are replaced. They are replaced in
+    every alternative of the resources. Variables and secrets are added to those of the task. With
     `now`, times in the past are refused. Raises SpecError for invalid values.
     """
     if not text:
@@ -51,7 +51,9 @@ def apply_overrides(task: Task, text: str, now: datetime | None = None) -> Task:
 
 
 def list_overridden(text: str) -> frozenset[str]:
-    """The keys of overrides in dotted form, such as `nodes` and `resources.gpu`."""
+    """The keys in an override text, with dots between the parts, such as `nodes` and
+    `resources.gpu`.
+    """
     found: set[str] = set()
     for root in compose_all(text, ProblemNotes("the options", text)) if text else ():
         for key, value in root.entries if isinstance(root, MapNode) else ():
@@ -61,7 +63,7 @@ def list_overridden(text: str) -> frozenset[str]:
 
 
 def read_variables(text: str) -> Mapping[str, str]:
-    """The environment variables that overrides set. Raises SpecError for invalid values."""
+    """The environment variables that an override text sets. Raises SpecError for invalid values."""
     return apply_overrides(Task(name="", run=""), text).env
 
 

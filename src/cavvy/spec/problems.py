@@ -2,8 +2,7 @@
 
 Errors:
 
-* SpecError      the file or a parameter must be changed; contains every problem found, not only the
-  first
+* SpecError      the user must change the file or a parameter; contains every problem that was found
 """
 
 import re
@@ -13,13 +12,13 @@ from datetime import datetime
 from typing import ClassVar
 
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-_EXCERPT_WIDTH = 100  # characters of a source line that an error shows
+_EXCERPT_WIDTH = 100  # maximum number of characters of a source line in an error message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceMark:
-    """A range of characters in a file. `line` and `column` count from 1, the character `index` from
-    0; `width` is the number of characters.
+    """A range of characters in a file. `line` and `column` count from 1, and `index` counts
+    characters from 0. `width` is the number of characters.
     """
 
     line: int
@@ -30,8 +29,8 @@ class SourceMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecProblem:
-    """One problem. Line 0 means a problem outside of the file, such as in a parameter from the
-    command line.
+    """One problem. Line 0 means that the problem is not in the file, but for example in a parameter
+    on the command line.
     """
 
     file: str
@@ -40,7 +39,7 @@ class SpecProblem:
     message: str
     expected: str = ""
     suggestion: str = ""
-    excerpt: str = ""  # the line of the file
+    excerpt: str = ""  # the text of the line
     width: int = 1  # number of characters to underline
 
     def __str__(self) -> str:
@@ -55,9 +54,10 @@ class SpecProblem:
     def _source(self) -> list[str]:
         if not self.line or not self.excerpt.strip():
             return []
-        start = max(0, self.column - 60)  # a long line is shown only around its mistake
-        # Each unprintable character, including tabs, is shown as one space, so that the caret stays
-        # under its target.
+        # If the line is long, only the part around the mistake is shown.
+        start = max(0, self.column - 60)
+        # Each unprintable character, including a tab, is shown as one space, so that the caret
+        # stands below the mistake.
         shown = "".join(
             char if char.isprintable() else " "
             for char in self.excerpt[start : start + _EXCERPT_WIDTH]
@@ -70,7 +70,7 @@ class SpecProblem:
 
 
 class SpecError(Exception):
-    """A task file is invalid. `str()` formats all problems for people."""
+    """A task file is invalid. `str()` formats all problems for the user."""
 
     code: ClassVar[str] = "invalid_task"
     status: ClassVar[int] = 422
@@ -119,7 +119,7 @@ class ProblemNotes:
     def outside(
         self, place: str, message: str, *, expected: str = "", suggestion: str = ""
     ) -> None:
-        """Add a problem that belongs to no line of the file."""
+        """Add a problem that is not in a line of the file."""
         self._problems.append(
             SpecProblem(
                 file=place,
@@ -139,8 +139,8 @@ class ProblemNotes:
         return self._lines
 
     def scratch(self) -> "ProblemNotes":
-        """An empty collection for the same file. A caller that tries a way to read a value adopts
-        or drops its problems.
+        """An empty collection for the same file. A caller uses it to try one way of reading a
+        value, and then adopts or discards its problems.
         """
         notes = ProblemNotes(self.file, self.text, self.now)
         notes._lines = self.lines
@@ -154,7 +154,9 @@ class ProblemNotes:
         return len(self._problems)
 
     def check(self) -> None:
-        """Raise SpecError if there is any problem. Its problems are in the order of the file."""
+        """Raise SpecError if there is any problem. The error has the problems in the order of the
+        file.
+        """
         if self._problems:
             raise SpecError(
                 sorted(self._problems, key=lambda problem: (problem.line, problem.column))
@@ -162,7 +164,7 @@ class ProblemNotes:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice of which `word` is probably a misspelling; None if no choice is similar."""
+    """The entry of `choices` that `word` probably misspells; None if no entry is similar."""
     from difflib import get_close_matches
 
     by_folded = {choice.lower().replace("-", "_"): choice for choice in choices}
@@ -172,7 +174,7 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def listed(words: Iterable[str], last: str = "or") -> str:
-    """Join words for people: "a, b or c"."""
+    """Join words for a message: "a, b or c"."""
     *most, end = list(words)
     return f"{', '.join(most)} {last} {end}" if most else end
 
@@ -183,10 +185,10 @@ def slug(text: str) -> str:
 
     letters = "".join(
         char for char in normalize("NFKD", text) if not combining(char)
-    )  # turns letters with accents into plain ones: for example, ü becomes u
+    )  # This converts accented letters to plain letters, for example ü to u.
     return re.sub(r"[^a-z0-9]+", "-", letters.lower()).strip("-")[:63].strip("-")
 
 
 def shown(text: str, limit: int = 40) -> str:
-    """Quote a user's text for an error. A long text is cut."""
+    """Quote a user's text for an error message. A long text is truncated."""
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")

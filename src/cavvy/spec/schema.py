@@ -11,10 +11,10 @@ EXPRESSION = {
 
 
 def make_schema() -> Schema:
-    """Make the JSON Schema (2020-12) from the parser's table of fields.
+    """Make the JSON Schema (2020-12) from the table of fields that the parser uses.
 
-    The schema is stricter than the parser in some values: the parser also accepts "8" as a number.
-    The schema checks neither accelerators nor dates.
+    Some values that the parser accepts do not match the schema: for example, the parser reads "8"
+    as a number. The schema checks neither names of accelerators nor dates.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -9,7 +9,9 @@ from cavvy.spec.fields.params import escape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarterAnswers:
-    """The user's answers to the questions of `cavvy init`, as typed; "" if there is no answer."""
+    """The user's answers to the questions of `cavvy init`, as typed. An empty string means no
+    answer.
+    """
 
     name: str = "hello"
     run: str = "echo hello from $(hostname)"

@@ -1,6 +1,6 @@
-"""Refuse valid features that are not supported, by Cavvy yet or by a provider.
+"""Refuses valid features that Cavvy does not support yet, or that a provider does not support.
 
-`NOT_YET` is used while a file is read, and `refusals` while a provider's offers are checked for a
+`NOT_YET` is used when a file is read. `refusals` is used when a provider's offers are checked for a
 task.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from cavvy.domain.tasks import NetworkNeed, Objection, Resources, SpotPolicy, Task, VolumeKind
 
-# For each dotted key, the reason why it is not supported yet.
+# For each unsupported key, the reason. Nested keys are written with dots.
 NOT_YET: Mapping[str, str] = {
     "workdir.ref": "a branch or tag can move, but every attempt must run the same commit; "
     "set `commit` instead",
@@ -18,9 +18,11 @@ NOT_YET: Mapping[str, str] = {
 
 
 def refusals(task: Task, unsupported: Mapping[str, str]) -> list[Objection]:
-    """The parts of a task that a provider does not support, with reasons; [] if it supports all.
+    """The parts of a task that a provider does not support, with reasons. The list is empty if the
+    provider supports all parts.
 
-    `unsupported` is the table in the provider's manifest: the reason for each unsupported feature.
+    `unsupported` is the table in the provider's manifest, with the reason for each unsupported
+    feature.
     """
     need = task.resources
     asked = (
@@ -42,7 +44,7 @@ def refusals(task: Task, unsupported: Mapping[str, str]) -> list[Objection]:
 
 
 def read_options(need: Resources, provider: str) -> dict[str, Any]:
-    """The options for this provider that the task states, by the option's name."""
+    """The options that the task states for this provider, by name."""
     found = (json.loads(each.values) for each in need.options if each.provider == provider)
     return next(found, {})
 

@@ -1,8 +1,8 @@
-"""Parse YAML text into a tree in which every node has its position in the file.
+"""Parses YAML text into a tree in which every node has its position in the file.
 
 Scalars follow YAML 1.2: only true and false are booleans, so `no`, `on` and `yes` are strings, and
-10:30 is not a number. Anchors and merge keys work. Duplicate keys, several documents, unknown tags
-and aliases that expand to too many nodes are refused.
+10:30 is not a number. Anchors and merge keys are supported. Duplicate keys, several documents,
+unknown tags and aliases that expand to too many nodes are refused.
 """
 
 import re
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 40
-MAX_NODES = 50_000  # each use of an alias counts
+MAX_NODES = 50_000  # Every use of an alias counts.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarNode:
-    """One value. `text` is the original text, `value` its meaning in YAML 1.2 (None is null)."""
+    """One value. `text` is the original text, and `value` is its meaning in YAML 1.2 (None stands
+    for null).
+    """
 
     mark: SourceMark
     text: str
@@ -66,12 +68,12 @@ def check_single(documents: "Sequence[Node]", notes: ProblemNotes) -> Node | Non
 def compose_all(
     text: str, notes: ProblemNotes, *, repeated: "list[ScalarNode] | None" = None
 ) -> "tuple[Node, ...]":
-    """Parse all documents in `text` into trees. After a syntax error, which is added to `notes`,
-    the result is ().
+    """Parse all documents in `text` into trees. If there is a syntax error, it is added to `notes`
+    and the result is ().
 
-    With the list `repeated`, the text is read in the same way as by PyYAML's loader without
-    libyaml: a duplicate key is no error, its last value is used, and the key is added to the list;
-    but a tab between words is an error.
+    If the list `repeated` is given, the text is read as PyYAML does without libyaml: a duplicate
+    key is not an error, its last value is used, and the key is added to `repeated`. A tab between
+    words is an error in this mode.
     """
     if len(text) > MAX_CHARACTERS:
         notes.outside(

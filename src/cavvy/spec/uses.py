@@ -1,5 +1,5 @@
-"""Match the entries of `setup.uses` with the files of a frozen folder. This is needed to check a
-task, and to compute the key for reusing a finished setup.
+"""Matches the entries of `setup.uses` with the files of a snapshot. Both the checks of a task and
+the key under which a finished setup is reused need this.
 """
 
 import os
@@ -9,7 +9,7 @@ from cavvy.spec.problems import nearest
 
 
 def is_used(path: str, uses: Sequence[str]) -> bool:
-    """Whether a file of the folder is an entry of `uses` or is inside a folder that is an entry."""
+    """Whether the file `path` is an entry of `uses`, or is inside a folder that is an entry."""
     return any(path == use or path.startswith(use + "/") for use in uses)
 
 

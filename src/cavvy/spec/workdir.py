@@ -1,9 +1,9 @@
-"""Freeze a working folder: make a manifest that lists each file with the hash of its content. The
-hash of the manifest is the name of the snapshot.
+"""Makes a snapshot of a working folder: a manifest that lists each file with the hash of its
+content. The hash of the manifest is the name of the snapshot.
 
 Errors:
 
-* FreezeError    the folder cannot be frozen; the user must change it
+* FreezeError    no snapshot of the folder can be made; the user must change the folder
 """
 
 import hashlib
@@ -17,20 +17,20 @@ from typing import ClassVar
 
 from cavvy.spec.ignore import OWN_FILE, list_files
 
-# A larger folder is nearly always a mistake: it contains data or an environment that an ignore file
-# should list.
+# A larger folder is nearly always a mistake: it contains data or an environment that should be
+# listed in an ignore file.
 MOST_BYTES = 10 << 30
 MOST_FILES = 200_000
-# A cached hash is used only if the file had not changed for this long when the cache was written. A
-# file that changed more recently may have changed again within the same clock tick.
+# A cached hash is used only if, when the cache was written, the file had not changed for this long.
+# A file with a more recent change may have changed again within the same clock tick.
 _SETTLE_NS = 2_000_000_000
 _CACHE_FORMAT = 1
-# Called with the number of bytes read so far and the total number of bytes.
+# A function that is called with the number of bytes read so far and the total number of bytes.
 Progress = Callable[[int, int], None]
 
 
 class FreezeError(Exception):
-    """The folder cannot be frozen. The message names the file and the remedy."""
+    """No snapshot of the folder can be made. The message names the file and says what to do."""
 
     code: ClassVar[str] = "workdir_refused"
     status: ClassVar[int] = 422
@@ -42,7 +42,7 @@ class FreezeError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderEntry:
-    """One file, or one link with its target. `path` is relative to the folder, with slashes."""
+    """One file, or one link with its target. `path` is relative to the folder and uses slashes."""
 
     path: str
     size: int = 0
@@ -53,16 +53,16 @@ class FolderEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderSnapshot:
-    """A frozen folder. `hash` is the SHA-256 of `manifest`. Equal folders have equal hashes on all
-    machines.
+    """A snapshot of a folder. `hash` is the SHA-256 of `manifest`. Equal folders have equal hashes
+    on all machines.
     """
 
     folder: Path
     entries: tuple[FolderEntry, ...]
     manifest: bytes = field(repr=False)
     hash: str
-    notes: tuple[str, ...] = ()  # notes for the user, for example about files that are left out
-    parts: tuple["FolderSnapshot", ...] = ()  # the snapshots that were merged into this one
+    notes: tuple[str, ...] = ()  # messages for the user, for example about files that are left out
+    parts: tuple["FolderSnapshot", ...] = ()  # the snapshots from which this one was merged
     single: bool = False  # whether this is the snapshot of one file instead of a folder
 
     @property
@@ -74,8 +74,8 @@ class FolderSnapshot:
         return tuple(sorted(self.entries, key=lambda entry: (-entry.size, entry.path))[:count])
 
     def blobs(self) -> dict[str, bytes | Path]:
-        """All content to upload, by SHA-256: the manifest, and the content of the files, each
-        distinct content once.
+        """All content to upload, by SHA-256: the manifest and the contents of the files. Equal
+        contents appear only once.
         """
         files: dict[str, bytes | Path] = {
             entry.sha256: part.folder / entry.path
@@ -99,11 +99,11 @@ def freeze(
     most_bytes: int = MOST_BYTES,
     most_files: int = MOST_FILES,
 ) -> FolderSnapshot:
-    """Read a folder into a snapshot. `cache` is a folder that stores the hashes of unchanged files.
+    """Make a snapshot of a folder. `cache` is a folder that stores the hashes of unchanged files.
 
     `state` is Cavvy's own folder, which contains keys and is never part of a snapshot. Files that
-    `.gitignore` or `.cavvyignore` excludes are left out; in a repository, git applies `.gitignore`.
-    With `only`, the snapshot has just this file. Raises FreezeError.
+    `.gitignore` or `.cavvyignore` excludes are left out. In a repository, git itself applies
+    `.gitignore`. With `only`, the snapshot contains only this file. Raises FreezeError.
     """
     folder = Path(os.path.abspath(folder))
     found, notes = list_folder(
@@ -129,8 +129,8 @@ def list_folder(
     most_bytes: int = MOST_BYTES,
     most_files: int = MOST_FILES,
 ) -> tuple[list[Found], list[str]]:
-    """The files that a snapshot of the folder would have, without their hashes, and notes for the
-    user. The arguments are those of `freeze`. Raises FreezeError.
+    """The files that a snapshot of the folder would contain, without their hashes, and messages for
+    the user. The arguments are those of `freeze`. Raises FreezeError.
     """
     if only is None:
         check_folder(folder)
@@ -150,9 +150,9 @@ def list_folder(
 
 
 def combine(snapshots: Mapping[str, FolderSnapshot]) -> FolderSnapshot:
-    """Merge several snapshots into one. The files of each snapshot are placed below its path, where
-    "" is the top; a snapshot of a single file is placed at its path. If paths are equal, the last
-    file is used.
+    """Merge several snapshots into one. The files of each snapshot are placed below its key, which
+    is a path; "" is the top of the result. A snapshot of a single file is placed at its key. If
+    several files have the same path, the last one is used.
     """
     found: dict[str, FolderEntry] = {}
     for below, part in snapshots.items():
@@ -173,7 +173,7 @@ def combine(snapshots: Mapping[str, FolderSnapshot]) -> FolderSnapshot:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise FreezeError if this cannot be a working folder."""
+    """Raise FreezeError if this folder cannot be a working folder."""
     folder = Path(os.path.abspath(folder))
     if not folder.exists():
         raise FreezeError(
@@ -189,8 +189,8 @@ def check_folder(folder: Path) -> None:
 
 
 def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
-    """Return an entry without its hash for each path, and notes for the user. Files that have been
-    deleted in the meantime are left out.
+    """Return an entry without its hash for each path, and messages for the user. Files that no
+    longer exist are left out.
     """
     found: list[Found] = []
     notes: list[str] = []
@@ -221,7 +221,9 @@ def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
 def _without_state(
     folder: Path, paths: list[str], state: Path | None
 ) -> tuple[list[str], list[str]]:
-    """Return the paths outside Cavvy's own folder, and a note if any path is inside it."""
+    """Return the paths that are not inside Cavvy's own folder, and a message if any path is inside
+    it.
+    """
     inside = (
         ".."
         if state is None
@@ -309,7 +311,7 @@ def _hash_all(
 
 def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str]:
     """Return the size and SHA-256 of a file. If the file changes while it is read, it is read
-    again, at most three times in all. Raises FreezeError.
+    again, up to three times in total. Raises FreezeError.
     """
     for _ in range(3):
         try:
@@ -346,8 +348,8 @@ def _manifest(entries: Sequence[FolderEntry]) -> bytes:
 
 
 class _Cache:
-    """Caches the hashes of unchanged files, by path, times, size and inode. If the cache is lost,
-    the files are hashed again.
+    """Caches the hashes of unchanged files by path, times, size and inode. Without the cache, all
+    files are hashed again.
     """
 
     def __init__(self, root: Path | None, folder: Path) -> None:
@@ -377,8 +379,8 @@ class _Cache:
         row = self._known.get(path)
         if not isinstance(row, list) or len(row) != 5 or row[:4] != list(_identity(seen)):
             return None
-        # A file can change twice within one clock tick without a change of its times. Git calls
-        # such entries racy.
+        # A file can change twice within one clock tick, and its times then do not show the second
+        # change. Git calls such entries racy.
         if max(seen.st_mtime_ns, seen.st_ctime_ns) > self._written_ns - _SETTLE_NS:
             return None
         digest = row[4]

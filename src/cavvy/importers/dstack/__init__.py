@@ -1,1 +1,1 @@
-"""Check dstack's configurations by the rules of dstack, and translate them."""
+"""Checks dstack's configurations by the rules of dstack, and translates them into tasks."""

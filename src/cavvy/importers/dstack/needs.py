@@ -1,4 +1,4 @@
-"""dstack's rules for `resources`, and the parsing of ranges, CPUs, accelerators and sizes."""
+"""dstack's rules for `resources`, and parsers for ranges, CPUs, accelerators and sizes."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -26,13 +26,15 @@ Unit = Callable[[str], float | None]
 
 
 def to_int(text: str) -> float | None:
-    """A whole number, written as pydantic accepts it in a string; None for any other string."""
+    """Convert a string to a whole number by the rules of pydantic. Returns None for any other
+    string.
+    """
     return float(text) if re.fullmatch(r"[-+]?\d{1,15}(\.0+)?", text.strip()) else None
 
 
 def read_range(value: str, unit: Unit) -> Range | None:
-    """The bounds of a range such as 8, 2..8, 16GB.. or ..80GB; for a single value, both bounds are
-    this value. None if the text is not a range or the range is reversed.
+    """The bounds of a range such as 8, 2..8, 16GB.. or ..80GB. A single value is both bounds.
+    Returns None if the text is not a range or the range is reversed.
     """
     if ".." not in value:
         single = unit(value)
@@ -47,7 +49,9 @@ def read_range(value: str, unit: Unit) -> Range | None:
 
 
 def range_of(node: Node | None, unit: Unit) -> Range | None:
-    """The bounds of a range, which is a string or a table with `min` and `max`; None if absent."""
+    """The bounds of a range, which is written as a string or as a table with `min` and `max`.
+    Returns None if `node` is None.
+    """
     if isinstance(node, ScalarNode):
         return read_range(str(node.value), unit)
     if node is None:
@@ -78,7 +82,7 @@ def _check_size_bounds(table: MapNode, notes: ProblemNotes) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRequest:
-    """The parts of one accelerator request as strings; "" for a missing part."""
+    """One accelerator request, split into strings. A missing part is ""."""
 
     vendor: str = ""
     names: tuple[str, ...] = ()
@@ -160,7 +164,9 @@ RULES = (_check_whole_bounds, _check_size_bounds)
 
 
 def read_gpu(node: Node | None) -> GpuRequest | None:
-    """Read a checked accelerator request, which is a string or a table; None if absent."""
+    """Read an accelerator request, which is a string or a table and has already been checked.
+    Returns None if `node` is None.
+    """
     if isinstance(node, ScalarNode):
         return split_gpu(str(node.value))
     if not isinstance(node, MapNode):

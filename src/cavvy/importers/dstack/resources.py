@@ -1,4 +1,6 @@
-"""Translate dstack's `resources` and placement. Missing keys get dstack's defaults."""
+"""Translates dstack's `resources` and the keys for the location. Missing keys get dstack's
+defaults.
+"""
 
 from dataclasses import replace
 
@@ -20,7 +22,7 @@ from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import child, items, mark_of, text_at
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
-# dstack's defaults for missing keys: CPUs, MiB of memory, MiB of disk, count of accelerators
+# dstack's defaults for missing keys: CPUs, MiB of memory, MiB of disk, and number of accelerators
 CPUS, MEMORY_MIB, DISK_MIB, COUNT = (2.0, None), (8 * 1024.0, None), (100 * 1024.0, None), "1.."
 _SPOT = {"spot": SpotPolicy.ONLY, "auto": SpotPolicy.AUTO}
 
@@ -81,7 +83,7 @@ def _read_cpus(needs: Node | None, kept_keys: TranslationNotes) -> Range:
 def _read_disk(needs: Node | None, kept_keys: TranslationNotes) -> int | None:
     node = child(needs, "disk")
     if node is None and isinstance(needs, MapNode) and needs.get("disk") is not None:
-        return None  # an empty value means that any size is accepted
+        return None  # An empty value means that any size is accepted.
     size = child(node, "size") if isinstance(node, MapNode) else node
     low, high = range_of(size, read_size_mib) or DISK_MIB
     if high is not None and high != low:
@@ -127,8 +129,8 @@ def _read_accelerators(
 
 
 def _as_count(text: str) -> str | None:
-    """The count of accelerators in Cavvy's syntax; None if no accelerator is needed. dstack's
-    default is one or more.
+    """The number of accelerators in Cavvy's syntax, or None if no accelerator is needed. dstack's
+    default is "one or more".
     """
     low, high = read_range(text or COUNT, to_int) or (1.0, None)
     if high == 0:
@@ -140,7 +142,7 @@ def _as_count(text: str) -> str | None:
 
 
 def _as_memory(gpu: GpuRequest) -> str:
-    """The memory of an accelerator in Cavvy's syntax, as a range; "" if none is required."""
+    """The memory of an accelerator as a range in Cavvy's syntax; "" if no amount is required."""
     if not gpu.memory:
         return ""
     low, high = read_range(gpu.memory, read_size_mib) or (None, None)

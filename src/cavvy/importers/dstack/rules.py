@@ -1,5 +1,5 @@
-"""dstack's rules for runs (tasks, services and dev environments) that `keys.yaml` cannot
-express.
+"""dstack's rules for runs (tasks, services and dev environments), as far as `keys.yaml` cannot
+express them.
 """
 
 import re
@@ -21,7 +21,7 @@ def _is_variable(node: ScalarNode) -> bool:
 
 
 class _Variables:
-    """A rule for a list of NAME=VALUE or NAME with unique names."""
+    """A rule for a list with entries NAME=VALUE or NAME, in which each name appears once."""
 
     items = ListRule(fitting("NAME=VALUE or NAME", _is_variable))
     words = items.words
@@ -69,14 +69,15 @@ def _check_cron(value: str) -> str:
 
 
 def _is_python(node: ScalarNode) -> bool:
-    # An unquoted 3.10 is read as the number 3.1, so this number is accepted. The text "3.1" is not.
+    # YAML reads an unquoted 3.10 as the number 3.1, so the number 3.1 is accepted. The string "3.1"
+    # is not.
     known = str(node.value) in _PYTHONS or (isinstance(node.value, float) and node.value == 3.1)
     return is_text(node) and known
 
 
 def _make_port(words: str, local: str) -> ScalarRule:
-    """A rule for PORT or LOCAL:PORT, where PORT is a port of the container and LOCAL matches the
-    pattern `local`.
+    """A rule for PORT or LOCAL:PORT. PORT is a port of the container; LOCAL must match the regular
+    expression `local`.
     """
 
     def fits(node: ScalarNode) -> bool:
@@ -143,7 +144,7 @@ _EXCLUSIVE = (("image", "python"), ("image", "docker"), ("python", "docker"), ("
 
 
 def is_set(table: Node, key: str) -> bool:
-    """Whether a key has a value. false, "" and an empty list count as no value."""
+    """Whether a key has a value. The values false, "" and an empty list count as no value."""
     node = child(table, key)
     return node is not None and to_value(node) not in (False, "", [])
 
@@ -159,7 +160,7 @@ def check_exclusive(table: MapNode, notes: ProblemNotes) -> None:
 
 
 def check_commands(table: MapNode, notes: ProblemNotes) -> None:
-    """Check for exclusive keys, and add a problem if the file has nothing to run."""
+    """Add problems for keys that exclude each other, and if the file has nothing to run."""
     check_exclusive(table, notes)
     if (
         child(table, "groups") is None
@@ -174,8 +175,8 @@ def check_commands(table: MapNode, notes: ProblemNotes) -> None:
 
 
 def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: ProblemNotes) -> None:
-    """Add problems for groups with the same name, for groups with nothing to run, and for
-    `forbidden` keys outside of the groups.
+    """Add problems for groups with equal names, for groups with nothing to run, and for `forbidden`
+    keys outside the groups.
     """
     groups = child(table, "groups")
     if groups is None:
@@ -249,8 +250,8 @@ def _check_environment(table: MapNode, notes: ProblemNotes) -> None:
 
 
 def check_replicas(table: MapNode, notes: ProblemNotes) -> None:
-    """Add a problem if the number of replicas has no maximum, or if it is variable without
-    `scaling`, or fixed with `scaling`.
+    """Add a problem if the number of replicas has no maximum, if it varies but `scaling` is
+    missing, or if it is fixed but `scaling` is present.
     """
     node = child(table, "replicas") or child(table, "count")
     scaling = child(table, "scaling")

@@ -1,5 +1,5 @@
-"""Rules for scalars by dstack's types (pydantic's lax mode): "8" counts as a number and 8 as a
-string, but true does not count as a string.
+"""Rules for scalars, which follow dstack's types (pydantic's lax mode): "8" is accepted as a number
+and 8 as a string, but true is not accepted as a string.
 """
 
 import re
@@ -22,17 +22,17 @@ _SIZES = {"tb": 1024 * 1024, "gb": 1024, "mb": 1}
 
 
 def is_text(node: ScalarNode) -> bool:
-    """Whether a value counts as a string: strings and numbers do."""
+    """Whether dstack accepts a value as a string. It accepts strings and numbers."""
     value = node.value
     return isinstance(value, str | int | float) and not isinstance(value, bool | UnquotedDate)
 
 
 text = partial(make_text, is_text)
-written = partial(make_text, is_string)  # the value must be one that YAML reads as a string
+written = partial(make_text, is_string)  # YAML must read the value as a string.
 
 
 def choice(names: Iterable[str]) -> ScalarRule:
-    """A rule for one of several words, spelled exactly."""
+    """A rule for one of several words, which must be spelled exactly."""
     known = list(names)
     return ScalarRule(
         listed(known),
@@ -43,8 +43,8 @@ def choice(names: Iterable[str]) -> ScalarRule:
 
 
 def to_number(node: ScalarNode) -> float | None:
-    """The value as a number; a string may contain the number. None if it is not a number. true is
-    not a number here, although pydantic would read it as 1.
+    """The value as a number, which may also be written as a string; None if it is not a number.
+    Here, true is not a number, although pydantic would read it as 1.
     """
     value = None if isinstance(node.value, bool) else node.value
     if isinstance(value, str):
@@ -113,7 +113,9 @@ def duration(low: float | None = None) -> ScalarRule:
 
 
 def switched(low: float | None = 0) -> ScalarRule:
-    """A rule for a length of time, for `off` or false (none), and for true (the default)."""
+    """A rule for a duration, for `off` or false (no duration), and for true (the default
+    duration).
+    """
     length = duration(low)
 
     def test(node: ScalarNode) -> str:
@@ -127,8 +129,8 @@ def switched(low: float | None = 0) -> ScalarRule:
 
 
 def read_size_mib(text: str) -> float | None:
-    """The MiB of a size such as 16, 16GB, 512MB or 1TB; a number alone is GiB. None if it is not a
-    size.
+    """Convert a size such as 16, 16GB, 512MB or 1TB to MiB. A number without a unit is in GiB.
+    Returns None if the text is not a size.
     """
     match = _SIZE.fullmatch(text.replace(" ", "").lower())
     try:

@@ -1,4 +1,4 @@
-"""The keys of dstack's files, by type of file."""
+"""The rules for the keys of dstack's files, by type of file."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Translate dstack's configurations into tasks, and note or refuse the keys that a task cannot
-represent.
+"""Translates dstack's configurations into tasks. Keys that a task cannot represent are noted or
+refused.
 """
 
 import re
@@ -69,8 +69,8 @@ _MOST_GRACE_S = 3600
 
 
 def translate(root: Node, notes: ProblemNotes) -> Translation:
-    """Translate a configuration. All mistakes are added to `notes`; if there are any, the result is
-    not usable.
+    """Translate a configuration. All mistakes are added to `notes`; if there are any, the result
+    must not be used.
     """
     kind = text_at(root, "type") or ""
     if kind == "volume":
@@ -179,9 +179,7 @@ def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
 
 
 def join_commands(commands: list[str]) -> str:
-    """Join commands into one script, in which each command runs only if the previous one
-    succeeds.
-    """
+    """Join commands into one script. Each command runs only if the previous one succeeded."""
     found = []
     for command in commands:
         text = command.strip()
@@ -194,8 +192,8 @@ def join_commands(commands: list[str]) -> str:
 
 
 def _read_before(root: Node) -> str:
-    """The commands to run before the author's commands: they set the variables whose values are
-    secrets, change the folder, and activate the requested Python version.
+    """Commands that run before the author's commands. They set the variables whose values are
+    secrets, change the current folder, and activate the requested Python version.
     """
     folder, python = text_at(root, "working_dir") or _repo_path(root), text_at(root, "python")
     pairs = ((name, _read_secret(value)) for name, value, _ in _list_variables(child(root, "env")))
@@ -220,7 +218,7 @@ def _read_env(
             kept_keys.note(mark, f"env.{name}", f"set the value with `cavvy secret set {secret}`")
             secrets[secret] = None
             continue
-        assert value is not None  # a variable without a value is a secret
+        assert value is not None  # A variable without a value becomes a secret.
         if "${{" in value:
             reason = (
                 f"{value.strip()} cannot be inserted; `secrets` in a Cavvy file become variables "
@@ -232,7 +230,7 @@ def _read_env(
 
 
 def _read_secret(value: str | None) -> str | None:
-    """The name of the secret if a variable's value consists of one secret only; None otherwise."""
+    """If a variable's value consists of a single secret, the name of the secret; otherwise None."""
     match = re.fullmatch(r"\s*\$\{\{\s*secrets\.([A-Za-z_]\w*)\s*\}\}\s*", value or "", re.ASCII)
     return match[1] if match else None
 
@@ -255,7 +253,7 @@ def _list_variables(node: Node | None) -> list[tuple[str, str | None, SourceMark
 def _read_files(
     root: Node, workdir: Workdir | None, kept_keys: TranslationNotes
 ) -> tuple[Volume, ...]:
-    """The volumes that mount files and folders of this machine at their paths on the node."""
+    """Volumes that mount local files and folders at their paths on the node."""
     found: list[Volume] = []
     if path := _repo_path(root):
         found.append(Volume(kind=VolumeKind.FOLDER, source=".", path=path.rstrip("/")))
@@ -277,9 +275,7 @@ def _read_files(
 
 
 def _read_login(root: Node, kept_keys: TranslationNotes) -> str | None:
-    """The name of the secret for logging in to the registry of the image; None if no login is
-    needed.
-    """
+    """The name of the secret with the login for the image registry; None if no login is needed."""
     if child(root, "registry_auth") is None:
         return None
     reason = f"set the login with `cavvy secret set {_LOGIN}`, in the form USER:PASSWORD"
@@ -317,7 +313,7 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
 
 
 def _repo_path(root: Node) -> str:
-    """The absolute path where a configuration expects its repository; "" if it states none."""
+    """The absolute path at which a configuration expects its repository; "" if it states none."""
     repo = next(iter(items(child(root, "repos"))), None)
     if isinstance(repo, ScalarNode):
         path = "".join(split_pair(as_text(repo))[1:])
@@ -372,8 +368,8 @@ def _read_length(root: Node, key: str) -> timedelta | None:
 
 
 def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
-    """The time that the job may be idle. dstack checks GPUs and logins; Cavvy checks output and
-    CPUs.
+    """The time for which the job may be idle. dstack checks GPUs and logins; Cavvy checks output
+    and CPU use.
     """
     policy = child(root, "utilization_policy")
     window = child(policy, "time_window")

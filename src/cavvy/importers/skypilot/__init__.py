@@ -1,1 +1,1 @@
-"""Check SkyPilot's task files by the rules of SkyPilot, and translate them."""
+"""Checks SkyPilot's task files by the rules of SkyPilot, and translates them into tasks."""

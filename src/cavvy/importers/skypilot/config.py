@@ -1,4 +1,6 @@
-"""Translate SkyPilot's `config`. Some settings affect the work; others only concern SkyPilot."""
+"""Translates SkyPilot's `config`. Some of its settings affect the work; the others concern only
+SkyPilot itself.
+"""
 
 import json
 import re
@@ -32,7 +34,7 @@ _NOTED = frozenset(
 )
 
 
-# What to write instead of some settings that are refused
+# Advice for some refused settings: what to write instead.
 _INSTEAD = {
     "hooks": "; write the commands as a `trap` in `run`",
     "kubernetes.remote_identity": "; write `pod_config: {spec: {serviceAccountName: NAME}}`",
@@ -43,7 +45,7 @@ _OPTIONS = ("pod_config", "enable_docker")
 
 
 def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
-    """The settings that become Kubernetes options of the task: fields of pods, and a container
+    """The settings that become the task's options for Kubernetes: fields of pods, and a container
     engine.
     """
     pod, docker = (
@@ -63,8 +65,8 @@ def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
 
 
 def _are_met(options: Node) -> bool:
-    """Whether every job's container already has these options of the container engine: GPUs and the
-    node's shared memory.
+    """Whether every job's container already has these options of the container engine, which are
+    GPUs and the node's shared memory.
     """
     texts = [each for each in (options, *items(options)) if isinstance(each, ScalarNode)]
     known = r"(--(shm-size|gpus|ipc)([= ]\S+)?\s*)+"
@@ -75,7 +77,8 @@ def keep_config(
     config: Node | None, clouds: Collection[str], is_image: bool, kept_keys: TranslationNotes
 ) -> None:
     """Note or refuse all other settings. A setting is refused if the work may need it. This depends
-    on the `clouds` where the job may run (any cloud if empty), and on whether it runs in an image.
+    on the `clouds` on which the job may run (empty means any cloud), and on whether it runs in an
+    image.
     """
     for key, section in entries(config):
         keys = entries(section) if isinstance(section, MapNode) else [(key, section)]

@@ -1,4 +1,4 @@
-"""Translate SkyPilot's `file_mounts` and `volumes` into inputs, outputs and volumes."""
+"""Translates SkyPilot's `file_mounts` and `volumes` into inputs, outputs and volumes."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -28,13 +28,14 @@ _UPLOADED = (
     "changes are sent to the bucket every 30 s and when the work ends, and nothing is read from "
     "the bucket"
 )
-# Cavvy's URL scheme for buckets, keyed by the name of the store or of its cloud
+# Cavvy's URL scheme for buckets, by the name of the store or of the store's cloud
 _STORES = {
     **{"s3": "s3", "aws": "s3", "gcs": "gs", "gcp": "gs", "azure": "az"},
     **{"r2": "r2", "nebius": "nebius", "oci": "oci", "ibm": "cos", "coreweave": "cw"},
     "vastdata": "vastdata",
 }
-# The URL schemes of stores with S3's protocol. One address, `_ENDPOINT`, applies to a whole job.
+# The URL schemes of stores that use S3's protocol. The variable `_ENDPOINT` holds one address,
+# which applies to all buckets of a job.
 _LIKE_S3 = ("s3", "r2", "nebius", "oci", "cos", "cw", "vastdata")
 _ENDPOINT = "AWS_ENDPOINT_URL_S3"
 _BLOB = re.compile(r"https://([a-z0-9]+)\.blob\.core\.windows\.net/", re.IGNORECASE)
@@ -44,7 +45,9 @@ _CREDENTIALS = re.compile(
 
 
 class _UnsetVariable(WrongValue):
-    """A path or name contains a variable without a value; the command line can set the variable."""
+    """A path or name contains a variable that has no value. The user can set the variable on the
+    command line.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +64,8 @@ def read_mounts(
     table: Node, workdir: Workdir | None, clouds: Collection[str], kept_keys: TranslationNotes
 ) -> TranslatedMounts:
     """Translate the supported mounts, and refuse the others. Local files are submitted with the
-    working folder. If a bucket has no store, the store of the only cloud in `clouds` is used, or S3
-    if there are several clouds or none.
+    working folder. A bucket without a store is assumed to be in the store of the only cloud in
+    `clouds`, or in S3 if there is no cloud or more than one.
     """
     found = TranslatedMounts()
     stores: set[str] = set()
@@ -95,8 +98,8 @@ def read_mounts(
 
 
 def _use_s3(found: TranslatedMounts, stores: set[str]) -> TranslatedMounts:
-    """Change the buckets of a mount to S3's URL scheme if their store uses S3's protocol. `stores`
-    collects the original schemes of these stores. Raises WrongValue if the schemes differ.
+    """Use S3's URL scheme for the buckets of a mount if their store uses S3's protocol. Adds the
+    original schemes to `stores`. Raises WrongValue if the schemes differ.
     """
     urls = [each.source for each in found.inputs] + [each.target for each in found.outputs]
     schemes = stores | {url.partition(":")[0] for url in urls} & set(_LIKE_S3)
@@ -168,7 +171,7 @@ def _read_local(
 
 
 def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
-    """Yield the ways in which the translation differs from a SkyPilot mount."""
+    """Yield a sentence for each way in which the translation differs from a SkyPilot mount."""
     if isinstance(value, ScalarNode):
         return
     if not found.inputs:
@@ -196,8 +199,8 @@ def _check_local(path: str, workdir: Workdir | None) -> None:
 
 
 def _read_target(text: str) -> str:
-    """The path of a mount on the node: an absolute path, or a path within the home or working
-    folder. Raises WrongValue.
+    """The path of a mount on the node: an absolute path, or a path within the home folder or the
+    working folder. Raises WrongValue.
     """
     if text.startswith("~/sky_workdir/"):
         text = text.removeprefix("~/sky_workdir/")
@@ -247,7 +250,7 @@ def _mode(value: Node) -> str:
 
 
 def _is_written(value: Node) -> bool:
-    """Whether files that the work writes into the mount must be sent to the bucket."""
+    """Whether files that the work writes into the mount must be copied to the bucket."""
     if isinstance(value, ScalarNode):
         return False
     config = child(value, "config")
@@ -291,8 +294,8 @@ def _add_volume(
     kept_keys: TranslationNotes,
     **new: Any,
 ) -> None:
-    """Add a volume to `found`. The volume must exist at the provider, unless `new` has the
-    attributes of a new volume.
+    """Add a volume to `found`. `new` has the attributes of a volume to create. Without `new`, the
+    volume must already exist at the provider.
     """
     try:
         if not name:

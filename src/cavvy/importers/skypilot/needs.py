@@ -1,4 +1,4 @@
-"""SkyPilot's rules for `resources`, and the parsing of sizes, counts and accelerators."""
+"""SkyPilot's rules for `resources`, and parsers for sizes, counts and accelerators."""
 
 import math
 import re
@@ -16,23 +16,23 @@ _CLOUDS = (
     "nebius ssh slurm hyperbolic seeweb shadeform yotta mithril verda"
 )
 CLOUDS = _CLOUDS.split()
-DEFAULT_DISK_GIB = 256  # SkyPilot treats this size as if it was not set
+DEFAULT_DISK_GIB = 256  # SkyPilot treats this size as if it were not set.
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 _GPU_MEMORY = re.compile(r"[0-9]+[GgMmTt][Bb]\+?")
 _VENDORS = ("nvidia", "amd", "intel", "google", "aws")
-# (number, suffix). Without a suffix, the number is exact; "+" means at least; "x" multiplies by the
-# number of CPUs.
+# (number, suffix). Without a suffix, the number is exact. "+" means at least this number, and "x"
+# means this number for each CPU.
 Amount = tuple[float, str]
 
 
 def read_cpus(value: str) -> Amount | None:
-    """Parse a number of CPUs such as `8` or `8+`; None for other strings."""
+    """Parse a number of CPUs such as `8` or `8+`. Returns None for other strings."""
     return _amount(value.removesuffix("+"), "+" if value.endswith("+") else "", "")
 
 
 def read_memory(value: str) -> Amount | None:
-    """Parse memory such as `16`, `16+`, `16GB` or `16GB+`, or `4x` for a number per CPU, into GiB;
-    None for other strings.
+    """Parse memory such as `16`, `16+`, `16GB` or `16GB+` into GiB, or `4x` into GiB for each CPU.
+    Returns None for other strings.
     """
     plus = value.endswith("+")
     rest = value.removesuffix("+")
@@ -57,8 +57,8 @@ def _amount(number: str, suffix: str, unit: str) -> Amount | None:
 
 
 def read_size(value: str) -> int | None:
-    """Parse a size such as `100`, `100GB` or `1TB` into GiB; None if it is not a whole number of
-    GiB.
+    """Parse a size such as `100`, `100GB` or `1TB` into GiB. Returns None if it is not a whole
+    number of GiB.
     """
     match = re.fullmatch(r"([0-9]{1,12})(?:([kmgtpKMGTP])[bBiI])?", value)
     if match is None:
@@ -68,8 +68,8 @@ def read_size(value: str) -> int | None:
 
 
 def split_accelerator(value: str) -> tuple[str, str, float] | None:
-    """Split `A100:8`, `80GB+` or `NVIDIA:24GB:2` into name, memory and count; None for other
-    strings.
+    """Split `A100:8`, `80GB+` or `NVIDIA:24GB:2` into name, memory and count. Returns None for
+    other strings.
     """
     parts = value.split(":")
     name, memory, count = parts[0], "", "1"
@@ -202,7 +202,7 @@ def _check_needs(table: MapNode, notes: ProblemNotes) -> None:
 def _check_choices(
     table: MapNode, any_of: Node | None, ordered: Node | None, notes: ProblemNotes
 ) -> None:
-    """Add a problem if the table lists alternatives in two ways that cannot be used together."""
+    """Add a problem if the table lists alternatives in two ways that exclude each other."""
     if any_of is not None and ordered is not None:
         notes.add(
             ordered.mark,
@@ -243,7 +243,7 @@ def _check_instance(table: MapNode, alternative: MapNode, notes: ProblemNotes) -
     )
     is_vm = child(options, "tpu_vm") is None or flag_at(options, "tpu_vm")
     tpus = [each.text.partition(":")[0] for each in _list_tpus(table, alternative)]
-    # Names of TPUs with these endings are GKE's; the others are GCP's.
+    # TPU names with these endings are those of GKE. All others are those of GCP.
     of_gcp = [name for name in tpus if not name.endswith(("slice", "device"))]
     if (
         not isinstance(node, ScalarNode)
@@ -290,7 +290,7 @@ RULES = (_check_needs, _check_table, _check_volume)
 
 
 def unalias(table: MapNode, notes: ProblemNotes) -> MapNode:
-    """Replace older names of keys by the current names, in the table and in its alternatives."""
+    """Replace older names of keys by their current names, in the table and in its alternatives."""
     found = []
     for key, value in table.entries:
         known = ALIASES.get(key.text)

@@ -1,5 +1,5 @@
-"""Translate SkyPilot's `resources`. Its alternatives are merged into one set of resources if
-possible; otherwise the result has several alternatives.
+"""Translates SkyPilot's `resources`. If possible, its alternatives are merged into one set of
+resources; otherwise the result has several alternatives.
 """
 
 import json
@@ -33,7 +33,7 @@ from cavvy.importers.skypilot.needs import (
 from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
-# The keys that have no effect on the work, each with the reason
+# Keys that do not affect the work, with the reasons
 _NOTED = {
     "ports": "ports are not public; `cavvy forward NAME PORT` forwards one to this machine",
     "network_tier": "this is only a preference; Cavvy uses the provider's usual network",
@@ -51,14 +51,14 @@ _REFUSED = {
     "_cluster_config_overrides": "SkyPilot's settings have no meaning in Cavvy",
 }
 
-# The region in the name of an AWS zone (us-east-1a) or a Google Cloud zone (us-east1-b)
+# The region within the name of an AWS zone (us-east-1a) or a Google Cloud zone (us-east1-b)
 _REGION_OF_ZONE = re.compile(r"^([a-z]+(?:-[a-z]+)+-?\d+)(?:[a-z]|-[a-z])$")
 _DISK_TYPES = {"low": "standard", "high": "gp3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequest:
-    """The translation of `resources`, including the parts that belong to other sections of a
+    """The translation of `resources`, including the parts that are in other sections of a Cavvy
     task.
     """
 
@@ -70,7 +70,7 @@ class ResourceRequest:
 
 
 def read_request(node: Node | None, kept_keys: TranslationNotes) -> ResourceRequest:
-    """Translate a checked `resources` table."""
+    """Translate a `resources` table that has been checked."""
     if not isinstance(node, MapNode):
         return ResourceRequest()
     alternatives = _list_alternatives(node)
@@ -131,7 +131,7 @@ _CHOICES = ("any_of", "ordered")
 
 
 def _overlay(base: MapNode, over: MapNode) -> MapNode:
-    """The table `base` with the keys of an alternative. Labels are merged."""
+    """The table `base`, in which the keys of an alternative replace its own. Labels are merged."""
     labels, more = child(base, "labels"), child(over, "labels")
     table = {key.text: (key, value) for key, value in (*base.entries, *over.entries)}
     if isinstance(labels, MapNode) and isinstance(more, MapNode):
@@ -163,7 +163,7 @@ def _split(table: MapNode) -> Iterator[MapNode]:
 
 
 def _split_by_region(table: MapNode) -> Iterator[MapNode]:
-    """Yield one table for each region that has its own machine image."""
+    """Yield one table for each region that has a separate machine image."""
     infra, region = text_at(table, "infra") or text_at(table, "cloud"), text_at(table, "region")
     cloud, _, rest = (infra or "").partition("/")
     images = [
@@ -191,8 +191,8 @@ def _scalar(text: str, mark: SourceMark) -> ScalarNode:
 
 
 def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> ResourceRequest:
-    """Translate one alternative. If `spare` is set, another alternative can be used instead, so an
-    unknown accelerator is only noted.
+    """Translate one alternative. With `spare`, there is another alternative, so an unknown
+    accelerator is only noted.
     """
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions, zone = _read_location(table, kept_keys)
@@ -227,7 +227,7 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
 def _make_options(
     providers: tuple[str, ...], options: Mapping[str, object]
 ) -> tuple[ProviderOptions, ...]:
-    """The options of each provider, without unset ones."""
+    """The options of each provider. Unset options are left out."""
     values = json.dumps({name: value for name, value in options.items() if value is not None})
     if values == "{}":
         return ()
@@ -249,7 +249,8 @@ def _read_location(
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, zone = region.strip("*"), zone.strip("*")
     if cloud == "slurm" and zone:
-        region, zone = f"{region}/{zone}", ""  # a partition; `regions` may also contain partitions
+        # This is a partition; `regions` may also contain partitions.
+        region, zone = f"{region}/{zone}", ""
     elif zone and not cloud:
         key = "resources.zone" if infra is None else "resources.infra"
         kept_keys.refuse_at(
@@ -260,7 +261,8 @@ def _read_location(
     elif zone and not region:
         region = "".join(_REGION_OF_ZONE.findall(zone))
     if not cloud and "tpu" in (name := (text_at(table, "accelerators") or "").lower()):
-        # Like SkyPilot, use the provider of the TPU's name: names with these endings are GKE's.
+        # Like SkyPilot, use the provider that the TPU's name implies: names with these endings are
+        # those of GKE.
         at_gke = name.partition(":")[0].endswith(("slice", "device"))
         cloud = "kubernetes" if at_gke else "gcp"
     return ((cloud,) if cloud else ()), ((region,) if region else ()), zone or None
@@ -270,7 +272,9 @@ _Bounds = tuple[float | None, float | None]
 
 
 def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None], int | None]:
-    """Return the bounds of CPUs, the bounds of memory in MiB, and the minimum MiB per CPU."""
+    """Return the bounds of the number of CPUs, the bounds of the memory in MiB, and the minimum
+    memory per CPU in MiB.
+    """
     cpus = read_cpus(text_at(table, "cpus") or "")
     memory = read_memory(text_at(table, "memory") or "")
     many: _Bounds = (None, None) if cpus is None else (cpus[0], None if cpus[1] else cpus[0])
@@ -283,7 +287,7 @@ def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None
 
 
 def _read_tier(table: MapNode, kept_keys: TranslationNotes) -> str | None:
-    """The disk type that SkyPilot chooses on AWS for the disk tier; None if there is none."""
+    """The disk type that SkyPilot chooses on AWS for this disk tier; None if there is none."""
     tier = (text_at(table, "disk_tier") or "").lower()
     kind = _DISK_TYPES.get(tier)
     if tier == "ultra":
@@ -334,7 +338,7 @@ def _read_tpu(table: MapNode, kept_keys: TranslationNotes) -> dict[str, object]:
 
 
 def _find(name: str, size: str, count: float) -> TranslatedNeeds:
-    # `80GB` without a product is an exact size for SkyPilot, but a minimum for Cavvy.
+    # For SkyPilot, `80GB` without a product is an exact size; for Cavvy, it is a minimum.
     memory = "" if not size else f"{size[:-1]}.." if size.endswith("+") else f"{size}..{size}"
     if not size and name.upper() in BARE_SIZES:
         memory = f"{BARE_SIZES[name.upper()]}GB"
@@ -342,7 +346,7 @@ def _find(name: str, size: str, count: float) -> TranslatedNeeds:
 
 
 def _is_known(table: MapNode) -> bool:
-    """Whether an alternative requests no accelerator or one that Cavvy supports."""
+    """Whether an alternative requests either no accelerator or one that Cavvy supports."""
     split = split_accelerator(text_at(table, "accelerators") or "")
     return split is None or not _find(*split).problem
 
@@ -386,7 +390,7 @@ def _read_image(
 
 
 def _list_images(node: Node) -> dict[str, str]:
-    """The images by region. A single image has the region ""."""
+    """The images by region. A single image has the key ""."""
     if isinstance(node, ScalarNode):
         return {"": node.text.strip()}
     pairs = entries(node)
@@ -445,8 +449,8 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
 
 
 def _combine(found: list[Resources]) -> Resources | None:
-    """Merge the alternatives into one set of resources that accepts exactly the same offers; None
-    if this is impossible.
+    """Merge the alternatives into one set of resources that accepts exactly the same offers.
+    Returns None if this is impossible.
     """
     plain = {
         replace(each, accelerators=(), providers=(), regions=(), spot=SpotPolicy.NEVER)
@@ -466,7 +470,7 @@ def _combine(found: list[Resources]) -> Resources | None:
 
 
 def _join(found: list[Resources]) -> Resources:
-    """The first alternative, extended to also accept what the other alternatives accept."""
+    """The first alternative, extended to accept everything that the others accept."""
     spots = {each.spot for each in found}
     return replace(
         found[0],
@@ -478,8 +482,9 @@ def _join(found: list[Resources]) -> Resources:
 
 
 def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
-    """Whether every provider is combined with every region, and providers and regions are each
-    stated in all alternatives or are all equal. Only then can two lists express the combinations.
+    """Whether every provider is combined with every region. Only then can two separate lists
+    express the combinations. An alternative that states no provider is allowed only if none states
+    one, and the same holds for regions.
     """
     providers, regions = ({place[at] for place in places} for at in (0, 1))
     whole = all(len(names) == 1 or () not in names for names in (providers, regions))

@@ -1,4 +1,4 @@
-"""SkyPilot's rules for a file: the tables of `keys.yaml`, and the rules that these cannot
+"""SkyPilot's rules for a file: the tables of `keys.yaml`, and the rules that these tables cannot
 express.
 """
 

@@ -1,5 +1,5 @@
-"""Rules for scalars by the types of JSON Schema, which SkyPilot uses: a number is not a string, and
-true is not a number.
+"""Rules for scalars, which follow the types of JSON Schema because SkyPilot uses it: a number is
+not a string, and true is not a number.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def whole(
     low: float | None = None, high: float | None = None, *, exact: bool = False
 ) -> ScalarRule:
     """A rule for a whole number from `low` to `high`. With `exact`, 2.0 is rejected, although JSON
-    Schema accepts it.
+    Schema accepts it as a whole number.
     """
 
     def test(node: ScalarNode) -> str:

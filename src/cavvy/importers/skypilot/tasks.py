@@ -1,5 +1,5 @@
-"""Translate SkyPilot's task files, pipelines and job groups into tasks, and note or refuse the keys
-that a task cannot represent.
+"""Translates SkyPilot's task files, pipelines and job groups into tasks. Keys that a task cannot
+represent are noted or refused.
 """
 
 import re
@@ -45,7 +45,7 @@ _VARIABLE = re.compile(r"\$\{?\b([a-zA-Z_][a-zA-Z0-9_]*)\b\}?")
 
 def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     """Translate the documents of one file. All mistakes are added to `notes`; if there are any, the
-    result is not usable.
+    result must not be used.
     """
     tables = [_unalias(each, notes) for each in documents if not is_null(each)]
     if not tables:
@@ -117,8 +117,8 @@ def _unalias(node: Node, notes: ProblemNotes) -> Node:
 
 
 def _fill_in(node: Node) -> Node:
-    """Replace the document's own variables by their values, as SkyPilot does before it checks the
-    file.
+    """Replace the document's own variables by their values. SkyPilot also does this before it
+    checks the file.
     """
     if not isinstance(node, MapNode):
         return node
@@ -261,7 +261,8 @@ def _read_variables(
     env: dict[str, str] = {}
     secrets: list[str] = []
     envs = child(table, "envs")
-    for key, value in envs.entries if isinstance(envs, MapNode) else ():  # null values are included
+    # This includes null values.
+    for key, value in envs.entries if isinstance(envs, MapNode) else ():
         if is_null(value):
             _want_secret(key.text, f"envs.{key.text}", key.mark, secrets, kept_keys)
         else:
@@ -277,7 +278,8 @@ def _read_variables(
 
 
 def _read_secrets(node: Node | None, secrets: list[str], kept_keys: TranslationNotes) -> None:
-    for key, value in node.entries if isinstance(node, MapNode) else ():  # null values are included
+    # This includes null values.
+    for key, value in node.entries if isinstance(node, MapNode) else ():
         name = _secret_name(key.text)
         _want_secret(name, f"secrets.{key.text}", key.mark, secrets, kept_keys)
         if not is_null(value) and to_value(value) != "":

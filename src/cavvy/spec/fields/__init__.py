@@ -1,1 +1,1 @@
-"""All keys of a task file: the kinds of values, and the fields of each section."""
+"""All keys of a task file: the fields of each section and the kinds of their values."""

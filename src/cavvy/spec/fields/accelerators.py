@@ -1,4 +1,4 @@
-"""The field `resources.gpu`: the accelerators of each node, in one line or as a table."""
+"""The field `resources.gpu`: the accelerators of each node, written in one line or as a table."""
 
 import re
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ def _accelerators(text: str) -> tuple[AcceleratorNeed, ...]:
 
 
 def read_device(text: str) -> str:
-    """Parse the accelerators of one node, such as A100:8 or A100:80GB:8, or its CPUs, such as cpu
-    or cpu:16. Returns a key of `work.rates`. Raises WrongValue.
+    """Parse the devices of one node: accelerators such as A100:8 or A100:80GB:8, or CPUs such as
+    cpu or cpu:16. Returns a key of `work.rates`. Raises WrongValue.
     """
     if re.fullmatch(r"cpu(:[1-9][0-9]{0,4})?", plain := filled(text).strip().lower()):
         return plain
@@ -39,8 +39,8 @@ def read_device(text: str) -> str:
 
 
 def name_device(needs: Sequence[AcceleratorNeed]) -> str | None:
-    """The key of `work.rates` for the only accelerator and count that `needs` accepts, such as
-    A100-80GB:8; None if `needs` accepts several.
+    """If `needs` accepts only one accelerator and count, return its key in `work.rates`, such as
+    A100-80GB:8. Otherwise return None.
     """
     from cavvy.catalog.accelerators import find_accelerator
 

@@ -1,4 +1,4 @@
-"""Parse amounts of resources: CPUs, memory, disk sizes and network speeds."""
+"""Parses amounts of resources: CPUs, memory, disk sizes and network speeds."""
 
 import re
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from cavvy.spec.tree import ScalarNode, describe
 
 N = TypeVar("N", int, float)
 _MOST_CPUS = 100_000.0
-_MOST_MIB = 1 << 40  # an exbibyte
+_MOST_MIB = 1 << 40  # one exbibyte
 
 
 def size_kind(words: str) -> ScalarKind:
-    """A size of data above 0, in MiB."""
+    """A kind for a data size greater than 0. The value is in MiB."""
 
     def parse(node: ScalarNode) -> int:
         size = parse_memory_mib(read_text(node))
@@ -75,12 +75,12 @@ def _read_memory(node: ScalarNode) -> tuple[int | None, int | None, int | None]:
 
 
 def _read_size(node: ScalarNode) -> int:
-    """The disk size in GiB, rounded up."""
+    """Read a disk size. Returns GiB, rounded up."""
     return -(-_memory(read_text(node).strip().removesuffix("+")) // 1024)
 
 
 def _read_speed(node: ScalarNode) -> int:
-    """The network speed in megabits per second."""
+    """Read a network speed. Returns megabits per second."""
     match = re.fullmatch(
         r"(\d{1,9}(?:\.\d{1,6})?)\s*(g|m)(?:bps|bit/s|b/s)\+?",
         read_text(node).strip(),

@@ -1,4 +1,6 @@
-"""Suggest fixes for misplaced keys, which belong to another section or come from another tool."""
+"""Suggests fixes for misplaced keys: keys that belong to another section, or that only other tools
+have.
+"""
 
 from cavvy.spec.fields.kinds import (
     EitherKind,
@@ -10,13 +12,14 @@ from cavvy.spec.fields.kinds import (
 
 
 def elsewhere(key: str, path: str) -> str:
-    """A suggestion that names the section that `key` belongs to; "" if no section has such a
+    """A suggestion that names the section to which `key` belongs; "" if no section has such a
     key.
     """
     from cavvy.spec.fields.task import TASK
 
     if path == "resources.gpu":
-        return f"write `gpu: {key}:COUNT`"  # a value in the form of another tool, such as {H100: 8}
+        # The value has the form of another tool, such as {H100: 8}.
+        return f"write `gpu: {key}:COUNT`"
     for section in sections(TASK):
         if (
             section.path != path

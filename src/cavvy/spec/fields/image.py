@@ -1,4 +1,4 @@
-"""The field `image`: the container image in which a task runs, given by its name or by the user's
+"""The field `image`: the container image in which a task runs. The user names an image or a
 Dockerfile.
 """
 
@@ -18,7 +18,8 @@ from cavvy.spec.fields.paths import inner_path
 from cavvy.spec.problems import shown
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-# a tuple of the name, the build, and the name of the login's secret; each may be None
+# a tuple of the image's name, the build, and the name of the secret with the registry login; each
+# may be None
 TaskImage = tuple[str | None, ImageBuild | None, str | None]
 
 

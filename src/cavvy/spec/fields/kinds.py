@@ -1,8 +1,8 @@
-"""The kinds of values in a task file. A kind reads a node of the file, reports what is wrong with
-the node, and provides the JSON Schema of its values.
+"""The kinds of values in a task file. A kind reads a node of the file, reports the node's mistakes,
+and provides the JSON Schema of its values.
 
 A `SectionSpec` is a table with one `FieldSpec` for each key. The parser, the schema for editors and
-the reference page all use this table. `fields.yaml` contains the documentation of the keys.
+the reference page all use these objects. `fields.yaml` contains the documentation of the keys.
 """
 
 import re
@@ -20,15 +20,16 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 T = TypeVar("T")
 Schema = Mapping[str, object]
 
-# The schema of an expression: an expression can be written instead of any value of the file.
+# The schema of an expression such as ${{ params.lr }}. An expression is allowed in place of any
+# value.
 EXPRESSION: Schema = {"$ref": "#/$defs/expression"}
 STRING: Schema = {"type": "string"}
 TEXT_OR_NUMBER: Schema = {"type": ["string", "number"]}
 
 
 class WrongValue(ValueError):
-    """A value cannot be used. The function that reads the value raises this error; the kind adds
-    the position of the value.
+    """A value is invalid. The function that reads the value raises this error, and the kind adds
+    the value's position.
     """
 
     def __init__(self, message: str, *, suggestion: str = "", expected: str | None = None) -> None:
@@ -38,7 +39,7 @@ class WrongValue(ValueError):
 
 
 class ValueKind(Protocol):
-    """A kind of value, which reads nodes of the file."""
+    """A kind of value. It reads nodes of the file."""
 
     @property
     def words(self) -> str:
@@ -49,15 +50,17 @@ class ValueKind(Protocol):
         """The JSON Schema of accepted values."""
 
     def takes(self, node: Node) -> bool:
-        """Whether the node has a form (one value, list or table) that this kind can read."""
+        """Whether this kind can read a node of this form (one value, list or table)."""
 
     def read(self, node: Node, notes: ProblemNotes) -> Any:
-        """Return the value. If the value is wrong, add a problem to `notes` and return None."""
+        """Return the value. If the value is invalid, add a problem to `notes` and return None."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarKind:
-    """A single value. `parse` converts it, and raises WrongValue or UnitError if it is wrong."""
+    """A single value. `parse` converts the value, and raises WrongValue or UnitError if it is
+    invalid.
+    """
 
     words: str
     parse: Callable[[ScalarNode], Any]
@@ -87,8 +90,8 @@ class ScalarKind:
 
 @dataclass(frozen=True, slots=True)
 class ListKind:
-    """A list of items of one kind. If `single` is set, one item may be written without a list. If
-    `flat` is set, each item is read as a tuple, and the value is the concatenation of these tuples.
+    """A list of items of one kind. With `single`, one item may be written without a list. With
+    `flat`, each item is read as a tuple, and the value joins all of these tuples.
     """
 
     item: ValueKind
@@ -142,7 +145,7 @@ class ListKind:
 
 @dataclass(frozen=True, slots=True)
 class MapKind:
-    """A table whose keys the author chooses. `check_key` raises WrongValue for a wrong key."""
+    """A table whose keys the author chooses. `check_key` raises WrongValue for an invalid key."""
 
     words: str
     check_key: Callable[[str], object]
@@ -182,7 +185,9 @@ class MapKind:
 
 @dataclass(frozen=True, slots=True)
 class EitherKind:
-    """A value of one of several kinds: the first kind that takes the form of the node."""
+    """A value that may be of one of several kinds. The first kind that can read the form of the
+    node is used.
+    """
 
     kinds: tuple[ValueKind, ...]
 
@@ -219,13 +224,13 @@ class FieldSpec:
 
     kind: ValueKind
     required: bool = False
-    refused: str = ""  # the reason why the key is not supported yet; "" if it is supported
-    # The attributes that the value sets. If there are several, the value is a tuple with an entry
-    # for each. None means the attribute with the key's name. () means that the value sets none:
-    # another function reads it.
+    refused: str = ""  # why the key is not supported yet; "" if it is supported
+    # The attributes that the value sets. If there are several, the value is a tuple with one entry
+    # for each. None stands for the attribute with the key's name. () means that another function
+    # reads the value.
     to: tuple[str, ...] | None = None
     name: str = ""
-    path: str = ""  # the path of the section in dotted form
+    path: str = ""  # the path of the section, with dots between the keys
 
     @property
     def docs(self) -> FieldDocs:
@@ -246,7 +251,7 @@ class FieldSpec:
         return f"{self.name}: {example}" if example else ""
 
     def spread(self, value: Any) -> dict[str, Any]:
-        """The names of the attributes that the value sets."""
+        """A dictionary from the attributes that the value sets to their values."""
         names = (self.name,) if self.to is None else self.to
         return dict(zip(names, (value,) if len(names) == 1 else value, strict=True))
 
@@ -274,11 +279,12 @@ def _read_docs() -> Mapping[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class SectionSpec:
-    """A table with known keys. `build` converts the table to a domain value and may add more
+    """A table with known keys. `build` converts the table to a domain object and may report more
     problems.
     """
 
-    path: str  # the section's path in dotted form; "" for the top level of the file
+    # the path of the section, with dots between the keys; "" for the top level of the file
+    path: str
     build: Callable[["SectionReader"], Any]
     fields: tuple[FieldSpec, ...]
 
@@ -288,7 +294,7 @@ class SectionSpec:
 
     @property
     def hints(self) -> Mapping[str, str]:
-        """The replacement for each key of another tool, keyed by that key."""
+        """For each key of another tool, the key of this section to use instead."""
         advice: Mapping[str, str] = section_docs(self.path)["$hints"]
         return {key: text for keys, text in advice.items() for key in keys.split()}
 
@@ -321,7 +327,7 @@ class SectionSpec:
 
 
 class SectionReader:
-    """Reads one section of one file. Fields are identified by their keys."""
+    """Reads one section of one file. Its methods refer to fields by their keys."""
 
     def __init__(self, section: SectionSpec, node: MapNode, notes: ProblemNotes) -> None:
         self.section = section
@@ -330,7 +336,7 @@ class SectionReader:
         self._fields = {each.name: each for each in section.fields}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a field, or `default` if it is absent or wrong."""
+        """The value of a field, or `default` if the field is absent or invalid."""
         wanted, node = self._fields[name], self.node.get(name)
         if node is None or (isinstance(node, ScalarNode) and node.value is None and node.plain):
             return default
@@ -338,8 +344,8 @@ class SectionReader:
         return default if value is None else value
 
     def values(self) -> dict[str, Any]:
-        """The values of the fields, keyed by the attribute that they set, without absent and wrong
-        values.
+        """The values of the fields by the attribute that they set. Absent and invalid values are
+        left out.
         """
         found: dict[str, Any] = {}
         for each in self.section.fields:
@@ -348,8 +354,8 @@ class SectionReader:
         return found
 
     def make(self, kind: Callable[..., T], /, **others: object) -> T | None:
-        """Create a `kind` from the values of all fields; None if a required field is absent or
-        wrong. `others` are defaults for attributes that the fields do not set.
+        """Create a `kind` from the values of all fields. Returns None if a required field is absent
+        or invalid. `others` are defaults for attributes that the fields do not set.
         """
         values = self.values()
         required = [
@@ -370,8 +376,8 @@ class SectionReader:
         self.notes.add(mark, message, expected=expected, suggestion=suggestion)
 
     def find_one(self, wanted: tuple[str, ...], what: str) -> str:
-        """Return the field that is present, if it is the only one. If none or several of the fields
-        are present, add a problem and return "".
+        """Return the name of the one field in `wanted` that is present. If none or several of these
+        fields are present, add a problem and return "".
         """
         given = [each for each in wanted if self.has(each)]
         if len(given) == 1:
@@ -386,15 +392,16 @@ class SectionReader:
         return ""
 
     def reject_beside(self, owner: str, others: Iterable[str]) -> None:
-        """Add a problem for each of these fields that is present: they have no meaning together
-        with the field `owner`.
+        """Add a problem for each field in `others` that is present, because it has no meaning
+        together with the field `owner`.
         """
         for each in others:
             if self.has(each):
                 self.wrong(each, f"`{each}` has no meaning with `{owner}`", suggestion="delete it")
 
     def check_keys(self) -> None:
-        # The keys suggested for unknown keys: such a key is not also reported as missing.
+        # The keys that were suggested in place of unknown keys. These keys are not also reported as
+        # missing.
         meant = ""
         for key, _ in self.node.entries:
             match self._fields.get(key.text):
@@ -444,7 +451,7 @@ def _describe_field(each: FieldSpec) -> Schema:
     if each.refused:
         text = f"Not supported yet: {each.refused}. {text}"
     schema = each.kind.schema
-    # JSON Schema has no mark for "not supported yet"; `deprecated` is the closest.
+    # JSON Schema has no keyword for "not supported yet"; `deprecated` is the closest.
     struck: Schema = {"deprecated": True} if each.refused else {}
     return {
         "description": text,
@@ -457,8 +464,8 @@ def _describe_field(each: FieldSpec) -> Schema:
 
 
 def read_text(node: ScalarNode) -> str:
-    """The text of a scalar as written, so that `3.10` does not become 3.1. Raises WrongValue if
-    there is no value.
+    """The text of a scalar as it is written, so that `3.10` does not become 3.1. Raises WrongValue
+    if there is no value.
     """
     if node.plain and node.value is None:
         raise WrongValue("a value is missing", suggestion="write '' for an empty text")
@@ -474,8 +481,8 @@ def filled(text: str) -> str:
 
 
 def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callable[[str], str]:
-    """Return a function that checks whether a string matches a pattern. `wrong` is the message for
-    a string that does not match.
+    """Return a function that checks whether a string matches a pattern. If the string does not
+    match, the error has the message `wrong`.
     """
 
     def check(text: str) -> str:
@@ -489,9 +496,9 @@ def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callab
 def text_kind(
     words: str, check: Callable[[str], Any] = filled, *, numbers: bool = False
 ) -> ScalarKind:
-    """A string. `check` returns the string, possibly changed, or raises WrongValue.
+    """A kind for strings. `check` returns the string, which it may change, or raises WrongValue.
 
-    With `numbers`, the schema also accepts numbers, which are read as strings.
+    With `numbers`, the JSON Schema also accepts numbers, which are read as strings.
     """
     return ScalarKind(
         words, lambda node: check(read_text(node)), TEXT_OR_NUMBER if numbers else STRING
@@ -499,7 +506,7 @@ def text_kind(
 
 
 def whole(low: int, high: int, words: str = "") -> ScalarKind:
-    """A whole number from `low` to `high`, both included."""
+    """A kind for whole numbers from `low` to `high`, both included."""
 
     def parse(node: ScalarNode) -> int:
         if not re.fullmatch(r"[-+]?[0-9]{1,18}", node.text.strip()):
@@ -515,7 +522,9 @@ def whole(low: int, high: int, words: str = "") -> ScalarKind:
 
 
 def number(words: str, low: float, high: float, *, above: bool = False) -> ScalarKind:
-    """A number from `low` to `high`. With `above`, it must be greater than `low`."""
+    """A kind for numbers from `low` to `high`. With `above`, the number must be greater than
+    `low`.
+    """
 
     def parse(node: ScalarNode) -> float:
         try:
@@ -535,7 +544,7 @@ def number(words: str, low: float, high: float, *, above: bool = False) -> Scala
 
 
 def choice(enum: type[StrEnum], slips: Mapping[str, StrEnum] = {}) -> ScalarKind:
-    """One of the values of an enum. `slips` are the names that other tools use for these values."""
+    """A kind for the values of an enum. `slips` are names that other tools use for these values."""
     names = [member.value for member in enum]
 
     def parse(node: ScalarNode) -> StrEnum:
@@ -567,7 +576,7 @@ def named_texts(
     missing: str,
     hint: str = "write '' for an empty value",
 ) -> MapKind:
-    """A table of strings. `missing` is the message for a key without a value."""
+    """A kind for tables of strings. `missing` is the error message for a key without a value."""
 
     def parse(node: ScalarNode) -> str:
         if node.value is None and node.plain:
@@ -579,7 +588,7 @@ def named_texts(
 
 
 def either(alone: ScalarKind, make: Callable[[Any], Any], table: SectionSpec) -> EitherKind:
-    """A section that may be written as a table or as a single value; `make` converts the single
+    """A kind for a section that may also be written as a single value. `make` converts the single
     value to the value of the section.
     """
     return EitherKind(

@@ -1,4 +1,4 @@
-"""The sections `limits` and `retry`: the limits of a task, and what happens after failures."""
+"""The sections `limits` and `retry`: the limits of a task, and what Cavvy does after failures."""
 
 import re
 from datetime import datetime, timedelta
@@ -23,8 +23,8 @@ from cavvy.spec.tree import ScalarNode
 
 
 def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]:
-    """Return the deadline as a point in time and as a duration since the submission. One of the two
-    is None.
+    """Return the deadline as a time, or as a duration after the submission. The other one is
+    None.
     """
     text = read_text(node).strip()
     try:

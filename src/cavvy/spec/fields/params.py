@@ -38,7 +38,9 @@ _EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenValue:
-    """A value with its original spelling, so that 1e-3 is inserted into strings as 1e-3."""
+    """A value and how it was written, so that 1e-3 is inserted into strings as 1e-3 and not as
+    0.001.
+    """
 
     value: Scalar
     text: str
@@ -62,8 +64,8 @@ class ParamSpec:
             value = given.text
         elif self.type == "float" and isinstance(value, int) and not isinstance(value, bool):
             value = _to_float(value)
-        # The types are compared exactly, because in Python a bool is also an int, but for users it
-        # is not.
+        # The types are compared exactly: in Python, a bool is also an int, but users do not expect
+        # that.
         if type(value) is not TYPES[self.type] or (
             isinstance(value, float) and not math.isfinite(value)
         ):
@@ -99,8 +101,8 @@ _TYPE_WORDS = {
 def read_params(
     root: Node, overrides: Mapping[str, Scalar], notes: ProblemNotes
 ) -> dict[str, WrittenValue | None]:
-    """The value of every declared parameter. For an invalid parameter, a problem is added to
-    `notes`, and the value is None.
+    """The value of every declared parameter. An invalid parameter has the value None, and a problem
+    is added to `notes`.
     """
     section = root.get("params") if isinstance(root, MapNode) else None
     declared: dict[str, ParamSpec] = {}
@@ -140,8 +142,8 @@ def _note_unknown(
 
 
 def substitute(node: Node, values: Mapping[str, WrittenValue | None], notes: ProblemNotes) -> Node:
-    """Replace every `${{ params.NAME }}` in a node. If a value consists only of an expression, the
-    result has the type of the parameter.
+    """Replace every `${{ params.NAME }}` in a node. If a value is a single expression and nothing
+    else, the result has the type of the parameter.
     """
     match node:
         case ScalarNode():
@@ -156,7 +158,7 @@ def substitute(node: Node, values: Mapping[str, WrittenValue | None], notes: Pro
 
 
 def escape(text: str) -> str:
-    """Escape a string so that `substitute` returns the original text."""
+    """Escape a string, so that `substitute` returns the string itself."""
     return text.replace("${{", "$${{")
 
 
@@ -173,7 +175,7 @@ def _override(param: ParamSpec, text: str, place: str, notes: ProblemNotes) -> W
 
 
 def _check_names(section: Node, notes: ProblemNotes) -> None:
-    """Add a problem for names that differ only in case: they would set the same environment
+    """Add a problem for names that differ only in case, because they would set the same environment
     variable.
     """
     seen: dict[str, str] = {}
@@ -281,8 +283,8 @@ def _look_up(
 
 
 def _note(node: ScalarNode, match: "re.Match[str]", wrong: WrongValue, notes: ProblemNotes) -> None:
-    """Add a problem at the expression itself, for example in the middle of a long `run`. If the
-    expression is not found in the source, the problem is added at the value.
+    """Add a problem at the position of the expression, for example in the middle of a long `run`.
+    If the expression is not found in the source, the problem is added at the value.
     """
     mark = node.mark
     number = node.text.count("${{", 0, match.start())

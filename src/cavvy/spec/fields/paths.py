@@ -1,4 +1,4 @@
-"""Check the paths in a task file, which are relative to the working folder or absolute on the
+"""Checks paths in a task file. Such a path is relative to the working folder, or absolute on the
 node.
 """
 
@@ -44,8 +44,8 @@ def inner_path(text: str) -> str:
 
 
 def check_path(text: str) -> str:
-    """Check and normalize the path of files on the node: an absolute path, or a path within the
-    working folder. Raises WrongValue.
+    """Check and normalize a path on the node: an absolute path, or a path within the working
+    folder. Raises WrongValue.
     """
     path = text.strip()
     if not path.startswith("/"):

@@ -111,7 +111,9 @@ _GPU = FieldSpec(ACCELERATORS, to=("accelerators",))
 
 @dataclass(frozen=True, slots=True)
 class _OptionsKind:
-    """A table of options for each provider. Only the provider can check the keys."""
+    """A table with one table of options for each provider. Only the provider can check the keys of
+    its options.
+    """
 
     words: str = "providers' names, each with a table of its options"
     schema: Schema = field(
@@ -159,7 +161,7 @@ _ONE: dict[str, ValueKind | FieldSpec] = {
     "check": either(FLAG, lambda wanted: NodeCheck() if wanted else None, _CHECK),
     "options": _OptionsKind(),
 }
-# The values keyed by attribute, and the keys that are present.
+# the values by attribute, and the set of keys that are present
 Alternative = tuple[dict[str, Any], frozenset[str]]
 
 

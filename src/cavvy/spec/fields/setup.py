@@ -1,5 +1,5 @@
-"""The field `setup`: commands that run on each node before the task, and the files that they
-use.
+"""The field `setup`: commands that run on each node before the task, and the files that these
+commands use.
 """
 
 from cavvy.spec.fields.kinds import (
@@ -35,5 +35,5 @@ _TABLE = section(
     run=FieldSpec(COMMANDS, required=True),
     uses=ListKind(_FILE),
 )
-# The value is a tuple of the commands and the files that they use.
+# The value is a tuple of the commands and the files that the commands use.
 SETUP = either(COMMANDS, lambda run: (run, None), _TABLE)

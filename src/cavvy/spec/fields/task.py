@@ -1,4 +1,4 @@
-"""The top-level keys of a task file, and the conversion of the file to a `Task`."""
+"""The top-level keys of a task file, and the conversion of a file to a `Task`."""
 
 import re
 from dataclasses import replace
@@ -49,8 +49,8 @@ def check_slug(text: str) -> str:
 
 
 def check_variable(name: str) -> str:
-    """Check that a string is a valid name of an environment variable that is not reserved for
-    Cavvy, and return it. Raises WrongValue.
+    """Check that a string is a valid name of an environment variable and is not reserved for Cavvy.
+    Returns the string. Raises WrongValue.
     """
     if not _VARIABLE.fullmatch(name):
         close = re.sub(r"[^A-Za-z0-9_]", "_", name)
@@ -66,7 +66,7 @@ def check_variable(name: str) -> str:
     return name
 
 
-# The variables that a node sets itself, and that its programs need.
+# The variables that each node sets itself, because its programs need them.
 _OWN_VARIABLES = {
     "PATH",
     "HOME",
@@ -84,7 +84,7 @@ _OWN_VARIABLES = {
 
 
 def check_secret(name: str) -> str:
-    """Check that a text is a valid name of a secret, and return it. Raises WrongValue."""
+    """Check that a string is a valid name of a secret, and return it. Raises WrongValue."""
     if name in _OWN_VARIABLES:
         raise WrongValue(
             f"{name} cannot be set, because each node sets it", suggestion="choose another name"
@@ -128,8 +128,8 @@ def _build(table: SectionReader) -> Task | None:
 
 
 def _with_device(table: SectionReader, work: Workload | None, needs: Resources) -> Workload | None:
-    """The amount of work. If it states a duration without `measured_on`, `measured_on` is set to
-    the device that `needs` requests.
+    """The amount of work. If the work states a duration without `measured_on`, `measured_on`
+    becomes the device that `needs` requests.
     """
     if work is None or work.duration is None or work.measured_on is not None:
         return work

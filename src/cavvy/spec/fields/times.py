@@ -1,4 +1,4 @@
-"""Parse times and lengths of time, and the section `schedule`."""
+"""Parses times and durations, and the section `schedule`."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -41,7 +41,7 @@ def read_length(node: ScalarNode) -> timedelta:
 def length_kind(
     low: timedelta = timedelta(milliseconds=1), high: timedelta = _LONGEST
 ) -> ScalarKind:
-    """A length of time from `low` to `high`."""
+    """A kind for durations from `low` to `high`."""
 
     def parse(node: ScalarNode) -> timedelta:
         length = read_length(node)
@@ -58,7 +58,7 @@ def length_kind(
 
 
 def _exact(length: timedelta) -> str:
-    """Format a limit in the syntax of task files. A millisecond needs its own text, because
+    """Format a limit in the syntax of task files. A millisecond is a special case, because
     `format_duration` would round it to 0.
     """
     return (

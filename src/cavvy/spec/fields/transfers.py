@@ -1,5 +1,5 @@
-"""The `inputs` and `outputs` of a task file: files that are copied to each node, and files that are
-copied from it.
+"""The `inputs` and `outputs` of a task file. Inputs are copied to each node, and outputs are copied
+from the nodes.
 """
 
 from datetime import timedelta
@@ -21,7 +21,9 @@ from cavvy.spec.fields.urls import read_source, read_target
 
 
 class InputMode(StrEnum):
-    """How an input reaches the node: it is copied before the work, or streamed."""
+    """How an input reaches the node: as a copy that is made before the work starts, or as a
+    stream.
+    """
 
     COPY = "copy"
     STREAM = "stream"

@@ -1,5 +1,5 @@
-"""Check the sources and targets of `inputs` and `outputs`, which are absolute paths on the node or
-URLs of storage.
+"""Checks the sources of `inputs` and the targets of `outputs`, which are absolute paths on the node
+or URLs.
 """
 
 import re

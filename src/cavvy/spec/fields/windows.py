@@ -1,4 +1,4 @@
-"""The field `window`: the times of day and days of the week at which a job may start."""
+"""The field `window`: the hours and weekdays at which a job may start."""
 
 import re
 
@@ -10,7 +10,8 @@ from cavvy.spec.problems import shown
 _NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _ALL = tuple(range(7))
 _DAY_MINUTES = 24 * 60
-# "off-peak" means nights and whole weekends. This definition is Cavvy's own; no provider uses it.
+# "off-peak" means nights and whole weekends. Cavvy defines the hours, because no provider publishes
+# any.
 _OFF_PEAK_SPANS: tuple[WindowSpan, ...] = (
     WindowSpan(days=_ALL, start_minute=22 * 60, end_minute=6 * 60),
     WindowSpan(days=(5, 6), start_minute=0, end_minute=_DAY_MINUTES),

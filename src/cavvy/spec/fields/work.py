@@ -1,4 +1,6 @@
-"""The sections `work` and `webhooks`: the amount of work (for plans), and web addresses to call."""
+"""The sections `work` (the amount of work, for plans) and `webhooks` (web addresses that the server
+calls).
+"""
 
 import re
 from dataclasses import replace
@@ -52,10 +54,9 @@ _MACHINE = re.compile(r"[a-z0-9][a-z0-9-]*/[^\s/]+")
 
 
 def _check_rate_name(name: str) -> None:
-    """Check a key of `rates`: the name or family of an accelerator, or cpu, alone or as NAME:COUNT,
-    or a machine as PROVIDER/INSTANCE-TYPE, alone or with its number of accelerators or vCPUs as
-    PROVIDER/INSTANCE-TYPE:COUNT. Rates with other names would have no effect. Raises
-    WrongValue.
+    """Check a key of `rates`. A key is the name or family of an accelerator, or cpu, or a machine
+    as PROVIDER/INSTANCE-TYPE. It may end with :COUNT, the number of accelerators or vCPUs. Rates
+    with other keys would have no effect. Raises WrongValue.
     """
     from cavvy.catalog.accelerators import find_accelerator, names_matching, suggest
 

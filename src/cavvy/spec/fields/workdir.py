@@ -1,4 +1,4 @@
-"""The field `workdir`: a folder, or a git repository at a commit."""
+"""The field `workdir`: a local folder, or a commit of a git repository."""
 
 import re
 
@@ -56,8 +56,8 @@ def _read_workdir(text: str) -> Workdir:
             )
         return Workdir(path=text)
     url, at, point = text.rpartition("@")
-    # A URL such as git@host:path also contains an @. The part after the last @ is the commit only
-    # if it has no slash and no colon.
+    # A URL such as git@host:path also contains an @. The text after the last @ is a commit only if
+    # it has no slash and no colon.
     if not at or "/" in point or ":" in point or not _GIT_URL.fullmatch(url):
         url, point = text, ""
     url = _check_git(url)
