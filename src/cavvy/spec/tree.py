@@ -157,7 +157,8 @@ _WORDS: dict[str, Scalar | None] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-# Extremely long numbers remain text: Python refuses to convert them, and no field can use them.
+# Extremely long numbers remain strings, because Python refuses to convert them and no field can use
+# them.
 _INTEGER = re.compile(r"[-+]?[0-9]{1,300}")
 _OTHER_BASE = re.compile(r"0o[0-7]{1,100}|0x[0-9a-fA-F]{1,100}")
 _FLOAT = re.compile(
@@ -168,7 +169,7 @@ _UNREADABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U0001000
 
 
 class _Hopeless(Exception):
-    """Raised after a syntax error was added to the notes, because the tree cannot be built."""
+    """Raised after a syntax error was added to the notes, because no tree can be built."""
 
 
 def _readable(text: str, notes: ProblemNotes) -> bool:
@@ -188,7 +189,7 @@ def _readable(text: str, notes: ProblemNotes) -> bool:
 
 
 class _Composer:
-    """Builds the trees of a file's documents from the parser's events."""
+    """Builds the trees of all documents of a file from the parser's events."""
 
     def __init__(
         self, events: "Iterator[Event]", notes: ProblemNotes, repeated: list[ScalarNode] | None
@@ -203,12 +204,12 @@ class _Composer:
     def documents(self) -> Iterator[Node]:
         from yaml import events
 
-        next(self._events)  # skip the start of the stream
+        next(self._events)  # Skip the start of the stream.
         count = 0
         while not isinstance(next(self._events), events.StreamEndEvent):
             self._anchors.clear()
             yield self._node(next(self._events), 0)
-            next(self._events)  # skip the end of the document
+            next(self._events)  # Skip the end of the document.
             count += 1
         if not count:
             self._notes.add(
@@ -305,8 +306,8 @@ class _Composer:
         return tuple(entries.values())
 
     def _merge(self, node: Node, entries: dict[str, tuple[ScalarNode, Node]]) -> None:
-        """Apply YAML's merge key. The table's own keys take precedence, then the keys of the merged
-        tables in their order.
+        """Apply YAML's merge key `<<`. The table's own keys take precedence over the keys of the
+        merged tables. Among merged tables, the first one takes precedence.
         """
         for source in node.items if isinstance(node, ListNode) else (node,):
             if isinstance(source, MapNode):
@@ -343,12 +344,12 @@ class _Composer:
 
 def _mark(event: "Event") -> SourceMark:
     start = event.start_mark
-    assert start is not None  # the parser sets a start mark on every event
+    assert start is not None  # The parser sets a start mark on every event.
     return SourceMark(line=start.line + 1, column=start.column + 1, index=start.index)
 
 
-# tuples of a part of libyaml's or PyYAML's message, an explanation for the author, and a suggested
-# fix
+# Each tuple has a part of a message of libyaml or PyYAML, an explanation for the author, and a
+# suggested fix.
 _EXPLAINED = (
     (
         "tab between",
@@ -434,7 +435,7 @@ def _explain(error: "MarkedYAMLError", notes: ProblemNotes) -> None:
 
 
 def _place_error(error: "MarkedYAMLError", notes: ProblemNotes) -> SourceMark:
-    """The position of the error, moved to a line that has text."""
+    """The position of the error, moved to a line that contains text."""
     for place in (error.problem_mark or error.context_mark, error.context_mark):
         # The parser detects an unclosed bracket or quote only at the end of the file. The error is
         # shown where the bracket or quote begins.
