@@ -1,3 +1,3 @@
-"""Plan where tasks run: rank placements by price and time, estimate time, memory and risk, and
-decide between spot and on-demand. No I/O.
+"""Plans where tasks run: ranks placements by price and time, estimates time, memory and risk, and
+chooses between spot and on-demand. No I/O.
 """

@@ -1,8 +1,8 @@
-"""Compute when a scheduled job starts next and when a job with a start window should start. No I/O;
-the caller passes the time zone.
+"""Computes when a scheduled job starts next, and when a job with a start window should start. No
+I/O; the caller passes the time zone.
 
-Local times follow the wall clock: a time that a clock change skips becomes the first moment after
-the change, and a time that occurs twice means its first occurrence. Hourly cron lines run in every
+Local times follow the clock on the wall. If a clock change skips a time, the first moment after the
+change is used. If a time occurs twice, its first occurrence is used. Hourly cron lines run in every
 real hour, including an hour that a clock change repeats.
 """
 
@@ -15,16 +15,16 @@ from cavvy.domain.units import HourlyRate
 
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
-_HORIZON = 366 * 8  # days to search: 29 February occurs at least once in eight years
+_HORIZON = 366 * 8  # number of days to search; 29 February occurs at least once in eight years
 HISTORY = timedelta(days=14)  # prices older than this are ignored
-_ENOUGH = timedelta(days=3)  # with less price history than this, a job does not wait
+_ENOUGH = timedelta(days=3)  # a job does not wait if the price history is shorter than this
 _WORTH = 0.03  # the smallest saving worth waiting for, as a share of the current price
 
 
 @dataclass(frozen=True, slots=True)
 class CronLine:
     """The five fields of a cron line as sets. As in cron, if both day and weekday are restricted, a
-    date that matches either one suffices.
+    date needs to match only one of them.
     """
 
     minutes: frozenset[int]
@@ -77,7 +77,9 @@ def _expand(field: str, low: int, high: int) -> frozenset[int]:
 
 
 def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
-    """The first time after `after`, in UTC; None if the line names only days that never occur."""
+    """The first time after `after`, in UTC. None if the line names only days that never occur, such
+    as 30 February.
+    """
     # Start one day early: a clock change can move the last times of a day past midnight.
     day = after.astimezone(zone).date() - _DAY
     for _ in range(_HORIZON):
@@ -99,8 +101,8 @@ def _times(line: CronLine, day: date, zone: tzinfo) -> Iterator[datetime]:
 
 
 def to_utc(local: datetime, zone: tzinfo) -> datetime:
-    """Convert a local time to UTC. If a clock change repeats the time, return its first occurrence;
-    if it skips the time, return the moment of the change.
+    """Convert a local time to UTC. If a clock change repeats the time, its first occurrence is
+    returned. If a clock change skips the time, the moment of the change is returned.
     """
     first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     if first.astimezone(zone).replace(tzinfo=None) == local:
@@ -136,8 +138,8 @@ class TimeInterval:
 
 
 def find_interval(window: StartWindow, zone: tzinfo, now: datetime) -> TimeInterval:
-    """The interval of the window that contains `now`; if none does, the next interval. Adjacent
-    spans are merged.
+    """The interval of the window that contains `now`, or else the next interval. Adjacent intervals
+    are merged.
     """
     today = now.astimezone(zone).date()
     found = []
@@ -164,7 +166,9 @@ def _at(day: date, minute: int, zone: tzinfo) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDecision:
-    """The decision to start now (`at` is None) or to decide again at the time `at`."""
+    """A decision. If `at` is None, the job starts now; otherwise the caller must ask again at the
+    time `at`.
+    """
 
     at: datetime | None
     reason: str
@@ -177,8 +181,8 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
     """Decide whether the job starts now or waits for a cheaper hour of its window.
 
     `prices` is the price history of the cheapest location; its last entry is the current price. The
-    expected price of an hour is the mean price at that time of day within `HISTORY`. With too
-    little price history the job starts at once.
+    expected price of an hour is the mean price at that time of day within `HISTORY`. If the price
+    history is too short, the job starts at once.
     """
     if now < window.start:
         return StartDecision(
@@ -209,7 +213,9 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
 
 
 def _expected(prices: Prices, hour: datetime, now: datetime) -> float | None:
-    """The mean price at this time of day over the recorded days; None if there is no record."""
+    """The mean price at this time of day over the recorded days; None if no price was recorded at
+    this time.
+    """
     seen = []
     at = hour - _DAY
     while at >= prices[0][0] and at >= now - HISTORY:

@@ -1,7 +1,7 @@
-"""Select the offers that a waiting job may use now, best first, or explain why there are none.
+"""Selects the offers that a waiting job may use now, best first, or explains why there are none.
 
-`control` calls this module with live offers. The module decides which offers each job waits for;
-the scheduler decides the order of the jobs.
+`control` passes the current offers to this module. The module decides which offers each job may
+use; the scheduler decides the order of the jobs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,19 +32,19 @@ _DEVICES = {
     Constraint.ACCELERATOR_MEMORY,
     Constraint.INSTANCE,
 }
-# The cooldown after a failure is shorter than this. A longer cooldown marks a refusal that only a
-# person can resolve.
+# The cooldown after a failure is shorter than this. A longer cooldown means that a person must
+# first fix the cause.
 _LONG = timedelta(hours=2)
 _NO_PRICES: Mapping[str, Money] = {}
 
-# Returns the reasons why a provider cannot run a task; [] if it can.
+# A function that returns the reasons why a provider cannot run a task; [] if it can.
 Objections = Callable[[Task, str], Sequence[Objection]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedMarket:
-    """The offers of the configured providers. `problems` lists the providers that gave no answer or
-    an incomplete one, each with the reason.
+    """The offers of the configured providers. `problems` has a message for each provider that gave
+    no answer or an incomplete one.
 
     `blind` are the providers that did not report where their volumes are.
     """
@@ -58,8 +58,8 @@ class OfferedMarket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The offers that a job may use now. If there are none, `reason` states why, and `hopeless` is
-    set if waiting cannot help.
+    """The offers that a job may use now. If there are none, `reason` states why. `hopeless` is true
+    if there are none and waiting cannot help.
     """
 
     offers: tuple[Offer, ...] = ()
@@ -118,8 +118,8 @@ def find_candidates(
 def find_usable(
     job: Job, market: OfferedMarket, matches: OfferMatches, objections: Objections
 ) -> Sequence[Offer]:
-    """The offers that this job may use regardless of its limits and recent failures, cheapest
-    first.
+    """The offers that this job may use, cheapest first. The job's limits and recent failures are
+    ignored.
     """
     able, _ = _able(job, market, matches.offers, objections)
     return able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
@@ -133,8 +133,8 @@ def match(job: Job, market: OfferedMarket) -> OfferMatches:
 def _able(
     job: Job, market: OfferedMarket, offers: Iterable[Offer], objections: Objections
 ) -> tuple[list[Offer], Sequence[str]]:
-    """Return the offers on which the task could run if all nodes were idle, and the reasons why it
-    could not run on the other offers.
+    """Return the offers on which the task could run if all nodes were idle, and the reasons against
+    the other offers.
     """
     task, able, reasons = job.task, [], []
     verdicts: dict[str, Sequence[Objection]] = {}
@@ -159,7 +159,7 @@ def _able(
 
 
 def _too_many(task: Task, offer: Offer) -> str:
-    """The reason why a gang does not fit on a shared host, with the host's size."""
+    """Why a gang does not fit on a shared host; the text states the size of the host."""
     need = replace(task.resources, cpus_min=task.resources.cpus_min or DEFAULT_CPUS)
     node = wish(need).removeprefix("node with ")
     there = (
@@ -198,9 +198,7 @@ def _none_fits(task: Task, market: OfferedMarket, matches: OfferMatches) -> Cand
 
 
 def _say(task: Task, matches: OfferMatches, ranked: PlacementPlan) -> str:
-    """One sentence, without its full stop, on why there is no offer and what would have to
-    change.
-    """
+    """One sentence, without a full stop, that says why there is no offer and what to change."""
     return say_no_offer(task, explain([matches], ranked))
 
 
@@ -216,8 +214,8 @@ def _list_silent(task: Task, market: OfferedMarket) -> list[str]:
 
 
 def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
-    """The result without offers. It is hopeless only if every provider that the job may use has
-    answered: a silent provider may have an offer that fits.
+    """The result if there are no offers. It is hopeless only if every provider that the job may use
+    has answered, because a provider that did not answer may have an offer that fits.
     """
     silent = _list_silent(task, market)
     if silent:
@@ -225,7 +223,7 @@ def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
     return Candidates(reason=reason, hopeless=True)
 
 
-# A task with alternatives is considered once for each alternative. The job is placed with the
+# A task with alternatives is treated as one task for each alternative. The job is placed with the
 # alternative that got an offer, and keeps the other alternatives for its next attempt.
 
 
@@ -272,7 +270,7 @@ def rank_candidates(
 
 
 def join_reasons(reasons: Sequence[str]) -> str:
-    """Join the reasons why no alternative can be placed into one sentence."""
+    """Join the reasons of all alternatives into one sentence."""
     told = list(dict.fromkeys(reason for reason in reasons if reason))
     return "; or ".join(told)
 

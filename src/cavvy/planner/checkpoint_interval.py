@@ -1,9 +1,10 @@
-"""Compute from measurements how often a task should save, and whether its checkpoint can be saved
+"""Computes from measurements how often a task should save, and whether a checkpoint can be saved
 within a preemption notice.
 
-The interval is Daly's (`risk.checkpoint_interval`). The loss rate is the market's observed rate,
-mixed with a prior that counts as `PRIOR_NODE_HOURS` of observation. This is a conjugate Gamma prior
-of a Poisson rate, whose mean is (losses + prior x weight) / (observed node-hours + weight).
+The interval follows Daly's formula (`risk.checkpoint_interval`). The loss rate is the market's
+observed rate, mixed with a prior that counts as `PRIOR_NODE_HOURS` of observation: (losses + prior
+x weight) / (observed node-hours + weight). This is the mean of a Poisson rate with a conjugate
+Gamma prior.
 """
 
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from cavvy.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, check
 FAILURES_PER_NODE_HOUR = 419 / (54 * 24 * 16384 / 8)
 # The upload rate of a node is assumed to be 1 Gbit/s until it is measured.
 ASSUMED_BYTES_PER_S = 125e6
-PRIOR_NODE_HOURS = 24.0  # the weight of a prior: it counts as one day of observations (assumed)
+PRIOR_NODE_HOURS = 24.0  # the weight of a prior: one day of observations (assumed)
 SHORTEST = timedelta(seconds=1)
-_LONGEST_S = 3.2e10  # about a thousand years; longer times are reduced to this
-SAME = 0.1  # an interval that changed by at most this share is not sent to the task
+_LONGEST_S = 3.2e10  # about a thousand years; longer times are replaced by this
+SAME = 0.1  # if the interval changed by at most this share, the task is not told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +35,12 @@ class NodeLosses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInterval:
-    """How often a task should save, and the figures from which the interval was computed."""
+    """How often a task should save, with the values from which the interval was computed."""
 
     every: timedelta
-    cost: timedelta  # how long one checkpoint delays the work
-    per_hour: float  # losses of the whole gang per hour
-    measured: bool  # whether the cost was measured on the task (else it is assumed)
+    cost: timedelta  # how long one checkpoint pauses the work
+    per_hour: float  # expected losses of the whole gang per hour
+    measured: bool  # whether `cost` was measured on the task; otherwise it is assumed
 
 
 def loss_rate(losses: NodeLosses, *, spot: bool) -> float:
@@ -51,7 +52,9 @@ def loss_rate(losses: NodeLosses, *, spot: bool) -> float:
 def make_save_interval(
     cost: timedelta | None, losses: NodeLosses, *, spot: bool, nodes: int
 ) -> CheckpointInterval:
-    """The interval with the least expected loss. `cost` is None if it is not measured yet."""
+    """The checkpoint interval with the least expected loss of time. `cost` is None if it was not
+    measured yet.
+    """
     per_hour = loss_rate(losses, spot=spot) * nodes
     known = cost if cost is not None else CHECKPOINT_COST
     known = max(known, timedelta(milliseconds=1))
@@ -60,14 +63,14 @@ def make_save_interval(
 
 
 def is_news(old: timedelta | None, new: timedelta) -> bool:
-    """Whether to send the task the new interval."""
+    """Whether the interval has changed enough to send the new one to the task."""
     return old is None or abs(new - old) > SAME * old
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeFit:
-    """The time needed to end the current step and save a durable checkpoint, compared with the
-    length of the preemption notice.
+    """The time needed to finish the current step and save a checkpoint, compared with the length of
+    the preemption notice.
     """
 
     needed: timedelta
@@ -81,8 +84,8 @@ class NoticeFit:
 def fit_notice(
     size: int, bytes_per_s: float, notice: timedelta, step: timedelta = timedelta(0)
 ) -> NoticeFit:
-    """Compare the notice with the time to finish the current step (at most `step`) and to write
-    `size` bytes. Raises ValueError if the bandwidth is not positive.
+    """Compare the length of the notice with the time that it takes to finish the current step (at
+    most `step`) and write `size` bytes. Raises ValueError if the bandwidth is not positive.
     """
     if bytes_per_s <= 0:
         raise ValueError("the bandwidth must be above 0")
@@ -91,8 +94,8 @@ def fit_notice(
 
 
 def fit_stated(task: Task, notice: timedelta) -> NoticeFit | None:
-    """Whether a checkpoint of the size that the task states can be saved within the notice; None if
-    the task states no size.
+    """Compare the notice with the time to save a checkpoint of the size that the task states.
+    Returns None if the task states no size.
     """
     if task.checkpoint is None or task.checkpoint.size_mib is None:
         return None
@@ -102,7 +105,7 @@ def fit_stated(task: Task, notice: timedelta) -> NoticeFit | None:
 
 def say_fit(task: Task, notice: timedelta | None) -> tuple[str, ...]:
     """Describe whether a checkpoint of the size that the task states can be saved within the
-    notice; () if the task states no size.
+    notice. Returns () if the task states no size.
 
     `notice` is None if the market gives no notice.
     """

@@ -1,5 +1,5 @@
-"""Estimate what a finished run would have cost on other offers. Its measured time is scaled by the
-estimates for both offers if the task states its work.
+"""Estimates what a finished run would have cost on other offers. If the task states its work, the
+measured time is scaled by the estimates for both offers.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.planner.work import MACHINE_START, estimate, shape_of
 
-# Memory for the operating system and the agent, in addition to that of the work: about the smallest
-# size that images of cloud providers require.
+# Memory for the operating system and the agent, in addition to the memory for the work. The value
+# is about the smallest size that the images of cloud providers require.
 SYSTEM_MIB = 1024
 
 
@@ -23,8 +23,8 @@ def compare_counterfactuals(
 
     If the task's stated work gives an estimated time for both offers, the measured time is scaled
     by the ratio of the two estimates, so that errors in the stated work, such as its efficiency,
-    cancel out. Otherwise the same time is assumed. Each result states which of these two methods
-    was used. Offers with CPUs of another architecture are left out.
+    cancel out. Otherwise the run is assumed to take equally long on every offer. Each result states
+    which of these two methods was used. Offers with CPUs of another architecture are left out.
     """
     own = find_architecture(here)
     at_hand = [offer for offer in offers if find_architecture(offer) == own]

@@ -1,5 +1,5 @@
-"""Explain why offers were rejected: the constraints that they failed, the nearest misses, and a
-summary sentence if no offer is left.
+"""Explains why offers were rejected: which constraints they failed, which offers came nearest, and
+a sentence that sums this up if no offer is left.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, fo
 from cavvy.planner.limits import ceil_cent
 from cavvy.planner.placements import PlacementPlan, PlanLimit
 
-# The field of the task file that states each constraint.
+# For each constraint, the field of the task file that sets it.
 FIELDS: dict[Constraint, str] = {
     Constraint.PURCHASE: "resources.spot",
     Constraint.ACCELERATOR: "resources.gpu",
@@ -29,12 +29,12 @@ FIELDS: dict[Constraint, str] = {
     Constraint.REGION: "resources.regions",
     Constraint.PRICE: "resources.max_price",
 }
-_TRIED = frozenset({*FIELDS, *PlanLimit})  # any other reason is the name of a provider
+_TRIED = frozenset({*FIELDS, *PlanLimit})  # Any other reason is the name of a provider.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """The number of offers that one constraint, limit or provider was the first to reject."""
+    """A constraint, limit or provider, and the number of offers that it was the first to reject."""
 
     reason: str
     count: int
@@ -43,7 +43,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferMiss:
-    """An offer that fails only one constraint, or that fits but breaks a limit."""
+    """An offer that fails only one constraint, or that meets all constraints but breaks a limit."""
 
     offer: Offer
     reason: str
@@ -53,12 +53,12 @@ class OfferMiss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The counts of all offers: `considered` == `kept` + the sum of all rejections."""
+    """The counts of all offers: `considered` equals `kept` plus the sum of all rejections."""
 
     considered: int
     kept: int
     rejections: tuple[Rejection, ...]  # in the order in which constraints are checked
-    misses: tuple[OfferMiss, ...]  # nearest first
+    misses: tuple[OfferMiss, ...]  # the nearest first
 
 
 def explain(
@@ -69,11 +69,12 @@ def explain(
     readiness: Callable[[Offer], Readiness] = lambda _: Readiness.READY,
     limit: int = 5,
 ) -> Explanation:
-    """Combine the rejections of the catalogs (`matches`), of the providers (`refused`: offers that
-    fit but that their provider refuses) and of the task's limits (`plan`).
+    """Combine three kinds of rejections: those of the catalogs (`matches`), those of the providers
+    (`refused`: offers that fit but that their provider refuses), and those of the task's limits
+    (`plan`).
 
-    An offer that breaks a limit counts as a nearer miss than an offer that fails a constraint.
-    Misses whose provider cannot run jobs come last.
+    An offer that only breaks a limit is listed before an offer that fails a constraint. Offers of
+    providers that cannot run jobs come last.
     """
     answers = list(matches)
     counts: Counter[Constraint] = Counter()
@@ -102,8 +103,8 @@ def explain(
 
 
 def _list_broken(plan: PlacementPlan) -> list[OfferMiss]:
-    """The offers that break a limit, nearest first. Those above the budget are left out if cheaper
-    offers fit.
+    """The offers that break a limit, nearest first. Offers above the budget are left out if a
+    cheaper offer fits.
     """
     return [
         OfferMiss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)
@@ -164,7 +165,9 @@ def _far_from_all(found: Explanation) -> str:
 
 
 def wish(need: Resources) -> str:
-    """A short description of the requested node: "H100:8 in eu or us", "node with 8 CPUs"."""
+    """A short description of the requested node, such as "H100:8 in eu or us" or "node with 8
+    CPUs".
+    """
     parts = []
     if need.instance:
         parts.append(need.instance)
@@ -191,8 +194,8 @@ def wish(need: Resources) -> str:
 
 
 def _interleave(answers: Sequence[OfferMatches]) -> list[NearMiss]:
-    """Interleave the near misses of several catalogs: the nearest of each, then the second of
-    each, and so on.
+    """Interleave the near misses of several catalogs: first the nearest miss of each catalog, then
+    the second of each, and so on.
     """
     ordered: list[NearMiss] = []
     for index in range(max((len(answer.misses) for answer in answers), default=0)):
@@ -205,7 +208,7 @@ def _miss(miss: NearMiss) -> OfferMiss:
 
 
 def _change(miss: NearMiss) -> str:
-    """The change to the task file that would make this offer fit."""
+    """The change to the task file with which this offer would fit."""
     offer, field = miss.offer, FIELDS[miss.constraint]
     if not _STATED.get(miss.constraint, bool)(offer):
         return f"leave out {field}"
@@ -245,7 +248,7 @@ def _change(miss: NearMiss) -> str:
             return f"allow {offer.region} in {field}"
 
 
-# Properties that some offers do not state. Such an offer fits only if the task leaves out the
+# Properties that some offers do not state. Such an offer fits only if the task does not set the
 # field.
 _STATED: dict[Constraint, Callable[[Offer], object]] = {
     Constraint.CPUS: lambda offer: offer.vcpus,

@@ -1,4 +1,4 @@
-"""Find the limits of a task that an offer is estimated to break, and by how much."""
+"""Finds the limits of a task that an offer would probably break, and by how much."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
@@ -12,8 +12,8 @@ _NO_TIME = timedelta(0)
 
 
 class TaskLimiter:
-    """Compares estimates with the limits that one task has left. An unknown estimate breaks no
-    limit, because the limits are also checked while the job runs.
+    """Compares estimates with what is left of one task's limits. An unknown estimate breaks no
+    limit; the limits are checked again while the job runs.
     """
 
     def __init__(self, task: Task, situation: PlanningContext, now: datetime) -> None:
@@ -43,8 +43,8 @@ class TaskLimiter:
         wall_time: timedelta | None,
         cost: Money | None,
     ) -> Iterator[tuple[PlanLimit, float]]:
-        """Yield each limit that the offer would break, in the order of `PlanLimit`, with the ratio
-        of the estimate to the limit.
+        """Yield each limit that the offer would break, and the ratio of the estimate to the limit,
+        in the order of `PlanLimit`.
         """
         if not self._any:
             return
@@ -82,8 +82,8 @@ class TaskLimiter:
         wall_time: timedelta | None,
         cost: Money | None,
     ) -> LimitMiss:
-        """Describe the limits that the offer breaks, and all changes that it would need. Call this
-        only if `broken` yields at least one limit.
+        """Describe the limits that the offer breaks, and the changes to the task with which it
+        would fit. Call this only if `broken` yields at least one limit.
         """
         said, broken = [], tuple(self.broken(offer, run_time, wall_time, cost))
         for limit, _ in broken:
@@ -105,11 +105,11 @@ class TaskLimiter:
         )
 
     def _fits_whole(self, run_time: timedelta | None, cost: Money | None) -> bool:
-        """Whether the whole work would, by this estimate, fit into the whole limit. In that case
-        the remaining work exceeds the remaining limit only because work was lost.
+        """Whether this estimate of the whole work is within the whole limit. If so, the remaining
+        work exceeds the remaining limit only because work was lost.
 
-        The job is not ended because of such an estimate: it may still finish in time, and it is
-        stopped anyway when it reaches the limit.
+        In that case the job is not ended: it may still finish in time, and it is stopped anyway
+        when it reaches the limit.
         """
         limits = self._limits
         if not self._goes_on:
@@ -124,8 +124,8 @@ class TaskLimiter:
 
     def _dear(self, cost: Money) -> tuple[str, str]:
         left = self._budget or Money(0)
-        # The cost is rounded up and the remaining budget down, because they may differ by less than
-        # a cent.
+        # The cost is rounded up and the remaining budget is rounded down, because they may differ
+        # by less than a cent.
         rest = format_usd(Money(left.micros // 10_000 * 10_000))
         text = f"would cost {format_usd(ceil_cent(cost))}, but your budget leaves {rest}"
         return text, f"raise limits.budget by {format_usd(ceil_cent(cost - left))}"
@@ -145,15 +145,15 @@ class TaskLimiter:
         )
 
     def _at_least(self, offer: Offer, cost: Money | None) -> Money:
-        """The estimated cost, or the minimum charge if the cost is unknown."""
+        """The estimated cost, or the provider's minimum charge if the cost is unknown."""
         return (
             cost if cost is not None else offer.rate.times(self._nodes).over(offer.minimum_charge)
         )
 
 
 def deadline_of(task: Task, submitted_at: datetime) -> datetime | None:
-    """The earlier of the task's two deadlines (absolute, and relative to `submitted_at`); None if
-    it has neither.
+    """The earlier of the task's two deadlines (absolute, and relative to `submitted_at`). None if
+    it has no deadline.
     """
     after = task.limits.deadline_after
     stated = [task.limits.deadline, None if after is None else submitted_at + after]
@@ -161,11 +161,11 @@ def deadline_of(task: Task, submitted_at: datetime) -> datetime | None:
 
 
 def ceil_cent(amount: Money) -> Money:
-    """Round up to a whole cent, so that a suggested limit suffices."""
+    """Round up to a whole cent, so that a suggested limit is large enough."""
     return Money(-(-amount.micros // 10_000) * 10_000)
 
 
 def ceil_minute(length: timedelta) -> timedelta:
-    """Round up to a whole minute, so that a suggested limit suffices."""
+    """Round up to a whole minute, so that a suggested limit is large enough."""
     minute = timedelta(minutes=1)
     return -(-length // minute) * minute

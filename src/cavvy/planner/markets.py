@@ -1,4 +1,4 @@
-"""Compute a record for each market from observations and cautious priors. No I/O."""
+"""Computes a record of each market from observations, mixed with cautious priors. No I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,14 +8,15 @@ from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR
 from cavvy.planner.work import MACHINE_START
 
-# The weights of the priors: each prior counts as this many observations. They are round figures,
-# low enough that a few real observations outweigh them.
-_PRIOR_HOURS = 10.0  # node-hours with the rate SPOT_PREEMPTIONS_PER_HOUR
-_PRIOR_BOOTS = 2.0  # boots that took MACHINE_START each
-_PRIOR_LAUNCHES = 2.0  # launches, of which half were granted
+# The weights of the priors: each prior counts as this many observations. The values are round
+# numbers. They are so low that a few real observations outweigh them.
+_PRIOR_HOURS = 10.0  # prior node-hours, with the preemption rate SPOT_PREEMPTIONS_PER_HOUR
+_PRIOR_BOOTS = 2.0  # prior boots, which took MACHINE_START each
+_PRIOR_LAUNCHES = 2.0  # prior launches, of which half were granted
 # The cooldown after a refusal. It doubles with each further refusal in a row.
 FIRST_REST = timedelta(seconds=60)
-LONGEST_REST = timedelta(minutes=10)  # a longer one would discover returned spot late
+# With a longer cooldown, spot that has returned would be noticed too late.
+LONGEST_REST = timedelta(minutes=10)
 NO = frozenset({ObservationKind.REFUSED, ObservationKind.TAKEN, ObservationKind.FAILED})
 
 
@@ -59,7 +60,9 @@ class MarketRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketKnowledge:
-    """The records of all markets, and their recent observations, oldest first."""
+    """The records of all markets and their recent observations. Observations are sorted, oldest
+    first.
+    """
 
     standings: Mapping[str, MarketRecord] = field(default_factory=dict)
     recent: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
@@ -68,14 +71,15 @@ class MarketKnowledge:
         return self.standings.get(market) or MarketRecord(market=market)
 
     def cooldown_until(self, market: str) -> datetime | None:
-        """The end of the market's cooldown, during which it gets no launch. None unless the
-        market's latest observation, prices aside, is a refusal, preemption or failure.
+        """The end of the market's cooldown, during which nothing is launched there. The market has
+        a cooldown only if its latest observation, other than a price, is a refusal, preemption or
+        failure; otherwise the result is None.
         """
         return cooldown_until(self.recent.get(market, ()))
 
 
 def standings_of(tallies: Iterable[MarketTally]) -> dict[str, MarketRecord]:
-    """Add up the tallies to one record for each market."""
+    """Combine the tallies into one record for each market."""
     found: dict[str, MarketRecord] = {}
     for tally in tallies:
         known = found.get(tally.market) or MarketRecord(market=tally.market)
@@ -116,7 +120,9 @@ def _later(known: datetime | None, at: datetime) -> datetime:
 
 
 def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
-    """Compute MarketKnowledge.cooldown_until from the observations of one market, oldest first."""
+    """The end of the cooldown, computed from the observations of one market, oldest first. See
+    `MarketKnowledge.cooldown_until`.
+    """
     said_no = 0
     last: datetime | None = None
     for each in reversed(seen):

@@ -12,7 +12,7 @@ from cavvy.domain.units import HourlyRate, Money
 
 
 class Objective(StrEnum):
-    """The criterion by which placements are ordered."""
+    """How placements are ordered."""
 
     COST = "cost"  # order by expected total cost, or by price per hour if the total is unknown
     TIME = "time"  # order by expected finish
@@ -33,52 +33,56 @@ class SpotLoss:
     """
 
     per_hour: float  # preemptions of the whole gang per hour, according to the prior
-    # None means no checkpoints: each preemption restarts the work from the beginning.
+    # None means that there are no checkpoints, so each preemption restarts the work from the
+    # beginning.
     checkpoint_every: timedelta | None
     preemptions: float | None = None
-    # The additional time for repeated work, new starts and writing checkpoints
+    # The additional time for repeating work, starting again and writing checkpoints
     time: timedelta | None = None
     cost: Money | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A gang for the task on one offer. All estimates are expected values, not guarantees; `notes`
-    state their basis.
+    """One gang for the task on one offer. All estimates are expected values, not guarantees;
+    `notes` explain how they were made.
     """
 
     offer: Offer
     nodes: int
     rate: HourlyRate  # the rate of the whole gang
-    run_time: timedelta | None = None  # duration of the remaining work without preemptions
-    spread: float = 1.0  # the spread of `run_time`; see `work.TimeEstimate`
-    wall_time: timedelta | None = None  # from the launch to the end of the work, with preemptions
+    run_time: timedelta | None = None  # duration of the remaining work if there are no preemptions
+    spread: float = 1.0  # the uncertainty of `run_time`; see `work.TimeEstimate`
+    # time from the launch to the end of the work, including preemptions
+    wall_time: timedelta | None = None
     finish: datetime | None = None
-    cost: Money | None = None  # cost of nodes, egress and transfers
+    cost: Money | None = None  # the cost of nodes, egress and transfers
     spot_loss: SpotLoss | None = None
-    # The egress cost of the stated output; None if the output's size or the price is unknown
+    # The cost of egress for the stated output. None if the size of the output or the price is
+    # unknown.
     egress: Money | None = None
-    # The cost of copying the inputs and outputs of known size, and the time of the copies for one
-    # start; None if no size is known
+    # The cost of copying the inputs and outputs whose size is known, and the time of these copies
+    # for one start. None if no size is known.
     transfer: Money | None = None
     transfer_time: timedelta | None = None
-    available: bool = True  # False if the provider reports too few free nodes now
+    available: bool = True  # false if the provider reports that too few nodes are free now
     avoided: bool = False
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningContext:
-    """The facts that a plan depends on in addition to the task. The defaults apply to a job that is
-    not yet submitted.
+    """What a plan depends on in addition to the task. The defaults are for a job that was not
+    submitted yet.
     """
 
-    submitted_at: datetime | None = None  # None if the job is submitted now
+    submitted_at: datetime | None = None  # None if the job is going to be submitted now
     avoid: Collection[str] = ()  # keys of offers that failed recently
     ran: timedelta = timedelta(0)  # the running time so far, which counts against limits.duration
-    done: float = 0.0  # share of the work that was done before, from 0 to 1
-    spent: Money = field(default_factory=Money)  # the cost so far; counts against limits.budget
-    output_mib: int | None = None  # the size of the output that is copied to another location
+    done: float = 0.0  # share of the work that is already done, from 0 to 1
+    # the cost so far, which counts against limits.budget
+    spent: Money = field(default_factory=Money)
+    output_mib: int | None = None  # the size of the output that is to be copied to another location
     # The egress price per GB; the keys are "provider/region" or the provider
     egress: Mapping[str, Money] = field(default_factory=dict)
     # The length of the preemption notice of each provider
@@ -87,9 +91,9 @@ class PlanningContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingView:
-    """The part of a ranking to return: the best `limit` placements, or all placements
-    if it is None. `distinct`
-    keeps only the best of each provider, instance type, accelerator count and purchase.
+    """Which part of a ranking to return. `limit` is the number of placements, best first; None
+    means all. With `distinct`, only the best placement is kept for each combination of provider,
+    instance type, accelerator count and purchase option.
     """
 
     limit: int | None = None
@@ -98,23 +102,25 @@ class RankingView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitMiss:
-    """The offer that came nearest to meeting a limit, and what would have to change."""
+    """The offer that came nearest to keeping the limits, and the changes with which it would keep
+    them.
+    """
 
     offer: Offer
     limit: PlanLimit
     text: str  # e.g. "would cost $19.40, but your budget leaves $15.00"
     change: str  # e.g. "raise limits.budget to $20.00"
-    excess: float  # the estimate divided by the first broken limit; above 1
-    doubtful: bool = False  # whether the work is not expected to finish on this offer
-    broken: int = 1  # number of broken limits; `text` and `change` name all of them
+    excess: float  # the estimate divided by the first limit that is broken; greater than 1
+    doubtful: bool = False  # true if the work is not expected to finish on this offer
+    broken: int = 1  # number of limits that are broken; `text` and `change` name all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
-    """The ranked placements, and the counts of the offers that fit but break a limit.
+    """The ranked placements, and the numbers of offers that fit the task but break a limit.
 
-    `considered` == `kept` + sum(rejected.values()). `placements` contains the placements that break
-    no limit, or the part of these that the `RankingView` asked for.
+    `considered` equals `kept` plus sum(rejected.values()). `placements` has the placements that
+    break no limit, or the part of them that the `RankingView` selects.
     """
 
     placements: tuple[Placement, ...]

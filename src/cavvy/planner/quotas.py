@@ -1,12 +1,15 @@
-"""Reject offers of which the account's quotas can never hold enough nodes for the task."""
+"""Rejects offers if the account's quotas are too small for the task's nodes even when they are
+unused.
+"""
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, Task
 
 
 def explain_quota(task: Task, offer: Offer) -> Objection | None:
-    """The reason why the quotas do not allow the task's nodes on this offer, even if nothing else
-    runs; None if they allow them. An offer whose quota is in use may fit later.
+    """Why the quotas are too small for the task's nodes on this offer even if nothing else runs;
+    None if they are large enough. An offer whose quota is only in use at the moment is not
+    rejected.
     """
     if offer.quota_nodes is None or task.nodes <= offer.quota_nodes:
         return None

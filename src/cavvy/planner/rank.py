@@ -1,8 +1,7 @@
-"""Rank the offers that fit a task. `control` calls this module to place jobs; the command `plan`
-calls it to show the ranking.
+"""Ranks the offers that fit a task. `control` uses the ranking to place jobs, and the command
+`plan` shows it.
 
-The catalog decides which offers fit. This module decides their order, and whether they keep the
-task's limits.
+The catalog decides which offers fit. This module orders the offers and checks the task's limits.
 """
 
 from collections import Counter
@@ -42,8 +41,9 @@ _NO_PRICES: Mapping[str, Money] = {}
 def warn_of_notices(
     task: Task, offers: Iterable[Offer], notices: Mapping[str, timedelta]
 ) -> tuple[str, ...]:
-    """Warn of each provider whose spot preemption notice is unknown or too short to save a
-    checkpoint of the stated size. `offers` may include offers that the plan does not list.
+    """Warn about each provider whose spot preemption notice is unknown or too short to save a
+    checkpoint of the size that the task states. `offers` may include offers that are not in the
+    plan.
     """
     spots = sorted({offer.provider for offer in offers if offer.purchase is Purchase.SPOT})
     said: dict[str, list[str]] = {}
@@ -64,7 +64,9 @@ def warn_of_dear_spot(
     now: datetime,
     situation: PlanningContext,
 ) -> tuple[str, ...]:
-    """Warn, with the reason, if a task that allows only spot would be cheaper on demand."""
+    """If a task that allows only spot would be cheaper on demand, return a warning with the
+    reason.
+    """
     best, other = (_cheapest(task, offers, now, situation) for offers in (spots, fixed))
     if (
         best is None
@@ -108,7 +110,7 @@ def rank(
     by: Objective = Objective.COST,
     situation: PlanningContext | None = None,
 ) -> list[Placement]:
-    """The placements that keep the task's limits, best first, in the order of `plan`."""
+    """The placements that keep the task's limits, best first, in the same order as in `plan`."""
     known = situation or PlanningContext()
     if avoid:
         known = replace(known, avoid=frozenset(avoid) | frozenset(known.avoid))
@@ -124,14 +126,15 @@ def plan(
     situation: PlanningContext | None = None,
     view: RankingView | None = None,
 ) -> PlacementPlan:
-    """Rank `offers`, each of which fits one node of `task`, and count those that would break a
+    """Rank `offers`, each of which fits one node of `task`, and count the offers that would break a
     limit.
 
-    Offers to avoid come last, with `avoided` set: a caller that prefers to wait drops them. Offers
-    whose provider reports too few free nodes come just before these. By cost, offers with a known
-    total come first, ordered by total, and the rest follow, ordered by price per hour. By time, the
-    expected finish is compared before the total. Ties go to the lower price per hour and then to
-    the smaller key of the offer, so that equal inputs give equal results.
+    Offers in `avoid` come last, with `avoided` set, so that a caller that prefers to wait can drop
+    them. Before them come offers whose provider reports that too few nodes are free. If the
+    objective is cost, offers with a known total come first, ordered by total; the others follow,
+    ordered by price per hour. If the objective is time, the expected finish is compared before the
+    total. If two offers are equal, the lower price per hour decides, then the smaller key, so that
+    equal inputs give equal results.
     """
     known = situation or PlanningContext()
     course, copies = _Courses(task, known.done), _Copies(task, known.egress)
@@ -158,7 +161,9 @@ def plan(
 
 
 class _Misses:
-    """Counts offers by the first limit that they break, and keeps each limit's nearest miss."""
+    """Counts offers by the first limit that they break, and stores the nearest miss for each
+    limit.
+    """
 
     def __init__(self) -> None:
         self.rejected: Counter[PlanLimit] = Counter()
@@ -171,17 +176,18 @@ class _Misses:
         self.nearest[which] = min(self.nearest.get(which, miss), miss, key=itemgetter(0))
 
     def limits(self) -> list[PlanLimit]:
-        """The limits that some offer breaks before any other limit, in the order of `PlanLimit`."""
+        """The limits that are the first broken limit of some offer, in the order of `PlanLimit`."""
         return [which for which in PlanLimit if which in self.nearest]
 
 
 def order_of(
     task: Task, avoid: Collection[str] = (), egress: Mapping[str, Money] = _NO_PRICES
 ) -> Callable[[Offer], tuple[object, ...]]:
-    """Return the function that computes an offer's sort key in `plan` by cost; lower is better.
+    """Return a function that computes the key by which `plan` sorts an offer if the objective is
+    cost. Lower is better.
 
-    Limits are ignored. The key is for the whole work, including finished parts, so that offers for
-    different alternatives of a task can be compared.
+    Limits are ignored. The key is for the whole work, including parts that are already done, so
+    that offers for different alternatives of a task can be compared.
     """
     course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
     known, copies = PlanningContext(egress=egress), _Copies(task, egress)
@@ -190,8 +196,9 @@ def order_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Course:
-    """The expected times and preemptions of an offer; they are equal for all offers of one
-    shape."""
+    """The expected times and preemptions of an offer. They are equal for all offers with the same
+    shape.
+    """
 
     run_time: timedelta | None
     spread: float
@@ -201,7 +208,7 @@ class _Course:
 
 
 class _Courses:
-    """Computes the expectations of each shape only once: a catalog has many offers but few
+    """Computes these values only once for each shape, because a catalog has many offers but few
     shapes.
     """
 
@@ -287,8 +294,8 @@ def _spot_notes(task: Task, per_hour: float, every: timedelta | None) -> tuple[s
 class _Scored:
     offer: Offer
     course: _Course
-    rate: HourlyRate  # the rate of the machines of the whole gang
-    extras: HourlyRate  # the expected rate of the disks and public addresses of the whole gang
+    rate: HourlyRate  # the rate of all machines of the gang
+    extras: HourlyRate  # the expected rate of the disks and public addresses of the gang
     cost: Money | None
     egress: Money | None
     transfers: TransferEstimate | None = None
@@ -302,8 +309,8 @@ _Nearness = tuple[bool, int, float, HourlyRate, str]
 
 
 def _nearness(scored: _Scored, broken: Sequence[tuple[PlanLimit, float]]) -> _Nearness:
-    """The sort key of a miss, nearest first: offers that are expected to finish, then fewer broken
-    limits, then a smaller excess, then a lower price.
+    """The sort key of an offer that breaks limits, nearest first: offers that are expected to
+    finish, then fewer broken limits, then a smaller excess, then a lower price.
     """
     doubtful = scored.course.run_time is not None and scored.course.wall_time is None
     return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key
@@ -342,13 +349,15 @@ def _has_unsized(task: Task) -> bool:
 
 
 def _extras(task: Task, offer: Offer) -> HourlyRate:
-    """The expected rate of the disks and public addresses of all nodes."""
+    """The expected rate of the disks and public addresses of all nodes together."""
     need = task.resources
     return expect_extras(offer, need.disk_gib, need.disk_type).times(task.nodes)
 
 
 def egress_price(offer: Offer, known: PlanningContext) -> Money | None:
-    """The price of a GB (10^9 bytes) of egress from the offer's location; None if unknown."""
+    """The price of one GB (10^9 bytes) of egress from the offer's location; None if it is
+    unknown.
+    """
     if offer.shared:
         return Money(0)
     cloud = find_cloud(offer.provider)

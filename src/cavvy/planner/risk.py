@@ -1,8 +1,8 @@
 """Estimate the cost of preemptions and the best checkpoint interval.
 
-The model is exponential failures with restart: J. T. Daly, "A higher order estimate of the optimum
-checkpoint interval for restart dumps", FGCS 22 (2006), equation 13. The preemption rate is a prior
-that is equal for all locations and hours.
+The model assumes exponentially distributed failures, after each of which the run restarts: J. T.
+Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22
+(2006), equation 13. The preemption rate is a prior, which is the same for all locations and hours.
 """
 
 import math
@@ -18,11 +18,11 @@ from cavvy.domain.tasks import CheckpointPolicy
 # GPUs and near 0.02 for CPUs of another cloud, so 0.2 is a cautious prior.
 SPOT_PREEMPTIONS_PER_HOUR = 0.2
 
-# The time to write one checkpoint that is assumed if the task states no interval.
+# The assumed time to write one checkpoint if the task states no interval.
 CHECKPOINT_COST = timedelta(seconds=30)
 
-# A run whose expected time is more than this many times the time without preemptions counts as
-# never finishing: the formula grows without bound.
+# If the expected time of a run is more than this many times the time without preemptions, the run
+# is treated as never finishing, because the formula grows without bound.
 HOPELESS = 100.0
 
 
@@ -30,7 +30,7 @@ HOPELESS = 100.0
 class InterruptedRun:
     """The expected time and preemptions of a run that is interrupted and restarted."""
 
-    wall_time: timedelta  # including the first start
+    wall_time: timedelta  # number of starts, including the first
     preemptions: float
 
 
@@ -39,8 +39,8 @@ def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
     sqrt(2·cost·mtbf)·(1 + ...) - cost.
 
     `cost` is the time to write one checkpoint, `mtbf` the mean time between failures. If cost >=
-    2·mtbf, the result is mtbf. Raises ValueError if either is not positive. Source: Daly 2006
-    (above), equation 37; its first term is from J. W. Young, CACM 17 (1974).
+    2·mtbf, the result is mtbf. Raises ValueError if `cost` or `mtbf` is not positive. Source: Daly
+    2006 (above), equation 37; its first term is from J. W. Young, CACM 17 (1974).
     """
     delta, mean = cost.total_seconds(), mtbf.total_seconds()
     if delta <= 0 or mean <= 0:
@@ -58,11 +58,11 @@ def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
 def chosen_interval(
     checkpoint: CheckpointPolicy | None, per_hour: float
 ) -> tuple[timedelta | None, timedelta]:
-    """Return the checkpoint interval of a task, or None if it never saves, and the time that
-    writing one checkpoint adds to the run.
+    """Return the checkpoint interval of a task (None if it never saves), and the time by which
+    writing one checkpoint extends the run.
 
-    If the task states an interval, this added time is 0, because the stated work includes it.
-    Otherwise CHECKPOINT_COST and the best interval for it are assumed.
+    If the task states an interval, this time is 0, because the stated work already includes it.
+    Otherwise CHECKPOINT_COST is assumed, together with the best interval for this cost.
     """
     if checkpoint is None:
         return None, timedelta(0)
@@ -82,7 +82,7 @@ def disturb(
     """The expected time and preemptions of `run_time` of work that is preempted `per_hour` times an
     hour; None if the work is not expected to finish.
 
-    Each attempt takes `start` before work continues. A preemption loses the work since the last
+    Each attempt needs `start` before the work continues. A preemption loses the work since the last
     checkpoint, or all work if `every` is None. At rate λ, a segment of length s (work and writing
     its checkpoint) has exp(λs) - 1 expected failures and takes (1/λ + start)(exp(λs) - 1) in
     expectation (Daly 2006, equation 13).

@@ -1,4 +1,6 @@
-"""Select which offer of a shared host a task may use, and check whether the task fits on it."""
+"""Selects which offer of a shared host a task may use, and checks whether the task fits on the
+host.
+"""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -10,7 +12,7 @@ from cavvy.scheduler.packing import AllocationOwner, allocate_across
 
 
 def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
-    """Keep only the offer with the fewest devices of each shared host, and all offers of other
+    """For each shared host, keep only the offer with the fewest devices. Keep all offers of other
     machines.
 
     A shared host has one offer for each number of devices. Without this filter, a task that needs
@@ -33,8 +35,8 @@ def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
 
 
 def fits_empty(task: Task, offer: Offer, hosts: Sequence[Host]) -> bool:
-    """Whether all nodes of the task fit on the offer's hosts at the same time if the hosts are
-    idle.
+    """Whether all nodes of the task would fit on the offer's hosts at the same time if the hosts
+    were idle.
     """
     return (
         allocate_across(task, offer, hosts, (), AllocationOwner(gang="", project=task.project))

@@ -1,4 +1,6 @@
-"""The expected time and price of copying a task's inputs and outputs, for those of known size."""
+"""Estimates the time and price of copying those inputs and outputs of a task whose size is
+known.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,8 +12,8 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task, Transfer
 from cavvy.domain.units import Money, format_duration, format_memory, format_usd
 
-# The assumed speed of copies between a storage and a node, unless the node's network is slower. It
-# is an assumption and not a measurement; a note of the plan states it.
+# The assumed speed of copies between a storage and a node, unless the node's network is slower. The
+# value was not measured; a note of the plan states this.
 TRANSFER_MBPS = 1000
 _MIB, _GB = 1 << 20, 10**9
 
@@ -98,8 +100,8 @@ def estimate_transfers(
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A copy from or to a URL. `sent` is whether the data leaves the nodes; `times` is how often
-    all nodes together copy it.
+    """A copy from or to a URL. `sent` is true if the data leaves the nodes. `times` is how often
+    all nodes together make the copy.
     """
 
     transfer: Transfer

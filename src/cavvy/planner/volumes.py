@@ -1,4 +1,4 @@
-"""Check whether nodes of an offer can use the volumes of a task: a cloud's disk can be attached
+"""Checks whether nodes of an offer can use the volumes of a task. A cloud's disk can be attached
 only in its own zone.
 """
 
@@ -12,13 +12,14 @@ from cavvy.domain.tasks import Objection, Task, VolumeKind
 def explain_misplaced(
     task: Task, offer: Offer, volumes: Sequence[VolumeLocation], blind: Collection[str] = ()
 ) -> Objection | None:
-    """The reason why nodes of the offer cannot use a volume of the task; None if they can use all.
+    """Why nodes of the offer cannot use a volume of the task; None if they can use all of its
+    volumes.
 
-    An offer of a whole region can use a volume in any of its zones: the provider then starts the
-    nodes in the volume's zone. A provider in `blind` did not report where its volumes are. Its
-    offers are rejected, so that no volume is created twice.
+    An offer for a whole region can use volumes in any of its zones, because the provider then
+    starts the nodes in the volume's zone. A provider in `blind` did not report where its volumes
+    are. Its offers are rejected; otherwise a volume might be created a second time.
     """
-    bound: set[str | None] = set()  # the zones that have every volume checked so far
+    bound: set[str | None] = set()  # the zones that have all volumes that were checked so far
     first = ""
     own = [each for each in volumes if each.provider == offer.provider]
     for name in [v.source for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:

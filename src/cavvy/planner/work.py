@@ -1,5 +1,5 @@
-"""Estimate how long a task's work takes on an offer: from its FLOPs and the peak rates of the
-devices, from a measured rate, or from a duration that was measured elsewhere.
+"""Estimates how long a task's work takes on an offer: from its FLOPs and the peak rates of the
+devices, from a measured rate, or from a duration that was measured on other devices.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ MACHINE_START = timedelta(minutes=2)
 SHARED_HOST_START = timedelta(0)
 
 # The precisions that a program uses instead if the device lacks the requested one, best first. If
-# the device supports none of these precisions, the time is unknown.
+# the device has none of these precisions, the time is unknown.
 _FALLBACKS: dict[Precision, tuple[Precision, ...]] = {
     Precision.BF16: (Precision.FP16, Precision.FP32),
     Precision.FP16: (Precision.BF16, Precision.FP32),
@@ -48,11 +48,12 @@ _CPU_FALLBACK = (Precision.BF16, Precision.FP16, Precision.TF32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeEstimate:
-    """The running time without interruptions, or None if unknown. `notes` state its basis.
+    """The running time without interruptions; None if it is unknown. `notes` say how it was
+    estimated.
 
     If the time was measured on another device, 80 % of true times are between `run_time` / `spread`
-    and `run_time` * `spread`. The spread is 1 if the time was not scaled by data sheets, or if the
-    spread is unknown.
+    and `run_time` * `spread`. The spread is 1 if it is unknown, or if the time was not scaled by
+    data sheets.
     """
 
     run_time: timedelta | None
@@ -66,8 +67,8 @@ def start_time(offer: Offer) -> timedelta:
 
 
 def shape_of(offer: Offer, task: Task) -> tuple[object, ...]:
-    """The properties of an offer that an estimate depends on. Offers of the same shape differ only
-    in location and price, and in the provider if no rate was measured on this machine.
+    """The properties of an offer that determine the estimate. Offers of the same shape differ only
+    in location and price. They may also differ in provider if no rate was measured on this machine.
     """
     return (
         _machine_rate(task.work, offer, task) if task.work is not None else None,
@@ -85,10 +86,11 @@ def estimate(task: Task, offer: Offer) -> TimeEstimate:
     """The running time of `task.work` on `task.nodes` nodes of `offer`.
 
     For work stated in FLOPs, the time is FLOPs / (nodes x accelerators x peak at the precision x
-    efficiency). For work stated in samples, it is samples / (rate x nodes). Both assume that the
-    work spreads over nodes and accelerators without loss beyond the stated efficiency. A stated
-    duration is scaled to other devices by `estimate.transfer`. A task that requests neither an
-    accelerator nor an instance type runs on the CPUs, even on a node with accelerators.
+    efficiency). For work stated in samples, it is samples / (rate x nodes). Both formulas assume
+    that, apart from the stated efficiency, nothing is lost when the work is spread over nodes and
+    accelerators. A stated duration is scaled to other devices by `estimate.transfer`. A task that
+    requests neither an accelerator nor an instance type runs on the CPUs, even on a node with
+    accelerators.
     """
     work = task.work
     if work is None:
@@ -105,7 +107,9 @@ def estimate(task: Task, offer: Offer) -> TimeEstimate:
 
 
 def _on_a_part(task: Task, offer: Offer) -> TimeEstimate:
-    """The time on a fraction of an accelerator: the time on a whole one, divided by the part."""
+    """The time on a fraction of an accelerator. It is the time on a whole accelerator divided by
+    the fraction.
+    """
     whole = estimate(task, replace(offer, accelerator_part=1.0))
     if whole.run_time is None:
         return whole
@@ -118,7 +122,7 @@ def _on_a_part(task: Task, offer: Offer) -> TimeEstimate:
 
 
 def _by_duration(work: Workload, offer: Offer) -> TimeEstimate:
-    """The stated duration, scaled to the devices of the offer."""
+    """The stated duration, converted to the devices of the offer."""
     if work.duration is None or work.measured_on is None:
         return TimeEstimate(run_time=work.duration)
     name, count = _split(work.measured_on)
@@ -143,7 +147,9 @@ def _by_duration(work: Workload, offer: Offer) -> TimeEstimate:
 
 
 def _is_device(known: KnownAccelerator | None, name: str, offer: Offer) -> bool:
-    """Whether the offer has the accelerator `name`, in this memory size if the name states one."""
+    """Whether the offer has the accelerator `name`, with the same memory size if the name states
+    one.
+    """
     size = known.memory_mib if known else None
     product = known.accelerator.name if known else name
     return product == offer.accelerator and size in (None, offer.accelerator_memory_mib)
@@ -165,8 +171,8 @@ def _not_scaled(work: Workload, offer: Offer) -> str:
 
 
 def _as_used(offer: Offer, task: Task) -> Offer:
-    """The part of the offer that the task uses: no accelerators if it does not compute on them, and
-    only its share of the CPUs of a shared host.
+    """The part of the offer that the task uses. Accelerators are left out if the task does not
+    compute on them. On a shared host, only the task's share of the CPUs is included.
     """
     if offer.accelerator is not None and not task.resources.uses_accelerators(offer.shared):
         offer = replace(offer, accelerator=None, accelerator_count=0)
@@ -245,10 +251,11 @@ def _node_rate(work: Workload, offer: Offer, task: Task) -> tuple[float | None, 
 
 
 def _machine_rate(work: Workload, offer: Offer, task: Task) -> float | None:
-    """The rate that was measured on this machine of this provider, None if none was. A key with a
-    count ("slurm/8xa100:2") is the rate of that many accelerators, or vCPUs if the task uses no
-    accelerators: batch systems offer parts of a node as one instance type. On a shared host, a job
-    gets only a part of the machine, so such rates do not hold there.
+    """The rate that was measured on this machine type of this provider; None if no rate was
+    measured. A key with a count, such as "slurm/8xa100:2", is the rate of that many accelerators,
+    or of that many vCPUs if the task uses no accelerators, because batch systems offer parts of a
+    node as one instance type. On a shared host, a job gets only a part of the machine, so such
+    rates do not apply there.
     """
     if offer.shared:
         return None
@@ -267,7 +274,8 @@ def _accelerator_rate(
     A key "H100:8" in `work.rates` is the rate of a node with 8 accelerators; "H100" alone is the
     rate of the smallest node that fits the task. If the offer's count was not measured, the rate of
     the nearest measured count is scaled in proportion. A rate of the exact accelerator takes
-    precedence over a rate of its group. Keys of machines ("aws/p5.48xlarge:8") are left out here.
+    precedence over a rate of its group. Keys of machine types ("aws/p5.48xlarge:8") are ignored
+    here.
     """
     assert offer.accelerator is not None
     fewest = _fewest(task, offer)
@@ -305,8 +313,8 @@ def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ..
     """The rate of one node without accelerators in samples per second (None if unknown), and notes
     about how it was found.
 
-    A key "cpu" in `work.rates` is the rate of every node that fits the task: more CPUs are assumed
-    not to help. A key "cpu:8" is a rate measured on 8 CPUs. A node gets the rate of the largest
+    A key "cpu" in `work.rates` is the rate of every node that fits the task, however many CPUs the
+    node has. A key "cpu:8" is a rate measured on 8 CPUs. A node gets the rate of the largest
     measured count that does not exceed its CPUs; a node with fewer CPUs than every measured count
     is slower in proportion.
     """

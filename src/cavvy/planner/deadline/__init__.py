@@ -1,3 +1,3 @@
-"""The deadline policy, its inputs for a job, and the offers that follow from its decisions. No
+"""The deadline policy, the inputs that it needs for a job, and the offers that it recommends. No
 I/O.
 """

@@ -1,5 +1,5 @@
-"""Infer whether spot is available in a job's markets, because no provider reports this. The
-evidence is granted and refused launches, how nodes ended, and prices.
+"""Infers whether spot is available in a job's markets, because no provider reports this. The
+evidence is granted and refused launches, the way in which nodes ended, and prices.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from cavvy.domain.markets import ObservationKind
 from cavvy.planner.markets import NO, cooldown_after
 from cavvy.planner.spot.view import UNSEEN, SpotQuote
 
-# Spot that was refused may have returned since. It is assumed to be back for this share of the time
-# since the refusal. If spot returns only once, the mean share is a half; if it comes and goes, its
-# latest return is more recent.
+# After a refusal, spot may have returned without being observed. It is assumed to have been back
+# for this share of the time since the refusal. If spot returned only once at a random time, the
+# mean share would be one half. Spot that comes and goes returned more recently than that.
 _AGE_SHARE = 0.25
 _MEANS = {
     ObservationKind.GRANTED: True,
@@ -23,21 +23,21 @@ _MEANS = {
 
 
 class MarketBeliefs:
-    """The facts known about a job's markets, in the order of the job's terms. Times are seconds
-    since the job was submitted.
+    """What is known about a job's markets, in the order of the markets in the job's terms. Times
+    are seconds since the job was submitted.
     """
 
     def __init__(self, usd_hr: Sequence[float]) -> None:
-        # The quote of each market as of its latest observation
+        # the quote of each market at its latest observation
         self.known = [SpotQuote(False, usd, since_s=UNSEEN) for usd in usd_hr]
-        self._seen_s = [-inf] * len(usd_hr)  # the latest evidence for or against spot
-        self._refusals = [0] * len(usd_hr)  # refusals in a row
+        self._seen_s = [-inf] * len(usd_hr)  # the time of the latest evidence for or against spot
+        self._refusals = [0] * len(usd_hr)  # number of refusals in a row
         self._rests_until = [-inf] * len(usd_hr)
 
     def note(
         self, at_s: float, market: int, kind: ObservationKind, usd_hr: float | None = None
     ) -> None:
-        """Add one observation. Observations must be added in the order of their times."""
+        """Add one observation. Observations must be added in order of time."""
         old, usd = self.known[market], usd_hr
         usd = old.usd_hr if usd is None else usd
         up = _MEANS.get(kind)
@@ -47,7 +47,8 @@ class MarketBeliefs:
             since = old.since_s
             if since == UNSEEN or kind is ObservationKind.TAKEN:
                 since = at_s
-            elif up is not old.up:  # the change happened at an unknown time since the last evidence
+            # The change happened at an unknown time since the previous evidence.
+            elif up is not old.up:
                 since = (self._seen_s[market] + at_s) / 2
             self.known[market] = SpotQuote(up, usd, since_s=since)
             self._seen_s[market] = at_s
@@ -59,9 +60,9 @@ class MarketBeliefs:
             self._refusals[market], self._rests_until[market] = 0, -inf
 
     def assume(self, now_s: float) -> list[SpotQuote]:
-        """The assumed quotes: spot is available unless the market is in a cooldown after a refusal,
-        preemption or failure. Spot that may have returned is assumed to be back for a quarter of
-        the time since the refusal.
+        """The assumed quotes. Spot is assumed to be available unless the market is in a cooldown
+        after a refusal, preemption or failure. If spot may have returned, it is assumed to have
+        been back for a quarter of the time since the refusal.
         """
         return [self._assume(market, now_s) for market in range(len(self.known))]
 

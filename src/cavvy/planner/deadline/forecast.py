@@ -1,6 +1,6 @@
-"""Forecast the cost and end of a job with a deadline before anything is rented. The production
-policies run on simulated markets that change as often as the recorded markets. The random numbers
-are seeded, so equal inputs give equal results. No I/O.
+"""Forecasts the cost and the end of a job with a deadline before anything is rented. The policies
+that place real jobs run on simulated markets, in which spot appears and disappears as often as in
+the recorded markets. The random numbers are seeded, so equal inputs give equal results. No I/O.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ KINDS: Mapping[str, PolicyMaker] = {
     "never": OnDemandPolicy,
     "auto": DeadlinePolicy,
     "only": SpotOnlyPolicy,
-}  # policies by the value of `resources.spot`
-_HORIZON = 5.0  # a run ends unfinished after this many times the time to the deadline
+}  # the policy for each value of `resources.spot`
+_HORIZON = 5.0  # a simulated run is ended unfinished after this many times the time to the deadline
 _STEPS = 20_000  # maximum steps of one run
 _HOUR_S = 3600.0
 _MASK = (1 << 64) - 1
@@ -39,8 +39,8 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The results of many simulated runs of one job under one policy. Dollars exclude what the job
-    has already spent.
+    """The results of many simulated runs of one job under one policy. The dollars do not include
+    what the job has already spent.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Forecast:
     usd_p10: float
     usd_p90: float
     in_time: float  # share of the runs that finished the work before the deadline
-    hours_p50: float  # hours until the end, from now
+    hours_p50: float  # hours from now until the end
     hours_p90: float
 
 
@@ -67,7 +67,7 @@ def foresee(
     submission.
     """
     if kind == "never":
-        runs = 1  # all runs are equal: on-demand is always granted
+        runs = 1  # All runs are equal, because on-demand is always granted.
     learned, now = AutoPolicy(inputs.terms), progress.submitted_at + timedelta(seconds=now_s)
     recall(learned, inputs, knowledge, progress, now)
     ends = []
@@ -96,7 +96,7 @@ def _share(ordered: Sequence[float], share: float) -> float:
 
 
 class _Dice:
-    """Pseudo-random numbers by the algorithm splitmix64. Modules without I/O do not import the
+    """Pseudo-random numbers by the algorithm splitmix64. Modules without I/O must not import the
     standard library's `random`.
     """
 
@@ -114,8 +114,8 @@ class _Dice:
 
 
 def _draw(spells: SpellLengths, dice: _Dice) -> float:
-    """Draw the hours for which spot stays available or unavailable. The length is uniform between
-    two adjacent known lengths.
+    """Draw how many hours spot stays available or unavailable. The result is uniformly distributed
+    between two adjacent known lengths.
     """
     chance, sums = dice.roll(), spells.sums
     index = next(i for i, longer in enumerate(sums.longer) if longer <= chance)
@@ -148,8 +148,8 @@ class _Run:
         self._last = view.now_s + left_s * _HORIZON
 
     def play(self) -> tuple[float, float, bool]:
-        """Run to the end. Returns the dollars, the end in seconds since the submission, and whether
-        the work was done.
+        """Simulate the run to its end. Returns its cost in dollars, its end in seconds since the
+        submission, and whether the work was finished.
         """
         for _ in range(_STEPS):
             if self._view.left_s <= 0 or self._view.now_s >= self._last:
@@ -186,7 +186,9 @@ class _Run:
         )
 
     def _keep(self, left_s: float, preempted: bool) -> float:
-        """The work that is left; a preempted gang repeats its work since its last checkpoint."""
+        """The work that is left in seconds. A preempted gang must repeat its work since its last
+        checkpoint.
+        """
         if preempted:
             left_s = min(left_s + self._terms.again_s, self._left_at_launch_s)
         return left_s if left_s >= GRAIN_S else 0.0
@@ -197,8 +199,8 @@ class _Run:
         return self._terms.markets[market].on_demand_usd_hr
 
     def _change(self, now_s: float, mode: RunMode, market: int) -> RunMode:
-        """Update the availability of spot. Returns the mode of the job afterwards: idle if its spot
-        became unavailable.
+        """Update which markets have spot. Returns the job's mode afterwards, which is idle if its
+        spot became unavailable.
         """
         for index, at in enumerate(self._changes):
             if at > now_s:

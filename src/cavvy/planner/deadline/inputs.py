@@ -1,9 +1,9 @@
-"""Compute the inputs of the deadline policy for one job, its markets and terms, from the task and
+"""Computes the inputs of the deadline policy for one job (its markets and terms) from the task and
 the offers that the job may use.
 
 A market is one machine type in one location, with a spot offer, an on-demand offer or both. Work is
 measured in seconds on a reference machine. A faster machine is treated as equally fast but cheaper,
-so that times are never too optimistic; slower machines are left out.
+so that estimated times are never too short. Slower machines are left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,13 @@ from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval
 from cavvy.planner.spot.view import ABOUT, NOWHERE, JobTerms, PolicyMarket
 from cavvy.planner.work import estimate
 
-MOST_MARKETS = 8  # the number of spot markets that a policy compares
-_ALIKE = 1.02  # machines up to this factor slower than the reference count as equally fast
+MOST_MARKETS = 8  # maximum number of spot markets that a policy compares
+# machines that are slower than the reference by at most this factor are treated as equally fast
+_ALIKE = 1.02
 _SETUP_PRIOR = timedelta(seconds=60)  # assumed setup time of a task whose setup has not run yet
 _MIB, _GB = 1 << 20, 10**9
-_BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}  # the provider of a bucket by its URL scheme
+# the provider that each URL scheme of a bucket belongs to
+_BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +37,19 @@ class JobProgress:
 
     submitted_at: datetime
     deadline: datetime
-    done: float = 0.0  # share of the work that is done, including unsaved work of the current gang
-    current: Offer | None = None  # offer of the current gang, which is running or starting
+    # share of the work that is done, including work of the current gang that is not saved yet
+    done: float = 0.0
+    current: Offer | None = None  # the offer of the current gang, which may be running or starting
     works: bool = False  # whether the current gang has started to work
-    starting_for: timedelta = timedelta(0)  # how long the current gang has been starting
-    unsaved: timedelta = timedelta(0)  # work of the current gang since its newest checkpoint
-    at_risk: bool = False  # the provider reported that it may soon preempt the current gang
-    home: Offer | None = None  # the offer that the job ran on last
+    starting_for: timedelta = timedelta(0)  # for how long the current gang has been starting
+    # work of the current gang since its newest checkpoint, which is not saved yet
+    unsaved: timedelta = timedelta(0)
+    at_risk: bool = False  # whether the provider reported that it may soon preempt the current gang
+    home: Offer | None = None  # the offer on which the job ran last
     setup: timedelta | None = None  # the measured setup time, or None if setup has not run yet
     budget_left: Money | None = None
-    saved_bytes: int = 0  # the size of the checkpoint that a move to another market copies
+    # the size of the checkpoint, which must be copied if the job moves to another market
+    saved_bytes: int = 0
     # The egress price per GB; the keys are "provider/region" or the provider
     egress: Mapping[str, Money] = field(default_factory=dict)
 
@@ -52,7 +57,7 @@ class JobProgress:
 @dataclass(frozen=True, slots=True)
 class SteeredMarket:
     """One market with its offers. `run_time_ratio` is the work's running time on this market's
-    machine divided by its running time on the reference machine; at most about 1.
+    machine divided by its running time on the reference machine. The ratio is at most about 1.
     """
 
     name: str
@@ -61,8 +66,8 @@ class SteeredMarket:
     run_time_ratio: float = 1.0
 
     def spot_usd(self, nodes: int) -> float:
-        """The dollars that a spot gang costs until it has done as much work as the reference
-        machine does in an hour; prohibitively high if the market has no spot.
+        """The dollars that a spot gang costs while it does as much work as the reference machine
+        does in an hour. If the market has no spot, the result is too high to ever be chosen.
         """
         return _usd(self.spot, nodes) * self.run_time_ratio
 
@@ -75,15 +80,15 @@ class PolicyInputs:
     """The inputs of a policy for one job."""
 
     places: tuple[SteeredMarket, ...]
-    terms: JobTerms  # the job's terms, including the margins of production
+    terms: JobTerms  # the job's terms, including the safety margins
     nodes: int
     # The duration of the whole work on the reference machine
     run_time: timedelta = field(default=timedelta(0))
-    # The time from a launch until work continues, if no work has to be repeated
+    # The time from a launch until the work continues, without the time to repeat lost work.
     start: timedelta = field(default=timedelta(0))
 
     def index(self, offer: Offer | None) -> int:
-        """The index of the offer's market; NOWHERE if the offer is None or in no market."""
+        """The index of the offer's market. NOWHERE if the offer is None or belongs to no market."""
         if offer is None:
             return NOWHERE
         return next((i for i, p in enumerate(self.places) if p.name == _name(offer)), NOWHERE)
@@ -100,9 +105,9 @@ def find_inputs(
 ) -> PolicyInputs | None:
     """The markets and terms of a job that should meet its deadline at the lowest cost.
 
-    The result is None if the policy cannot be used: the task does not allow both spot and
-    on-demand, the running time is unknown, there is no spot or no on-demand offer, or (with
-    `floor`) even the fastest on-demand machine would miss the deadline.
+    The result is None if the policy cannot be used. This is the case if the task does not allow
+    both spot and on-demand, the running time is unknown, there is no spot offer or no on-demand
+    offer, or (with `floor`) even the fastest on-demand machine would miss the deadline.
     """
     if task.resources.spot is not SpotPolicy.AUTO:
         return None
@@ -135,8 +140,8 @@ def find_inputs(
 
 
 def _reference(fixed: Sequence[Offer], times: Mapping[str, timedelta], room: timedelta) -> Offer:
-    """The machine that does the work for the lowest cost and meets the deadline. If no machine
-    meets the deadline, the fastest machine.
+    """The machine that meets the deadline at the lowest cost. If no machine meets the deadline, the
+    fastest machine.
     """
     in_time = [offer for offer in fixed if times[offer.key] < room]
     if in_time:
@@ -178,8 +183,8 @@ def run_time_on(task: Task, offer: Offer) -> timedelta | None:
 
 
 def share_done(task: Task, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
-    """The share of the work that the attempts have done. The work of an earlier attempt is included
-    up to its last checkpoint, and the work of the current attempt up to now.
+    """The share of the work that all attempts together have done. The work of an earlier attempt
+    counts up to its last checkpoint, and the work of the current attempt up to now.
     """
     done = 0.0
     for attempt in attempts:
@@ -199,8 +204,8 @@ def _cost(offer: Offer, length: timedelta) -> float:
 
 
 def _places(offers: Sequence[Offer], times: Mapping[str, timedelta]) -> list[SteeredMarket]:
-    """Return the markets: first each spot offer with the on-demand offer of the same machine, then
-    the machines without spot.
+    """Return the markets. First come the spot offers, each with the on-demand offer of the same
+    machine; then come the machines without spot.
     """
     fixed: dict[tuple[object, ...], Offer] = {}
     for offer in offers:
@@ -232,8 +237,9 @@ def _name(offer: Offer) -> str:
 
 
 def _nearest(places: list[SteeredMarket], progress: JobProgress, most: int) -> list[SteeredMarket]:
-    """Keep the `most` markets with the cheapest spot, the cheapest on-demand market, and the
-    current and last markets of the job. The number is limited because a policy compares all pairs.
+    """Keep the `most` markets with the cheapest spot, the market with the cheapest on-demand offer,
+    and the job's current and last market. The number is limited because a policy compares all pairs
+    of markets.
     """
 
     def by_spot(place: SteeredMarket) -> tuple[float, str]:
@@ -269,8 +275,8 @@ def _moves(
 ) -> tuple[tuple[float, ...], ...]:
     """The price of copying the checkpoint between each pair of markets; () if all copies are free.
 
-    The cloud that the bytes leave charges for the copy: the bucket's cloud if there is a bucket,
-    otherwise the cloud of the gang.
+    The cloud that the bytes leave charges for the copy. This is the bucket's cloud if the
+    checkpoint is in a bucket, otherwise the gang's cloud.
     """
     stated = task.checkpoint.size_mib if task.checkpoint is not None else None
     size_gb = (progress.saved_bytes or (stated or 0) * _MIB) / _GB
@@ -300,8 +306,8 @@ def _region(place: SteeredMarket) -> tuple[str, str]:
 def _start(
     task: Task, places: Sequence[SteeredMarket], knowledge: MarketKnowledge, progress: JobProgress
 ) -> timedelta:
-    """The time from a launch until the work begins. The estimate is cautious: the longest boot time
-    of the markets, plus the setup.
+    """The time from a launch until the work begins. To be cautious, the estimate is the longest
+    boot time of all markets plus the setup.
     """
     keys = [
         offer.key for place in places for offer in (place.spot, place.fixed) if offer is not None
@@ -317,8 +323,8 @@ def _start(
 
 
 def _again(task: Task, reference: timedelta) -> timedelta:
-    """The most unsaved work that a new gang repeats: a whole checkpoint interval, but at most half
-    of the work. A task without checkpoints repeats all its work.
+    """The largest amount of unsaved work that a new gang must repeat: a whole checkpoint interval,
+    but at most half of the work. A task without checkpoints repeats all its work.
     """
     if task.checkpoint is None:
         return reference

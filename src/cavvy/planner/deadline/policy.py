@@ -1,7 +1,8 @@
 """The deadline policy that production, forecasts and the simulator use.
 
-A core (`spot/auto.py`) proposes a decision, and each rule in turn may replace it. A rule decides
-from the terms and the view, as the core does; it may also ask the core about other views.
+A core (`spot/auto.py`) proposes a decision. Then each rule in turn may replace the decision. Like
+the core, a rule decides from the terms and the view. It may also ask the core what it would decide
+for another view.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +30,13 @@ NOT_AHEAD = (
     "the provider reports that this gang is at risk, but no other spot market has capacity at "
     "about the same price"
 )
-_WORTH_MOVING = 0.05  # a move between on-demand markets must save this share of the remaining cost
+# a move between on-demand markets must save at least this share of the remaining cost
+_WORTH_MOVING = 0.05
 _HOUR_S = 3600.0
 
 
 class PolicyQuestion(NamedTuple):
-    """The input of a rule: the terms, the view, and the core, which a rule may ask about other
+    """The input of a rule: the terms, the view, and the core. A rule may ask the core about other
     views.
     """
 
@@ -47,14 +49,14 @@ class PolicyQuestion(NamedTuple):
         return self.terms.slack_s(self.view)
 
     def spot_cost(self, market: int) -> float:
-        """Dollars for the rest of the work on this market's spot, including the launch and the
-        copy of the checkpoint.
+        """The cost in dollars of finishing the work on this market's spot, including the launch and
+        the copy of the checkpoint.
         """
         return self._cost(market, self.view.quotes[market].usd_hr)
 
     def fixed_cost(self, market: int) -> float:
-        """Dollars for the rest of the work on demand in this market, including the launch and the
-        copy of the checkpoint.
+        """The cost in dollars of finishing the work on demand in this market, including the launch
+        and the copy of the checkpoint.
         """
         return self._cost(market, self.terms.markets[market].on_demand_usd_hr)
 
@@ -63,8 +65,8 @@ class PolicyQuestion(NamedTuple):
         return 0 if len(markets) == 1 else min(markets, key=self.fixed_cost)
 
     def near(self, most_usd: float) -> list[int]:
-        """The indices of the markets that have spot now, and in which spot would finish the work
-        for at most `most_usd`, cheapest first.
+        """The indices of the markets that have spot now and in which finishing the work on spot
+        costs at most `most_usd`, cheapest first.
         """
         costs = {i: self.spot_cost(i) for i, quote in enumerate(self.view.quotes) if quote.up}
         return sorted((i for i in costs if costs[i] <= most_usd), key=costs.__getitem__)
@@ -78,9 +80,9 @@ Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 
 
 def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Leave on-demand to wait for spot only if the core would still wait after an hour or after the
-    time of ten launches, whichever is longer: a shorter wait would save less than the new start
-    costs.
+    """Leave on-demand to wait for spot only if the wait may be long: the core must still want to
+    wait after an hour, or after the time of ten launches if that is longer. A shorter wait would
+    save less than the new start costs.
     """
     view = question.view
     if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:
@@ -97,15 +99,16 @@ def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> Polic
 
 
 def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Change to on-demand before a spot gang that does not start, or does not save, uses up the
-    time that on-demand needs to meet the deadline.
+    """Change to on-demand in time if a spot gang does not start or does not save. Otherwise this
+    gang would use up the time that on-demand needs to meet the deadline.
     """
     view, overhead_s, risk_s = question.view, question.terms.overhead_s, 0.0
     if view.mode is not RunMode.SPOT:
         return decision
     if view.loading_s <= 0:
         risk_s = view.unsaved_s
-        if risk_s <= question.terms.again_s:  # a start on spot requires slack for again_s
+        # A start on spot requires enough slack to repeat `again_s` of work.
+        if risk_s <= question.terms.again_s:
             return decision
     spare_s = question.slack_s - risk_s - overhead_s
     if spare_s > 0:
@@ -124,7 +127,7 @@ def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDec
 
 
 def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Replace a wait for spot in the current market by a start in another market, if spot is
+    """Instead of waiting for spot in the current market, start in another market, if spot is
     available there for about the same price and the checkpoint can be copied there for free.
     """
     terms, view = question.terms, question.view
@@ -147,7 +150,7 @@ def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> Policy
 
 
 def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Run on demand if no market's spot would cost less."""
+    """Run on demand if spot in every market would cost at least as much."""
     view = question.view
     if view.mode is RunMode.SPOT or decision.mode is RunMode.ON_DEMAND:
         return decision
@@ -159,11 +162,11 @@ def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDeci
 
 
 def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """If a running gang may soon be preempted, move it to spot capacity in another market at about
-    the same price.
+    """If the provider may soon preempt the running gang, move the gang to spot in another market at
+    about the same price.
 
-    This rule does not move the gang to on-demand: the policy always reserves enough time to do so
-    after a preemption, which may never come.
+    This rule does not move the gang to on-demand. The policy always reserves enough time to do so
+    after a preemption, and the preemption may never come.
     """
     view = question.view
     stays = decision.mode is view.mode is RunMode.SPOT and decision.market == view.market
@@ -176,8 +179,8 @@ def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
 
 
 def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Move from on-demand to on-demand in another market if the rest of the work costs less there,
-    including the copy of the checkpoint.
+    """Move a job that runs on demand to another market if finishing the work on demand there costs
+    less, including the copy of the checkpoint.
     """
     terms, view = question.terms, question.view
     goes_on = decision.mode is view.mode is RunMode.ON_DEMAND and decision.market == view.market
@@ -196,13 +199,15 @@ def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecisio
 
 
 def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Use spot instead of on-demand if the budget can pay for the rest of the work only on spot."""
+    """Use spot instead of on-demand if the remaining budget can pay for the rest of the work only
+    on spot.
+    """
     terms, view = question.terms, question.view
     if view.budget_usd == inf or decision.mode is not RunMode.ON_DEMAND:
         return decision
     hours = (view.left_s + terms.overhead_s) / _HOUR_S
     stays = view.mode is RunMode.ON_DEMAND and view.market == decision.market
-    # A gang that stays does not pay for another start.
+    # If the gang stays, no other start must be paid.
     needed = (view.left_s + view.loading_s) / _HOUR_S if stays else hours
     if terms.markets[decision.market].on_demand_usd_hr * needed <= view.budget_usd:
         return decision
@@ -217,7 +222,7 @@ def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyD
     )
 
 
-# The order of the rules: a later rule overrules the earlier rules.
+# The rules in their order; a later rule overrules earlier ones.
 RULES: tuple[Rule, ...] = (
     only_long_waits,
     last_moment,
@@ -230,7 +235,7 @@ RULES: tuple[Rule, ...] = (
 
 
 class DeadlinePolicy(MarketPolicy):
-    """The core, followed by the rules. This is the policy `auto`."""
+    """The policy `auto`: the core, followed by the rules."""
 
     def __init__(
         self, terms: JobTerms, core: PolicyMaker = AutoPolicy, rules: Sequence[Rule] = RULES
@@ -250,16 +255,16 @@ class DeadlinePolicy(MarketPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMargins:
-    """The margins that production adds to a job's terms: running times are estimates, and work
-    since the last checkpoint may have to be repeated.
+    """The safety margins that are added to a job's terms, because running times are only estimates
+    and work since the last checkpoint may have to be repeated.
     """
 
-    spare_s: float = 60.0  # time that is reserved before the deadline for small delays
-    spare_share: float = 0.01  # more reserved time, as a share of the work that is left
-    again_s: float = 0.0  # the most work that a preemption repeats
+    spare_s: float = 60.0  # time that is reserved before the deadline, for small delays
+    spare_share: float = 0.01  # additional reserved time, as a share of the work that is left
+    again_s: float = 0.0  # maximum time of work that a preemption may repeat
 
     def keep(self, terms: JobTerms) -> JobTerms:
-        """Return the terms with these margins added."""
+        """Return a copy of the terms with these margins added."""
         return replace(
             terms,
             deadline_s=terms.deadline_s - self.spare_s,

@@ -1,5 +1,5 @@
-"""Recommend the next step of a job with a deadline: turn production's records into the view of the
-policy, and the policy's decision into offers.
+"""Recommends the next step of a job with a deadline. It converts stored observations to the view
+that the policy expects, and the policy's decision to offers.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,20 +25,20 @@ from cavvy.planner.spot.view import (
     SpotQuote,
 )
 
-# While a job runs, at least this share of its work counts as left: the estimate of the running time
-# may be too short.
+# While a job runs, at least this share of its work is assumed to be left, because the estimated
+# running time may be too short.
 _LEAST_LEFT = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The recommended mode. `offers` are the offers to start on, best first; if there are none, the
-    job waits or stays where it is.
+    """The recommended mode of the job. `offers` are the offers on which to start, best first.
+    Without offers, the job waits or stays where it is.
     """
 
     mode: RunMode
     offers: tuple[Offer, ...] = ()
-    stay: bool = False  # the job is already in the recommended state
+    stay: bool = False  # whether the job is already in the recommended state
     again_at: datetime | None = None
     reason: str = ""
 
@@ -52,7 +52,7 @@ def advise(
     avoid: Mapping[str, datetime] | None = None,
     make: PolicyMaker = DeadlinePolicy,
 ) -> Recommendation:
-    """Let a new policy learn from all observations of the job's markets, and turn its decision into
+    """Pass all observations of the job's markets to a new policy, and convert its decision to
     offers.
     """
     policy = make(inputs.terms)
@@ -71,7 +71,7 @@ def recall(
     *,
     avoid: Mapping[str, datetime] | None = None,
 ) -> PolicyView:
-    """Let a policy learn from the observations of each market. Returns the current view."""
+    """Pass the observations of each market to a policy. Returns the current view."""
 
     def seconds(at: datetime) -> float:
         return (at - progress.submitted_at).total_seconds()
@@ -102,7 +102,9 @@ def recall(
 def _quote(
     place: SteeredMarket, assumed: SpotQuote, nodes: int, usable: Collection[str]
 ) -> SpotQuote:
-    """The assumed quote at the current price; unavailable if the offer cannot be used."""
+    """The assumed quote at the current price. Spot is unavailable in the result if the offer cannot
+    be used.
+    """
     spot = place.spot
     fits = (
         spot is not None
@@ -115,8 +117,8 @@ def _quote(
 def _observations(
     inputs: PolicyInputs, knowledge: MarketKnowledge
 ) -> list[tuple[int, Observation]]:
-    """The observations of spot in all markets in the order of their times, each with the index of
-    its market.
+    """All observations of spot in the job's markets, in order of time, each with the index of its
+    market.
     """
     return sorted(
         (
@@ -138,7 +140,8 @@ def _view(
         mode = RunMode.SPOT if current.purchase is Purchase.SPOT else RunMode.ON_DEMAND
         if not progress.works:
             loading_s = max(GRAIN_S, terms.overhead_s - progress.starting_for.total_seconds())
-        if market == NOWHERE:  # a gang in no known market counts as in the first
+        # A gang in an unknown market is treated as if it were in the first market.
+        if market == NOWHERE:
             market, loading_s = 0, loading_s if mode is RunMode.SPOT else max(GRAIN_S, loading_s)
     if mode is RunMode.SPOT:
         here = quotes[market]._replace(up=True, at_risk=progress.at_risk)
@@ -157,7 +160,9 @@ def _view(
 
 
 def _spots(inputs: PolicyInputs, question: PolicyQuestion, market: int) -> tuple[Offer, ...]:
-    """The spot offer of the chosen market, then those of other markets at about the same cost."""
+    """The spot offer of the chosen market, followed by the spot offers of other markets at about
+    the same cost.
+    """
     near = [
         index
         for index in question.near(question.spot_cost(market) * ABOUT)
@@ -180,8 +185,8 @@ def _recommendation(
         offers = _spots(inputs, question, market)
         return Recommendation(mode=mode, offers=offers, again_at=at, reason=reason)
     order = sorted(range(len(inputs.places)), key=lambda i: (i != market, question.fixed_cost(i)))
-    # A job that already runs on demand moves only to the chosen market: a move to another may save
-    # nothing.
+    # A job that already runs on demand moves only to the chosen market, because moving to another
+    # one may save nothing.
     if view.mode is RunMode.ON_DEMAND:
         order = order[:1]
     fixed = [offer for i in order if (offer := inputs.places[i].fixed) is not None]

@@ -1,5 +1,6 @@
-"""Drive the deadline policy of one job: observations in, decisions out. The control plane and the
-trace simulator use this module, and so can any other simulator; docs/guides/simulate.md shows how.
+"""Runs the deadline policy of one job: it receives observations and returns decisions. The control
+plane and the trace simulator use this module. Other simulators can use it, too; see
+docs/guides/simulate.md.
 """
 
 from collections.abc import Sequence
@@ -20,10 +21,11 @@ from cavvy.planner.spot.view import (
 
 
 class PolicySession:
-    """A policy, and the knowledge of one job about its markets.
+    """A policy, and what one job knows about its markets.
 
     Times are seconds since the job was submitted; observations from before the submission have
-    negative times. Markets are numbered as in the terms. Calls must be in the order of their times.
+    negative times. Markets have the numbers that they have in the terms. Calls must be made in
+    order of time.
     """
 
     def __init__(self, policy: MarketPolicy, usd_hr: Sequence[float]) -> None:
@@ -33,19 +35,19 @@ class PolicySession:
     def observe(
         self, at_s: float, market: int, kind: ObservationKind, usd_hr: float | None = None
     ) -> None:
-        """Record an observation, and the spot price if it is known."""
+        """Record an observation. `usd_hr` is the spot price if it is known."""
         self._beliefs.note(at_s, market, kind, usd_hr)
         self._policy.learn(at_s, self._beliefs.known)
 
     def show(self, at_s: float, quotes: tuple[SpotQuote, ...]) -> None:
-        """Record the true quotes of all markets, for simulations of a job that knows everything.
-        They are valid until the next call; `observe` is not used.
+        """Record the true quotes of all markets, for simulations in which the job knows everything.
+        They are valid until the next call. In such a simulation, `observe` is not used.
         """
         self._policy.learn(at_s, quotes)
         self._shown = quotes
 
     def quotes(self, now_s: float, own: int = NOWHERE) -> tuple[SpotQuote, ...]:
-        """The known or assumed quotes; `own` is the market in which the job has spot."""
+        """The known or assumed quotes. `own` is the market in which the job runs on spot."""
         if self._shown:
             return self._shown
         quotes = self._beliefs.assume(now_s)
@@ -54,7 +56,7 @@ class PolicySession:
         return tuple(quotes)
 
     def decide(self, view: PolicyView) -> PolicyDecision:
-        """The decision for the job's current state; `view.quotes` are ignored.
+        """The decision for the job's current state. `view.quotes` is ignored.
 
         Ask again at the decision's `again_s`, at `changes_at`, and after each observation.
         """
@@ -65,7 +67,9 @@ class PolicySession:
         )
 
     def changes_at(self, now_s: float) -> float:
-        """The time when an assumed quote changes next without an observation; may be infinite."""
+        """The next time at which an assumed quote changes without a new observation. May be
+        infinite.
+        """
         return self._beliefs.changes_at(now_s)
 
 
@@ -75,7 +79,7 @@ def start_session(
     margins: PolicyMargins,
     make: PolicyMaker = DeadlinePolicy,
 ) -> PolicySession:
-    """Start the session of one job, whose policy keeps these margins. `usd_hr` are the current spot
-    prices of the markets.
+    """Start the session of one job. `usd_hr` are the current spot prices of the markets. The policy
+    adds `margins` to the terms.
     """
     return PolicySession(make(margins.keep(terms)), usd_hr)

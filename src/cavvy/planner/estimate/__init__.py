@@ -1,1 +1,3 @@
-"""Estimate the memory and time of a training step on a device before renting it. No I/O."""
+"""Estimates the memory and the time of a training step on a device before the device is rented. No
+I/O.
+"""

@@ -1,5 +1,5 @@
-"""The rates of an accelerator: the peaks of its data sheet (from the catalog), and the share of
-these peaks that real programs reach.
+"""The rates of an accelerator: the peak rates of its data sheet (from the catalog), and the share
+of these peaks that real programs reach.
 """
 
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cavvy.catalog.accelerators import Accelerator, Precision, Vendor, find_accelerator
 
-# The largest share of the peak that was measured for bf16 matrix products over all shapes:
+# The largest share of the peak that was measured for bf16 matrix products of any shape:
 # stas00/ml-engineering, "Maximum Achievable Matmul FLOPS" (MAMF), tables read 2026-11-20 (torch 2.5
 # to 2.10). For the H200 the source states "the same as H100".
 ACHIEVED: dict[str, float] = {
@@ -21,18 +21,18 @@ ACHIEVED: dict[str, float] = {
     "MI300X": 0.514,
     "MI325X": 0.604,
     "MI355X": 0.680,
-    # Fitted by benchmarks/estimate_steps.py to vision models of timm. The card exceeds the peak of
-    # its data sheet, since its clock is higher than the data sheet assumes.
+    # Fitted by benchmarks/estimate_steps.py to vision models of timm. The measured rate exceeds the
+    # peak of the data sheet, because the card's clock is higher than the data sheet assumes.
     "RTX3090": 1.2,
     "Gaudi2": 0.969,
     "Gaudi3": 0.741,
 }
-# For models that the table lacks, assumed from the table's models of the same vendor
+# Assumed for models that the table lacks, from the table's models of the same vendor.
 ACHIEVED_ELSEWHERE = {Vendor.NVIDIA: 0.80, Vendor.AMD: 0.55}
 ACHIEVED_UNKNOWN = 0.60  # assumed for all other vendors
 
-# Bytes per second, one way, between accelerators that are connected only by PCIe. PCI-SIG: 16 lanes
-# carry 15.75, 31.5 and 63 GB/s in each direction in generations 3, 4 and 5.
+# Bytes per second in one direction between accelerators that are connected only by PCIe. PCI-SIG:
+# 16 lanes carry 15.75, 31.5 and 63 GB/s in each direction in generations 3, 4 and 5.
 _BUS = {
     "PCIe 3.0 x16": 15.75e9,
     "PCIe 4.0 x16": 31.5e9,
@@ -44,22 +44,24 @@ _BUS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
     """The rates of one accelerator: peak FLOP/s by precision, the share of the peak that programs
-    reach, and bytes per second.
+    reach, and bandwidths in bytes per second.
     """
 
     name: str
     memory_mib: int
     half: float  # the peak in bf16, or in fp16 if the device has no bf16
-    tf32: float  # the fp32 peak if the device has no tf32
+    tf32: float  # the tf32 peak, or the fp32 peak if the device has no tf32
     fp32: float
-    fp8: float  # the half-precision peak if the device has no fp8
+    fp8: float  # the fp8 peak, or the half-precision peak if the device has no fp8
     achieved: float  # share of the peak that matrix products reach
-    bandwidth: float  # bytes per second of the device's memory
-    link: float  # bytes per second, one way, to the other accelerators of the node
+    bandwidth: float  # bandwidth of the device's memory in bytes per second
+    link: float  # bandwidth to the other accelerators of the node in bytes per second and direction
 
 
 def device_of(name: str, memory_mib: int | None = None) -> DeviceRates | None:
-    """The rates of the accelerator with this name; None if the catalog lacks its figures."""
+    """The rates of the accelerator with this name. None if the catalog does not have its data
+    sheet.
+    """
     known = find_accelerator(name)
     if known is None:
         return None

@@ -1,4 +1,4 @@
-"""The measured errors of estimated step times, by the kind of the model."""
+"""The measured errors of estimated step times, for each kind of model."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -16,23 +16,24 @@ from cavvy.planner.estimate.profile import WorkProfile
 from cavvy.planner.estimate.settings import StepSettings
 
 _MEASURED_ON = "H200"
-# Shares of a step's time. Kernels with a smaller share than this do not affect the kind of the
-# model.
+# Minimum shares of a step's time. Kernels with a smaller share do not affect the kind of the model.
 _MATTERS = 0.05
-_CONVOLUTIONAL = 0.2  # minimum share of convolutions in a convolutional network
-_OTHER_KINDS = frozenset(  # kernels of other networks than transformers
+# minimum share of convolutions in a model that is classified as a convolutional network
+_CONVOLUTIONAL = 0.2
+_OTHER_KINDS = frozenset(  # kernels that occur only in networks other than transformers
     {"conv", "grouped_conv", "depthwise", "batch_norm", "group_norm", "pooling"}
 )
 # Operations that an image classifier does not need: concatenation of channels, as in a U-Net,
 # upsampling, and losses for each pixel.
 _FOREIGN = ("cat", "upsample", "nll_loss2d")
-_CLASS_LOSS = "nll_loss_forward"  # part of a cross-entropy loss with one class for each image
+# the operation that computes a cross-entropy loss with one class per image
+_CLASS_LOSS = "nll_loss_forward"
 _SCATTERS = frozenset({"index_add", "scatter", "scatter_", "scatter_add", "scatter_reduce"})
 
 
 class ModelKind(StrEnum):
-    """The kinds of models whose steps were measured: the first two on an H200, other convolutional
-    networks for images on an RTX 3090 only.
+    """The kinds of models whose steps were measured. The first two kinds were measured on an H200.
+    The third kind, other convolutional networks for images, was measured only on an RTX 3090.
     """
 
     TRANSFORMER = "transformers"
@@ -43,8 +44,8 @@ class ModelKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredError:
-    """Absolute errors of step times as shares, over `steps` measured steps. `most` is the largest
-    error; if `is_share` is True, it is the error that nine of ten steps do not exceed.
+    """Absolute errors of step times, as shares, over `steps` measured steps. `most` is the largest
+    error or, if `is_share` is true, the error that nine of ten steps do not exceed.
     """
 
     median: float
@@ -53,8 +54,8 @@ class MeasuredError:
     is_share: bool = False
 
 
-# From docs/reference/estimate.md: the errors on one H200 with each family of models left out, and
-# the errors with each accelerator left out.
+# From docs/reference/estimate.md: the errors on one H200 if each family of models in turn is left
+# out of the calibration, and the errors if each accelerator in turn is left out.
 ERRORS = {
     ModelKind.TRANSFORMER: MeasuredError(median=0.05, most=0.27, steps=18),
     ModelKind.RESIDUAL: MeasuredError(median=0.14, most=0.22, steps=10),
@@ -63,7 +64,9 @@ ELSEWHERE = MeasuredError(median=0.15, most=0.51, steps=181, is_share=True)
 
 
 def find_kind(profile: WorkProfile) -> ModelKind:
-    """The kind of a model, derived from the shares of its kernels in a step's time on an H200."""
+    """The kind of a model. It is derived from the shares of the model's kernels in the time of a
+    step on an H200.
+    """
     times, operations = _shares(profile)
     if profile.assumed or _find_rare(times, operations):
         return ModelKind.OTHER
@@ -91,8 +94,8 @@ def find_error(
 
 
 def list_unmeasured(profile: WorkProfile, run: StepSettings) -> list[str]:
-    """The properties of this step that no measured step has, as nouns. The list is empty if such
-    steps were measured.
+    """The properties of this step that no measured step has, as nouns for a sentence. The list is
+    empty if all of them were measured.
     """
     found = []
     if find_kind(profile) is ModelKind.OTHER:
@@ -109,7 +112,7 @@ def list_unmeasured(profile: WorkProfile, run: StepSettings) -> list[str]:
 
 
 def _find_rare(times: Mapping[str, float], operations: Mapping[str, float]) -> str:
-    """A kind of work that no measured step contains, or ""."""
+    """A kind of work in this step that no measured step contains, or ""."""
     if sum(operations[name] for name in _SCATTERS) >= _MATTERS:
         return "scattered sums, as in graph networks"
     bags = sum(share for name, share in operations.items() if name.startswith("_embedding_bag"))

@@ -1,5 +1,5 @@
-"""Estimate the time of one kernel on a device: its arithmetic at a rate that depends on its kind
-and shape, and its memory traffic at a share of the bandwidth that depends on its kind.
+"""Estimates the time of one kernel on a device. Arithmetic runs at a rate that depends on the
+kernel's kind and shape. Memory traffic runs at a share of the bandwidth that depends on the kind.
 """
 
 from dataclasses import dataclass
@@ -14,33 +14,36 @@ from cavvy.planner.estimate.settings import StepSettings
 class KernelConstants:
     """The calibrated constants of kernels."""
 
-    # The rates of large matrix products, as shares of the best rate over all shapes
+    # The rates of large matrix products, as shares of the best measured rate of any shape
     # (`DeviceRates.achieved`)
     half: float = 0.8755
     tf32: float = 0.4872
     fp32: float = 0.9351
-    # Half-precision products of inner length k reach k / (k + depth) of the rate. For a slower
-    # precision, `depth` is multiplied by its peak divided by the half-precision peak.
+    # Half-precision products with inner length k reach k / (k + depth) of the rate. For a slower
+    # precision, `depth` is multiplied by (its peak / the half-precision peak).
     depth: float = 209.9
 
-    # Rates as shares of the rates of large matrix products
+    # rates as shares of the rate of large matrix products
     conv: float = 0.8977  # convolutions in half precision
     wide_conv: float = 0.7155  # convolutions in tf32 and fp32
-    conv_depth: float = 96.32  # like `depth`, for convolutions
+    conv_depth: float = 96.32  # the same as `depth`, but for convolutions
     # Convolutions with n results per pixel reach n / (n + conv_columns) of their rate.
     conv_columns: float = 36.46
     grouped_conv: float = 0.3008
-    attention: float = 0.2532  # in half precision
-    wide_attention: float = 0.682  # in tf32 and fp32
-    # On faster devices attention reaches a smaller share: the share falls with this power of the
+    attention: float = 0.2532  # attention in half precision
+    wide_attention: float = 0.682  # attention in tf32 and fp32
+    # Attention reaches a smaller share on faster devices: the share falls with this power of the
     # half-precision peak.
     attention_falloff: float = 0.2858
-    depthwise_rate: float = 0.1465  # one channel per group: a share of the fp32 peak
+    # convolutions with one channel per group, as a share of the fp32 peak
+    depthwise_rate: float = 0.1465
 
-    # Real bandwidths grow with the power (1 - bandwidth_falloff) of those of the data sheets.
+    # Real bandwidths grow more slowly than those of the data sheets: with the power (1 -
+    # bandwidth_falloff).
     bandwidth_falloff: float = 0.1661
-    # Shares of the bandwidth
-    operands: float = 0.4997  # operands and results of products, dense convolutions and attention
+    # shares of the bandwidth
+    # reading operands and writing results of products, dense convolutions and attention
+    operands: float = 0.4997
     depthwise: float = 0.3298
     pointwise: float = 0.4878
     copy: float = 0.8224
@@ -49,17 +52,17 @@ class KernelConstants:
     layer_norm: float = 0.3712
     softmax: float = 0.4254
     pooling: float = 0.3974  # also interpolation
-    look_up: float = 0.4044  # embeddings, indexing and scattering
-    reduction: float = 0.4114  # sums, means, maxima and scans
-    # A half-precision convolution that is not channels-last also moves this many times its bytes
-    # at the full bandwidth.
+    look_up: float = 0.4044  # embeddings, indexing and scatter operations
+    reduction: float = 0.4114  # sums, means, maxima and scans (cumulative sums)
+    # A half-precision convolution whose memory format is not channels-last moves its bytes this
+    # many more times, at the full bandwidth.
     layout: float = 8.489
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSetting:
-    """The conditions of a kernel: the device, the step's settings and precision, and the batch as a
-    multiple of the profile's batch.
+    """The conditions under which a kernel runs: the device, the step's settings, the precision, and
+    the batch as a multiple of the profile's batch.
     """
 
     device: DeviceRates
@@ -69,21 +72,22 @@ class KernelSetting:
     constants: KernelConstants
 
 
-PRODUCTS = frozenset({"matmul", "conv", "attention"})  # kinds that are limited by arithmetic
+PRODUCTS = frozenset({"matmul", "conv", "attention"})  # kinds whose time is limited by arithmetic
 
-# Slower devices come closer to the FLOP/s of their data sheets: real rates grow with the power 1 -
-# _FALLOFF, which is 0.9, of these. In the three tables of docs/reference/estimate.md the exponents
-# of arithmetic and bandwidth add up to about 0.9.
+# Slower devices come closer to the FLOP/s of their data sheets. Real rates grow with the power 1 -
+# _FALLOFF = 0.9 of the data sheet's rates. In the three tables of docs/reference/estimate.md, the
+# exponents of arithmetic and bandwidth add up to about 0.9.
 _FALLOFF = 0.1
-_H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # the device of the measurements
+_H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # the device on which the constants were measured
 
 # Seconds from the end of one kernel to the start of the next on a busy device (assumed from the
 # times that profilers show for CUDA streams).
 _GAP_S = 2e-6
-# Arithmetic and memory traffic of one kernel overlap: the time of both is (a^3 + b^3)^(1/3).
+# Arithmetic and memory traffic of one kernel overlap. If they alone take a and b, both together
+# take (a^3 + b^3)^(1/3).
 _OVERLAP = 3
-# Library kernels compute tiles of about 128 x 128 results, and split an inner length of more than
-# 512 where a product has fewer tiles than a device has processors (an H200 has 132).
+# Library kernels compute tiles of about 128 x 128 results. If a product has fewer tiles than the
+# device has processors (an H200 has 132), kernels split inner lengths of more than 512.
 _TILE, _SPLIT, _PROCESSORS = 128, 512, 132
 # Rows and columns of a product are padded to a multiple of this, in half and in full precision
 # (NVIDIA, "Matrix Multiplication Background User's Guide": dimensions aligned to 128 bytes).
@@ -116,18 +120,18 @@ def kernel_time(kernel: KernelProfile, setting: KernelSetting) -> float:
         arithmetic = _arithmetic(kernel, kind, setting)
         seconds = (arithmetic**_OVERLAP + seconds**_OVERLAP) ** (1 / _OVERLAP)
     elif setting.run.compile:
-        return seconds  # the compiler fuses many kernels into a few
+        return seconds  # The compiler fuses many kernels into a few.
     return seconds + _extra(kernel, moved, setting) + _GAP_S
 
 
 def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
-    """The bandwidth in bytes per second, of which real kernels reach the shares in `constants`."""
+    """The bandwidth in bytes per second. The shares in `constants` are shares of this value."""
     ratio = _H200_BANDWIDTH / device.bandwidth
     return float(device.bandwidth * ratio**constants.bandwidth_falloff)
 
 
 def name_kind(kernel: KernelProfile) -> str:
-    """The kind that determines a kernel's rate; it distinguishes more kinds than `kernel.kind`."""
+    """The kind that determines a kernel's rate. It is more specific than `kernel.kind`."""
     if kernel.kind == "conv" and kernel.size[0] > 1:
         return "depthwise" if kernel.size[2] <= 1 else "grouped_conv"
     if kernel.kind == "reduction":
@@ -147,7 +151,7 @@ def _share(kind: str, constants: KernelConstants) -> float:
 
 
 def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> float:
-    """Seconds of a kernel's arithmetic."""
+    """The seconds that the arithmetic of a kernel takes."""
     constants, wide = setting.constants, not _is_half(kernel, setting.precision)
     groups, rows, columns, depth = _shape(kernel, setting.scale)
     rate = _rate(kernel, setting)
@@ -174,14 +178,14 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
 
 
 def _padded(size: float, step: int) -> float:
-    """The factor by which the size grows if it is rounded up to a multiple of `step`."""
+    """The factor by which a size grows when it is rounded up to a multiple of `step`."""
     return ceil(size / step) * step / size
 
 
 def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, float]:
-    """The shape as a matrix product (groups, rows, columns, inner length) at another batch. The
-    batch is the number of products, the rows of a product with parameters, or else the inner length
-    of the product that makes the gradient of parameters.
+    """The shape as a matrix product (groups, rows, columns, inner length) for another batch size.
+    The batch changes the number of products. In a product with parameters, it changes the rows
+    instead; in a product that computes the gradient of parameters, the inner length.
     """
     groups, rows, columns, depth = (max(1.0, float(each)) for each in kernel.size)
     if kernel.kind == "conv" or kernel.fixed_bytes:
@@ -192,7 +196,9 @@ def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, fl
 
 
 def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float:
-    """The seconds that channels-last memory or fused attention would save."""
+    """The additional seconds of a kernel because the step does not use channels-last memory or
+    fused attention.
+    """
     constants = setting.constants
     bandwidth = bandwidth_of(setting.device, constants)
     is_half = _is_half(kernel, setting.precision)
@@ -201,7 +207,7 @@ def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float
         return constants.layout * moved / bandwidth
     if kernel.kind == "attention" and setting.run.math_attention:
         heads, queries, keys, _ = kernel.size
-        # Scores, mask, softmax and product are each written to memory and read again.
+        # Scores, mask, softmax and product are each written to memory and read back.
         passes = 10 if kernel.backward else 8
         scores = heads * queries * keys * setting.scale * (4 if kernel.wide else 2)
         return passes * scores / (bandwidth * constants.softmax)
@@ -213,7 +219,7 @@ def _is_half(kernel: KernelProfile, precision: str) -> bool:
 
 
 def _rate(kernel: KernelProfile, setting: KernelSetting) -> float:
-    """The FLOP/s of a large product in the kernel's precision."""
+    """The FLOP/s that a large product reaches in the kernel's precision."""
     device, constants = setting.device, setting.constants
     share = constants.half
     if not _is_half(kernel, setting.precision):
@@ -225,7 +231,7 @@ def _rate(kernel: KernelProfile, setting: KernelSetting) -> float:
 
 
 def _peak(kernel: KernelProfile, setting: KernelSetting) -> float:
-    """The data sheet's FLOP/s in the kernel's precision."""
+    """The peak FLOP/s of the data sheet in the kernel's precision."""
     device, precision = setting.device, setting.precision
     if not _is_half(kernel, precision):
         return device.tf32 if precision == "tf32" else device.fp32

@@ -1,4 +1,6 @@
-"""Estimate the peak memory of a step from its profile, and the memory that a device must have."""
+"""Estimates the peak memory of a step from its profile, and the memory that a device needs for
+it.
+"""
 
 from dataclasses import dataclass
 
@@ -7,29 +9,29 @@ from cavvy.planner.estimate.settings import StepSettings, optimizer_costs
 
 MIB = 1 << 20
 
-# PyTorch's allocator hands out blocks up to 1 MiB larger than requested
-# (c10/cuda/CUDACachingAllocator.cpp), and cuBLAS keeps 32 MiB per handle on Hopper. Both together
-# were measured at 0.1 to 0.4 GiB on steps of 2 to 46 GiB (docs/reference/estimate.md).
+# PyTorch's allocator returns blocks that are up to 1 MiB larger than requested
+# (c10/cuda/CUDACachingAllocator.cpp), and cuBLAS keeps 32 MiB per handle on Hopper. Together, these
+# were measured at 0.1 to 0.4 GiB in steps of 2 to 46 GiB (docs/reference/estimate.md).
 ROUNDING = 1.01
 WORKSPACE_MIB = 64
 
-# The share of the recomputable activations that a compiled model keeps anyway. The value is fitted
-# to one model, GPT-2 (with 0 the estimate is 14 % below the measurement); ResNet-50 has almost
+# A compiled model keeps this share of the activations that it could recompute. The value is fitted
+# to one model, GPT-2 (with 0, the estimate is 14 % below the measurement). ResNet-50 has almost
 # nothing to recompute.
 KEPT_COMPILED = 0.15
 
-# Because of fragmentation, the allocator reserves more than its peak: on an H200 at most 25 % more
-# than a step's own tensors (docs/reference/estimate.md). Parameters and optimizer state are
-# allocated once, so a smaller margin is assumed for them. CONTEXT_MIB, for the driver's context,
-# loaded kernels and cuDNN's workspaces, is added to this.
+# Because of fragmentation, the allocator reserves more memory than the tensors use at their peak:
+# on an H200, at most 25 % more than the tensors of the step itself (docs/reference/estimate.md).
+# Parameters and optimizer state are allocated only once, so a smaller margin is assumed for them.
+# CONTEXT_MIB is added for the driver's context, loaded kernels and cuDNN's workspaces.
 MARGIN, STATE_MARGIN = 0.25, 0.10
 CONTEXT_MIB = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """The memory for one accelerator, in MiB. `peak` is the memory of the tensors; `needed` is the
-    memory that the device must have, which includes a margin.
+    """The memory on one accelerator, in MiB. `peak` is the memory of the tensors. `needed` is the
+    memory that the device must have; it includes a margin.
     """
 
     parameters: float
@@ -42,8 +44,8 @@ class MemoryEstimate:
 
 
 def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
-    """Estimate the memory of `profile` with these settings. The result is the peak of the forward
-    and backward pass or the peak of the optimizer's step, whichever is higher.
+    """Estimate the memory of `profile` with these settings. The result is the higher of two peaks:
+    that of the forward and backward pass, and that of the optimizer step.
     """
     batch = run.batch or profile.batch
     scale = batch / profile.batch
@@ -73,12 +75,12 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
 def _passes(
     profile: WorkProfile, run: StepSettings, scale: float, shards: int
 ) -> tuple[float, float]:
-    """Return the bytes in use at the peak of the forward and backward pass, and how many of them
-    are activations.
+    """Return the bytes in use at the peak of the forward and backward pass, and the part of them
+    that are activations.
     """
     more = _scores(profile) * scale if run.math_attention else 0.0
-    # With sharding, the parameters of two layers are gathered at a time; the model is assumed to
-    # have at least 16 layers.
+    # With sharding, the parameters of two layers are gathered at the same time. The model is
+    # assumed to have at least 16 layers.
     if run.shard:
         more += profile.parameter_bytes / 8
 
@@ -96,7 +98,7 @@ def _passes(
 
 
 def _scores(profile: WorkProfile) -> float:
-    """The bytes that attention without a fused kernel needs in addition: the softmax of the scores
+    """The additional bytes that attention needs without a fused kernel: the softmax of the scores
     of every layer, and twice the scores of the largest layer.
     """
     each = [

@@ -1,5 +1,5 @@
 """The work profile: the FLOPs, memory traffic and memory use of one micro-batch. `cavvy.train`
-writes it as plain data.
+writes profiles as JSON-compatible data.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ FORMAT = "cavvy-work-profile/1"
 
 
 class ProfileError(ValueError):
-    """The data is not a work profile; the message states the field and the reason."""
+    """The data is not a work profile. The message names the field and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelProfile:
-    """`count` equal kernels of one step. The other figures are for a single kernel; `bytes` is the
-    number of bytes that it reads and writes.
+    """Equal kernels of one step; `count` is their number. The other values are for a single kernel.
+    `bytes` is the number of bytes that it reads and writes.
     """
 
     kind: str  # matmul, conv, attention, reduction, copy, index, pointwise
@@ -23,10 +23,12 @@ class KernelProfile:
     backward: bool
     flops: float
     bytes: float
-    fixed_bytes: float  # the part of `bytes` that is parameters and does not grow with the batch
-    fused_bytes: float  # the bytes that remain if a compiler fuses kernels
-    # Matrix products: their number, rows, columns and inner length. Convolutions: groups, pixels,
-    # channels and inputs of a result. Attention: heads x batch, queries, keys and width of a head.
+    # the part of `bytes` that belongs to parameters and does not grow with the batch
+    fixed_bytes: float
+    fused_bytes: float  # the bytes that are still moved if a compiler fuses kernels
+    # For matrix products: their number, rows, columns and inner length. For convolutions: groups,
+    # pixels, output channels, and inputs per output. For attention: heads x batch, queries, keys,
+    # and width of a head.
     size: tuple[int, int, int, int]
     count: int
     name: str = ""  # PyTorch's name of the operation; "" in profiles of earlier versions
@@ -34,20 +36,21 @@ class KernelProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """The memory in use at one moment of a micro-batch, in bytes, without parameters, buffers and
-    optimizer state.
+    """The memory in use at one moment of a micro-batch, in bytes. Parameters, buffers and optimizer
+    state are not included.
     """
 
     activations: float  # all tensors of the step except gradients
-    # the part of `activations` that does not grow with the batch: parameters cast to another type
+    # the part of `activations` that does not grow with the batch: parameters that were cast to
+    # another type
     fixed: float
     gradients: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveProfile:
-    """`count` equal exchanges between accelerators in each step: their kind, and the bytes that
-    each accelerator sends in each exchange.
+    """Equal exchanges of data between accelerators in each step; `count` is their number. `kind` is
+    the kind of exchange, and `bytes` is what each accelerator sends in one exchange.
     """
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all
@@ -68,13 +71,13 @@ class WorkProfile:
     parameter_bytes: float
     gradient_bytes: float
     buffer_bytes: float
-    # Each entry is the moment of highest memory use for some batch size or sharding.
+    # Each entry is the moment with the highest memory use for some batch size or sharding.
     peaks: tuple[PeakMemory, ...]
     peaks_compiled: tuple[PeakMemory, ...]
     kernels: tuple[KernelProfile, ...]
     collectives: tuple[CollectiveProfile, ...] = ()
-    # A trace computes no values. For each size that depends on values, one text states where the
-    # size occurs and which size was assumed.
+    # A trace computes no values. For each size that depends on values, a text states the line of
+    # code and the assumed size.
     assumed: tuple[str, ...] = ()
 
     @property
@@ -84,7 +87,7 @@ class WorkProfile:
 
 
 def read_profile(data: object) -> WorkProfile:
-    """Read a profile from plain data. Raises ProfileError if the data is not a work profile."""
+    """Read a profile from JSON data. Raises ProfileError if the data is not a work profile."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ProfileError(f"not a work profile: its `format` is not {FORMAT!r}")
     try:

@@ -1,5 +1,6 @@
-"""Estimate the time of a step from its profile and a device: the times of its kernels, its update
-and its communication. The host's launch time also limits a step.
+"""Estimates the time of a step from its profile and a device: the time of the kernels, of the
+optimizer step and of the communication. The time in which the host launches kernels also limits a
+step.
 """
 
 from dataclasses import dataclass, field
@@ -18,13 +19,13 @@ from cavvy.planner.estimate.settings import StepSettings, optimizer_costs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineConstants:
-    """The calibrated constants of the model."""
+    """The calibrated constants of the time estimate."""
 
     kernels: KernelConstants = field(default_factory=KernelConstants)
     update: float = 0.539  # share of the bandwidth that the optimizer's step reaches
-    # The host's microseconds, including Python and autograd: for the launch of one forward kernel
-    # and of one backward kernel, the addition for a convolution, and for each parameter tensor and
-    # each step of the optimizer.
+    # Microseconds of the host, including Python and autograd: to launch one forward kernel, to
+    # launch one backward kernel, the additional time for a convolution, for each parameter tensor,
+    # and for each optimizer step.
     host_us: float = 22.29
     host_backward_us: float = 37.39
     host_conv_us: float = 67.63
@@ -36,25 +37,29 @@ class RooflineConstants:
 # docs/reference/estimate.md.
 CALIBRATED = RooflineConstants()
 
-# The host's time for a compiled step as a share of its time for the uncompiled step: there are
-# fewer kernels, and no Python runs between them.
+# The host's time for a compiled step, as a share of its time for the uncompiled step. A compiled
+# step has fewer kernels, and no Python runs between them.
 _COMPILED_LAUNCH = 0.3
-# Host and device overlap: the time of both is (a^6 + b^6)^(1/6), close to the larger of the two.
+# Host and device work at the same time. If they alone take a and b, both together take (a^6 +
+# b^6)^(1/6), which is close to the larger of the two.
 _BLEND = 6
-_LINK_SHARE = 0.7  # share of a link's rate that ring collectives of large messages reach (assumed)
-_EXPOSED = 0.3  # share of communication that the backward pass does not hide (assumed)
+# share of the link's rate that ring collectives reach for large messages (assumed)
+_LINK_SHARE = 0.7
+_EXPOSED = 0.3  # share of the communication that does not overlap with the backward pass (assumed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """The times of one optimizer step, in seconds. `device` and `host` overlap."""
+    """The times of one optimizer step, in seconds. `device` and `host` overlap in time."""
 
     total: float
     device: float
     host: float
-    communication: float  # the part that does not overlap with the backward pass
-    arithmetic: float  # part of the device's time in matrix products, convolutions and attention
-    samples_per_s: float  # of all accelerators together
+    # the part of the communication that does not overlap with the backward pass
+    communication: float
+    # the part of the device's time that is spent in matrix products, convolutions and attention
+    arithmetic: float
+    samples_per_s: float  # samples per second of all accelerators together
     mfu: float  # achieved FLOP/s as a share of the data sheet's peak
 
 
@@ -103,14 +108,14 @@ def estimate_step(
 
 
 def peak_of(device: DeviceRates, precision: str) -> float:
-    """The data sheet's FLOP/s for matrix products at this precision."""
+    """The peak FLOP/s of the data sheet for matrix products at this precision."""
     if precision in ("bf16", "fp16"):
         return device.half
     return {"tf32": device.tf32, "fp8": device.fp8}.get(precision, device.fp32)
 
 
 def _host_time(profile: WorkProfile, run: StepSettings, constants: RooflineConstants) -> float:
-    """The seconds that the host needs to launch all kernels of a step."""
+    """The seconds that the host needs to launch all kernels of one step."""
     micro = 0.0
     for kernel in profile.kernels:
         each = constants.host_backward_us if kernel.backward else constants.host_us
@@ -123,8 +128,8 @@ def _host_time(profile: WorkProfile, run: StepSettings, constants: RooflineConst
 
 
 def _communication(profile: WorkProfile, device: DeviceRates, run: StepSettings) -> float:
-    """Seconds of ring collectives in one step. Gradients are reduced once; with sharding, the
-    parameters are also gathered twice in each micro-batch.
+    """The seconds of ring collectives in one step. Gradients are reduced once per step. With
+    sharding, parameters are also gathered twice per micro-batch.
     """
     count = run.accelerators
     link = device.link * _LINK_SHARE

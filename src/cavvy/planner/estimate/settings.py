@@ -1,12 +1,13 @@
-"""The settings of a step that a user can choose, and the bytes that each optimizer needs per
-parameter.
+"""The settings of a training step that a user can choose, and the bytes that each optimizer needs
+per parameter.
 """
 
 from dataclasses import dataclass
 
-# Bytes of state per parameter, and bytes that a step moves per parameter in PyTorch's `foreach`
-# implementation (counted in torch/optim: the reads and writes of each pass over float32 tensors).
-# Adafactor keeps only one row and one column of a matrix as its state.
+# For each optimizer: the bytes of its state per parameter, and the bytes that one step reads and
+# writes per parameter in PyTorch's `foreach` implementation (counted in torch/optim as the reads
+# and writes of each pass over float32 tensors). Adafactor's state is only one row and one column
+# per matrix.
 OPTIMIZERS: dict[str, tuple[float, float]] = {
     "sgd": (0, 12),
     "momentum": (4, 24),
@@ -23,26 +24,27 @@ OPTIMIZERS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """The settings that a profile runs with. If `batch`, `precision` or `optimizer` is None, the
-    profile's own value applies.
+    """The settings with which a profile is evaluated. If `batch`, `precision` or `optimizer` is
+    None, the value in the profile is used.
     """
 
-    batch: int | None = None  # samples of one micro-batch on one accelerator
+    batch: int | None = None  # number of samples in one micro-batch on one accelerator
     precision: str | None = None
     optimizer: str | None = None
     compile: bool = False
     channels_last: bool = False
-    math_attention: bool = False  # whether unfused attention is used, which stores all scores
+    # whether attention runs without a fused kernel and therefore stores all scores
+    math_attention: bool = False
     accumulate: int = 1
     accelerators: int = 1
     nodes: int = 1
-    # Whether parameters, gradients and optimizer state are sharded over all accelerators (FSDP);
-    # otherwise each accelerator has a full copy.
+    # Whether parameters, gradients and optimizer state are sharded over all accelerators (FSDP).
+    # Otherwise each accelerator has a full copy.
     shard: bool = False
 
 
 def optimizer_costs(name: str) -> tuple[float, float]:
-    """The bytes of state and the bytes that a step moves, both per parameter. An unknown optimizer
-    counts as AdamW.
+    """The bytes of state per parameter, and the bytes that a step reads and writes per parameter.
+    An unknown optimizer is treated as AdamW.
     """
     return OPTIMIZERS.get(name.lower().replace("_", ""), OPTIMIZERS["adamw"])

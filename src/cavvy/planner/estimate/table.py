@@ -1,5 +1,5 @@
-"""Estimate a profile on every known accelerator: whether it fits, its speed, and the rate of a
-node.
+"""Evaluates a profile on every known accelerator: whether it fits into memory, its speed, and the
+samples per second of a node.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +14,8 @@ from cavvy.planner.estimate.settings import StepSettings
 from cavvy.planner.estimate.transfer import MeasuredRate, carry
 
 COUNTS = (1, 2, 3, 4, 6, 8, 10, 16)  # the numbers of accelerators per node that providers offer
-# The part of the nominal memory that drivers and error correction use: about the difference that
-# vendors' tools show.
+# The part of the nominal memory that drivers and error correction use. It is about the difference
+# that the vendors' tools show.
 _RESERVED_MIB = 512
 
 
@@ -29,12 +29,12 @@ class DeviceEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the device has the needed memory, including its margin."""
+        """Whether the device has the needed memory. The need includes a margin."""
         return self.memory.needed <= self.device.memory_mib - _RESERVED_MIB
 
 
 def list_devices() -> tuple[DeviceRates, ...]:
-    """Every accelerator of the catalog in each memory size for which the figures are known."""
+    """All accelerators of the catalog with known data sheets, one entry for each memory size."""
     found = (device_of(row.name, size.mib) for row in list_accelerators() for size in row.memory)
     return tuple(device for device in found if device is not None)
 
@@ -56,8 +56,8 @@ def device_key(device: DeviceRates, count: int) -> str:
 def make_rates(
     profile: WorkProfile, run: StepSettings, counts: Iterable[int] = COUNTS
 ) -> dict[str, float]:
-    """Samples per second of a node for each device and count on which the step fits, by the keys
-    of `work.rates`.
+    """The samples per second of a node, for each device and count on which the step fits. The keys
+    are those of `work.rates`.
     """
     rates = {}
     for device in list_devices():
@@ -74,16 +74,16 @@ def correct_rates(
     precision: str = "bf16",
     counts: Sequence[int] = COUNTS,
 ) -> dict[str, float]:
-    """Replace estimates in `rates` with measurements, and scale the other estimates by the median
+    """Replace estimates in `rates` by measurements. Multiply the other estimates by the median
     ratio of measurement to estimate.
 
-    If `rates` is empty, the rates of the other accelerators are derived from the measurements.
+    If `rates` is empty, the rates of all other accelerators are derived from the measurements.
     """
     read = {key: _read(key, rate) for key, rate in measured.items()}
     known = [each for each in read.values() if each is not None]
     others = {
         key: measured[key] for key, each in read.items() if each is None
-    }  # rates of CPUs, and of devices whose figures are unknown
+    }  # rates of CPUs, and of devices without a known data sheet
     if not known:
         return {**rates, **others}
     if rates:

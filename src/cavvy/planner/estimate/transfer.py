@@ -1,5 +1,5 @@
-"""Estimate the rate on one accelerator from rates measured on others, by a power law with a
-prior.
+"""Estimates the rate on one accelerator from rates that were measured on others. The estimate is a
+power law with a prior.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from math import exp, hypot, log
 from cavvy.planner.estimate.devices import DeviceRates
 from cavvy.planner.estimate.roofline import peak_of
 
-# The spread of rates that are derived from one measurement, as a natural logarithm: for another
-# device, and for each factor of e between the counts. `benchmarks/estimate.py` shows that 80 % of
-# the measurements in public tables are within this spread (docs/reference/estimate.md).
+# The spread of rates that are derived from one measurement, as natural logarithms: for another
+# device, and for each factor of e between the two counts. `benchmarks/estimate.py` shows that 80 %
+# of the measurements in public tables are within this spread (docs/reference/estimate.md).
 _OTHER_DEVICE = 0.4
 _OTHER_COUNT = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRate:
-    """The rate of a workload that was measured on `count` accelerators."""
+    """The rate of a workload, measured on `count` accelerators."""
 
     device: DeviceRates
     count: int
@@ -32,7 +32,8 @@ class ExponentPrior:
     arithmetic: float = 0.5  # exponent of achieved FLOP/s
     bandwidth: float = 0.4
     count: float = 0.92
-    # The prior counts as this many measurements whose feature is a factor of e from the mean.
+    # The weight of the prior: it counts as this many measurements whose feature is a factor of e
+    # away from the mean.
     firmness: float = 3.0
 
 
@@ -43,10 +44,10 @@ def carry(
     precision: str,
     prior: ExponentPrior | None = None,
 ) -> float:
-    """The expected rate on `count` accelerators of kind `device`, from the power law rate = c ·
-    FLOPs^a · bandwidth^b · count^n, fitted to `measured`.
+    """The expected rate on `count` accelerators of kind `device`. It follows the power law rate = c
+    · FLOPs^a · bandwidth^b · count^n, whose constants are fitted to `measured`.
 
-    The prior gives arithmetic and memory traffic about the same weight; measurements on several
+    The prior gives arithmetic and memory traffic about the same weight. Measurements on several
     kinds of accelerators change these weights. Raises ValueError without measurements.
     """
     if not measured:
@@ -63,7 +64,7 @@ def carry(
 
 def spread_of(measured: MeasuredRate, device: DeviceRates, count: int) -> float:
     """The factor within which 80 % of measured rates agree with the rate that `carry` derives from
-    one measurement.
+    this single measurement.
     """
     other = (device.name, device.memory_mib) != (measured.device.name, measured.device.memory_mib)
     return exp(hypot(_OTHER_DEVICE if other else 0.0, _OTHER_COUNT * log(count / measured.count)))
@@ -76,7 +77,9 @@ def _equations(
     centre: Sequence[float],
     level: float,
 ) -> tuple[list[list[float]], list[float]]:
-    """The normal equations of the exponents, including the prior: the matrix and the right side."""
+    """The linear equations for the exponents, including the prior: the matrix and the right
+    side.
+    """
     wanted = (known.arithmetic, known.bandwidth, known.count)
     matrix = [[known.firmness if row == column else 0.0 for column in range(3)] for row in range(3)]
     right = [known.firmness * each for each in wanted]

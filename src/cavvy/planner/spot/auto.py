@@ -1,10 +1,11 @@
-"""The core of the deadline policy `auto`: it learns how long spot stays available in each market,
+"""The core of the deadline policy `auto`. It learns how long spot stays available in each market,
 computes a price of slack, and compares staying with moving.
 
-With one market, the policy follows the thresholds of `cycle`. With several markets, it also follows
-these thresholds in its current market, and moves to another market if the expected cost there,
-including the copy of the checkpoint, is lower. It never takes a step after which on-demand could no
-longer meet the deadline.
+The slack is the time to the deadline that the remaining work does not need. With one market, the
+policy follows the thresholds of `cycle`. With several markets, it follows these thresholds in its
+current market, and moves to another market if the expected cost there, including the copy of the
+checkpoint, is lower. It never does anything after which on-demand could no longer meet the
+deadline.
 """
 
 from collections.abc import Sequence
@@ -27,29 +28,35 @@ from cavvy.planner.spot.view import (
 )
 
 _HOUR_S = 3600.0
-_LOOK_AGAIN_HR = 0.5  # decide again after this time: the price of slack changes even without events
+# after this time, the policy must be asked again, because the price of slack changes even without
+# events
+_LOOK_AGAIN_HR = 0.5
 _LASTS = "spot is used while it lasts"
-_WORTH_MOVING = 0.02  # a move must save this share of the remaining cost: estimates are noisy
+# a move must save at least this share of the remaining cost, because estimates are noisy
+_WORTH_MOVING = 0.02
 
 
 class AutoPolicy(MarketPolicy):
-    """The policy of one job. Its only lasting state is its observations of the markets."""
+    """The policy of one job. The only state that it keeps between decisions is its observations of
+    the markets.
+    """
 
     def __init__(self, terms: JobTerms) -> None:
         self._terms = terms
         self._overhead = terms.overhead_s / _HOUR_S
         self._enters = terms.spot_needs_s / _HOUR_S
         self._unit = min(market.on_demand_usd_hr for market in terms.markets) or 1.0
-        # The price of a move from each market (row) to each other; NOWHERE is the last row
+        # The price of a move from each market (row) to each other market (column). NOWHERE is the
+        # last row.
         self._moves = [
             [terms.move(source, target) / self._unit for target in range(len(terms.markets))]
             for source in (*range(len(terms.markets)), NOWHERE)
         ]
         self._learned = [MarketMemory(self._unit) for _ in terms.markets]
-        self._watches = self._learned  # `decide` replaces them with copies for its view
+        self._watches = self._learned  # `decide` replaces these by copies that fit its view.
         self._home = NOWHERE
-        # The latest price of slack in each market, and for a job on spot alone. The next search
-        # tries it first; this does not change the result.
+        # The last computed price of slack for each market, and for a job that runs on spot only.
+        # The next search starts there, which saves time but does not change the result.
         self._prices = [0.0] * (len(terms.markets) + 1)
 
     def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
@@ -57,8 +64,8 @@ class AutoPolicy(MarketPolicy):
             watch.see(at_s / _HOUR_S, quote)
 
     def spells(self) -> list[tuple[SpellLengths, SpellLengths]]:
-        """For each market, the learned lengths of the periods with spot and of the periods without
-        spot.
+        """For each market, two learned distributions: the lengths of periods with spot, and the
+        lengths of periods without spot.
         """
         return [(watch.stays, watch.away) for watch in self._learned]
 
@@ -95,7 +102,7 @@ class AutoPolicy(MarketPolicy):
                 return self._leave_idle(view, moment, watch, problem)
 
     def _forced(self, view: PolicyView, moment: TimeLeft, single: bool) -> PolicyDecision | None:
-        """The decision if the view leaves no choice; None if costs must be compared."""
+        """The decision if the view allows only one; None if costs must be compared."""
         if view.mode is RunMode.SPOT:
             dearer = (self._watches[self._home].ratio - 1) * moment.work
             if dearer > self._overhead and moment.slack >= self._overhead:
@@ -151,8 +158,8 @@ class AutoPolicy(MarketPolicy):
     def _on_spot_alone(
         self, view: PolicyView, moment: TimeLeft, targets: Sequence[int]
     ) -> PolicyDecision | None:
-        """The decision among several markets while the slack is enough to finish on spot alone;
-        None if it is not.
+        """The decision among several markets if the slack is enough to finish on spot only; None if
+        it is not.
         """
         field = RoamingView(
             self._watches, targets, self._moves[view.market], self._home, self._overhead
@@ -173,9 +180,9 @@ class AutoPolicy(MarketPolicy):
     def _targets(self, view: PolicyView, moment: TimeLeft) -> list[int]:
         """The other markets in which the job may start now.
 
-        A gang that runs on spot moves only to spot that has been available for two overheads, and
-        only if the slack suffices for two such moves. If that spot is only assumed to be available,
-        its price must also be lower.
+        A gang that runs on spot moves only to a market whose spot has been available for at least
+        two overheads, and only if the slack is enough for two such moves. If spot in the other
+        market is only assumed to be available, it must also be cheaper.
         """
         others = [
             index for index, watch in enumerate(self._watches) if watch.up and index != self._home
@@ -195,8 +202,8 @@ class AutoPolicy(MarketPolicy):
     def _better_place(
         self, view: PolicyView, moment: TimeLeft, problem: CycleProblem, targets: Sequence[int]
     ) -> PolicyDecision | None:
-        """The move to another market whose spot is expected to cost less than staying; None if
-        there is no such market.
+        """A move to another market, if spot there is expected to cost less than staying; otherwise
+        None.
         """
         if moment.slack < self._enters:
             return None
@@ -268,8 +275,8 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _first_home(self) -> int:
-        """The market in which to start: the cheapest with spot now, or the cheapest of all if none
-        has spot.
+        """The market for the first start: the one with the cheapest spot that is available now, or
+        the one with the cheapest spot of all if none is available.
         """
         order = range(len(self._watches))
         return min(

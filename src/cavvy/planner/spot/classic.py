@@ -1,9 +1,9 @@
-"""Simple and published deadline policies. Users can select them by name, and `auto` is compared
-with them.
+"""Simple policies, and policies from publications. Users can select them by name, and `auto` is
+compared with them.
 
-"Safe" means that on-demand can still meet the deadline. With `slack` = time to the deadline - work
-left, waiting is safe while slack > overhead. Starting on spot is safe while slack >= 2 overheads:
-one for this start, and one for an on-demand start if the spot node is preempted at once.
+"Safe" means that on-demand can still meet the deadline. With slack = (time to the deadline) - (work
+left), waiting is safe while slack > overhead. Starting on spot is safe while slack >= 2 overheads:
+one for this start, and one for a start on demand if the spot node is preempted at once.
 """
 
 from math import inf
@@ -30,7 +30,7 @@ class OnDemandPolicy(MarketPolicy):
 
 
 class SpotOnlyPolicy(MarketPolicy):
-    """Uses spot whenever it is available and waits otherwise, without regard to the deadline."""
+    """Uses spot when it is available and waits otherwise. Ignores the deadline."""
 
     def __init__(self, terms: JobTerms) -> None:
         self._choice = _Choice(terms)
@@ -44,8 +44,8 @@ class SpotOnlyPolicy(MarketPolicy):
 
 
 class GreedyPolicy(MarketPolicy):
-    """Uses spot whenever it is available and waits otherwise. At the last moment when
-    on-demand can still meet the deadline, it changes to on-demand and stays there to the end.
+    """Uses spot when it is available and waits otherwise. At the last moment at which on-demand can
+    still meet the deadline, it changes to on-demand and stays there until the end.
     """
 
     def __init__(self, terms: JobTerms) -> None:
@@ -80,9 +80,9 @@ class UniformProgress(MarketPolicy):
     between several markets.
 
     The expected pace is work / deadline. If the job is behind this pace and spot is unavailable, it
-    runs on demand until it is ahead of the pace by two overheads (hysteresis); then it uses spot or
-    idles. It keeps spot as long as possible. After a loss it prefers the cheapest spot in other
-    regions to spot in the region of the loss.
+    runs on demand until it is ahead of the pace by two overheads. This margin prevents frequent
+    changes. Then it uses spot, or idles if there is none. A job on spot stays there as long as
+    possible. After a preemption, it prefers the cheapest spot in other regions.
     """
 
     def __init__(self, terms: JobTerms) -> None:
@@ -132,8 +132,9 @@ class UniformProgress(MarketPolicy):
 
 
 class _Choice:
-    """Chooses a market: for spot, the cheapest market outside the previous market's region, or
-    inside that region if no other has spot; for on-demand, the market with the checkpoint.
+    """Chooses a market. For spot, it is the cheapest market outside the previous market's region,
+    or inside that region if no other region has spot. For on-demand, it is the market that has the
+    checkpoint.
     """
 
     def __init__(self, terms: JobTerms) -> None:

@@ -1,20 +1,24 @@
-"""Compute what one market's spot is worth at a given price per hour of slack, and find the price at
-which the slack lasts until the deadline.
+"""Computes the value of spot in one market at a given price per hour of slack, and finds the price
+at which the slack lasts until the deadline.
 
 The unit of money is the price of an hour on demand, and the unit of time is an hour. Running on
-demand is the reference with value 0: it does an hour of work for the price of an hour and uses no
-slack. Compared with on-demand, an hour of spot gains 1 - s, where s is the spot price divided by
-the on-demand price; an idle hour costs `price`, because it uses up slack; and a launch, which takes
-d hours, costs d (1 + price). At a given price, the decisions in one spell (a period with or without
-spot) do not depend on the other spells, so the best thresholds follow from the spell lengths alone:
+demand is the reference and has the value 0: it does an hour of work for the price of an hour and
+uses no slack. Compared with it:
+
+* an hour of spot gains 1 - s, where s is the spot price divided by the on-demand price;
+* an idle hour costs `price`, because it uses up slack;
+* a launch that takes d hours costs d (1 + price).
+
+A spell is a period with spot or a period without spot. At a given price, the decisions in one spell
+do not depend on the other spells, so the best thresholds follow from the lengths of spells alone:
 
 * When spot becomes unavailable, idle for at most `patience` hours and then run on demand. This is a
-  ski-rental problem with known odds.
+  ski-rental problem with known probabilities.
 * When spot becomes available again while the job runs on demand, change to spot after it has been
   available for `trust` hours.
 
-The price is then chosen so that these thresholds use exactly the available slack in the time that
-is left (dual ascent on this one constraint). It is computed again for each decision.
+The price is then chosen so that these thresholds use exactly the available slack in the remaining
+time (dual ascent on this one constraint). It is computed again for each decision.
 """
 
 from collections.abc import Callable
@@ -24,37 +28,38 @@ from typing import NamedTuple
 
 from cavvy.planner.spot.spells import SpellLengths
 
-SCARCE = 64.0  # the highest price of slack that is tried: above it, idling never pays
+SCARCE = 64.0  # the highest price of slack that is tried; above it, idling never pays
 _CHEAP = 1e-3  # the lowest price above 0 that is tried
-_CLOSE = 1.15  # the search ends when its bounds are within this factor
-_NO_GAIN = 1e-12  # a smaller gain is a rounding error
+_CLOSE = 1.15  # the search ends when the upper bound is within this factor of the lower bound
+_NO_GAIN = 1e-12  # a smaller gain is treated as a rounding error
 
 
 class IdleThresholds(NamedTuple):
-    """How long to idle while spot is unavailable, and the expected result of this."""
+    """How long to idle while spot is unavailable, and the expected outcome."""
 
     cost: float
     patience: float
     idle: float  # mean hours of idling
-    gives_up: float  # chance that the patience ends first and the job leaves for on-demand
+    # probability that spot does not return in time, so that the job changes to on-demand
+    gives_up: float
 
 
 class SpotCycle(NamedTuple):
-    """The best thresholds at a price of slack, and their expected result in one cycle: a period
-    with spot and a period without.
+    """The best thresholds at one price of slack, and their expected outcome in one cycle. A cycle
+    is a period with spot followed by a period without.
     """
 
     price: float
     wait: IdleThresholds
     trust: float
-    relief: float  # gain of running on demand over idling at the moment when spot returns
-    slack: float  # mean hours of slack that a cycle uses
-    gain: float  # gain compared with running on demand
-    hours: float  # mean length of a cycle
+    relief: float  # gain of already running on demand, compared with idling, when spot returns
+    slack: float  # mean hours of slack that one cycle uses
+    gain: float  # mean gain compared with running on demand
+    hours: float  # mean length of one cycle in hours
 
 
 def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) -> IdleThresholds:
-    """Find the patience with the least expected cost. Idling costs `price` an hour, and a launch on
+    """Find the patience with the lowest expected cost. Idling costs `price` an hour. A launch on
     demand when the patience ends costs `launch`.
     """
     loss = launch - relief
@@ -64,8 +69,9 @@ def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) ->
 
 
 def best_wait(away: SpellLengths, price: float, loss: float) -> tuple[float, float, float]:
-    """The patience of `plan_wait`, the mean hours of idling and the chance that spot stays
-    unavailable for longer. `loss` is how much more a launch on demand costs than a return to spot.
+    """The patience for `plan_wait`, the mean hours of idling, and the probability that spot stays
+    unavailable for longer. `loss` is the difference between the cost of a launch on demand and the
+    cost of a return to spot.
     """
     return away.best(loss / price if price > 0 else inf if loss > 0 else 0.0)
 
@@ -73,11 +79,11 @@ def best_wait(away: SpellLengths, price: float, loss: float) -> tuple[float, flo
 def plan_trust(
     stays: SpellLengths, saving: float, entry: float
 ) -> tuple[float, float, float, float]:
-    """Find how long spot must have been available before a job leaves on-demand for it, if spot
-    saves `saving` an hour and the change costs `entry`.
+    """Find how long spot must have been available before a job leaves on-demand for it. Spot saves
+    `saving` an hour, and the change costs `entry`.
 
-    Returns the threshold (infinite if a change never pays off), its gain, the chance that it is
-    reached and the mean hours on spot.
+    Returns the threshold (infinite if a change never pays), its gain, the probability that the
+    threshold is reached, and the mean hours on spot.
     """
     if saving > 0:
         threshold, waited, longer = stays.best(entry / saving)
@@ -89,7 +95,7 @@ def plan_trust(
 
 
 def _list_brackets(low: float, high: float) -> dict[float, float]:
-    """Map the last upper bound of every possible search in this range to the last lower bound."""
+    """For every possible search in this range, map its last upper bound to its last lower bound."""
     if high <= low * _CLOSE:
         return {high: low}
     middle = sqrt(low * high)
@@ -101,10 +107,11 @@ _BRACKETS = _list_brackets(_CHEAP, SCARCE)
 
 def find_price(need: Callable[[float], float], slack: float, guess: float = 0.0) -> float:
     """The lowest price of slack at which at most `slack` hours are needed; SCARCE if the search
-    finds none. `need` returns the hours that are needed at a price; they fall as the price rises.
+    finds none. `need` returns the hours that are needed at a price. They decrease as the price
+    increases.
 
-    `guess` is the result of an earlier search. It does not change the result, but saves the search
-    if the final bounds of the earlier search still hold.
+    `guess` is the result of an earlier search. It does not change the result, but makes the search
+    unnecessary if the final bounds of the earlier search still hold.
     """
     if need(0.0) <= slack:
         return 0.0
@@ -127,14 +134,14 @@ def plan_cycle(
     """Find the best thresholds for a market at a price of slack."""
     launch = overhead * (1 + price)
     relief = 0.0
-    # `relief` and the thresholds depend on each other; two rounds are enough. Being on demand when
-    # spot returns saves a launch if it does not pay to change to spot at once.
+    # `relief` and the thresholds depend on each other; two rounds are enough. If the job is on
+    # demand when spot returns, and an immediate change to spot does not pay, a launch is saved.
     for _ in range(2):
         wait = plan_wait(away, price, launch, relief)
         trust, worth, enters, on_spot = plan_trust(stays, saving, launch + wait.cost)
         at_once = saving * stays.mean - launch - wait.cost
         relief = max(0.0, min(worth - at_once, launch))
-    returns = 1 - wait.gives_up  # the chance that spot returns before the patience ends
+    returns = 1 - wait.gives_up  # the probability that spot returns before the patience ends
     from_idle = enters * returns / max(1e-9, 1 - returns * (1 - enters))
     entries = from_idle + (1 - from_idle) * enters
     launches = entries * (1 + wait.gives_up)
@@ -152,8 +159,8 @@ def plan_cycle(
 
 
 class _CyclesByPrice(dict[float, SpotCycle]):
-    """Computes the cycle of one market only once for each price of slack, because every search
-    tries the same prices.
+    """Computes the cycle of one market only once for each price of slack, because all searches try
+    the same prices.
     """
 
     def __init__(
@@ -170,10 +177,10 @@ _find_cycles = lru_cache(maxsize=512)(_CyclesByPrice)
 
 
 class CycleProblem(NamedTuple):
-    """The search for the lowest price of slack at which `slack` lasts for the `left` hours to the
-    deadline, and for the cycle at this price.
+    """Searches the lowest price of slack at which `slack` lasts for the `left` hours until the
+    deadline, and the cycle at this price.
 
-    If spot is unavailable now, `within` are the possible hours until it returns: the job waits for
+    If spot is unavailable now, `within` are the possible hours until it returns. The job waits for
     this once, before the first cycle.
     """
 
@@ -190,7 +197,7 @@ class CycleProblem(NamedTuple):
         return self._need(self._cycles())(0.0) <= self.slack
 
     def solve(self, guess: float = 0.0) -> SpotCycle:
-        """Find this cycle; `guess`, the price of an earlier solution, saves time."""
+        """Find the cycle. `guess` is the price of an earlier solution and only saves time."""
         cycles = self._cycles()
         return cycles[find_price(self._need(cycles), self.slack, guess)]
 
@@ -198,7 +205,9 @@ class CycleProblem(NamedTuple):
         return _find_cycles(self.stays, self.away, self.saving, self.overhead)
 
     def _need(self, cycles: _CyclesByPrice) -> Callable[[float], float]:
-        """Return a function that computes the hours of slack needed at a price of slack."""
+        """Return a function that maps a price of slack to the hours of slack that are needed at
+        this price.
+        """
         within, overhead, left = self.within, self.overhead, self.left
         if within is None:
 

@@ -1,16 +1,19 @@
-"""The observations that a deadline policy keeps of each market, and the hours from which it
-calculates its decisions. Used by `auto` and `roam`.
+"""What a deadline policy remembers of each market, and the amounts of time from which it decides.
+`auto` and `roam` use this module.
 """
 
 from cavvy.planner.spot.spells import NOTHING_SEEN
 from cavvy.planner.spot.view import UNSEEN, JobTerms, PolicyView, SpotQuote
 
 _HOUR_S = 3600.0
-_AGE_AT_START_HR = 0.5  # the assumed age of the first observed state, whose start is unknown
+# the assumed age in hours of the first observed state, because its start is unknown
+_AGE_AT_START_HR = 0.5
 
 
 class TimeLeft:
-    """The hours of work, the hours left to the deadline, and their difference, the slack."""
+    """The hours of work that are left, the hours to the deadline, and the slack, which is their
+    difference.
+    """
 
     __slots__ = ("left", "slack", "work")
 
@@ -21,15 +24,15 @@ class TimeLeft:
 
     @classmethod
     def later(cls, moment: "TimeLeft", hours: float) -> "TimeLeft":
-        """The state this many hours later if no work is done in between."""
+        """The state after this many hours without work."""
         after = cls.__new__(cls)
         after.work, after.left, after.slack = moment.work, moment.left - hours, moment.slack - hours
         return after
 
 
 class MarketMemory:
-    """The observations of one market. Spot counts as unavailable while it costs at least as much as
-    on-demand.
+    """The observations of one market. Spot that costs at least as much as on-demand is treated as
+    unavailable.
     """
 
     __slots__ = ("_now", "_offered", "_since", "_started", "_unit", "away", "ratio", "stays", "up")
@@ -42,7 +45,7 @@ class MarketMemory:
         self.stays = self.away = NOTHING_SEEN
 
     def see(self, now: float, quote: SpotQuote) -> None:
-        """Record an observed quote. A quote of unknown availability changes only the price."""
+        """Record an observed quote. If its availability is unknown, only the price is recorded."""
         self._now, up = now, self._read(quote)
         if quote.since_s == UNSEEN:
             return
@@ -58,13 +61,15 @@ class MarketMemory:
         self._offered = quote.up
 
     def shown(self, now: float, quote: SpotQuote) -> "MarketMemory":
-        """The memory as it would be at this time with this quote. The quote may be an assumption,
-        so it sets the state and its age, but ends no recorded period.
+        """A copy of the memory, as if this quote were observed at this time. The quote may be an
+        assumption. Therefore it sets the state and its age, but does not add a finished period to
+        the records.
         """
         self._now, up = now, self._read(quote)
         if self._started and up == self.up and quote.since_s != UNSEEN:
             return self
-        made = MarketMemory.__new__(MarketMemory)  # quicker than `copy`, for the simulator
+        # This is faster than `copy`, which matters in the simulator.
+        made = MarketMemory.__new__(MarketMemory)
         made._unit, made._started, made._offered = self._unit, self._started, self._offered
         made._now, made.ratio, made.up = now, self.ratio, up
         made.stays, made.away = self.stays, self.away
@@ -75,7 +80,7 @@ class MarketMemory:
         return made
 
     def _begin(self, now: float, quote: SpotQuote) -> float:
-        """The hour at which a changed state began; `now` if only a price change caused it."""
+        """The hour at which the new state began; `now` if only a price change caused it."""
         if quote.since_s is None or quote.up is self._offered:
             return now
         return max(quote.since_s / _HOUR_S, self._since)

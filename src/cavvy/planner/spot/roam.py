@@ -1,9 +1,9 @@
-"""Decide how long to wait for spot in one market before moving to another, for a job with several
-markets and enough slack to finish on spot alone.
+"""Decides how long to wait for spot in one market before moving to another. Used for a job that has
+several markets and enough slack to finish on spot only.
 
-The reference is work on spot in the current market. Compared with this, an idle hour costs the
-price of slack; a launch costs its loading time; and a move to another market costs the copy of the
-checkpoint, a launch and the difference in price. As in `cycle`, the patience solves a ski-rental
+The reference is work on spot in the current market. Compared with it, an idle hour costs the price
+of slack, and a launch costs its loading time. A move to another market costs the copy of the
+checkpoint, a launch, and the difference in price. As in `cycle`, the patience solves a ski-rental
 problem over the periods without spot. The price of slack is the lowest price at which the remaining
 cycles of the job are expected to use no more slack than the job has.
 """
@@ -15,10 +15,11 @@ from typing import NamedTuple
 from cavvy.planner.spot.cycle import SCARCE, best_wait, find_price, plan_wait
 from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 
-# The policy plans with this many times the slack: a wait that is too long causes a move later, not
-# a missed deadline.
+# The policy plans with this many times the slack, because a wait that is too long only causes a
+# move later, not a missed deadline.
 _BOLDNESS = 1.25
-# Leaving available spot must save this share of the remaining cost: estimates are noisy.
+# Leaving a market that has spot must save at least this share of the remaining cost, because
+# estimates are noisy.
 _WORTH_MOVING = 0.02
 _LASTS = "spot is used while it lasts"
 _AVAILABLE = "spot is available"
@@ -26,8 +27,8 @@ _AVAILABLE = "spot is available"
 
 class RoamingView(NamedTuple):
     """The markets of a job. `open` are the other markets in which it may start now. `moves` are the
-    prices of copying the checkpoint from where it is to each market; the unit of money is the price
-    of an hour on demand.
+    prices of copying the checkpoint to each market. The unit of money is the price of an hour on
+    demand.
     """
 
     watches: Sequence[MarketMemory]
@@ -38,8 +39,8 @@ class RoamingView(NamedTuple):
 
 
 class RoamingTarget(NamedTuple):
-    """The decision to run in the market `target`, which has spot now, or to wait for at most
-    `patience` hours if `target` is None.
+    """A decision: run in the market `target`, which has spot now. If `target` is None, wait for at
+    most `patience` hours.
     """
 
     target: int | None
@@ -51,9 +52,9 @@ class RoamingTarget(NamedTuple):
 def plan_course(
     field: RoamingView, moment: TimeLeft, running: bool, guess: float = 0.0
 ) -> RoamingTarget | None:
-    """Decide where to run or how long to wait; None if the slack is not enough for spot alone, so
-    that on-demand has to be considered. `guess`, the price of slack of an earlier decision, saves
-    time.
+    """Decide where to run or how long to wait. Returns None if the slack is not enough to finish on
+    spot only, so that on-demand must be considered. `guess` is the price of slack of an earlier
+    decision and only saves time.
     """
     slack = _SlackOfCourse(field, moment)
     if not slack.suffices():
@@ -86,7 +87,7 @@ def plan_course(
 
 
 class _SlackOfCourse:
-    """The hours of slack that the rest of the work is expected to need on spot alone, and the hours
+    """The hours of slack that the rest of the work is expected to need on spot only, and the hours
     of slack that are left.
     """
 
@@ -122,8 +123,8 @@ class _SlackOfCourse:
 
 
 def _nothing_else(field: RoamingView) -> tuple[float, float]:
-    """Return the chance that no other market has spot, and, for that case, the mean hours until one
-    has spot.
+    """Return the probability that no other market has spot and, for that case, the mean hours until
+    one has spot.
     """
     chance, gap = 1.0, inf
     for index, watch in enumerate(field.watches):
@@ -134,7 +135,9 @@ def _nothing_else(field: RoamingView) -> tuple[float, float]:
 
 
 def _leave(field: RoamingView, index: int, moment: TimeLeft) -> float:
-    """The cost of a move from a market to the best other market, without the cost of its slack."""
+    """The cost of a move from a market to the best other market. The slack that the move uses is
+    not included.
+    """
     here, least = field.watches[index].ratio, inf
     for other, watch in enumerate(field.watches):
         if other == index:
@@ -147,7 +150,7 @@ def _leave(field: RoamingView, index: int, moment: TimeLeft) -> float:
 
 
 def _cost_there(field: RoamingView, moment: TimeLeft, index: int, price: float) -> float:
-    """The cost of the rest of the job if it is launched in this market now and stays in it."""
+    """The cost of the rest of the job if it is launched in this market now and stays there."""
     watch = field.watches[index]
     launch = field.overhead * (watch.ratio + price)
     leave = _leave(field, index, moment) + field.overhead * price

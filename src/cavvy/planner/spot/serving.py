@@ -1,9 +1,9 @@
-"""Decide where the replicas of a service run: on spot in several zones, with spares while the risk
-requires them, and on demand if there is not enough spot. No I/O. The caller asks at every tick and
-whenever a replica starts or ends.
+"""Decides where the replicas of a service run: on spot in several zones, with spare replicas if the
+risk requires them, and on demand if there is not enough spot. No I/O. The caller must ask at every
+tick and whenever a replica starts or ends.
 
-A policy knows about a zone only what happened to its own replicas and launches there. A failed
-launch costs nothing and shows that the zone has no spot now.
+A policy sees only what happened to its own replicas and launches in a zone. A failed launch costs
+nothing and shows that the zone has no spot now.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ _MOST_SPARES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTerms:
-    """The constants of a service. `replicas` should be ready for the share `availability` of the
-    time.
+    """The constants of a service. `replicas` replicas should be ready for the share `availability`
+    of the time.
     """
 
     replicas: int
@@ -25,11 +25,11 @@ class ServiceTerms:
     cold_start_s: float
     tick_s: float
     availability: float = 0.995
-    # The region of each zone: zones of one region tend to lose their spot together.
+    # The region of each zone. Zones of one region tend to lose their spot at the same time.
     regions: tuple[str, ...] = ()
 
     def together(self, zone: int) -> list[int]:
-        """All zones in the region of this zone, including the zone."""
+        """All zones in the region of this zone, including the zone itself."""
         if not self.regions:
             return [zone]
         return [other for other, region in enumerate(self.regions) if region == self.regions[zone]]
@@ -38,9 +38,9 @@ class ServiceTerms:
 class ServiceView(NamedTuple):
     """The state of a service at one moment.
 
-    `ages_s` are the ages of all spot replicas in each zone, ready or not, oldest first. `lost` and
-    `failed` are the replicas lost and the launches failed in each zone since the last decision.
-    `ready` and `on_demand` are the numbers of replicas that are ready on spot and on demand.
+    `ages_s` has the ages of all spot replicas in each zone, ready or not, oldest first. `lost` and
+    `failed` are the numbers of replicas lost and launches failed in each zone since the last
+    decision. `ready` and `on_demand` are the numbers of ready replicas on spot and on demand.
     """
 
     now_s: float
@@ -52,25 +52,27 @@ class ServiceView(NamedTuple):
 
 
 class ReplicaPlacement(NamedTuple):
-    """The wanted number of spot replicas in each zone, and of on-demand replicas."""
+    """The wanted number of spot replicas in each zone, and the wanted number of on-demand
+    replicas.
+    """
 
     spot: tuple[int, ...]
     on_demand: int
 
 
 class PlacementPolicy(Protocol):
-    """Decides for one service. A policy may learn from each view that it gets."""
+    """Decides for one service. A policy may learn from each view that it receives."""
 
     def place(self, seen: ServiceView) -> ReplicaPlacement: ...
 
 
 class SpotHedge:
-    """The policy of SkyServe (Mao et al., EuroSys 2025): it spreads replicas over the zones, adds
-    one spare and falls back to on-demand.
+    """The policy of SkyServe (Mao et al., EuroSys 2025). It spreads replicas over the zones, adds
+    one spare replica and uses on-demand as a fallback.
 
-    It avoids zones where a replica was lost or refused, until few other zones are left. On-demand
-    makes up for each of the replicas and the spare that is not ready on spot, with at most
-    `replicas` replicas.
+    It avoids zones in which a replica was lost or refused, until few other zones are left. Each
+    replica (including the spare) that is not ready on spot is replaced on demand, up to `replicas`
+    on-demand replicas.
     """
 
     def __init__(self, service: ServiceTerms, spare: int = 1) -> None:
@@ -95,7 +97,7 @@ class SpotHedge:
         )
 
     def _next(self, spot: list[int]) -> int:
-        """The next zone in turn, preferably one without a replica of the service."""
+        """The next zone in turn. Zones without a replica of the service are preferred."""
         zones = [zone for zone in range(self._service.zones) if zone not in self._shunned] or list(
             range(len(spot))
         )
@@ -106,21 +108,25 @@ class SpotHedge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyWeights:
-    """The constants of `SteadyPlacement`. The defaults were chosen on windows of the four SpotHedge
-    traces; benchmarks/left_out.py measures how well such a choice carries over to other traces.
+    """The constants of `SteadyPlacement`. The defaults were chosen on parts of the four SpotHedge
+    traces. benchmarks/left_out.py measures how well such a choice works on other traces.
     """
 
-    # The losses and the hours that the prior adds to the record of each zone
+    # the losses and the hours that the prior adds to the record of each zone
     prior_losses: float = 0.6
     prior_hr: float = 0.5
-    # The shortfall that `availability` allows may all occur while there is no spare, so the risk
-    # that is allowed at one moment is this many times the average.
+    # Replicas may be missing for the share of time that `availability` allows. All of this time may
+    # occur while there is no spare, so at one moment the allowed risk is this many times the
+    # average.
     thrift: float = 3.0
-    # The additional on-demand replicas while there are fewer spot replicas than the service needs
+    # the number of additional on-demand replicas while there are fewer spot replicas than the
+    # service needs
     scarce_backing: int = 2
-    storm: int = 3  # after this many lost zones within an hour, on-demand backs up the other spot
-    # The weights of the service's replicas in the zone, of those in its region, and of a recent
-    # failure
+    # after losses in this many zones within an hour, on-demand replicas also back up the remaining
+    # spot replicas
+    storm: int = 3
+    # the weights of the service's replicas in the zone, of its replicas in the region, and of a
+    # recent failure
     spread: float = 4.0
     near: float = 4.0
     recent: float = 4.0
@@ -137,7 +143,7 @@ class SteadyPlacement:
     replicas + prior hours), and preferably not to zones and regions that already have replicas of
     the service. The policy assumes that a zone loses all its replicas at once, at a rate of prior
     losses / (age of its oldest replica in hours + prior hours) per hour: zones that have lasted
-    tend to last. If a loss leaves too few replicas, the service is short for one cold start and one
+    tend to last. If a loss leaves too few replicas, they are missing for one cold start and one
     tick. Spares are added while the expected shortfall exceeds the allowed one. On-demand fills the
     gap until spot is ready, and backs up spot that is scarce or at risk.
     """
@@ -159,13 +165,14 @@ class SteadyPlacement:
         self._spares, risk = self._choose_spares(held, seen.now_s)
         spot = held.copy()
         excess = sum(spot) - need - self._spares
-        # The limit keeps enough ready replicas: a replica that still loads replaces none.
+        # The limit keeps enough ready replicas: a replica that is still loading does not replace a
+        # ready one.
         for _ in range(min(excess, seen.ready - need)):
             spot[self._worst(spot)] -= 1
         while sum(spot) < need + self._spares:
             spot[self._best(spot, seen.now_s)] += 1
         empty = [zone for zone in range(len(spot)) if not spot[zone]]
-        # Replicas in the same zone are lost together, so try one more in an empty zone.
+        # Replicas in the same zone are lost together, so one more is tried in an empty zone.
         if risk > self._allowed() and max(spot) > 1 and empty:
             spot[min(empty, key=lambda zone: (self._failed_at[zone], self.rate(zone)))] += 1
         backed = int(risk > self._allowed() or self._recently_lost() >= self._weights.storm)
@@ -174,7 +181,7 @@ class SteadyPlacement:
         return ReplicaPlacement(tuple(spot), min(need, max(0, need + backed - seen.ready)))
 
     def rate(self, zone: int) -> float:
-        """The expected losses per hour in a zone, from its record."""
+        """The expected losses per hour in a zone, computed from the zone's record."""
         return (self._losses[zone] + self._weights.prior_losses) / (
             self._held_hr[zone] + self._weights.prior_hr
         )
@@ -184,7 +191,7 @@ class SteadyPlacement:
         return sum(self._before_s - at < _HOUR_S for at in self._lost_at)
 
     def _allowed(self) -> float:
-        """The allowed rate of losses that leave the service with too few replicas, per hour."""
+        """The allowed number per hour of losses that leave the service with too few replicas."""
         return (
             self._weights.thrift
             * (1 - self._service.availability)
@@ -206,10 +213,10 @@ class SteadyPlacement:
                 self._failed_at[zone] = seen.now_s
 
     def _choose_spares(self, held: list[int], now_s: float) -> tuple[int, float]:
-        """Return the smallest number of spares with an allowed risk, and the risk with the current
+        """Return the smallest number of spares whose risk is allowed, and the risk with the current
         replicas.
 
-        If no number of spares suffices, the number with the least risk is returned.
+        If no number of spares is enough, the number with the lowest risk is returned.
         """
         need = self._service.replicas
         spot = held.copy()
@@ -227,7 +234,7 @@ class SteadyPlacement:
         return best[0], self._risk(held)
 
     def _risk(self, spot: list[int]) -> float:
-        """The expected rate of losses that leave too few replicas, per hour."""
+        """The expected number per hour of losses that leave the service with too few replicas."""
         short = [
             zone
             for zone, count in enumerate(spot)
@@ -236,14 +243,14 @@ class SteadyPlacement:
         return sum(self._hazard(zone) for zone in short)
 
     def _hazard(self, zone: int) -> float:
-        """The expected losses per hour in a zone at its current age: zones that have lasted tend
-        to last.
+        """The expected losses per hour in a zone at its current age. The longer a zone has kept its
+        replicas, the lower the result.
         """
         return self._weights.prior_losses / (self._age_hr[zone] + self._weights.prior_hr)
 
     def _worst(self, spot: list[int]) -> int:
-        """The zone to remove a replica from: the one that leaves the lowest risk. Ties go to
-        zones with several replicas.
+        """The zone from which to remove a replica: the one for which the lowest risk remains. If
+        several zones are equal, one with several replicas is chosen.
         """
 
         def without(zone: int) -> tuple[float, bool, float]:

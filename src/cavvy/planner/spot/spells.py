@@ -1,10 +1,10 @@
-"""Learn from observations how long spot stays available and unavailable in one market. Such a
-period is called a spell; its length is in hours.
+"""Learns from observations how long spot stays available and unavailable in one market. Such a
+period is called a spell, and its length is in hours.
 
 Observations are mixed with a cautious prior. The prior has a Pareto tail, because all recorded
-markets have many short spells and a few very long ones. The tail's exponent, the shortest and the
-longest spell and the prior's weight are round numbers, not fitted: halving or doubling any of them
-hardly changes the results.
+markets have many short spells and a few very long ones. The exponent of the tail, the lengths of
+the shortest and longest spell, and the weight of the prior are round numbers and were not fitted:
+halving or doubling any of them hardly changes the results.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -13,8 +13,9 @@ from collections.abc import Sequence
 _EXPONENT = 0.6  # P(longer than x) = (shortest / x) ^ exponent
 _SHORTEST_HR, _LONGEST_HR = 0.2, 60.0
 _POINTS = 14
-_WEIGHT = 9.0  # the weight of the prior: it counts as this many observed spells
-_BEYOND = 3.0  # a spell longer than all known spells is expected to end at this many times its age
+_WEIGHT = 9.0  # the weight of the prior, as a number of observed spells
+# a spell that is longer than all known spells is expected to reach this many times its current age
+_BEYOND = 3.0
 
 
 def _prior() -> list[tuple[float, float]]:
@@ -31,8 +32,8 @@ _PRIOR = _prior()
 
 
 class _Sums:
-    """The sums over a sorted set of spell lengths. For each length, `waited` is the mean of
-    min(spell, length), and `longer` the chance that a spell is longer.
+    """Sums over a sorted set of spell lengths. For each length, `waited` is the mean of min(spell,
+    length), and `longer` is the probability that a spell is longer than this length.
     """
 
     __slots__ = ("_corners", "lengths", "longer", "mean", "waited")
@@ -52,7 +53,7 @@ class _Sums:
         self._corners: dict[int, tuple[list[int], list[float]]] = {}
 
     def best(self, first: int, ratio: float) -> int:
-        """The index from `first` on with the lowest `waited + ratio * longer`."""
+        """The index, starting at `first`, at which `waited + ratio * longer` is lowest."""
         found = self._corners.get(first)
         if found is None:
             found = self._corners[first] = self._find_corners(first)
@@ -60,8 +61,8 @@ class _Sums:
         return corners[bisect_left(slopes, ratio)]
 
     def _find_corners(self, first: int) -> tuple[list[int], list[float]]:
-        """The corners of the lower convex hull of `waited` over `longer`, and the slopes between
-        them.
+        """The corners of the lower convex hull of `waited` as a function of `longer`, and the
+        slopes between the corners.
         """
         waited, longer = self.waited, self.longer
         corners, slopes = [first], list[float]()
@@ -80,8 +81,8 @@ class _Sums:
 
 
 class SpellLengths:
-    """A weighted and sorted set of spell lengths, or what remains of them after some hours. `mean`
-    is the mean of the remaining lengths; `sums` refer to the whole lengths.
+    """A weighted, sorted set of spell lengths, or the remaining lengths after some hours. `mean` is
+    the mean of the remaining lengths; `sums` refers to the whole lengths.
     """
 
     __slots__ = ("_age", "_longer", "_passed", "_start", "_weighted", "mean", "sums")
@@ -89,17 +90,17 @@ class SpellLengths:
     def __init__(self, weighted: Sequence[tuple[float, float]] = _PRIOR) -> None:
         self._weighted, self.sums = weighted, _Sums(weighted)
         self.mean = self.sums.mean
-        # The age, the index of the next length, and the sums at this age
+        # the age in hours, the index of the next length, and the sums at this age
         self._age, self._start, self._passed, self._longer = 0.0, 0, 0.0, 1.0
 
     def with_one(self, length: float) -> "SpellLengths":
-        """Return a copy with one more spell, which lasted this many hours."""
+        """Return a copy with one more spell of this many hours."""
         weighted = list(self._weighted)
         insort(weighted, (length, 1.0))
         return SpellLengths(weighted)
 
     def mean_beyond(self, age: float) -> float:
-        """The mean of `beyond(age)`."""
+        """The mean remaining length at this age, the same as `beyond(age).mean`."""
         sums = self.sums
         start = bisect_right(sums.lengths, age)
         if start == len(sums.lengths):
@@ -111,7 +112,7 @@ class SpellLengths:
         return (sums.mean - passed) / longer
 
     def beyond(self, age: float) -> "SpellLengths":
-        """The remaining lengths of the spells that last longer than `age` hours."""
+        """The remaining lengths of those spells that last longer than `age` hours."""
         sums = self.sums
         start = bisect_right(sums.lengths, age)
         if start == len(sums.lengths):
@@ -126,8 +127,9 @@ class SpellLengths:
         return rest
 
     def best(self, ratio: float) -> tuple[float, float, float]:
-        """The threshold with the lowest `waited + ratio * longer`. Returns the threshold, the mean
-        of min(length, threshold), `waited`, and the chance that a spell is longer, `longer`.
+        """The threshold at which `waited + ratio * longer` is lowest. Returns the threshold,
+        `waited` (the mean of min(length, threshold)), and `longer` (the probability that a spell is
+        longer than the threshold).
         """
         sums = self.sums
         at = sums.best(self._start, ratio)

@@ -1,9 +1,9 @@
-"""The inputs and outputs of a deadline policy. Its caller is the production control plane or the
-trace simulator.
+"""The inputs and outputs of a deadline policy. The control plane and the trace simulator call
+policies through these types.
 
-Times are seconds since the job was submitted. Rates are US dollars per hour as floats: they are
-used to compare costs and never to bill. `PolicyView`, `SpotQuote` and `PolicyDecision` are named
-tuples because a simulation creates hundreds of thousands of them per second.
+Times are seconds since the job was submitted. Rates are US dollars per hour as floats, because they
+are used only to compare costs, never for billing. `PolicyView`, `SpotQuote` and `PolicyDecision`
+are named tuples because a simulation creates hundreds of thousands of them per second.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from enum import StrEnum
 from math import inf
 from typing import NamedTuple, Protocol
 
-NOWHERE = -1  # the market of a job that has never run
-GRAIN_S = 1e-3  # shorter times count as 0, because sums of floats are not exact
-ABOUT = 1.1  # spot prices within this factor count as equal
-UNSEEN = inf  # `SpotQuote.since_s` of a market whose spot was never observed
+NOWHERE = -1  # the market index of a job that has never run
+GRAIN_S = 1e-3  # shorter times are treated as 0, because sums of floats are not exact
+ABOUT = 1.1  # spot prices that differ by at most this factor are treated as equal
+UNSEEN = inf  # the value of `SpotQuote.since_s` if spot was never observed in this market
 
 
 class RunMode(StrEnum):
@@ -26,8 +26,8 @@ class RunMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMarket:
-    """A location where on-demand nodes are always available, and spot nodes while the quote has
-    `up` set.
+    """A location in which on-demand nodes are always available. Spot nodes are available there
+    while the quote's `up` is true.
     """
 
     name: str
@@ -36,11 +36,11 @@ class PolicyMarket:
 
 
 class SpotQuote(NamedTuple):
-    """A market's spot offer at one moment. `at_risk` is set if the provider reported that it may
-    soon preempt nodes in this market.
+    """The spot offer of a market at one moment. `at_risk` is true if the provider reported that it
+    may soon preempt nodes in this market.
 
-    `since_s` is the estimated time of the last change of `up`; None if each change is observed at
-    once, and UNSEEN if only the price is known.
+    `since_s` is the estimated time of the last change of `up`. It is None if every change is
+    observed at once, and UNSEEN if only the price is known.
     """
 
     up: bool
@@ -53,10 +53,11 @@ class SpotQuote(NamedTuple):
 class JobTerms:
     """The constants of a job.
 
-    `overhead_s` is the time from a launch until the job continues where it had stopped: boot,
-    setup and restore. This time is billed although no work is done. `move_usd[i][j]` is the price
-    of copying the checkpoint from market i to j. A preempted gang repeats at most `again_s` of its
-    work, and the rest of the work may take longer than planned by `spare_share` of it.
+    `overhead_s` is the time from a launch until the job continues where it stopped: boot, setup,
+    and loading the checkpoint. This time is billed although no work is done. `move_usd[i][j]` is
+    the price of copying the checkpoint from market i to market j. A preempted gang repeats at most
+    `again_s` of its work. The rest of the work may take longer than planned; `spare_share` is the
+    largest such delay, as a share of that work.
     """
 
     work_s: float
@@ -69,8 +70,8 @@ class JobTerms:
 
     @property
     def spot_needs_s(self) -> float:
-        """The least slack for a start on spot: the time for this launch, for the work that a
-        preemption repeats, and for a launch on demand.
+        """The smallest slack that a start on spot requires: the time for this launch, for the work
+        that a preemption may repeat, and for a launch on demand.
         """
         return 2 * self.overhead_s + self.again_s
 
@@ -79,17 +80,20 @@ class JobTerms:
         return self.deadline_s - view.now_s - view.left_s * (1 + self.spare_share)
 
     def move(self, source: int, target: int) -> float:
-        """The dollars for copying the checkpoint; 0 if the job has never run."""
+        """The price in dollars of copying the checkpoint between two markets; 0 if the job has
+        never run.
+        """
         return self.move_usd[source][target] if self.move_usd and source != NOWHERE else 0.0
 
 
 class PolicyView(NamedTuple):
     """The state of a job and its markets at one moment.
 
-    `left_s` of work is left. The gang (or, while idle, the checkpoint) is in `market`. `loading_s`
-    is the time until the gang works: 0 if it already works, or while idle. `quotes` are in the
-    order of the terms' markets. `unsaved_s` is the gang's work since its last checkpoint, and
-    `budget_usd` the money that is left.
+    `left_s` is the work that is left. `market` is the market of the gang or, while the job is idle,
+    of the checkpoint. `loading_s` is the time until the gang starts to work; it is 0 if the gang
+    already works or the job is idle. `quotes` are in the order of the markets in the terms.
+    `unsaved_s` is the gang's work since its last checkpoint, and `budget_usd` is the money that is
+    left.
     """
 
     now_s: float
@@ -103,8 +107,8 @@ class PolicyView(NamedTuple):
 
 
 class PolicyDecision(NamedTuple):
-    """The mode and market in which the job should be from now on. The caller asks the policy again
-    at `again_s`, and earlier if a quote changes.
+    """The mode and the market in which the job should be from now on. The caller must ask the
+    policy again at `again_s`, or earlier if a quote changes.
     """
 
     mode: RunMode
@@ -114,16 +118,16 @@ class PolicyDecision(NamedTuple):
 
 
 class MarketPolicy(Protocol):
-    """Decides for one job. Each job has its own policy, because the policy keeps observations.
-    `decide` does not change the policy.
+    """Decides for one job. Each job has a separate policy object, because the policy stores
+    observations. `decide` does not change the policy.
     """
 
     def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
-        """Record observed quotes. Calls are in the order of `at_s`, which may be below 0."""
+        """Record observed quotes. Calls must be in the order of `at_s`, which may be negative."""
         return None
 
     def decide(self, view: PolicyView) -> PolicyDecision:
-        """Decide from a view whose quotes may be assumptions instead of observations."""
+        """Decide from a view. Its quotes may be assumptions instead of observations."""
         ...
 
 
