@@ -1,4 +1,4 @@
-"""Builds the model and its optimizer from the user's functions, and determines the final plan."""
+"""Builds the model and its optimizer from the user's functions, and completes the plan."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,9 @@ from cavvy.train.world import RankWorld
 
 
 class ModelBuilder:
-    """Builds the model according to the plan. The plan `auto` is chosen by the model's size."""
+    """Builds the model according to the plan. If the plan is `auto`, it is chosen by the size of
+    the model.
+    """
 
     def __init__(self, wanted: Plan | None, seed: int) -> None:
         self.plan = wanted or Plan()
@@ -39,7 +41,8 @@ class ModelBuilder:
             raise ValueError(
                 "a pipeline needs to know where to split the model: call run.model(stages=[...])"
             )
-        stage = world.rank // (world.size // self.plan.pipeline)  # outermost axis of the mesh
+        # This is the outermost axis of the mesh.
+        stage = world.rank // (world.size // self.plan.pipeline)
         with torch.device("meta" if options.meta else "cpu"):
             if make is not None:
                 self._sow(0)
@@ -62,7 +65,7 @@ class ModelBuilder:
         return place(model, self.plan, world, mesh, self.numbers, options)
 
     def micro(self, world: RankWorld) -> MicroBatch:
-        """The plan's micro-batch, or one of size 0 if the size must still be found."""
+        """The plan's micro-batch. Its size is 0 if it must still be found."""
         kinds = "+".join(sorted(set(world.gather(world.device.name))))
         plan = self.plan
         key = f"{kinds} x{world.size} {plan.precision} shards {plan.shards} tensor {plan.tensor}"
@@ -74,8 +77,8 @@ class ModelBuilder:
 
 
 def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any]) -> Any:
-    """Make an optimizer whose groups each hold parameters of one kind, because sharded and plain
-    parameters cannot be updated together.
+    """Make an optimizer that can be stepped as one. Each optimizer in it has parameters of one
+    kind, because sharded and unsharded parameters cannot be updated together.
     """
     listed = list(params)
     groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
@@ -88,7 +91,7 @@ def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any
 
 def update(optimizers: Sequence[Any], scaler: Any, limit: float | None, pipeline: Any) -> Any:
     """Clip the gradients to the norm `limit`, step the optimizers, and free the gradients. Returns
-    the norm before clipping, or None without a limit.
+    the norm before clipping; None if `limit` is None.
     """
     norm = None
     if limit is not None:

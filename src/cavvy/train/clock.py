@@ -1,4 +1,4 @@
-"""Measures each part of a step on this rank, for listeners such as trackers and profiles."""
+"""Measures the parts of a step on this rank, for listeners such as trackers and profiles."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ PARTS = ("data", "transfer", "compute", "communication", "optimizer", "checkpoin
 
 @dataclass(slots=True)
 class StepRecord:
-    """The record of one step of one rank. Times are host times: an accelerator may still be
-    computing when a part ends.
+    """The record of one step of one rank. Times are measured on the host: an accelerator may still
+    be computing when a part ends.
     """
 
     step: int
     rank: int
     samples: int  # samples of all ranks
-    seconds: float = 0.0  # from the start of this step to the start of the next step
+    seconds: float = 0.0  # seconds from the start of this step to the start of the next one
     parts: dict[str, float] = field(
         default_factory=dict
-    )  # seconds of each of PARTS; the rest is the user's own code
+    )  # seconds of each part in PARTS; the remaining time is the user's own code
     values: dict[str, object] = field(default_factory=dict)  # values passed to `run.log`
     micro_batch: int = 0
 
@@ -28,8 +28,8 @@ Listener = Callable[[StepRecord], None]
 
 
 class StepPart:
-    """One part of the current step. One object serves all steps, because a new object for each
-    short step would cost too much. `begun` is 0 while the part is not running.
+    """One part of the current step. The same object is used for all steps, because creating one for
+    each step would take too long if steps are short. `begun` is 0 while the part is not running.
     """
 
     __slots__ = ("_clock", "_name", "begun")
@@ -46,8 +46,8 @@ class StepPart:
 
 
 class StepClock:
-    """Measures the parts of the current step. Listeners get the record of a step when the next step
-    begins.
+    """Measures the parts of the current step. Listeners receive the record of a step when the next
+    step begins.
     """
 
     def __init__(self, rank: int) -> None:

@@ -1,4 +1,6 @@
-"""Selects the compute device: CUDA, ROCm, MPS, XPU or the CPU, through torch.accelerator."""
+"""Selects the device for the computation, with torch.accelerator: CUDA, ROCm, MPS, XPU or the
+CPU.
+"""
 
 import os
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ KINDS = ("auto", "cpu", "cuda", "rocm", "mps", "xpu")
 
 @dataclass(frozen=True, slots=True)
 class TrainDevice:
-    """One rank's device. `name` is the GPU type, which is the key of the stored micro-batch."""
+    """The device of one rank. `name` is the GPU type, under which the micro-batch is stored."""
 
     torch: Any
     kind: str
@@ -23,7 +25,7 @@ class TrainDevice:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The device's total memory in bytes, or None on the CPU, whose limit is unknown."""
+        """The device's total memory in bytes. None on the CPU, because its limit is unknown."""
         if self.kind == "mps":
             return int(torch.mps.recommended_max_memory())
         if not self.is_accelerator:
@@ -37,7 +39,9 @@ class TrainDevice:
             torch.accelerator.synchronize()
 
     def peak_bytes(self) -> int:
-        """Peak memory of tensors since `reset_peak`; 0 on the CPU, where it is not recorded."""
+        """The peak memory of tensors since `reset_peak`, in bytes. On the CPU it is not recorded
+        and the result is 0.
+        """
         if not self.is_accelerator:
             return 0
         if self.kind == "mps":

@@ -1,4 +1,4 @@
-"""Evaluates a model on all samples of a data set, each once, over all ranks."""
+"""Evaluates a model on all samples of a data set. Each sample is used once, on one of the ranks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +18,9 @@ Measure = Callable[[Any], Any]
 
 def evaluate(measure: Measure, data: Data, made: StepGradients, plan: Plan, device: Any) -> Any:
     """The mean of `measure` over the data, with the model in evaluation mode. All ranks must call
-    this, and all get the same number.
+    this, and all of them get the same number.
 
-    Raises: ValueError: the model is split into stages of a pipeline.
+    Raises: ValueError: the model is split into the stages of a pipeline.
     """
     if made.placed.pipeline is not None:
         raise ValueError("run.evaluate does not support a pipeline: use a plan with pipeline=1")
@@ -40,8 +40,8 @@ def evaluate(measure: Measure, data: Data, made: StepGradients, plan: Plan, devi
 
 
 def _read(data: Data, rank: int, ranks: int) -> Iterator[Batch]:
-    """This rank's share of each batch. If the share is empty, it contains one sample that does not
-    affect the result, because the ranks of a split model make the same number of passes.
+    """This rank's share of each batch. An empty share is replaced by one sample that does not
+    affect the result, because all ranks of a split model must make the same number of passes.
     """
     total = len(data.source)
     for start in range(0, total, data.global_batch):
@@ -54,7 +54,9 @@ def _read(data: Data, rank: int, ranks: int) -> Iterator[Batch]:
 
 @contextmanager
 def _evaluation(model: Any) -> Iterator[None]:
-    """Evaluation mode. Only the loss records an autograd graph, from which its weight is read."""
+    """Put the model into evaluation mode. An autograd graph is recorded only for the loss, because
+    the weight of the loss is read from the graph.
+    """
 
     def begin(module: Any, values: Any) -> None:
         torch.set_grad_enabled(False)
@@ -63,7 +65,8 @@ def _evaluation(model: Any) -> Iterator[None]:
         torch.set_grad_enabled(True)
         return tree_map(_make_differentiable, output)
 
-    trained = [module for module in model.modules() if module.training]  # without frozen modules
+    # modules that are not frozen
+    trained = [module for module in model.modules() if module.training]
     begun = model.register_forward_pre_hook(begin)
     ended = model.register_forward_hook(end)
     model.eval()

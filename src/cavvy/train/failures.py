@@ -1,8 +1,8 @@
 """Reports the first rank that fails to all ranks and to Cavvy's agent, and ends ranks that would
-wait for a failed rank.
+otherwise wait for the failed rank.
 
-The ranks share the first failure through the store in which they have met. A collective can only
-report that a connection has closed, and some collectives wait for minutes before they report it.
+The ranks share the first failure through the store in which they met. Without it, a collective
+could only report that a connection was closed, and some collectives report this only after minutes.
 """
 
 import atexit
@@ -23,8 +23,8 @@ from cavvy.train.checkpoint.agent import tell_failed, tell_started
 
 log = logging.getLogger("cavvy.train")
 POLL_S = 0.5  # seconds between two checks of the store
-GRACE_S = 10.0  # seconds for a rank to end by itself after another rank has failed
-ANSWER_S = 3.0  # seconds for each running rank to answer that it is running
+GRACE_S = 10.0  # seconds that a rank has to end by itself after another rank has failed
+ANSWER_S = 3.0  # seconds that each running rank has to answer that it is running
 LONGEST = 500  # maximum characters of an error that are reported
 FIRST, SEARCH, RUNS = "cavvy/failed", "cavvy/search", "cavvy/runs"
 SILENT = (
@@ -35,7 +35,7 @@ SILENT = (
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """The first failure of a run. `ranks` is the number of all ranks."""
+    """The first failure of a run. `ranks` is the total number of ranks."""
 
     rank: int
     ranks: int
@@ -43,11 +43,11 @@ class RankFailure:
 
 
 class FailureWatch:
-    """Reports an error that ends this rank, and looks for failures of other ranks in a thread, from
-    its creation until `close`.
+    """Reports an error that ends this rank. Until `close`, a thread also looks for failures of
+    other ranks.
 
-    `store` is the store in which the ranks have met, or None for a single rank. `ours` tells
-    whether the process of rank 0 holds the store.
+    `store` is the store in which the ranks met; None for a single rank. `ours` says whether the
+    store is in the process of rank 0.
     """
 
     def __init__(self, store: Any, rank: int, ranks: int, *, ours: bool = False) -> None:
@@ -57,7 +57,7 @@ class FailureWatch:
         tell_started()
         self._before, self._hook = sys.excepthook, self._hear
         sys.excepthook = self._hook
-        # A thread that runs while the interpreter ends would abort the process.
+        # A thread that is still running when the interpreter exits would abort the process.
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._watch, name="failure watch", daemon=True)
         if self._store is not None:
@@ -73,8 +73,8 @@ class FailureWatch:
             sys.excepthook = self._before
 
     def report(self, error: BaseException) -> RankFailure:
-        """Report the error that ends this rank. Returns the first failure of all ranks: the error
-        of a collective may be only a result of that failure.
+        """Report the error that ends this rank. Returns the first failure of all ranks, because an
+        error of a collective may only be the result of that failure.
         """
         mine = RankFailure(self._rank, self._ranks, describe(error))
         if self._store is None:
@@ -82,12 +82,14 @@ class FailureWatch:
             return mine
         try:
             failure = self._search(mine) if is_lost_connection(error) else self._put(mine)
-        except RuntimeError:  # the store has ended with its process, which may be that of rank 0
+        # The store has ended together with its process, which may be that of rank 0.
+        except RuntimeError:
             gone = RankFailure(0, self._ranks, SILENT)
             failure = gone if self._ours and self._rank else mine
         self._tell(failure)
         if self._ours and not self._rank:
-            sleep(2 * POLL_S)  # the store ends with this process: let the other ranks read it first
+            # The store ends with this process, so the other ranks must read it first.
+            sleep(2 * POLL_S)
         return failure
 
     def _hear(
@@ -98,13 +100,15 @@ class FailureWatch:
             self.report(error)
 
     def _put(self, failure: RankFailure) -> RankFailure:
-        """Store this failure, unless there is one already. Returns the stored failure."""
+        """Store this failure, unless another failure is already stored. Returns the stored
+        failure.
+        """
         stored = self._store.compare_set(FIRST, "", json.dumps(asdict(failure)))
         return RankFailure(**json.loads(stored))
 
     def _search(self, mine: RankFailure) -> RankFailure:
-        """Wait for the failure of another rank. If no rank reports a failure, find a rank that does
-        not answer, and report that rank. If all ranks answer, report `mine`.
+        """Wait for the failure of another rank. If no rank reports one, find a rank that does not
+        answer and report that rank as failed. If all ranks answer, report `mine`.
         """
         searches = self._store.compare_set(SEARCH, "", str(self._rank)) == str(self._rank).encode()
         until = monotonic() + (ANSWER_S if searches else 2 * ANSWER_S)
@@ -128,11 +132,11 @@ class FailureWatch:
                     self._store.set(f"{RUNS}/{self._rank}", "")
                     answered = True
             except RuntimeError:
-                return None  # rank 0 held the store and has ended
+                return None  # The store was in the process of rank 0, which has ended.
         return None
 
     def _leave(self, failure: RankFailure) -> None:
-        """End this process if it does not end by itself."""
+        """End this process, unless it ends by itself in time."""
         self._tell(failure)
         if failure.rank != self._rank:
             log.error("rank %d failed, so this rank ends: %s", failure.rank, failure.error)
@@ -149,15 +153,15 @@ class FailureWatch:
 
 
 def describe(error: BaseException) -> str:
-    """The type and the first line of an error, shortened to LONGEST characters."""
+    """The type and the first line of an error, truncated to LONGEST characters."""
     first = next(iter(str(error).strip().splitlines()), "")
     text = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether a collective failed, which may be the result of another rank's failure. gloo reports
-    a RuntimeError that names its source file.
+    """Whether the error is a failed collective, which may be the result of another rank's failure.
+    The library gloo reports this as a RuntimeError that names gloo's source file.
     """
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "third_party/gloo" in str(error)

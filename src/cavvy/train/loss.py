@@ -1,8 +1,8 @@
-"""The loss of a batch that is computed in parts: the mean over all parts, each with its weight.
+"""The loss of a batch that is computed in parts. It is the weighted mean over all parts.
 
-A mean over samples has the number of samples as its weight. Many losses are means over something
-else, for example over the tokens that are not padding. The weight of a mean is its denominator. The
-denominator is read from the loss's autograd graph, or the script returns (mean, weight).
+The weight of a mean over samples is the number of samples. Many losses are means over something
+else, for example over the tokens that are not padding. The weight of any mean is its denominator.
+The denominator is read from the autograd graph of the loss, or the script returns (mean, weight).
 """
 
 import inspect
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 THROUGH = ("Add", "Sub", "Mul", "Neg", "Div", "ToCopy", "View", "Squeeze", "Clone")
-DEEPEST = 8  # maximum number of operations between the loss and its means
+DEEPEST = 8  # maximum number of operations in the graph between the loss and its means
 MEAN = 1  # torch's number for reduction="mean"
 
 
 def spread(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Make a function of a batch from a loss function. A function with several arguments gets the
-    members of the batch, such as input and target.
+    """Make a function that takes a batch from a loss function. If the loss function has several
+    arguments, it gets the members of the batch, such as input and target.
     """
     if not takes_several(function):
         return function
@@ -36,18 +36,18 @@ def takes_several(function: Callable[..., Any]) -> bool:
 
 
 class LossSum:
-    """The weighted sum of a rank's losses. The sums stay on the device."""
+    """The weighted sum of the losses of one rank. The sums stay on the device."""
 
     def __init__(self) -> None:
         self.total: Any = 0.0
         self.weight: Any = 0.0
-        self.is_weighted = False  # whether some weight differs from its number of samples
-        self.only: Any = None  # the loss, if there was one part
+        self.is_weighted = False  # whether some part's weight differs from its number of samples
+        self.only: Any = None  # the loss, if there was only one part
         self._parts = 0
 
     def add(self, result: Any, samples: int) -> tuple[Any, Any]:
-        """Add the result of a loss function. Returns the mean to differentiate, and its weight. A
-        part with 0 samples, or whose samples are all padding, has the weight 0.
+        """Add the result of a loss function. Returns the mean to differentiate and its weight. The
+        weight is 0 if the part has 0 samples or contains only padding.
         """
         value, weight = result if isinstance(result, tuple) else (result, find_weight(result))
         if isinstance(weight, torch.Tensor):
@@ -65,16 +65,18 @@ class LossSum:
         return value, weight
 
     def numbers(self) -> Any:
-        """The total and the weight as one tensor, to be summed over ranks."""
+        """The total and the weight as one tensor, so that both can be summed over ranks
+        together.
+        """
         kind = torch.float32 if self.total.device.type == "mps" else torch.float64
         weight = torch.as_tensor(self.weight, device=self.total.device)
         return torch.stack([self.total.to(kind), weight.to(kind)])
 
 
 def find_weight(loss: Any) -> Any:
-    """The denominator of a loss that is a mean, or None if the loss is not a mean. The denominator
-    is a tensor if it depends on the data, for example on a mask that excludes some targets;
-    otherwise it is a number.
+    """The denominator of a loss that is a mean; None if the loss is not a mean. The denominator is
+    a tensor if it depends on the data, for example on a mask that excludes some targets. Otherwise
+    it is a number.
 
     A sum of several losses has the weight of the first loss whose weight depends on the data.
     """
@@ -100,7 +102,7 @@ def _walk(node: Any, depth: int) -> Iterator[Any]:
 
 
 def _is_sum(node: Any) -> bool:
-    """Whether a node of a graph is a sum, possibly with another sign or scale."""
+    """Whether a node of a graph is a sum. The sum may be negated or scaled."""
     while node is not None and node.name().partition("Backward")[0] in ("Neg", "Mul", "ToCopy"):
         node = node.next_functions[0][0]
     if node is None:

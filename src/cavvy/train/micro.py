@@ -1,5 +1,5 @@
-"""The micro-batch: the largest number of samples that fits into memory in one forward pass. The
-micro-batch is the same on all ranks and is found once per GPU type.
+"""The micro-batch: the largest number of samples that fits into memory in one forward pass. It is
+the same on all ranks, and is searched once per GPU type.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ NO_MEMORY = (
 
 
 class OutOfMemory(RuntimeError):
-    """A single sample does not fit, or one rank of a split model ran out of memory.
+    """A single sample does not fit into memory, or one rank of a split model ran out of memory.
 
-    `fits` has the micro-batches that fit, by key. `fits` is empty if no such micro-batch is known.
+    `fits` has the micro-batches that fit, by key. It is empty if none is known.
     """
 
     def __init__(self, text: str, fits: dict[str, int] | None = None) -> None:
@@ -33,7 +33,7 @@ class OutOfMemory(RuntimeError):
 
 @dataclass(slots=True)
 class MicroBatch:
-    """The current micro-batch. `known` has one size per key and is saved in checkpoints."""
+    """The current micro-batch. `known` has one size for each key and is saved in checkpoints."""
 
     key: str
     known: dict[str, int]
@@ -49,7 +49,7 @@ class MicroBatch:
     def shrink(self, used: int) -> None:
         """Halve the micro-batch after a rank ran out of memory with `used` samples.
 
-        Raises: OutOfMemory: `used` is 1 already.
+        Raises: OutOfMemory: `used` is already 1.
         """
         if used <= 1:
             raise OutOfMemory(
@@ -59,15 +59,15 @@ class MicroBatch:
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Whether this error is a failed allocation, or was caused by a failed allocation. Some
-    libraries report a failed allocation only in the message of a RuntimeError.
+    """Whether this error is a failed memory allocation, or was caused by one. Some libraries report
+    a failed allocation only in the message of a RuntimeError.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     said = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
     return said or (
         error.__cause__ is not None and is_no_memory(error.__cause__)
-    )  # a pipeline stage wraps the error
+    )  # A pipeline stage wraps the error in another one.
 
 
 def find(
@@ -80,11 +80,11 @@ def find(
     """Predict the largest size up to `most` that fits, from the memory that small sizes use. All
     ranks get the same answer.
 
-    Sizes that are expected not to fit are never tried: ranks of a split model wait for each other
-    within a pass, so a failing rank would leave the others waiting. Memory is assumed to grow
-    linearly from 2 to 4 samples on. `attempt(n)` runs a forward and backward pass over n samples,
-    `coming_bytes` is the memory that the optimizer will still allocate, and `least` returns the
-    minimum of a number over all ranks.
+    A size that is not expected to fit is never tried: ranks of a split model wait for each other
+    within a pass, so if one rank failed, the others would wait forever. From 2 samples on, memory
+    is assumed to grow linearly; the growth is measured between 2 and 4 samples. `attempt(n)` runs a
+    forward and backward pass over n samples, `coming_bytes` is the memory that the optimizer will
+    still allocate, and `least` returns the minimum of a number over all ranks.
     """
     total = device.memory_bytes
     if least(0 if total is None else 1) == 0 or most <= 4:
@@ -101,8 +101,8 @@ def find(
 
 
 def optimizer_bytes(optimizers: list[Any]) -> int:
-    """Bytes that the optimizers will still allocate: two moments for each parameter that has no
-    optimizer state yet.
+    """The bytes that the optimizers will still allocate: two moments for each parameter without
+    optimizer state.
     """
     every = ((p, o) for o in optimizers for group in o.param_groups for p in group["params"])
     return sum(2 * local(p).nbytes for p, o in every if p.requires_grad and p not in o.state)

@@ -1,5 +1,5 @@
-"""The kind, FLOPs and bytes of an operation on a GPU, for `trace.py`. Operations that a CPU
-executes differently from a GPU are replaced.
+"""Determines the kind, FLOPs and bytes of an operation on a GPU, for `trace.py`. Operations that
+run differently on a CPU are replaced by their GPU form.
 """
 
 from collections.abc import Iterator
@@ -42,8 +42,8 @@ _FREE = _names(
 )
 
 
-# Operations that autocast runs in float32 on CUDA (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32)
-# but not on the CPU.
+# Operations that autocast runs in float32 on CUDA, but not on the CPU
+# (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32).
 _FLOAT32 = _names(
     """layer_norm group_norm softmax log_softmax cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss kl_div pow exp
     log rsqrt sum cumsum prod norm rms_norm binary_cross_entropy_with_logits softplus logsumexp cosine_similarity"""
@@ -70,7 +70,9 @@ def classify(packet: str) -> str:
 
 
 def moved_bytes(kind: str, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> int:
-    """Bytes read and written. An index look-up reads as much as it writes, not the whole table."""
+    """The bytes that an operation reads and writes. An index look-up reads as many bytes as it
+    writes, not the whole table.
+    """
     written = sum(_bytes(each) for each in outs)
     if kind == "index":
         return written + sum(min(_bytes(each), written) for each in ins)
@@ -78,7 +80,7 @@ def moved_bytes(kind: str, ins: list[torch.Tensor], outs: list[torch.Tensor]) ->
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the elements in memory: an expanded dimension is counted once."""
+    """The bytes of a tensor's elements in memory. An expanded dimension is counted once."""
     if tensor.layout is not torch.strided:
         return tensor.numel() * tensor.itemsize
     return (
@@ -88,8 +90,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def count_flops(kind: str, packet: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """FLOPs (a multiply-add counts as two) and the shape as a matrix product (batch, m, n, k).
-    FLOPs and shape are zero for other operations.
+    """The FLOPs (a multiply-add counts as two) and the shape as a matrix product (batch, m, n, k).
+    Both are zero for operations that are not matrix products.
     """
     name = packet.removeprefix("aten.")
     if kind == "matmul":
@@ -111,8 +113,9 @@ def _matmul(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size
 
 
 def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """FLOPs and shape of the matrix product that computes the convolution: m pixels, n output
-    channels per group, k inputs per output (input channels of a group times kernel size)."""
+    """The FLOPs and the shape of the matrix product that computes a convolution: m pixels, n output
+    channels per group, and k inputs per output (input channels of a group times kernel size).
+    """
     if "backward" in name:
         grad, given, weight = args[0], args[1], args[2]
         mask = args[10] if len(args) > 10 else (True, True, False)
@@ -132,8 +135,8 @@ def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
 
 
 def _attention(name: str, args: Any) -> tuple[float, Size]:
-    """FLOPs and shape of attention: two matrix products in the forward pass and five in the
-    backward pass, one of which flash attention recomputes (Dao 2022).
+    """The FLOPs and the shape of attention. The forward pass has two matrix products. The backward
+    pass has five, because flash attention recomputes one (Dao 2022).
     """
     backward = "backward" in name
     query, key = (args[1], args[2]) if backward else (args[0], args[1])
@@ -151,15 +154,15 @@ _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 class GpuSemantics(TorchFunctionMode):
-    """Replaces operations that the CPU executes differently from a GPU: those on autocast's float32
-    list, dropout, attention with dropout, and recurrent networks.
+    """Replaces operations that run differently on a CPU than on a GPU: the operations on autocast's
+    float32 list, dropout, attention with dropout, and recurrent networks.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if kwargs.get("device") is not None:
             kwargs["device"] = (
-                "cpu"  # fake tensors on another device need a torch that is built for that device
+                "cpu"  # Fake tensors on another device need a torch that was built for that device.
             )
         name = getattr(func, "__name__", "").strip("_")
         if name == "scaled_dot_product_attention":
@@ -167,7 +170,9 @@ class GpuSemantics(TorchFunctionMode):
             args = args[:4]
         elif func is F.multi_head_attention_forward and "training" in kwargs:
             kwargs["training"] = (
-                False  # skips its dropout, which cannot be replaced; fused attention stores no mask
+                # Dropout inside attention is skipped, because it cannot be replaced. Fused
+                # attention stores no mask.
+                False
             )
         elif func is F.dropout:
             return _dropout(*args, **kwargs)
@@ -187,8 +192,8 @@ class GpuSemantics(TorchFunctionMode):
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """Apply `GpuSemantics`, also in the backward pass, where torch would turn the mode off:
-    activation checkpointing recomputes operations there.
+    """Apply `GpuSemantics`, also during the backward pass. Torch would turn the mode off there, but
+    activation checkpointing recomputes operations in the backward pass.
     """
     engine = torch.autograd.__dict__["_engine_run_backward"]
 
@@ -207,16 +212,17 @@ def as_on_gpu() -> Iterator[None]:
 def _recurrent(
     name: str, data: torch.Tensor, second: Any, third: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Replace a recurrent network by few kernels, as in cuDNN, with the FLOPs and saved tensors of
-    all time steps. For a packed sequence, the arguments are data, batch sizes and state; otherwise
-    data and state.
+    """Replace a recurrent network by few kernels, as cuDNN does, with the FLOPs and saved tensors
+    of all time steps. For a packed sequence, the arguments are data, batch sizes and state;
+    otherwise they are data and state.
     """
     packed = isinstance(options[0], list | tuple)
     state, weights, both = (
         (third, options[0], options[5]) if packed else (second, third, options[4])
     )
     first = state if isinstance(state, torch.Tensor) else state[0]
-    per = len(weights) // first.shape[0]  # per layer and direction: two matrices, and biases
+    # for each layer and direction: two matrices and the biases
+    per = len(weights) // first.shape[0]
     out, width, directions = data, first.shape[-1], 2 if both else 1
     for layer in range(0, len(weights), per * directions):
         ways = []
@@ -249,7 +255,7 @@ def _is_narrow(value: Any) -> bool:
 def _cross_entropy(
     input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Cross entropy as on CUDA: the log-softmax kernel converts to float32 without a copy, and
+    """Cross entropy as on CUDA: the kernel for log-softmax converts to float32 without a copy, and
     converts its gradient back.
     """
     kwargs.pop("label_smoothing", None)
@@ -258,8 +264,8 @@ def _cross_entropy(
 
 
 class _WideLogSoftmax(torch.autograd.Function):
-    """Log-softmax with a float32 result, as on CUDA. The CPU has this kernel only for float16, so
-    bfloat16 uses the float16 kernel.
+    """Log-softmax with a float32 result, as on CUDA. On the CPU, this kernel exists only for
+    float16, so it is also used for bfloat16.
     """
 
     @staticmethod

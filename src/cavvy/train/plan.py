@@ -1,5 +1,5 @@
-"""The plan of a run: how it is spread over ranks, and in which precision it computes. A plan is
-plain data that can be saved, tuned and loaded.
+"""The plan of a run: how the run is spread over ranks, and the precision of its computation. A plan
+is plain data that can be saved, tuned and loaded.
 """
 
 import dataclasses
@@ -11,30 +11,35 @@ from typing import Literal, cast, get_args
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 STATE_BYTES = 16  # bytes of an fp32 parameter, its gradient and the two moments of Adam
-FULL = 0.6  # share of the device's memory above which parameters are sharded
+FULL = 0.6  # parameters are sharded if they need more than this share of the device's memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """replicas x shards x tensor x pipeline = ranks.
+    """A plan. It must satisfy replicas x shards x tensor x pipeline = number of ranks.
 
     The batch is split over replicas x shards. Each copy of the parameters is split over `shards`
-    ranks (FSDP2). Each layer is split over `tensor` ranks, and the layers over `pipeline` ranks.
+    ranks (FSDP2). Each layer is split over `tensor` ranks, and the layers are distributed over
+    `pipeline` ranks.
     """
 
-    replicas: int = 0  # copies of the model; if 0, as many as the ranks allow
-    shards: int = 1  # ranks that share one copy of the parameters; if 0, all remaining ranks
+    replicas: int = 0  # number of copies of the model; 0 means as many as the ranks allow
+    # number of ranks that share one copy of the parameters; 0 means all remaining ranks
+    shards: int = 1
     tensor: int = 1
     pipeline: int = 1
     precision: Precision = "fp32"
-    micro_batch: int = 0  # samples of one forward pass on one rank; if 0, as many as fit
-    recompute: bool = False  # recompute activations in the backward pass instead of keeping them
+    # number of samples in one forward pass on one rank; 0 means as many as fit
+    micro_batch: int = 0
+    # whether activations are recomputed in the backward pass instead of kept
+    recompute: bool = False
     compile: bool = False
     channels_last: bool = False
-    workers: int = 0  # processes that read data; if 0, only threads read
-    threads: int = 2  # threads that read data, in this process or in each worker
-    prefetch: int = 2  # batches prepared in advance
-    pin: bool = True  # with an accelerator: put batches into page-locked memory
+    workers: int = 0  # number of processes that read data; 0 means that only threads read
+    threads: int = 2  # number of threads that read data, in this process or in each worker process
+    prefetch: int = 2  # number of batches that are prepared in advance
+    # whether batches are put into page-locked memory if the device is an accelerator
+    pin: bool = True
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):

@@ -1,5 +1,5 @@
-"""The precisions fp32, tf32, bf16, fp16 with loss scaling, and fp8: the requirements of each, and
-whether this device supports it.
+"""The precisions fp32, tf32, bf16, fp16 with loss scaling, and fp8: what each requires, and whether
+the device supports it.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -13,14 +13,18 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 class PrecisionContext:
-    """One precision on one device: the context of the forward pass, and the loss scale."""
+    """One precision on one device. It provides the context of the forward pass and the loss
+    scale.
+    """
 
     def __init__(self, precision: str, device: TrainDevice) -> None:
         self.precision = precision
         self._device = device
         self.scaler: Any = None
         self.weight = (
-            1.0  # mean weight of a sample's loss; with a loss scale, that of the last step
+            # The mean weight of a sample's loss. With a loss scale, it is the value of the last
+            # step.
+            1.0
         )
         _check(precision, device)
         if device.kind in ("cuda", "rocm", "xpu"):
@@ -30,7 +34,7 @@ class PrecisionContext:
         if precision == "fp16":
             self.scaler = torch.amp.GradScaler(
                 device.torch.type
-            )  # with sharded gradients, the scaler combines the overflows of all ranks
+            )  # If gradients are sharded, the scaler combines the overflows of all ranks.
 
     @property
     def low(self) -> Any:
@@ -43,7 +47,7 @@ class PrecisionContext:
         return torch.autocast(self._device.torch.type, self.low)  # type: ignore[no-any-return, unused-ignore]
 
     def state(self) -> dict[str, Any] | None:
-        """The loss scale as plain data for checkpoints, or None if there is no loss scaling."""
+        """The loss scale as plain data for checkpoints; None without loss scaling."""
         return None if self.scaler is None else {**self.scaler.state_dict(), "weight": self.weight}
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -62,8 +66,8 @@ class PrecisionContext:
 
 
 def best(device: TrainDevice) -> str:
-    """The precision of the plan `auto`: bf16 if the device supports it, otherwise fp16 on CUDA and
-    ROCm, and fp32 elsewhere.
+    """The precision for the plan `auto`: bf16 if the device supports it. Otherwise it is fp16 on
+    CUDA and ROCm, and fp32 on other devices.
     """
     if device.kind in ("cuda", "rocm"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
@@ -72,7 +76,7 @@ def best(device: TrainDevice) -> str:
 
 def _fits_fp8(module: Any, name: str) -> bool:
     """Whether both sides of a linear layer are multiples of 16, which the kernels require, and at
-    least 256, so that fp8 is faster.
+    least 256. In smaller layers, fp8 is not faster.
     """
     return isinstance(module, torch.nn.Linear) and all(
         n % 16 == 0 and n >= 256 for n in module.weight.shape
@@ -80,7 +84,10 @@ def _fits_fp8(module: Any, name: str) -> bool:
 
 
 def _check(precision: str, device: TrainDevice) -> None:
-    """Raises: ValueError: this device or this installation does not support the precision."""
+    """Check that this device and this installation support the precision.
+
+    Raises: ValueError: they do not support it.
+    """
     if precision == "tf32" and (device.kind != "cuda" or torch.cuda.get_device_capability()[0] < 8):
         raise ValueError(
             "tf32 needs an NVIDIA GPU of the generation Ampere or newer, but this device is "

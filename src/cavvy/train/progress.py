@@ -1,4 +1,6 @@
-"""Reports a run's progress, speed and cost: in the terminal or log, and in the agent's file."""
+"""Reports a run's progress, speed and cost, both in the terminal or log and in a file for the
+agent.
+"""
 
 import json
 import logging
@@ -17,11 +19,12 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 
 PACE_S = (
-    1.0  # seconds between two reports; each report waits until the loss can be read from the device
+    # seconds between two reports; each report waits until the loss has been read from the device
+    1.0
 )
 LOG_S = 30.0  # seconds between two lines if the output is not a terminal
-# reported values in order of display, each with the text before and after the number, and its
-# format
+# the reported values in order of display, each with the text before the number, the text after it,
+# and its format
 SHOWN = {
     "samples_per_s": ("", "/s", ".4g"),
     "step_ms": ("", " ms", ".4g"),
@@ -37,7 +40,7 @@ SHOWN = {
 
 
 class ProgressReporter:
-    """Receives each step's record; rank 0 reports."""
+    """Receives the record of each step. Only rank 0 reports."""
 
     def __init__(self, world: RankWorld) -> None:
         self._world = world
@@ -46,17 +49,19 @@ class ProgressReporter:
         self._meter = Meter(world.device, world.size)
 
     def begin(self, done: int, total: int, epoch: int = 0) -> None:
-        """Set the samples done so far, the total, and the samples of one epoch (0 if unknown)."""
+        """Set the number of samples done so far, the total number, and the number in one epoch (0
+        if unknown).
+        """
         self._done, self._total, self._meter.samples = done, total, epoch
 
     def end(self) -> None:
-        """Report that the work is complete, whether this or an earlier attempt completed it."""
+        """Report that the work is complete. An earlier attempt may have completed it."""
         if self._world.is_first:
             self._report({}, {}, True)
 
     def measure(self, meter: Meter) -> None:
-        """Also report the used share of a device's peak (MFU), from the meter's FLOPs of one sample
-        and peak FLOP/s.
+        """Also report the used share of the device's peak (MFU). It is computed from the meter's
+        FLOPs per sample and peak FLOP/s.
         """
         self._meter.flops, self._meter.peak = meter.flops, meter.peak
 
@@ -64,7 +69,7 @@ class ProgressReporter:
         self._done += record.samples
         self._meter.hear(record)
         now = monotonic()
-        last = self._done + record.samples > self._total  # no whole batch is left
+        last = self._done + record.samples > self._total  # No whole batch is left.
         if not self._world.is_first or (now < self._next and not last):
             return
         self._next = now + PACE_S
@@ -78,7 +83,9 @@ class ProgressReporter:
         if self._path:
             with open(
                 self._path + ".new", "w"
-            ) as file:  # renamed when complete: the agent may read the file at any time
+            # The file is written completely before it gets its name, because the agent may read it
+            # at any time.
+            ) as file:
                 file.write(json.dumps(line) + "\n")
             os.replace(self._path + ".new", self._path)
         parts = [f"{self._done}/{self._total} samples"]
@@ -109,7 +116,7 @@ class ProgressReporter:
 
 
 def _fit(parts: list[str], width: int) -> str:
-    """Join as many parts as fit on one line of the terminal, at least the first."""
+    """Join as many parts as fit on one line of the terminal, but at least the first part."""
     text = parts[0][:width]
     for part in parts[1:]:
         if len(text) + 2 + len(part) <= width:
@@ -118,7 +125,7 @@ def _fit(parts: list[str], width: int) -> str:
 
 
 def plain(value: Any) -> object:
-    """Convert a value of `run.log` to a number, a list or a string."""
+    """Convert a value that was passed to `run.log` to a number, a list or a string."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else value.tolist()
     return value if isinstance(value, int | float | str | bool) else str(value)

@@ -1,9 +1,8 @@
-"""A training run: the methods that a training script calls. The other files implement these
-methods.
+"""A training run: the methods that a training script calls. Other files implement them.
 
 The design depends on three rules. Parameters change only in `step`, so a save can copy them in the
 background until the next `step`. The run saves and stops only in `batches`, so all ranks save and
-stop at the same step. The global batch is fixed and the micro-batch is not, so the number and kind
+stop at the same step. The global batch is fixed but the micro-batch is not, so the number and kind
 of devices may change between attempts without changing the result.
 """
 
@@ -39,17 +38,17 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 observers: list[
     Callable[["Run"], None]
-] = []  # functions called with each new run, for example by tuning
+] = []  # functions that are called with each new run, for example by tuning
 
 
 class Run:
-    """One training run in one folder.
+    """One training run, whose checkpoints are in one folder.
 
     Args:
         folder: the folder of checkpoints: a path, or a URL that fsspec supports. By default the
             checkpoint folder of the Cavvy job, or `checkpoints`.
-        plan: a `Plan`, a file that `Plan.to_json` wrote, or "auto". CAVVY_TRAIN_PLAN names a file
-            that takes precedence.
+        plan: a `Plan`, a file that `Plan.to_json` wrote, or "auto". If the variable
+            CAVVY_TRAIN_PLAN names a file, that file is used instead.
         seed: determines initial parameters, the order of samples and augmentations.
         device: "auto", "cuda", "rocm", "mps", "xpu" or "cpu".
         save_every: seconds between saves, or "auto": derived from the cost of a checkpoint and the
@@ -77,7 +76,7 @@ class Run:
         before = self.keeper.store.latest()
         self.name: str = self.world.tell(
             name_run(before.facts.get("name") if before else None)
-        )  # the name of the run for trackers
+        )  # the name of the run, for trackers
         self.clock, self.progress = StepClock(self.world.rank), ProgressReporter(self.world)
         self.clock.listeners.append(self.progress.hear)
         self.optimizers: list[Any] = []
@@ -91,7 +90,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """The number of completed steps, over all attempts."""
+        """The number of completed steps in all attempts together."""
         return self._state.steps
 
     @property
@@ -101,7 +100,7 @@ class Run:
 
     @property
     def micro_batch(self) -> int:
-        """Samples of one forward pass on one rank; 0 until it is found."""
+        """The number of samples in one forward pass on one rank; 0 until it is found."""
         return self._state.micro.size
 
     def model(
@@ -196,8 +195,8 @@ class Run:
         return thing
 
     def resume(self) -> bool:
-        """Load the newest checkpoint. Returns whether there was a checkpoint. `batches` calls this
-        method if the script has not; later calls do nothing.
+        """Load the newest checkpoint. Returns whether there was one. If the script does not call
+        this method, `batches` does. Later calls do nothing.
         """
         if self._resumed:
             return False
@@ -222,7 +221,7 @@ class Run:
         until = int(epochs * data.length)
         until -= (
             until - data.position
-        ) % data.global_batch  # a remainder smaller than a global batch is not read
+        ) % data.global_batch  # A remainder that is smaller than a global batch is not read.
         share = BatchShare(
             self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch
         )
@@ -230,7 +229,7 @@ class Run:
         if data.position + data.global_batch > until:
             self.progress.end()
             if self.steps:
-                # an earlier attempt may have ended before it uploaded the checkpoint
+                # An earlier attempt may have ended before it uploaded this checkpoint.
                 self._save_last()
             return
         plan = self.plan
@@ -261,7 +260,7 @@ class Run:
         return move(values, self.world.device.torch, pin=plan.pin, channels_last=plan.channels_last)
 
     def _next(self, stream: BatchReader, data: Data, share: BatchShare) -> Any:
-        """The next batch of a stream on this rank's device, or None at the end of the stream."""
+        """The next batch of a stream, on this rank's device. None at the end of the stream."""
         low, high = share.bounds
         self.clock.begin(self.steps, data.global_batch)
         with self.clock.part("data"):
@@ -284,23 +283,25 @@ class Run:
         `loss(part)` gets a part of the batch, with the same structure as the batch, and returns the
         mean loss of the part. A loss with several arguments gets the members of a part, as in
         `loss(images, labels)`. `loss` may be called again for the same samples if a rank ran out of
-        memory. A mean over something other than samples, such as tokens without padding, is
-        weighted by their number. This number is known for torch's losses and for sums that are
-        divided by a tensor. For other losses, return (mean, number).
+        memory. If the mean is not over samples but over something else, such as tokens without
+        padding, it is weighted by the number of these. This number is found automatically for
+        torch's losses, and for sums that are divided by a tensor. For other losses, return (mean,
+        number).
 
-        Gradients of earlier calls that no step has used yet are kept and added.
+        If gradients of earlier calls were not used by a step yet, the new gradients are added to
+        them.
         """
         return self._add(self._ready().add, spread(loss), batch)
 
     def pipeline(self, loss: PairLoss, batch: Any) -> Any:
-        """Like `accumulate`, but also for plans with a pipeline. A batch is (input, target), and
-        `loss(output, target)` returns the mean loss.
+        """Like `accumulate`, but also works for plans with a pipeline. A batch is (input, target),
+        and `loss(output, target)` returns the mean loss.
         """
         return self._add(self._ready().add_pipelined, loss, batch)
 
     def step(self, *optimizers: Any, clip: float | None = None) -> Any:
-        """Clip the gradients to the norm `clip`, if set, and update the parameters. Returns the
-        norm before clipping, or None without `clip`.
+        """Clip the gradients to the norm `clip` (if it is set) and update the parameters. Returns
+        the norm before clipping; None if `clip` is None.
         """
         with self.clock.part("checkpoint"):
             self.keeper.join()
@@ -311,15 +312,16 @@ class Run:
         if self._batch is not None and self._reading is not None and not self._counted:
             self._state.steps += 1
             self._reading.position += self._batch.total
-            self._counted = True  # a batch counts once, even if `step` is called several times
+            self._counted = True  # A batch is counted once, even if `step` is called several times.
         return norm
 
     def evaluate(self, measure: Measure, source: Any, *, global_batch: int, **options: Any) -> Any:
-        """The mean of `measure` over all samples of a data set, each once, the same on all ranks.
+        """The mean of `measure` over a data set, in which each sample is used once. The result is
+        the same on all ranks.
 
-        `measure(part)` is like the loss of `accumulate`, and also returns a mean or (mean, number).
-        The model is in evaluation mode meanwhile. The other arguments are those of `data`; the
-        position in this data is not saved.
+        `measure(part)` is like the loss of `accumulate` and returns a mean or (mean, number). The
+        model is in evaluation mode during the call. The other arguments are those of `data`, but
+        the position in this data is not saved.
         """
         collate, transform = options.pop("collate", None), options.pop("transform", None)
         opened = open_source(source, **options)
@@ -334,15 +336,15 @@ class Run:
         return evaluate(spread(measure), data, self._ready(), self.plan, self.world.device.torch)
 
     def log(self, **values: Any) -> None:
-        """Log values of this step for the progress line and for listeners; the `loss` of
-        `accumulate` is logged without this call. A tensor is read from the device only when it is
+        """Log values of this step for the progress line and for listeners. The `loss` of
+        `accumulate` is logged automatically. A tensor is read from the device only when it is
         shown.
         """
         self.clock.note(**values)
 
     def save(self, *, wait: bool = False) -> bool:
-        """Save now. With `wait`, wait for the save and return whether it is durable. All ranks must
-        call this at the same step.
+        """Save now. With `wait`, wait until the save ends and return whether it is durable. All
+        ranks must call this at the same step.
         """
         with self.clock.part("checkpoint"):
             self._ready().replicas.compare()
@@ -351,7 +353,7 @@ class Run:
             )
 
     def close(self) -> None:
-        """Complete the save in flight and close the process groups. Either all ranks or none must
+        """Wait for the current save and close the process groups. Either all ranks or none must
         call this.
         """
         atexit.unregister(self._abandon)
@@ -360,13 +362,13 @@ class Run:
         self.world.close()
 
     def _abandon(self) -> None:
-        """Clean up at exit if `close` was not called. Does not wait for other ranks, which may be
-        stuck.
+        """Clean up at exit if `close` was not called. This does not wait for other ranks, which may
+        be stuck.
         """
         self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:
-        """Between two steps, do what all ranks have agreed on: exit, save or continue."""
+        """Do what all ranks agreed on after the last step: exit, save or continue."""
         if (said := self._ready().said) == LEAVE:
             self.keeper.warn(self.steps)
             safe = self.save(wait=True)
@@ -404,7 +406,9 @@ class Run:
 
     @property
     def _number(self) -> int:
-        """The position in the loop: batches read in this process, and steps."""
+        """The position in the loop: the number of batches read in this process, and the number of
+        steps.
+        """
         return (self._read << 32) + self.steps
 
     def _facts(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Makes a work profile of a user's unchanged script: runs the script on fake tensors up to its
-first optimizer step.
+"""Makes a work profile of a user's unchanged script. It runs the script on fake tensors, which
+store no data, up to the script's first optimizer step.
 """
 
 import os
@@ -24,15 +24,18 @@ from cavvy.train.trace import TraceRecorder, summarize
 
 
 class _Done(BaseException):
-    """Ends a traced script. The script's own `except Exception` does not catch it."""
+    """Raised to end a traced script. It is not an `Exception`, so the script's own `except
+    Exception` does not catch it.
+    """
 
 
 def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str, Any]:
-    """The work profile of the first micro-batch of a script: from the first forward pass to the
-    first `optimizer.step`, or to the second forward pass if the script accumulates gradients.
+    """The work profile of the first micro-batch of a script. It covers the first forward pass up to
+    the first `optimizer.step`, or up to the second forward pass if the script accumulates
+    gradients.
 
-    The script runs like `python path arguments`, but on fake tensors. The number of samples is the
-    first dimension of the model's input.
+    The script runs as `python path arguments` would run it, but on fake tensors. The number of
+    samples is the first dimension of the model's input.
 
     Raises: RuntimeError: the script ended without an optimizer step.
     """
@@ -63,7 +66,9 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 
 class _Watch:
-    """Records the first micro-batch: from the model's first forward pass to the first step."""
+    """Records the first micro-batch: from the model's first forward pass to the first optimizer
+    step.
+    """
 
     def __init__(self) -> None:
         self._recorder = TraceRecorder()
@@ -78,7 +83,8 @@ class _Watch:
         ]
         if (
             tensors and not self._batch
-        ):  # if the model gets only keyword arguments, its first module with a tensor input counts
+        # If the model gets only keyword arguments, its first module with a tensor input is used.
+        ):
             self._batch = tensors[0].shape[0]
         if self._model is None and any(True for _ in module.parameters()):
             self._model, self._on = module, True
@@ -127,8 +133,8 @@ class _Watch:
 
 @contextmanager
 def _patched() -> Iterator[None]:
-    """Prevents a traced script from compiling, resuming, skipping an optimizer step, or computing
-    on another device.
+    """Keeps a traced script from compiling, resuming, skipping an optimizer step, or computing on
+    another device.
     """
     before = torch.autocast.__init__
 
@@ -163,8 +169,8 @@ def _patched() -> Iterator[None]:
 
 @contextmanager
 def fake_device() -> Iterator["_Fake"]:
-    """Create fake tensors only: models and batches created in this context have shapes but no data,
-    use no memory, and stay as they are when moved to another device.
+    """Create only fake tensors. Models and batches that are created in this context have shapes but
+    no data, and use no memory. Moving them to another device does not change them.
     """
     with patch.object(torch.nn.Module, "_apply", _convert), warnings.catch_warnings():
         warnings.filterwarnings(
@@ -178,10 +184,10 @@ _TURN = threading.RLock()
 
 
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
-    """Fake tensors, also for operations whose result size depends on values. The size is assumed to
-    be the maximum (a mask selects everything), but experts chosen by `topk` get equal shares.
-    `assumed` lists the lines of code with such sizes. One thread at a time enters the mode, because
-    data loaders collate in several threads.
+    """Fake tensors that also support operations whose result size depends on values. The largest
+    possible size is assumed: a mask selects everything. Only experts that are chosen by `topk` get
+    equal shares. `assumed` lists the lines of code with such sizes. Only one thread at a time
+    enters the mode, because data loaders collate in several threads.
     """
 
     def __init__(self) -> None:
@@ -203,8 +209,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with _TURN:
             given = [each for each in tree_leaves((args, kwargs)) if hasattr(each, "routed")]
-            # The result of `==` or one-hot on a choice of experts is still a choice of experts. A
-            # value that requires a gradient is not a choice.
+            # If `==` or one-hot is applied to a choice of experts, the result is still a choice of
+            # experts. A value that requires a gradient is not a choice.
             routed, experts = next(
                 (each.routed for each in given if not each.requires_grad), (0, 1)
             )
@@ -223,18 +229,18 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
                 raise RuntimeError(_explain_size(name)) from error
             if (
                 func is torch.ops.aten.topk.default
-            ):  # routed: number of samples times experts per sample
+            ):  # the number of samples times the number of experts per sample
                 routed, experts = out[0].numel(), args[0].shape[args[2] if len(args) > 2 else -1]
             for each in filter(torch.is_tensor, tree_leaves(out) if routed else ()):
                 each.routed = routed, experts
             return out
 
     def __deepcopy__(self, memo: Any) -> "_Fake":
-        return self  # layers that a model copies must stay in the same mode
+        return self  # Layers that a model copies must stay in the same mode.
 
 
 def _explain_size(name: str) -> str:
-    """The message for a script that cannot be traced: the cause and the remedy."""
+    """An error message for a script that cannot be traced. It says why, and what to do."""
     hint = "pass `output_size`" if name == "repeat_interleave" else "avoid this operation"
     return (
         f"{_own_line()}: the size of the result of {name} depends on values, which a trace does "
@@ -247,10 +253,11 @@ _Made = list[tuple[Any, torch.dtype]]
 
 def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made:
     """Shapes and types of the largest possible results of an operation whose result sizes depend on
-    values, or [] for other operations.
+    values. Returns [] for other operations.
     """
     count = args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0
-    # A mask with as many elements as the routed tensor selects an equal share for each expert.
+    # If a mask has as many elements as the routed tensor, it selects an equal share for each
+    # expert.
     even = {routed: routed // experts, routed * experts: routed}
     if name == "nonzero":
         return [((even.get(count, count), args[0].dim()), torch.int64)]
@@ -261,15 +268,15 @@ def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made
     if name == "bincount":
         return _count_most(args, count, experts if routed else 0)
     if name == "repeat_interleave" and routed and not kwargs.get("output_size"):
-        return [((routed,), torch.int64)]  # the repeats are the numbers of samples of the experts
+        return [((routed,), torch.int64)]  # The repeats are the numbers of samples of the experts.
     if name in ("_unique2", "unique_dim", "unique_consecutive"):
         return _unique_most(args, min(count, experts) if routed else count)
     return []
 
 
 def _count_most(args: Any, count: int, experts: int) -> _Made:
-    """The largest result of `bincount`: one bin per expert, or the requested number of bins. If
-    neither number is known, one bin per value.
+    """The largest possible result of `bincount`: one bin for each expert, or the requested number
+    of bins. If neither number is known, one bin for each value.
     """
     weights = args[1] if len(args) > 1 else None
     kind = torch.int64
@@ -279,8 +286,8 @@ def _count_most(args: Any, count: int, experts: int) -> _Made:
 
 
 def _unique_most(args: Any, rows: int) -> _Made:
-    """The largest results of `unique` and its variants. Without a dimension argument, at most
-    `rows` values are different.
+    """The largest possible results of `unique` and its variants. Without a dimension argument, at
+    most `rows` values are different.
     """
     # The dimension is the only integer argument; the others are booleans.
     dim = next((each for each in args[1:] if type(each) is int), None)
@@ -292,7 +299,7 @@ def _unique_most(args: Any, rows: int) -> _Made:
 
 
 def _own_line() -> str:
-    """The line of the user's code that is running or has called the running code."""
+    """The line of the user's own code that is being executed."""
     frame: Any = sys._getframe(1)
     while frame.f_back and any(part in frame.f_code.co_filename for part in _OTHERS):
         frame = frame.f_back
@@ -309,7 +316,7 @@ _OTHERS = (
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-    """`Module._apply` for fake parameters, whose data cannot be replaced in place: if the number
+    """`Module._apply` for fake parameters, whose data cannot be replaced in place. If the number
     type changes, a new parameter replaces the old one.
     """
     made: dict[int, torch.nn.Parameter] = {}
@@ -330,8 +337,8 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
 
 
 class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
-    """Returns a value when code reads one from a fake tensor (`if x.any():`, `.item()`): False for
-    booleans, otherwise 1, which usually leads to the common branch.
+    """Supplies a value when code reads one from a fake tensor (`if x.any():`, `.item()`): False for
+    booleans, otherwise 1. These values usually lead to the common branch.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

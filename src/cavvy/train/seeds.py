@@ -1,5 +1,5 @@
-"""Random numbers without saved state: the random numbers of a step depend only on the run's seed,
-the step and the rank.
+"""Random numbers that need no saved state. They depend only on the run's seed, the step and the
+rank.
 """
 
 import random

@@ -10,8 +10,8 @@ from cavvy.train.plan import Plan
 
 
 class RunState:
-    """The state that is written into the completion mark of each checkpoint and restored from the
-    mark.
+    """The state that is written into the completion mark of each checkpoint and restored from
+    it.
     """
 
     def __init__(self) -> None:

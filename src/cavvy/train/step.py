@@ -1,5 +1,5 @@
-"""The gradients of one step: forward and backward passes over a rank's share of the batch. After a
-failure, all passes of the step are discarded.
+"""Computes the gradients of one step, with forward and backward passes over a rank's share of the
+batch. If the step fails, the results of all its passes are discarded.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,16 +22,17 @@ from cavvy.train.parallel.shard import PlacedModel
 from cavvy.train.precision import PrecisionContext
 from cavvy.train.world import RankWorld
 
-SKIPPED = 2**62  # added to the number of a batch that a rank does not use
+SKIPPED = 2**62  # is added to the number of a batch that a rank does not use
 Loss = Callable[[Any], Any]
 PairLoss = Callable[[Any, Any], Any]
 
 
 class StepGradients:
-    """Accumulates the gradient of the mean loss over the global batch, however the batch is split.
+    """Accumulates the gradient of the mean loss over the global batch. The result does not depend
+    on how the batch is split.
 
-    The loss of n samples is weighted by n / global batch, or by the weight of its own mean, so that
-    micro-batches and shares of different sizes add up to the mean over the global batch.
+    The loss of n samples is weighted by n / global batch, or by the weight of its own mean.
+    Therefore micro-batches and shares of different sizes add up to the mean over the global batch.
     """
 
     def __init__(
@@ -58,18 +59,18 @@ class StepGradients:
         self.groups = [placed.mesh[a].get_group() for a in axes if placed.mesh[a].size() > 1]
         self._is_split = (
             placed.is_sharded or placed.data_ranks < world.size
-        )  # whether other ranks wait for this rank within a pass
+        )  # whether other ranks wait for this rank during a pass
         self._averaged_over = (
             placed.data_ranks if placed.is_sharded else 1
-        )  # FSDP2 averages gradients; the reducer sums gradients
+        )  # FSDP2 averages gradients, but the reducer sums them.
 
     @property
     def micro_batch(self) -> int:
         return self._micro.size
 
     def add(self, loss: Loss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
-        """Store the gradient of the batch in the parameters. Returns the mean loss over the global
-        batch.
+        """Add the gradient of the batch to the gradients of the parameters. Returns the mean loss
+        over the global batch.
 
         If one rank runs out of memory, all ranks repeat the step with smaller micro-batches.
         """
@@ -90,7 +91,7 @@ class StepGradients:
             self._micro.shrink(size)
 
     def add_pipelined(self, loss: PairLoss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
-        """Like `add`, but also for plans with a pipeline. `loss` takes output and target."""
+        """Like `add`, but also works for plans with a pipeline. `loss` takes output and target."""
         pipeline, model = self.placed.pipeline, self.placed.model
         if pipeline is None:
             return self.add(lambda part: loss(model(part[0]), part[1]), batch, seed, optimizers)
@@ -98,7 +99,7 @@ class StepGradients:
         most = self._micro.size or max(batch.size // (2 * pipeline.stages), 1)
         size = next(
             n for n in range(most, 0, -1) if batch.size % n == 0
-        )  # all micro-batches must have the same size
+        )  # All micro-batches must have the same size.
         with self.forward():
             sums, _ = self._attempt(
                 partial(pipeline.step, loss, batch, size, self._scale(batch)), size, seed
@@ -111,12 +112,13 @@ class StepGradients:
             return self._finish(sums, weighted, batch)
 
     def _scale(self, batch: Batch) -> Any:
-        """The factor by which the gradient of a loss with weight 1 is multiplied."""
+        """The factor by which the gradient of a loss with weight 1 must be multiplied."""
         return self._averaged_over / batch.total / self._numbers.weight
 
     def _finish(self, sums: LossSum, weighted: bool, batch: Batch) -> Any:
         """Complete the gradients of the step. Returns the mean loss over the global batch."""
-        weighted = weighted or self._numbers.weight != 1.0  # the passes used the last step's weight
+        # The passes used the weight of the last step.
+        weighted = weighted or self._numbers.weight != 1.0
         if not self.groups and (sums.only is not None or not weighted):
             return sums.total / sums.weight if sums.only is None else sums.only
         numbers = sums.numbers()
@@ -127,14 +129,15 @@ class StepGradients:
             factor = torch.where(weight > 0, batch.total * self._numbers.weight / weight, 0.0)
             grads = [local(p.grad) for p in self.placed.model.parameters() if p.grad is not None]
             torch._foreach_mul_(grads, factor.float())
-            if self._numbers.scaler is not None:  # the weight of a batch of padding alone is 0
+            # If a batch contains only padding, its weight is 0.
+            if self._numbers.scaler is not None:
                 self._numbers.weight = float(weight / batch.total) or self._numbers.weight
         return (total / weight).to(sums.total.dtype)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Put stored gradients aside, and add them at the end: otherwise, they would be summed over
-        the ranks and weighted once more.
+        """Set stored gradients aside, and add them again at the end. Otherwise they would be summed
+        over the ranks and weighted a second time.
         """
         before = [(p, p.grad) for p in self.placed.model.parameters() if p.grad is not None]
         for parameter, _ in before:
@@ -144,8 +147,8 @@ class StepGradients:
             parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
 
     def skip(self, number: int) -> None:
-        """Take part in the exchange for a batch that this rank does not use, so that ranks that use
-        the batch do not wait.
+        """Take part in the exchange of values for a batch that this rank does not use, so that
+        other ranks that use it do not wait.
 
         Raises: RanksDiverged: other ranks use the batch.
         """
@@ -154,8 +157,8 @@ class StepGradients:
         self._agree(number + SKIPPED, False, None)
 
     def _agree(self, number: int, fails: bool, sums: LossSum | None) -> tuple[bool, bool]:
-        """Exchange the facts of a step, and keep the highest request. Returns whether a rank
-        failed, and whether a loss has a weight of its own.
+        """Exchange the facts of a step, and store the highest request. Returns whether a rank
+        failed, and whether the weight of a loss differs from its number of samples.
 
         Raises: RanksDiverged: the ranks are at different batches, or their models differ.
         """
@@ -175,7 +178,7 @@ class StepGradients:
         return bool(failed), bool(weighted)
 
     def _attempt(self, passes: Callable[[], Any], size: int, seed: int) -> tuple[Any, bool]:
-        """Run the passes. Returns their losses, and whether this rank ran out of memory.
+        """Run the passes. Returns their losses and whether this rank ran out of memory.
 
         Raises: OutOfMemory: this rank of a split model ran out of memory.
         """
@@ -197,15 +200,15 @@ class StepGradients:
             known = {self._micro.key: self._micro.size}
             raise OutOfMemory(text, known) from error.with_traceback(
                 None
-            )  # the traceback would keep the activations alive
+            )  # The traceback would keep the activations in memory.
 
     def _passes(self, loss: Loss, batch: Batch, size: int) -> LossSum:
-        """Run one rank's passes and return its losses. All ranks make the same number of passes:
-        a rank with fewer samples fills up with passes of weight 0.
+        """Run one rank's passes and return its losses. All ranks make the same number of passes: a
+        rank with fewer samples adds passes with weight 0.
         """
         pieces = batch.pieces(-(-batch.largest // size))
         sums = LossSum()
-        alone = len(pieces) == 1 and not self.groups  # the weight cancels out
+        alone = len(pieces) == 1 and not self.groups  # The weight cancels out.
         for number, (values, samples) in enumerate(pieces, 1):
             self._expect(number == len(pieces))
             with self.forward():
@@ -221,7 +224,7 @@ class StepGradients:
     def forward(self) -> AbstractContextManager[Any]:
         return (
             nullcontext() if self.placed.is_sharded else self._numbers.forward()
-        )  # FSDP2 casts on its own
+        )  # FSDP2 casts by itself.
 
     def _expect(self, last: bool) -> None:
         if self.placed.is_sharded:
@@ -233,7 +236,8 @@ class StepGradients:
         def attempt(size: int) -> None:
             part = Batch(cut(batch.values, 0, size), min(size, batch.size), batch.total, size)
             seeds.sow(seed)
-            # not compiled: torch would compile each size; compiled passes store fewer activations
+            # The model is not compiled here, because torch would compile each size; compiled passes
+            # also store fewer activations.
             with torch.compiler.set_stance("force_eager"):
                 self._passes(loss, part, size)
             if self.placed.reducer is not None:
@@ -244,7 +248,9 @@ class StepGradients:
         return find(batch.largest, self._world.device, attempt, coming, self._world.least)
 
     def undo(self) -> None:
-        """Discard the effects of the step's passes: gradients and running means."""
+        """Discard the effects of the step's passes, which are gradients and changed running
+        means.
+        """
         self._buffers.undo()
         self.placed.model.zero_grad()
         self._world.device.free_cache()

@@ -1,9 +1,9 @@
-"""Makes a work profile of one training step (computation, memory traffic and memory) without a
-device, by running the step on fake tensors.
+"""Makes a work profile of one training step (computation, memory traffic and memory). No device is
+needed, because the step runs on fake tensors.
 
 The profile is plain data, which `cavvy estimate` and `cavvy plan` read. Operations are recorded as
-a CUDA device would run them, for example autocast's float32 list, dropout with byte masks, and
-fused attention.
+a CUDA device would run them. For example, autocast's float32 list, dropout with byte masks, and
+fused attention are used.
 """
 
 import weakref
@@ -28,15 +28,15 @@ _BATCHES = (
     4,
     16,
     64,
-)  # multiples of the traced batch for which the recorded peak is exact
-_SHARES = (1, 1 / 8, 0)  # shares of the gradients on one rank for which the recorded peak is exact
-_BLOCK = 512  # bytes: PyTorch's caching allocator rounds every request up to a multiple of this
+)  # multiples of the traced batch size for which the recorded peak is exact
+_SHARES = (1, 1 / 8, 0)  # shares of the gradients per rank for which the recorded peak is exact
+_BLOCK = 512  # bytes; PyTorch's caching allocator rounds every request up to a multiple of this
 
 
 @dataclass(slots=True)
 class KernelEvent:
-    """One kernel: its kind, FLOPs and bytes, and the numbers of the storages it reads and writes.
-    `size` is (batch, m, n, k) for a matrix product.
+    """One kernel: its kind, FLOPs and bytes, and the numbers of the storages that it reads and
+    writes. For a matrix product, `size` is (batch, m, n, k).
     """
 
     kind: str
@@ -52,9 +52,9 @@ class KernelEvent:
 
 @dataclass(slots=True)
 class TracedStorage:
-    """One allocation: its size in bytes, and its lifetime as indices of events. `died` is None if
-    the allocation outlives the step. `kept` is "parameter", "buffer", "gradient", or "" for other
-    tensors.
+    """One allocation of memory: its size in bytes, and its lifetime as indices of events. `died` is
+    None if the allocation outlives the step. `kept` is "parameter", "buffer", "gradient", or "" for
+    other tensors.
     """
 
     bytes: int
@@ -87,7 +87,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
         reads = tuple(self.see(each) for each in ins)
         writes = tuple(self.see(each) for each in outs)
         if not outs or (not func._schema.is_mutable and all(each in reads for each in writes)):
-            return out  # no kernel, for example a view
+            return out  # This operation runs no kernel, for example a view.
         kind = classify(str(func.overloadpacket))
         if kind:
             name = str(func.overloadpacket).removeprefix("aten.")
@@ -105,7 +105,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
         """Return the number of the tensor's storage; register the storage if it is new."""
         try:
             storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse tensors, for example, have no storage
+        except NotImplementedError:  # Sparse tensors, for example, have no storage.
             return -1
         number = self._ids.get(storage._cdata)
         if number is None:
@@ -123,16 +123,16 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             self.tape.storages[number].died = len(self.tape.events)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Mark the model's parameters and buffers, to distinguish them from tensors of the step."""
+        """Mark the storages of the model's parameters and buffers, so that they can be
+        distinguished from tensors of the step.
+        """
         for each in model.parameters():
             self.see(each, "parameter")
         for tensor in model.buffers():
             self.see(tensor, "buffer")
 
     def close(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Mark these parameters and their gradients, and stop recording the lifetimes of tensors
-        that are still alive.
-        """
+        """Mark these parameters and their gradients, and stop recording when tensors are freed."""
         for each in parameters:
             self.see(each, "parameter")
             if each.grad is not None:
@@ -150,11 +150,11 @@ def trace_step(
     optimizer: str = "adamw",
     name: str = "",
 ) -> dict[str, Any]:
-    """The work profile of one micro-batch: `step` runs the forward pass on `batch` samples and
+    """The work profile of one micro-batch. `step` runs the forward pass on `batch` samples and
     returns the loss.
 
     Model and data may be fake (created in `fake_device`) or real. The optimizer does not run; the
-    profile only names its kind.
+    profile contains only its name.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     model.zero_grad()
@@ -180,8 +180,8 @@ def summarize(
     optimizer: str,
     name: str,
 ) -> dict[str, Any]:
-    """Make the profile of a tape. Equal kernels are counted together. Memory is computed twice: for
-    eager execution, and for a compiler that fuses pointwise kernels.
+    """Make the profile from a tape. Equal kernels are counted together. Memory is computed twice:
+    once for eager execution, and once for a compiler that fuses pointwise kernels.
     """
     fused, gone = _fuse(tape)
     kept = Counter[str]()
@@ -209,7 +209,7 @@ def summarize(
 
 
 def _count_kernels(tape: TraceTape, fused: list[int]) -> list[dict[str, Any]]:
-    """The different kernels, each with the number of times it runs."""
+    """The distinct kernels, each with the number of times that it runs."""
     ops: Counter[tuple[Any, ...]] = Counter()
     cast = _list_casts(tape)
     for event, bytes_left in zip(tape.events, fused, strict=True):
@@ -232,7 +232,9 @@ def _is_kept(tape: TraceTape, number: int) -> bool:
 
 
 def _list_casts(tape: TraceTape) -> set[int]:
-    """The storages that are computed from parameters only: parameters cast to another type."""
+    """The storages that are computed only from parameters: parameters that were cast to another
+    type.
+    """
     return {
         each
         for event in tape.events
@@ -243,12 +245,13 @@ def _list_casts(tape: TraceTape) -> set[int]:
 
 
 def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
-    """Model a fusing compiler: return the bytes moved per event, and the storages that it
-    recomputes or never creates.
+    """Model a compiler that fuses kernels. Returns the bytes moved per event, and the storages that
+    the compiler recomputes or never creates.
 
-    Pointwise and reduction kernels between matrix products become one kernel. A tensor that only
-    pointwise and reduction kernels read is not written, or is recomputed in the backward pass. A
-    tensor that a matrix product reads in the backward pass is kept, as by Inductor's partitioner.
+    All pointwise and reduction kernels between two matrix products become one kernel. A tensor that
+    only pointwise and reduction kernels read is not written, or is recomputed in the backward pass.
+    A tensor that a matrix product reads in the backward pass is kept. Inductor's partitioner does
+    the same.
     """
     maker: dict[int, KernelEvent] = {}
     readers: dict[int, list[KernelEvent]] = {}
@@ -282,8 +285,8 @@ def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
 
 
 def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
-    """The memory in use at the moments of peak memory, in bytes and without parameters and buffers.
-    The peak depends on the multiple of the batch and on the sharding of the gradients.
+    """The memory in use at the moments when it is highest, in bytes, without parameters and
+    buffers. The moment of the peak depends on the batch size and on the sharding of the gradients.
 
     A moment is (activations, cast parameters, gradients). The cast parameters are the part of the
     activations that does not grow with the batch.
@@ -303,8 +306,8 @@ def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
 
 
 def _list_size_changes(tape: TraceTape, gone: frozenset[int]) -> dict[int, list[tuple[int, int]]]:
-    """The changes of memory at each event, by the event's index: a kind (0: activations, 1: cast
-    parameters, 2: gradients) and a number of bytes.
+    """The changes of memory at each event, by the index of the event. A change is a kind (0:
+    activations, 1: cast parameters, 2: gradients) and a number of bytes.
     """
     cast = _list_casts(tape)
     changes: dict[int, list[tuple[int, int]]] = {}

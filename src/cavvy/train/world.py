@@ -19,14 +19,15 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch does not 
 from cavvy.train.device import TrainDevice, pick
 from cavvy.train.failures import FailureWatch
 
-ATTEMPT = "CAVVY_TRAIN_ATTEMPT"  # set by a program that runs again in the same process
-PATIENCE = timedelta(minutes=10)  # how long a collective waits for another rank
+# a variable that is set by a program that runs again in the same process
+ATTEMPT = "CAVVY_TRAIN_ATTEMPT"
+PATIENCE = timedelta(minutes=10)  # maximum time that a collective waits for another rank
 T = TypeVar("T")
 
 
 class RankWorld:
-    """One of `size` ranks. Small values are exchanged over gloo, so that no accelerator waits for
-    them.
+    """One of `size` ranks. Small values are exchanged over gloo (on the CPU), so that accelerators
+    do not have to wait.
     """
 
     def __init__(self, device: str = "auto") -> None:
@@ -46,15 +47,16 @@ class RankWorld:
 
     @property
     def can_join_again(self) -> bool:
-        """Whether this program can run again in the same process: torchrun has started it and holds
-        the store in which the ranks meet, and this class has joined them.
+        """Whether this program can run again in the same process. This requires that torchrun
+        started it and holds the store in which the ranks meet, and that this class joined the
+        ranks.
         """
         held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return self._ours and held and "TORCHELASTIC_RUN_ID" in os.environ
 
     @property
     def file_group(self) -> Any:
-        """The gloo group of the thread that writes checkpoints, or None for a single rank."""
+        """The gloo group of the thread that writes checkpoints; None for a single rank."""
         return self._files
 
     def agree(self, facts: Sequence[int]) -> list[int]:
@@ -69,7 +71,7 @@ class RankWorld:
         return -self.agree([-fact])[0]
 
     def gather(self, fact: Any) -> list[Any]:
-        """The values of all ranks, in the order of ranks. All ranks must call this."""
+        """The values of all ranks, in rank order. All ranks must call this."""
         if self.size == 1:
             return [fact]
         said: list[Any] = [None] * self.size
@@ -78,9 +80,9 @@ class RankWorld:
 
     def run_on_all(self, work: Callable[[], T]) -> list[T]:
         """Run `work`, which reads or writes checkpoints, on all ranks. Returns the results of all
-        ranks, in the order of ranks. All ranks must call this, one thread of each rank at a time.
+        ranks, in rank order. All ranks must call this, with only one thread of each rank at a time.
 
-        Raises: RuntimeError: the work failed on one of several ranks. All ranks raise this error.
+        Raises: RuntimeError: the work failed on at least one rank. All ranks raise this error.
         """
         if self._files is None:
             return [work()]
@@ -106,8 +108,8 @@ class RankWorld:
         return said[0]
 
     def close(self) -> None:
-        """Wait for all ranks, then destroy the process groups: threads of a group that still exists
-        can abort a process that has finished.
+        """Wait for all ranks, then destroy the process groups. The threads of a group that still
+        exists can abort a process that has finished.
         """
         if self._ours and dist.is_initialized():
             self.agree([0])
@@ -133,7 +135,7 @@ class RankWorld:
             if os.environ.get("LOCAL_WORLD_SIZE") == str(size) and sys.platform == "linux":
                 os.environ.setdefault(
                     "GLOO_SOCKET_IFNAME", "lo"
-                )  # all ranks are on this machine, whose name may resolve to another address
+                )  # All ranks are on this machine, but its name may resolve to another address.
             own: dict[str, Any] = {"device_id": self.device.torch} if kind == "cuda" else {}
             if run := _name_rerun(size):
                 own["store"] = _open_store(run)
@@ -148,15 +150,16 @@ class RankWorld:
             return FailureWatch(None, self.rank, self.size)
         held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         store = dist.distributed_c10d._get_default_store()
-        # torchrun keeps its store when it restarts the ranks, so earlier failures are still there.
+        # Torchrun keeps its store when it restarts the ranks, so it still contains earlier
+        # failures.
         store = PrefixStore(self.tell(uuid4().hex), store)
         return FailureWatch(store, self.rank, self.size, ours=not held)
 
 
 def _name_rerun(size: int) -> str:
-    """A name for this start of the ranks if their program has run before with the same store of
-    torchrun: in the same process, or before torchrun restarted the ranks. Otherwise "". On several
-    nodes, the numbers of restarts can differ, so they are not used.
+    """A name for this start of the ranks if their program already ran with the same store of
+    torchrun, either in the same process or before torchrun restarted the ranks; otherwise "". With
+    several nodes, the numbers of restarts can differ, so they are not used.
     """
     is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
     held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -166,8 +169,8 @@ def _name_rerun(size: int) -> str:
 
 
 def _open_store(run: str) -> Any:
-    """The store of torchrun, with new keys for this run, because the old keys name closed
-    connections.
+    """The store of torchrun. Its keys get a new prefix for this run, because the old keys contain
+    closed connections.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, timeout=PATIENCE)
@@ -175,8 +178,8 @@ def _open_store(run: str) -> Any:
 
 
 def _place() -> tuple[int, int, int]:
-    """Rank, number of ranks, and rank on this node. torchrun sets these variables; for jobs with
-    one process per node, Cavvy sets them.
+    """The rank, the number of ranks, and the rank within this node. They are read from variables
+    that torchrun sets, or that Cavvy sets for jobs with one process per node.
     """
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:

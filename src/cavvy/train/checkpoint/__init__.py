@@ -1,1 +1,3 @@
-"""Writes checkpoints atomically in the background, at an interval derived from their cost."""
+"""Writes checkpoints atomically in the background, at an interval that is derived from their
+cost.
+"""

@@ -1,4 +1,4 @@
-"""Ends or restarts a process that has saved its state and is to be run again."""
+"""Ends or restarts a process that has saved its state and must be run again."""
 
 import logging
 import multiprocessing
@@ -12,12 +12,13 @@ from cavvy.train.world import ATTEMPT, RankWorld
 
 
 def run_again(world: RankWorld) -> None:
-    """Run the program again in this process if torchrun has started it, because torchrun ends all
-    ranks when one exits, and treats exit code 75 as a failure. The connections to other ranks are
-    closed. The new program waits for the other ranks when it joins them.
+    """If torchrun started this process, run the program again in it. The process must not exit,
+    because torchrun ends all ranks when one exits, and treats exit code 75 as a failure. The
+    connections to other ranks are closed. The new program waits for the other ranks when it joins
+    them.
 
-    Raises: SystemExit: torchrun has not started this process, or the script itself has joined the
-    ranks, which it cannot do twice.
+    Raises: SystemExit: torchrun did not start this process, or the script itself joined the ranks,
+    which it cannot do a second time.
     """
     if not world.can_join_again:
         leave()
@@ -32,13 +33,15 @@ def run_again(world: RankWorld) -> None:
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 os.set_inheritable(number, False)
         except OSError:
-            continue  # the descriptor of the folder listing, which is already closed
+            continue  # This is the descriptor that listed the folder; it is already closed.
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def leave() -> None:
-    """Raises: SystemExit: with the exit code for "run me again". Cavvy's agent also gets a message,
-    because a launcher such as torchrun replaces this exit code with another.
+    """Exit with the exit code for "run me again". Cavvy's agent is also told directly, because a
+    launcher such as torchrun replaces this exit code by another.
+
+    Raises: SystemExit: always.
     """
     tell_again()
     raise SystemExit(AGAIN)

@@ -1,4 +1,4 @@
-"""Reports to Cavvy's agent over the notification socket, if an agent runs."""
+"""Reports to Cavvy's agent over the notification socket, if an agent is running."""
 
 import json
 import os
@@ -13,22 +13,22 @@ def tell_cost(seconds: float) -> None:
 
 
 def tell_again() -> None:
-    """Report that the state is saved and that the task is to be run again. The report takes
-    precedence over the exit code of the task's launcher.
+    """Report that the state is saved and that the task must be run again. The agent ignores the
+    exit code of the task's launcher after this report.
     """
     _send({"again": {}})
 
 
 def tell_started() -> None:
-    """Report that this process has started, so that a failure that an earlier process with the same
-    number has reported is no longer the reason of the job's end.
+    """Report that this process has started. If an earlier process with the same number reported a
+    failure, that failure is then no longer the reason for the job's end.
     """
     _send({"started": {"process": _read_process()}})
 
 
 def tell_failed(rank: int, ranks: int, error: str) -> None:
-    """Report the rank that failed first, and its error. The agent adds the rank and the error to
-    the reason of the job's end.
+    """Report which rank failed first, and its error. The agent adds both to the reason for the
+    job's end.
     """
     facts = {"rank": rank, "ranks": ranks, "error": error, "process": _read_process()}
     _send({"failed": facts})
@@ -49,4 +49,4 @@ def _send(message: dict[str, object]) -> None:
             line_out.connect(path)
             line_out.sendall(json.dumps(message).encode() + b"\n")
     except OSError:
-        return  # the agent is too old or has exited; the run still uses its own measurement
+        return  # The agent is too old or has exited. The run still uses its own measurement.

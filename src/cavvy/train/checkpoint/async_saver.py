@@ -1,4 +1,6 @@
-"""Decides when a run saves, what it saves, and when it exits, at the same step on all ranks."""
+"""Decides when a run saves, what it saves, and when it exits. All ranks do this at the same
+step.
+"""
 
 import logging
 from collections.abc import Callable
@@ -31,24 +33,27 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 FLAT = StateDictOptions(
     flatten_optimizer_state_dict=True
-)  # keys with parameter names are different in each stage of a pipeline
-Facts = Callable[[], dict[str, Any]]  # the time of this call is part of the measured cost of a save
-LEAVE, SAVE = 2, 1  # requests of a rank; the highest of all ranks wins
+)  # keys that contain parameter names, which differ between the stages of a pipeline
+# The time of this call is part of the measured cost of a save.
+Facts = Callable[[], dict[str, Any]]
+LEAVE, SAVE = 2, 1  # Requests of a rank; the highest request of all ranks is carried out.
 LOOK_S = 1.0  # seconds between two reads of the interval that Cavvy sets
 
 
 class CheckpointUnreadable(RuntimeError):
-    """All checkpoints of the run are damaged. Repair a checkpoint, or remove all of them to begin
-    again.
+    """All checkpoints of the run are damaged. The user must repair one of them, or remove all of
+    them to start again.
     """
 
 
 class CheckpointNotSaved(RuntimeError):
-    """The final checkpoint could not be written. Free disk space, and run the script again."""
+    """The final checkpoint could not be written. The user must free disk space and run the script
+    again.
+    """
 
 
 class AsyncSaver:
-    """Saves a model, its optimizers, and plain data ("facts") to a location."""
+    """Saves a model, its optimizers, and plain data ("facts") in a folder or at a URL."""
 
     def __init__(self, where: "str | Path", world: RankWorld, every: "float | str") -> None:
         self.interval = told(every)
@@ -58,13 +63,14 @@ class AsyncSaver:
         self.store = CheckpointStore(here.local, world, here.readers[0] == 0, here.send)
         self._began = monotonic()
         self._looked = 0.0
-        self._stall: float | None = None  # seconds that the save in flight has paused computation
-        self.objects: dict[str, Any] = {}  # objects of the script that have a state_dict, by name
-        # micro-batches that fit, by key, after a rank ran out of memory
+        # seconds for which the current save has paused the computation
+        self._stall: float | None = None
+        self.objects: dict[str, Any] = {}  # the script's objects with a state_dict, by name
+        # the micro-batches that fit, by key, found after a rank ran out of memory
         self.fits: dict[str, int] = {}
 
     def wish(self) -> int:
-        """This rank's request after the current step: LEAVE, SAVE, or 0 for none."""
+        """What this rank requests after the current step: LEAVE, SAVE, or 0 for nothing."""
         if self.notices.pending():
             return LEAVE
         if self.notices.is_news():
@@ -72,13 +78,14 @@ class AsyncSaver:
         return SAVE if self._world.is_first and self._is_due() else 0
 
     def resume(self, model: Any, optimizers: list[Any], plan: str) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint that is not damaged, or a newer emergency save.
-        Returns its facts, or None if there is no checkpoint.
+        """Load the newest complete, undamaged checkpoint, or an emergency save if that is newer.
+        Returns the facts of what was loaded, or None if there was nothing to load.
 
         Raises: CheckpointUnreadable: there are checkpoints, but all of them are damaged.
         """
-        self.store.wait()  # the saving thread also exchanges values of ranks, so it must end first
-        kept_objects.encode(self.objects)  # reports an object that cannot be saved
+        # The saving thread also exchanges values between ranks, so it must end first.
+        self.store.wait()
+        kept_objects.encode(self.objects)  # This reports an object that cannot be saved.
         found, damaged = self._find_whole()
         rescued = self._find_rescue(plan, -1 if found is None else found.step)
         if rescued is not None:
@@ -102,7 +109,7 @@ class AsyncSaver:
         return facts | {"things": kept_objects.decode(things, state.get("things", {}))}
 
     def _find_whole(self) -> tuple[StoredCheckpoint | None, dict[int, str]]:
-        """The newest checkpoint that is not damaged, and the damage of newer checkpoints by
+        """The newest undamaged checkpoint, and what is wrong with each newer checkpoint, by
         step.
         """
         damaged: dict[int, str] = {}
@@ -116,8 +123,8 @@ class AsyncSaver:
         return None, damaged
 
     def _find_newest(self, below: float) -> StoredCheckpoint | None:
-        """The newest checkpoint of a step less than `below` that the first rank finds, locally or
-        in remote storage.
+        """The newest checkpoint before step `below` that the first rank finds locally or in remote
+        storage.
         """
 
         def find() -> StoredCheckpoint | None:
@@ -139,27 +146,27 @@ class AsyncSaver:
         if self._world.is_first:
             asked = emergency_save.find(self.store.folder, self._world, plan, newest)
         step: int | None
-        step, self.fits = self._world.tell(asked)  # ranks wait here until the folder is clean
+        step, self.fits = self._world.tell(asked)  # All ranks wait here until the folder is clean.
         return step
 
     def _collect(
         self, model: Any, optimizers: list[Any], facts: Facts
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The tensors of the run, and its facts. The tensors of the model are not copied."""
+        """The tensors of the run and its facts. The model's tensors are not copied."""
         plain, tensors = kept_objects.encode(self.objects)
         state = gather(model, optimizers) | ({"things": tensors} if tensors else {})
         return state, facts() | {"things": plain}
 
     def _make_targets(self, model: Any, optimizers: list[Any], facts: Any) -> dict[str, Any]:
-        """The tensors into which a checkpoint with these facts is loaded."""
+        """The tensors into which a checkpoint with these facts can be loaded."""
         things = kept_objects.make_targets(facts["things"], self.objects)
         return gather(model, optimizers) | ({"things": things} if things else {})
 
     def save(
         self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool
     ) -> bool:
-        """Start a save. With `wait`, complete the save and return whether it is durable; otherwise
-        return True. All ranks must call this.
+        """Start a save. With `wait`, wait until the save ends and return whether it is durable;
+        otherwise return True. All ranks must call this.
         """
         begun = perf_counter()
         self._measured()
@@ -168,13 +175,14 @@ class AsyncSaver:
         self._began = monotonic()
         safe = self.store.wait() if wait else True
         if wait:
-            self._stall = None  # not measured: this save did not run in the background
+            # The cost is not measured, because this save did not run in the background.
+            self._stall = None
             safe = not self._world.agree([not safe])[0]
         return safe
 
     def warn(self, step: int) -> None:
-        """Warn if less time is left than a save takes. The save is started anyway: it may be faster
-        this time, and an incomplete save does no harm.
+        """Warn if less time is left than a save takes. The save is started anyway, because it may
+        be faster this time and an incomplete save does no harm.
         """
         left, needed = self.notices.left_s(), self.store.seconds * (2 if self.store.is_busy else 1)
         if left is not None and left < needed:
@@ -189,22 +197,22 @@ class AsyncSaver:
     def part_ways(
         self, error: Exception, step: int, made: StepGradients, optimizers: list[Any], facts: Facts
     ) -> None:
-        """If a rank of a split model has run out of memory, save this rank's part of the state, and
-        run again. The end of this process makes the collectives of the other ranks fail, so the
-        other ranks also save and run again. Returns only if the error has another cause.
+        """If a rank of a split model ran out of memory, save this rank's part of the state and run
+        the program again. When this process ends, the collectives of the other ranks fail, so they
+        also save and run again. The method returns only if the error has another cause.
 
         Raises: SystemExit: with the exit code for "run me again".
         """
         fits = error.fits if isinstance(error, OutOfMemory) else {}
         begun = (
             not emergency_save.note(self.store.folder, step).items() <= self.fits.items()
-        )  # whether there is a new note, which this attempt did not read on startup
+        )  # whether there is a note that this attempt did not read when it started
         if self._world.size == 1 or not (fits or begun):
             return
         made.undo()
         state, plain = self._collect(
             made.placed.model, optimizers if step else [], facts
-        )  # before the first step, torch would create the moments by stepping the optimizer
+        )  # Before the first step, torch would create the moments by stepping the optimizer.
         emergency_save.write(
             self.store.folder,
             step,
@@ -221,7 +229,7 @@ class AsyncSaver:
         run_again(self._world)
 
     def join(self) -> None:
-        """Wait until the state is copied. After that, parameters may change."""
+        """Wait until the state is copied. Parameters may change after that."""
         if self._stall is None:
             return
         begun = perf_counter()
@@ -230,7 +238,7 @@ class AsyncSaver:
         self._measured()
 
     def count(self, seconds: float) -> None:
-        """Count a save that another library made while the training loop waited."""
+        """Count a save that another library made while the training loop waited for it."""
         self._began = monotonic()
         self._price(seconds, seconds)
 
@@ -239,7 +247,7 @@ class AsyncSaver:
         self.store.close()
 
     def _measured(self) -> None:
-        """Update the interval with the cost of the last save, once the save is durable."""
+        """If the last save is durable, update the interval with its cost."""
         if self._stall is not None and not self.store.is_busy and self.store.seconds:
             self._price(self._stall, self.store.seconds)
             self._stall = None
@@ -264,15 +272,16 @@ def list_damage(damaged: dict[int, str]) -> str:
 
 
 def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
-    """Collect the state. Only buffers are copied here, because a forward pass may change them while
-    the state is copied in the background.
+    """Collect the state. Only buffers are copied now, because a forward pass may change them before
+    the background copy is complete.
     """
     weights: dict[str, Any] = get_model_state_dict(model)
     buffers = {name for name, _ in model.named_buffers()}
     weights |= {name: value.clone() for name, value in weights.items() if name in buffers}
     for optimizer in [
         o for o in optimizers if not o.state
-    ]:  # torch creates missing moments by an optimizer step; this sets the step count back to 0
+    # Torch creates missing moments by stepping the optimizer; this sets the step count back to 0.
+    ]:
         get_optimizer_state_dict(model, optimizer)
         for kept in [kept for kept in optimizer.state.values() if "step" in kept]:
             kept["step"] = kept["step"] * 0

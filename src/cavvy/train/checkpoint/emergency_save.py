@@ -1,9 +1,10 @@
-"""Saves a split model after one rank ran out of memory, when the other ranks would wait forever.
+"""Saves a split model after one rank ran out of memory. Without this, the other ranks would wait
+forever.
 
 The ranks cannot communicate in this situation, so each rank writes its own part of the last step.
-The save is used only if the parts of all ranks exist, and only for the same number of ranks and the
-same plan. The rank that ran out of memory also writes a note with a micro-batch that fits. The note
-is used even if the save is not used.
+The save is used only if the parts of all ranks exist, and only with the same number of ranks and
+the same plan. The rank that ran out of memory also writes a note with a micro-batch that fits. The
+note is used even if the save is not.
 """
 
 import json
@@ -22,8 +23,8 @@ _NOTE = "micro.json"
 
 
 def note(folder: Path, step: int) -> dict[str, int]:
-    """The micro-batches that fit, from the note of a rank that ran out of memory at this step, or
-    {} if there is no note.
+    """Read the note of the rank that ran out of memory at this step. Returns the micro-batches that
+    fit, or {} if there is no note.
     """
     try:
         return dict(json.loads((_path(folder, step) / _NOTE).read_text()))
@@ -40,7 +41,7 @@ def write(
     micro: dict[str, int],
 ) -> None:
     """Write this rank's part, unless `state` is None. A rank that ran out of memory also writes a
-    note with `micro`, which is {} for the other ranks.
+    note with `micro`. For the other ranks, `micro` is {}.
     """
     part = _path(folder, step) / f"{world.rank}-of-{world.size}.pt"
     half = part.with_suffix(".half")
@@ -62,8 +63,8 @@ def write(
 def find(
     folder: Path, world: RankWorld, plan: str, newest: int
 ) -> tuple[int | None, dict[str, int]]:
-    """Find the newest complete emergency save after the checkpoint `newest`. Returns its step, or
-    None, and the micro-batches that fit. All other emergency saves are removed.
+    """Find the newest complete emergency save that is newer than the checkpoint `newest`. Returns
+    its step (or None) and the micro-batches that fit. All other emergency saves are removed.
     """
     step: int | None = None
     micro: dict[str, int] = {}
@@ -78,12 +79,13 @@ def find(
             step = number
         else:
             for part in parts:
-                part.unlink(missing_ok=True)  # an old part could complete a later emergency save
+                # An old part could otherwise complete a later emergency save.
+                part.unlink(missing_ok=True)
     return step, micro
 
 
 def load(folder: Path, step: int, world: RankWorld) -> tuple[dict[str, Any], Any]:
-    """Read the facts and the state of this rank's part."""
+    """Read the facts, and this rank's part of the state."""
     found = _read(_path(folder, step) / f"{world.rank}-of-{world.size}.pt")
     return dict(json.loads(found["facts"])), found["state"]
 

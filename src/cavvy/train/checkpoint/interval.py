@@ -1,8 +1,8 @@
-"""The checkpoint interval, derived from the cost of a checkpoint and the rate of losses.
+"""The checkpoint interval, which is derived from the cost of a checkpoint and the rate at which
+machines are lost.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974:
-sqrt(2 x cost x mean time between losses), where cost is how long a save pauses the
-computation.
+sqrt(2 x cost x mean time between losses). The cost is how long a save pauses the computation.
 """
 
 import os
@@ -11,21 +11,23 @@ from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 
-FIRST_S = 30.0  # seconds until the first save, which is early so that its cost is measured
+FIRST_S = 30.0  # seconds until the first save, which is early so that its cost can be measured
 QUIET_H = 24.0  # assumed mean hours between losses of one node
-LEAST_LOSSES = 1 / 24 / 365  # losses per hour: at least one a year, even in a market without losses
-STALL = 0.01  # the maximum share of time that the computation is paused for saves
-WRITING = 0.5  # maximum share of time with a save in flight, since a save uses disk and CPU
+# minimum number of losses per hour: one a year, even in a market without losses
+LEAST_LOSSES = 1 / 24 / 365
+STALL = 0.01  # maximum share of time for which saves may pause the computation
+# maximum share of time in which a save may be running, because a save uses disk and CPU
+WRITING = 0.5
 
 
 @dataclass(slots=True)
 class SaveInterval:
-    """The time from one save to the next, on the clock of rank 0."""
+    """The time between two saves, measured by the clock of rank 0."""
 
     fixed_s: float | None = None
     losses_per_hour: float = 1 / QUIET_H
-    stall_s: float | None = None  # measured: seconds that recent saves paused the computation
-    write_s: float = 0.0  # measured: seconds until a recent save was durable
+    stall_s: float | None = None  # measured seconds for which recent saves paused the computation
+    write_s: float = 0.0  # measured seconds until a recent save was durable
 
     def measured(self, stall_s: float, write_s: float) -> None:
         self.stall_s = (
@@ -44,7 +46,7 @@ class SaveInterval:
 
 
 def told(every: "float | str") -> SaveInterval:
-    """The interval set by the user or by Cavvy; if neither set one, an interval derived from
+    """The interval that the user or Cavvy set. If neither set one, an interval that is derived from
     measured costs.
     """
     if every != "auto":
@@ -57,9 +59,7 @@ def told(every: "float | str") -> SaveInterval:
 
 
 def follow(interval: SaveInterval) -> None:
-    """Adopt the interval that Cavvy derives from the market. Cavvy may change this interval while
-    the job runs.
-    """
+    """Adopt the interval that Cavvy derives from the market and may change while the job runs."""
     said = os.environ.get("CAVVY_CHECKPOINT_EVERY_S")
     path = os.environ.get("CAVVY_CHECKPOINT_EVERY_FILE")
     if path:

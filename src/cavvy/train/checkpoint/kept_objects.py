@@ -1,7 +1,7 @@
-"""The state of the objects that a script adds to checkpoints with `run.keep`.
+"""The state of objects that a script adds to checkpoints with `run.keep`.
 
-The tensors of these objects are saved with the tensors of the model. The rest of the state is plain
-data: an encoded copy of the state in which each tensor has a shape but no values.
+The tensors of these objects are saved together with those of the model. The rest of the state is
+plain data: an encoded copy of the state, in which each tensor has a shape but no values.
 """
 
 import base64
@@ -16,8 +16,8 @@ Objects = dict[str, Any]
 
 
 def encode(objects: Objects) -> tuple[dict[str, str], Objects]:
-    """The plain data and the tensors of all objects, by name. Tensors are copies, because the
-    script may change the objects while they are saved.
+    """The plain data and the tensors of all objects, by name. The tensors are copies, because the
+    script may change the objects during the save.
 
     Raises: TypeError: a state contains something that a checkpoint cannot hold.
     """
@@ -36,8 +36,9 @@ def encode(objects: Objects) -> tuple[dict[str, str], Objects]:
 
 
 def make_targets(plain: dict[str, Any], objects: Objects) -> Objects:
-    """Empty tensors into which the saved tensors are loaded, placed like the tensors of the live
-    objects."""
+    """Empty tensors into which the saved tensors are loaded. They are on the same devices as the
+    tensors of the script's objects.
+    """
     targets = {}
     for name, thing in objects.items():
         leaves = tree_leaves(_decode(plain.get(name)))
@@ -54,7 +55,9 @@ def make_targets(plain: dict[str, Any], objects: Objects) -> Objects:
 
 
 def decode(plain: dict[str, Any], tensors: Objects) -> Objects:
-    """Restore the states that `encode` got, from their plain data and the loaded tensors."""
+    """Restore the states that were passed to `encode` from their plain data and the loaded
+    tensors.
+    """
     states = {}
     for name, text in plain.items():
         state, values = _decode(text), tensors.get(name, {})
@@ -75,7 +78,7 @@ def _encode(name: str, state: Any) -> str:
 
 
 def _dump(state: Any) -> bytes:
-    """Encode a state, after checking that it can be decoded without running code."""
+    """Encode a state. First checks that it can be decoded without running code."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
@@ -91,7 +94,7 @@ def _fails(leaf: Any) -> bool:
 
 def _decode(text: Any) -> Any:
     if not isinstance(text, str):
-        return text  # a checkpoint of an earlier version has plain JSON
+        return text  # A checkpoint of an earlier version has plain JSON here.
     return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
 
 
@@ -102,7 +105,7 @@ def _without_values(leaf: Any) -> Any:
 
 
 def _copy(tensor: Any) -> Any:
-    """A copy of a tensor in the CPU's memory. The copy of a split tensor stays on its device."""
+    """A copy of a tensor in CPU memory. A copy of a split tensor stays on its device."""
     if hasattr(tensor, "device_mesh"):
         return tensor.detach().clone()
     return tensor.detach().to("cpu", copy=True)

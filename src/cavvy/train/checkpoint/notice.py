@@ -1,4 +1,4 @@
-"""Receives preemption notices: a signal, or the file that Cavvy's agent writes."""
+"""Receives preemption notices: signals, or the file that Cavvy's agent writes."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-AGAIN = 75  # EX_TEMPFAIL: this exit code tells the agent "saved, run me again"
+AGAIN = 75  # EX_TEMPFAIL; this exit code means "saved, run me again" to the agent
 SIGNALS = ("SIGTERM", "SIGUSR1")
 
 
 class PreemptionNotices:
-    """Listens for notices until closed. A check takes one or two microseconds. The signal handler
-    only records the signal.
+    """Listens for notices until closed. Checking for a notice takes one or two microseconds. The
+    signal handler only records the signal.
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class PreemptionNotices:
                 self._before[number] = signal.signal(number, self._hear)
 
     def pending(self) -> str:
-        """The source of the notice (a signal's name or a path), or "" if there is none yet."""
+        """Where the notice came from (the name of a signal, or a path); "" if there is none yet."""
         if not self._heard and self._path and os.path.exists(self._path):
             self._heard = self._path
         return self._heard
 
     def left_s(self) -> float | None:
-        """Seconds until this machine is reclaimed, from the agent's file, or None if unknown."""
+        """Seconds until this machine is reclaimed, read from the agent's file; None if unknown."""
         try:
             said = json.loads(Path(self._path).read_text())["deadline"] if self._path else None
             return None if said is None else datetime.fromisoformat(said).timestamp() - time()
@@ -42,8 +42,8 @@ class PreemptionNotices:
             return None
 
     def is_news(self) -> bool:
-        """Whether the agent has reported that this machine is at risk. Returns True only the first
-        time.
+        """Whether the agent has reported that this machine is at risk. Returns True only once, at
+        the first call after the report.
         """
         if not self._advice or not os.path.exists(self._advice):
             return False

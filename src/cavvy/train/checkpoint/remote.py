@@ -1,5 +1,5 @@
-"""Copies checkpoints to object storage: a checkpoint is written locally first and then uploaded.
-A remote copy is used only when it is complete.
+"""Copies checkpoints to object storage. A checkpoint is first written locally and then uploaded. A
+remote copy is used only if it is complete.
 """
 
 import hashlib
@@ -28,10 +28,10 @@ log = logging.getLogger("cavvy.train")
 
 
 class CheckpointLocation:
-    """A path, or an fsspec URL with a local cache folder.
+    """A place for checkpoints: a path, or an fsspec URL with a local cache folder.
 
-    Each rank uploads its own files. The first rank also uploads the metadata and, last, the
-    completion mark.
+    Each rank uploads its own files. The first rank also uploads the metadata, and the completion
+    mark at the end.
     """
 
     def __init__(self, where: str, world: RankWorld) -> None:
@@ -55,16 +55,16 @@ class CheckpointLocation:
 
     @property
     def readers(self) -> tuple[int, int]:
-        """This rank's number among the ranks that see the same files, and how many ranks see
-        them.
+        """The number of this rank among the ranks that see the same files, and how many such ranks
+        there are.
         """
         if self._remote is None:
             return self._world.rank, self._world.size
         return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     def latest(self, below: float) -> StoredCheckpoint | None:
-        """The newest complete remote checkpoint of a step less than `below`, or None. `repair`
-        downloads its files.
+        """The newest complete remote checkpoint before step `below`; None if there is none.
+        `repair` downloads its files.
         """
         if self._remote is None:
             return None
@@ -76,10 +76,10 @@ class CheckpointLocation:
 
     def repair(self, found: StoredCheckpoint) -> str:
         """Download the files of a checkpoint that are missing or damaged here. If remote storage
-        has no intact copy of a file, a node with an intact copy uploads the file first. Returns
-        what is still wrong with a file, or "" if all files are intact. All ranks must call this.
+        has no intact copy of a file, a node that has one uploads it first. Returns what is still
+        wrong with a file, or "" if all files are intact. All ranks must call this.
 
-        Raises: RuntimeError: on all ranks, if a rank of a gang could not transfer its files.
+        Raises: RuntimeError: on all ranks, if one rank of the gang could not transfer its files.
         """
         every = self._run(partial(self._replace_damaged, found, self._share(found.facts[FILES])))
         wanted = set[str]().union(*every)
@@ -87,21 +87,23 @@ class CheckpointLocation:
             intact = self._run(partial(self._list_intact, found, self._share(wanted)))
             if not wanted.difference(*intact):
                 rank = self._world.rank
-                own = intact[rank].difference(*intact[:rank])  # one copy of each file is enough
+                own = intact[rank].difference(*intact[:rank])  # One copy of each file is enough.
                 self._run(partial(self._upload, found.path, sorted(own)))
                 every = self._run(partial(self._replace_damaged, found, list(every[rank])))
         return next((text for damage in every for text in damage.values()), "")
 
     def set_aside(self, step: int) -> None:
-        """Overwrite the completion mark of a damaged checkpoint, so that it does not count."""
+        """Overwrite the completion mark of a damaged checkpoint, so that the checkpoint is
+        ignored.
+        """
         if self._remote is not None and self._world.is_first and self._read_mark(step):
             self._remote.pipe_file(f"{self._root}/{make_name(step)}/{MARK}", b"")
 
     def send(self, done: StoredCheckpoint, names: list[str]) -> None:
-        """Upload a checkpoint that is durable locally, unless it was uploaded before. Each rank
-        uploads the files of `names` that it has. Runs in the thread that saves.
+        """Upload a checkpoint that is durable locally, unless it is already uploaded. Each rank
+        uploads those files of `names` that it has. This runs in the thread that saves.
 
-        Raises: RuntimeError: on all ranks, if a rank of a gang could not upload its files.
+        Raises: RuntimeError: on all ranks, if one rank of the gang could not upload its files.
         """
         if self._remote is None:
             return
@@ -113,14 +115,15 @@ class CheckpointLocation:
             self._run(partial(self._publish, done.step, mark))
 
     def _share(self, names: Iterable[str]) -> list[str]:
-        """The part of these files for which this rank is responsible, among the ranks that see the
-        same files."""
+        """The files for which this rank is responsible. The files are divided among the ranks that
+        see the same folder.
+        """
         number, count = self.readers
         return sorted(names)[number::count]
 
     def _replace_damaged(self, found: StoredCheckpoint, names: list[str]) -> dict[str, str]:
-        """Download the files that are missing or damaged here. Returns what is still wrong after
-        the download, by name.
+        """Download the files that are missing or damaged here. Returns a dictionary from the name
+        of each file that is still damaged to what is wrong with it.
         """
         if self._remote is None and not (found.path / MARK).exists():
             raise RuntimeError(f"checkpoint {found.step} is not visible in {self.local}")
@@ -144,8 +147,8 @@ class CheckpointLocation:
             half.replace(found.path / name)
 
     def _begin(self, step: int, mark: str) -> bool:
-        """Whether the checkpoint with this completion mark has been uploaded. A different remote
-        checkpoint of the same step is marked as incomplete.
+        """Whether the checkpoint with this completion mark is already uploaded. If a different
+        remote checkpoint of the same step exists, it is marked as incomplete.
         """
         if not self._world.is_first:
             return False
@@ -171,19 +174,20 @@ class CheckpointLocation:
         oldest = [each for each in steps if self._read_facts(each) is not None][-KEPT:][0]
         try:
             for old in steps[: steps.index(oldest)]:
-                self.set_aside(old)  # first, so that a partly removed checkpoint is not complete
+                # The mark is removed first, so that a partly removed checkpoint is not complete.
+                self.set_aside(old)
                 self._remote.rm(f"{self._root}/{make_name(old)}", recursive=True)
         except Exception as error:  # noqa: BLE001 - drivers have errors of their own
             log.warning("old checkpoints could not be removed from %s: %s", self._root, error)
 
     def _list(self) -> list[int]:
-        """The steps of complete and incomplete remote checkpoints, in ascending order."""
+        """The steps of all remote checkpoints, complete or not, in ascending order."""
         return sorted(
             int(match[1]) for name in self._list_names("") if (match := NAME.fullmatch(name))
         )
 
     def _list_names(self, folder: str) -> list[str]:
-        self._remote.invalidate_cache()  # other nodes upload, too
+        self._remote.invalidate_cache()  # Other nodes upload, too.
         try:
             paths = self._remote.ls(f"{self._root}/{folder}", detail=False)
         except FileNotFoundError:
@@ -191,14 +195,14 @@ class CheckpointLocation:
         return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def _read_facts(self, step: int) -> dict[str, Any] | None:
-        """The facts of a remote checkpoint, or None if it is not complete."""
+        """The facts of a remote checkpoint; None if the checkpoint is not complete."""
         facts = parse_facts(self._read_mark(step))
         if facts is not None and FILES not in facts:
             add_files(facts, self._list_names(make_name(step)))
         return facts
 
     def _read_mark(self, step: int) -> str:
-        """The completion mark of a remote checkpoint, or "" if there is none."""
+        """The completion mark of a remote checkpoint; "" if there is none."""
         try:
             mark: bytes = self._remote.cat_file(f"{self._root}/{make_name(step)}/{MARK}")
         except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""A folder of checkpoints. The newest complete checkpoint is always readable, on any number of
+"""A folder of checkpoints. The newest complete checkpoint can always be read, with any number of
 ranks.
 
-A checkpoint is a folder `step-N` with the files of torch's distributed checkpoint. A checkpoint is
-complete when it contains `complete.json`. This file is written last, by a rename, after the files
-of all ranks are on disk. One save is in flight at a time. A stager copies the state while the next
-step computes. Code that changes parameters must call `join` first; otherwise the copy would
+A checkpoint is a folder `step-N` with the files of torch's distributed checkpoint. It is complete
+when it contains `complete.json`. This file is written last, by a rename, after the files of all
+ranks are on disk. Only one save runs at a time. A background thread copies the state while the next
+step is computed. Code that changes parameters must call `join` first; otherwise the copy would
 silently mix two states.
 """
 
@@ -42,14 +42,15 @@ NAME = re.compile(r"step-(\d{12})")
 FILES = "files"  # key of the completion mark: the checksums of all files
 DAMAGED = ".damaged"  # suffix of the folder of a damaged checkpoint
 BLOCK_BYTES = 2**20
-THREAD_BYTES = 2**26  # bytes for which one more writing thread pays off
+THREAD_BYTES = 2**26  # a second writing thread is used for each additional part of this many bytes
 MOST_THREADS = 4
-KEPT = 2  # complete checkpoints to keep; more than one, because the newest may be unreadable
+# number of complete checkpoints to keep; more than one, because the newest may be unreadable
+KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A complete checkpoint. `facts` is all state of the checkpoint except tensors."""
+    """A complete checkpoint. `facts` has the state of the checkpoint except for its tensors."""
 
     path: Path
     step: int
@@ -57,11 +58,11 @@ class StoredCheckpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of a run in `folder`. Either all ranks share the folder, or each node has its
-    own.
+    """The checkpoints of a run in `folder`. Either all ranks share the folder, or each node has a
+    separate one.
 
     Args:
-        is_keeper: whether this rank maintains the folder, as the first rank that uses the folder.
+        is_keeper: whether this rank maintains the folder; true for the first rank that uses it.
         finish: called when a save is durable in the folder, for example to upload it. The function
             gets the names of the files for which this rank is responsible.
     """
@@ -81,8 +82,8 @@ class CheckpointStore:
         self._staging: Future[Any] | None = None
         self._thread: Thread | None = None
         self._fault: BaseException | None = None
-        self.seconds = 0.0  # seconds from the start of the last save until it was durable
-        self.safe_step: int | None = None  # step of this process's newest finished save
+        self.seconds = 0.0  # seconds that the last save took until it was durable
+        self.safe_step: int | None = None  # the step of the newest save that this process finished
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -90,19 +91,20 @@ class CheckpointStore:
         return self._thread is not None and self._thread.is_alive()
 
     def latest(self, below: float = inf) -> StoredCheckpoint | None:
-        """The newest complete checkpoint of a step less than `below`, or None."""
+        """The newest complete checkpoint before step `below`; None if there is none."""
         return find_latest(self.folder, below)
 
     def clean(self) -> None:
-        """Remove incomplete saves. All ranks call this before any rank writes."""
+        """Remove incomplete saves. All ranks must call this before any rank writes."""
         for _, path in _list(self.folder) if self._is_keeper else ():
-            with suppress(OSError):  # an unreadable mark does not prove that the save is incomplete
+            # A mark that cannot be read does not prove that the save is incomplete.
+            with suppress(OSError):
                 if _parse_mark(path) is None:
                     shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, step: int) -> None:
-        """Rename a damaged checkpoint, so that it does not count and the step can be saved again.
-        Only the last checkpoint that was set aside is kept.
+        """Rename a damaged checkpoint, so that it is ignored and its step can be saved again. Only
+        the last renamed checkpoint is kept.
         """
         path = self.folder / make_name(step)
         if self._is_keeper and path.exists():
@@ -116,17 +118,17 @@ class CheckpointStore:
             commit(found, self._world.rank)
 
     def load(self, found: StoredCheckpoint, state: dict[str, Any]) -> None:
-        """Load a checkpoint into the tensors of `state`. Another number of ranks may have saved the
-        checkpoint.
+        """Load a checkpoint into the tensors of `state`. The checkpoint may have been saved with
+        another number of ranks.
         """
         group = self._world.file_group
         _expect_to_be_alone()
         load(state, checkpoint_id=found.path, process_group=group, no_dist=group is None)
 
     def save(self, step: int, collect: Callable[[], tuple[dict[str, Any], dict[str, Any]]]) -> bool:
-        """Wait for the previous save, then start to save a step. A step that is already written is
-        only completed, not written again. Returns whether `collect` was called for the state and
-        the facts, to write them. All ranks must call this at the same step.
+        """Wait for the previous save, then start to save a step. If the files of this step are
+        already written, the checkpoint is only completed. Returns whether `collect` was called to
+        get the state and the facts for a new write. All ranks must call this at the same step.
         """
         self.wait()
         begun = perf_counter()
@@ -149,10 +151,10 @@ class CheckpointStore:
 
     def _write(self, path: Path, state: dict[str, Any]) -> "Future[Any]":
         """Start to write the files of all ranks."""
-        self.clean()  # all ranks plan the save before any rank writes
+        self.clean()  # All ranks plan the save before any rank writes.
         if self._is_keeper:
             shutil.rmtree(path, ignore_errors=True)
-        # the stager copies on another stream, so finish this stream first
+        # The copy runs on another stream, so this stream must finish first.
         self._world.device.synchronize()
         _expect_to_be_alone()
         answer = async_save(
@@ -162,32 +164,36 @@ class CheckpointStore:
             async_stager=self._kept_stager(),
             no_dist=self._world.file_group is None,
         )
-        assert isinstance(answer, AsyncSaveResponse)  # torch returns this type for an async stager
+        # Torch returns this type if the copy is asynchronous.
+        assert isinstance(answer, AsyncSaveResponse)
         self._staging = answer.staging_completion
         return answer.upload_completion
 
     def join(self) -> None:
-        """Wait until the state is copied or the copy has failed. After that, the state may
-        change."""
+        """Wait until the state is copied or the copy has failed. The state may change after
+        that.
+        """
         staging, self._staging = self._staging, None
         if staging is not None:
-            staging.exception()  # not raised here: the saving thread reports the same error
+            # The error is not raised here, because the saving thread reports it, too.
+            staging.exception()
             if (
                 self._world.size > 1
-            ):  # raise here: after a failure, other ranks would pair this save with the next one
-                self._stager.synchronize_staging()  # raises errors that `staging` may not report
+            # This must be raised here. Otherwise, after a failure, the other ranks would match this
+            # save with the next one.
+            ):
+                # This raises errors that `staging` may not report.
+                self._stager.synchronize_staging()
 
     def wait(self) -> bool:
-        """Wait until the save in flight is durable. Returns False and logs a warning if the save
-        failed.
-        """
+        """Wait until the current save is durable. If it failed, log a warning and return False."""
         if self._thread is not None:
             self.join()
             self._thread.join()
             self._thread = None
         fault, self._fault = self._fault, None
         if fault is not None:
-            reason = str(fault).strip().rpartition("\n")[2]  # torch's errors have a traceback
+            reason = str(fault).strip().rpartition("\n")[2]  # Torch's errors contain a traceback.
             log.warning("a checkpoint could not be saved; the previous one stays: %s", reason)
         return fault is None
 
@@ -214,7 +220,7 @@ class CheckpointStore:
                 files = {name: number for sums in every for name, number in sums.items()}
                 done = replace(done, facts={**done.facts, FILES: files})
                 self._world.run_on_all(partial(self._commit, done))
-            else:  # other ranks may have written the files
+            else:  # Other ranks may have written the files.
                 own = list(done.facts[FILES]) if self._is_keeper else []
             self._finish(done, own)
             self.safe_step = done.step
@@ -236,7 +242,7 @@ class CheckpointStore:
             self.forget_old(done.step)
 
     def forget_old(self, newest: int) -> None:
-        """Of the complete checkpoints up to the step `newest`, remove all but the last KEPT."""
+        """Remove old complete checkpoints up to the step `newest`. The last KEPT of them stay."""
         complete = [
             (step, path) for step, path in _list(self.folder) if step <= newest and read_mark(path)
         ]
@@ -255,14 +261,16 @@ def find_latest(folder: Path, below: float = inf) -> StoredCheckpoint | None:
 
 
 def count_threads(state: Any) -> int:
-    """The number of threads, and of files, with which a rank writes its part of the state."""
+    """The number of threads with which a rank writes its part of the state. This is also the number
+    of files.
+    """
     tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
     size = sum(local(tensor).nbytes for tensor in tensors)
     return max(1, min(MOST_THREADS, int(size // THREAD_BYTES)))
 
 
 def checksums(path: Path, names: Sequence[str]) -> dict[str, int]:
-    """The CRC-32 of these files of a checkpoint.
+    """The CRC-32 of these files of a checkpoint, by name.
 
     Raises: OSError: a file cannot be read.
     """
@@ -277,7 +285,7 @@ def checksums(path: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def find_damage(found: StoredCheckpoint, names: Sequence[str]) -> dict[str, str]:
-    """What is wrong with these files of a checkpoint, by name. Intact files are left out."""
+    """What is wrong with these files of a checkpoint, by file name. Intact files are left out."""
     damage = {}
     for name in names:
         try:
@@ -302,7 +310,7 @@ def commit(done: StoredCheckpoint, rank: int = 0) -> None:
         json.dump(done.facts, file)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(done.path)  # the files must be durable before the mark
+    _sync_folder(done.path)  # The files must be durable before the mark is written.
     half.rename(done.path / MARK)
     _sync_folder(done.path)
     _sync_folder(done.path.parent)
@@ -322,7 +330,7 @@ def _list(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_mark(path: Path) -> dict[str, Any] | None:
-    """The facts of a checkpoint, or None if it is not complete."""
+    """The facts of a checkpoint; None if the checkpoint is not complete."""
     try:
         facts = _parse_mark(path)
         if facts is not None and FILES not in facts:
@@ -333,7 +341,7 @@ def read_mark(path: Path) -> dict[str, Any] | None:
 
 
 def _parse_mark(path: Path) -> dict[str, Any] | None:
-    """The facts in the completion mark, or None if the mark is missing or damaged.
+    """The facts in the completion mark; None if the mark is missing or damaged.
 
     Raises: OSError: the file cannot be read.
     """
@@ -344,7 +352,7 @@ def _parse_mark(path: Path) -> dict[str, Any] | None:
 
 
 def parse_facts(text: str) -> dict[str, Any] | None:
-    """The facts in the text of a completion mark, or None if it is damaged."""
+    """The facts in the text of a completion mark; None if the text is damaged."""
     try:
         facts = json.loads(text)
     except ValueError:
@@ -353,17 +361,15 @@ def parse_facts(text: str) -> dict[str, Any] | None:
 
 
 def add_files(facts: dict[str, Any], names: Iterable[str]) -> None:
-    """For a checkpoint of an earlier version of Cavvy, which has no checksums, add its files to its
-    facts.
+    """Add the names of a checkpoint's files to its facts. This is needed for checkpoints of an
+    earlier version of Cavvy, which have no checksums.
     """
     files = (name for name in sorted(names) if name != MARK and not name.endswith(".half"))
     facts[FILES] = dict.fromkeys(files)
 
 
 def _expect_to_be_alone() -> None:
-    """Silence torch's warning that there is no process group: here, a single process needs no
-    group.
-    """
+    """Silence torch's warning that there is no process group. A single process needs no group."""
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
     )

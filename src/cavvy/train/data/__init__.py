@@ -1,5 +1,5 @@
-"""The data of a run: a source of samples, and their order, which any number of ranks can share and
-resume.
+"""The data of a run: a source of samples, and an order of the samples that any number of ranks can
+share and resume.
 """
 
 from cavvy.train.data.sources import Source, Tensors, open_source, register_reader

@@ -1,5 +1,5 @@
-"""Imports Grain at its first use, without its warning that JAX is missing. Data in memory needs no
-Grain, except very long data. Training on data in memory therefore works without Grain.
+"""Imports Grain when it is first used, without Grain's warning that JAX is missing. Training on
+data in memory works without Grain, unless the data is very long.
 """
 
 from functools import cache

@@ -1,4 +1,6 @@
-"""The order of a torch sampler or batch sampler, the same on all ranks and in all attempts."""
+"""Reads the order of a torch sampler or batch sampler. The order is the same on all ranks and in
+all attempts.
+"""
 
 from itertools import chain
 from threading import Lock
@@ -7,20 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
-_LOCK = Lock()  # several threads read data, but a sampler can be set to one epoch at a time
+_LOCK = Lock()  # Several threads read data, but a sampler can be set to only one epoch at a time.
 
 
 def count_indices(sampler: Any, global_batch: int) -> int:
-    """The number of samples of an epoch."""
+    """The number of samples in an epoch."""
     return len(sampler) * (global_batch if _yields_batches(sampler) else 1)
 
 
 def list_indices(sampler: Any, epoch: int, seed: int, global_batch: int, length: int) -> Any:
-    """All indices of an epoch, as an array. A sampler is seeded by its attribute `generator`, or
-    by `set_epoch`.
+    """All indices of an epoch, as an array. The sampler is seeded through its attribute `generator`
+    or its method `set_epoch`.
 
-    Raises: ValueError: a batch has another size than the global batch, or the epoch has another
-    length than the first epoch.
+    Raises: ValueError: the size of a batch differs from the global batch, or the length of the
+    epoch differs from the first epoch.
     """
     with _LOCK:
         parts: tuple[Any, ...] = (sampler, getattr(sampler, "sampler", None))

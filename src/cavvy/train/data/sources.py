@@ -1,9 +1,9 @@
-"""The interface to data formats: a source is any object with a length that returns the sample at an
-index.
+"""The interface to data formats. A source is any object that has a length and returns the sample at
+an index.
 
-A reader opens a path or URL and returns a `Source`. A reader is registered under the name before
-the colon, such as "mds" in "mds:/data/shards". Shuffling, splitting over ranks and resuming work
-the same for all sources.
+A reader is a function that opens a path or URL and returns a `Source`. It is registered under a
+name, which is written before the colon, such as "mds" in "mds:/data/shards". Shuffling, splitting
+over ranks and resuming work in the same way for all sources.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ import torch
 
 @runtime_checkable
 class Source(Protocol):
-    """A collection of samples with an index: for example a torch `Dataset`, a list, or a file with
-    random access.
+    """A collection of samples that can be read by index, for example a torch `Dataset`, a list, or
+    a file with random access.
 
-    A source may have `__getitems__(indices) -> list of samples` if reading many samples at once is
-    faster.
+    If reading many samples at once is faster, a source may have `__getitems__(indices)`, which
+    returns a list of samples.
     """
 
     def __len__(self) -> int: ...
@@ -27,9 +27,10 @@ class Source(Protocol):
 
 
 class Tensors:
-    """Tensors in memory whose first dimension counts samples. One look-up reads a whole batch.
+    """Tensors in memory. Their first dimension is the sample. A whole batch is read with one
+    indexing operation.
 
-    A sample is a dict if the tensors are given by name, otherwise a tuple.
+    A sample is a dict if the tensors were passed by name, otherwise a tuple.
     """
 
     def __init__(self, *tensors: Any, **names: Any) -> None:

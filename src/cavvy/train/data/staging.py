@@ -1,5 +1,5 @@
-"""Copies batches to the device of a rank. For an accelerator, a thread with its own stream copies
-batches before they are needed.
+"""Copies batches to the device of a rank. If the device is an accelerator, a thread with a separate
+stream copies batches before they are needed.
 """
 
 import atexit
@@ -12,14 +12,14 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_leaves
 
-WITH_STREAMS = ("cuda", "xpu")  # ROCm is "cuda" for torch; MPS has one stream
-LOOK_S = 0.1  # seconds between two looks of a waiting thread at whether it is to end
-END_S = 5.0  # seconds that a thread has to end; its data source may not answer
+WITH_STREAMS = ("cuda", "xpu")  # Torch also uses "cuda" for ROCm; MPS has only one stream.
+LOOK_S = 0.1  # seconds after which a waiting thread checks again whether it must end
+END_S = 5.0  # maximum seconds to wait for a thread to end, because its data source may not answer
 Move = Callable[[Any], Any]
 
 
 class BatchReader(Protocol):
-    """Yields batches for one rank in two parts, read and place, which the step's clock measures
+    """Yields batches for one rank in two steps, read and place, which the clock measures
     separately.
     """
 
@@ -27,7 +27,7 @@ class BatchReader(Protocol):
         """The next batch, or None at the end. A batch must be placed before it is used."""
 
     def place(self, values: Any) -> Any:
-        """The batch on the device, ready for the operations that follow."""
+        """The batch on the device. Operations that are started afterwards may use it."""
 
     def close(self) -> None:
         """Stop reading. Later calls do nothing."""
@@ -41,7 +41,7 @@ def open_batches(batches: Generator[Any], move: Move, device: Any) -> BatchReade
 
 
 def count_staged(device: Any) -> int:
-    """The number of batches that may be on this device ahead of their use."""
+    """The maximum number of batches that are on this device before they are used."""
     return 2 if device.type in WITH_STREAMS else 0
 
 
@@ -62,17 +62,17 @@ class DirectBatches:
 
 
 class CopyStream(Protocol):
-    """The stream on which a thread copies, besides the stream on which the model computes."""
+    """The stream on which a thread copies. The model computes on another stream."""
 
     def begin(self) -> None:
         """Use the stream for the operations of the calling thread."""
 
     def mark(self) -> Any:
-        """An event that is complete when the copies so far are complete."""
+        """An event that completes when all copies so far are complete."""
 
     def wait(self, event: Any, values: Any) -> None:
-        """Let the current stream of the calling thread wait for an event. The batch's memory is not
-        reused before the operations of that stream have used the batch.
+        """Make the current stream of the calling thread wait for an event. The batch's memory is
+        not reused before the operations of that stream have used the batch.
         """
 
 
@@ -84,7 +84,7 @@ class AcceleratorStream:
         self._stream: Any = None
 
     def begin(self) -> None:
-        if self._device.index is not None:  # each thread has its own current device and stream
+        if self._device.index is not None:  # Each thread has a separate current device and stream.
             torch.accelerator.set_device_index(self._device.index)
         self._stream = torch.Stream(self._device)
         torch.accelerator.set_stream(self._stream)
@@ -101,8 +101,9 @@ class AcceleratorStream:
 
 
 class StagedBatches:
-    """Batches that a thread reads, puts into page-locked memory and copies, while the model
-    computes. At most two batches are ahead: one waits to be read and one is being copied.
+    """Batches that a thread reads, puts into page-locked memory and copies while the model
+    computes. At most two batches are prepared in advance: one that waits to be read and one that is
+    being copied.
     """
 
     def __init__(self, batches: Generator[Any], move: Move, stream: CopyStream) -> None:
@@ -110,12 +111,14 @@ class StagedBatches:
         self._ready: Queue[tuple[Any, Any, BaseException | None]] = Queue(maxsize=1)
         self._ended = Event()
         self._thread = Thread(target=self._stage, name="batch stager", daemon=True)
-        # A thread that runs while the interpreter ends would abort the process.
+        # A thread that is still running when the interpreter exits would abort the process.
         atexit.register(self.close)
         self._thread.start()
 
     def read(self) -> Any:
-        """The next batch with its event, or None. Raises the error of the thread, if any."""
+        """The next batch with its event, or None at the end. If the thread failed, its error is
+        raised.
+        """
         if self._ended.is_set():
             return None
         values, event, error = self._ready.get()
@@ -132,7 +135,9 @@ class StagedBatches:
         return batch
 
     def close(self) -> None:
-        """Stop reading. Waits up to END_S seconds for the thread, which ends after its batch."""
+        """Stop reading. Waits up to END_S seconds for the thread, which ends after its current
+        batch.
+        """
         atexit.unregister(self.close)
         self._ended.set()
         with suppress(Empty):

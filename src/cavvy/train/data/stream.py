@@ -1,11 +1,13 @@
-"""Global batches of a fixed size, in one order for all ranks: the state of the data is one number.
+"""Global batches of a fixed size, in the same order for all ranks. The position in the data is a
+single number.
 
 Positions count samples over all epochs: position p is sample `shuffled(p mod N)` of epoch `p div
-N`. A global batch is `global_batch` consecutive positions, of which each rank takes its share.
-Therefore any number of ranks can continue from any position, and gets the same samples and the same
-random augmentations. The idea comes from Grain's ElasticIterator, but here the batch need not be
-divisible by the number of ranks, and a sample's position seeds its augmentations. Grain shuffles,
-prefetches, and runs the worker processes.
+N`, where N is the number of samples. A global batch is `global_batch` consecutive positions, and
+each rank takes its share of them. Therefore any number of ranks can continue from any position, and
+they get the same samples and the same random augmentations. The idea comes from Grain's
+ElasticIterator. Here, however, the batch need not be divisible by the number of ranks, and a
+sample's position is the seed of its augmentations. Grain shuffles, prefetches, and runs the worker
+processes.
 """
 
 from collections.abc import Callable, Generator
@@ -24,23 +26,24 @@ from cavvy.train.data.sources import Source
 from cavvy.train.loss import takes_several
 from cavvy.train.seeds import mix
 
-ROUNDS = 4  # rounds of the shuffle's cipher, as in Grain's own shuffle
-LISTED = 2**22  # up to this number of samples, an epoch's order is stored as a list
+ROUNDS = 4  # rounds of the shuffle's cipher, the same number as in Grain's own shuffle
+LISTED = 2**22  # an epoch with at most this many samples has its order stored as a list
 
 
 @dataclass(slots=True)
 class Batch:
     """One rank's share of a global batch."""
 
-    values: Any  # tensors in the samples' structure, whose first dimension counts samples
-    size: int  # samples on this rank
-    total: int  # samples on all ranks
-    largest: int  # samples on the rank that has the most samples
-    number: int = 0  # (batches that this process has read) x 2**32 + steps; equal on all ranks
+    values: Any  # tensors in the same structure as a sample; their first dimension is the sample
+    size: int  # number of samples on this rank
+    total: int  # number of samples on all ranks together
+    largest: int  # number of samples on the rank that has the most
+    # (number of batches that this process has read) x 2**32 + steps; equal on all ranks
+    number: int = 0
 
     def pieces(self, count: int) -> list[tuple[Any, int]]:
-        """Split the batch into `count` parts, each with its number of samples. A part with 0
-        samples still contains one sample, so that the rank can run a pass.
+        """Split the batch into `count` parts, each with its number of samples. A part whose number
+        is 0 still contains one sample, so that the rank can run a pass with it.
         """
         if count == 1:
             return [(self.values, self.size)]
@@ -70,7 +73,9 @@ class BatchShare:
 
 
 class Data:
-    """A source and the order of its samples. `position` is the start of the next global batch."""
+    """A source, and the order of its samples. `position` is the position at which the next global
+    batch starts.
+    """
 
     def __init__(
         self,
@@ -120,7 +125,7 @@ class Data:
         return {**order, "sampler": sampler}
 
     def resume(self, position: int, order: dict[str, Any]) -> None:
-        """Continue from the position and with the order that a checkpoint has saved.
+        """Continue from the position and in the order that a checkpoint contains.
 
         Raises: ValueError: this data has another order.
         """
@@ -138,7 +143,7 @@ class Data:
         """The indices of the samples at these positions, as an array."""
         length = self.length
         first, last = positions[0] // length, positions[-1] // length
-        if first != last:  # an epoch ends here
+        if first != last:  # An epoch ends here.
             border = (first + 1) * length
             parts = (range(positions[0], border), range(border, positions[-1] + 1))
             return np.concatenate([self.indices(part) for part in parts])
@@ -154,7 +159,7 @@ class Data:
         )
 
     def fetch(self, positions: range) -> Any:
-        """The samples at these positions, transformed, as one batch."""
+        """The samples at these positions as one batch, after the transform is applied."""
         chosen = self.indices(positions)
         if self.is_in_memory:
             return self.source.fetch_batch(chosen)  # type: ignore[attr-defined]  # is_in_memory checks it
@@ -177,8 +182,8 @@ class Data:
         threads: int = 2,
         prefetch: int = 2,
     ) -> Generator[Any]:
-        """Yield one rank's batches from `position` up to the last whole global batch that ends by
-        position `until`.
+        """Yield one rank's batches, starting at `position`. The last batch is the last whole global
+        batch that ends at or before position `until`.
         """
         if share.global_batch < share.ranks:
             raise ValueError(
@@ -194,7 +199,7 @@ class Data:
 
         if (
             self.is_in_memory
-        ):  # reading threads would only compete with the training loop for the interpreter
+        ):  # Threads that read would only compete with the training loop for the interpreter.
             yield from map(fetch, range(count))
             return
         grain = load_grain()
@@ -216,7 +221,8 @@ class Data:
             batches.close()
 
     def _order(self, epoch: int) -> Any:
-        listed, order = self._listed  # read once, because another thread may change it
+        # This is read only once, because another thread may change it.
+        listed, order = self._listed
         if listed != epoch:
             order = self._make_order(epoch)
             self._listed = (epoch, order)
@@ -259,7 +265,9 @@ def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
 
 
 def _pack(values: Any) -> Any:
-    """Convert a worker's batch to arrays: a tensor could be read only while its worker runs."""
+    """Convert a worker's batch to arrays, because a tensor could be read only while its worker
+    runs.
+    """
 
     def one(value: Any) -> Any:
         return (
@@ -278,5 +286,5 @@ def _unpack(values: Any) -> Any:
 
 
 def cut(values: Any, low: int, high: int) -> Any:
-    """The samples from `low` to `high` of a batch."""
+    """The samples of a batch from `low` (included) to `high` (excluded)."""
     return tree_map(lambda v: v[low:high] if isinstance(v, torch.Tensor) else v, values)

@@ -1,3 +1,3 @@
-"""Distributes a model over ranks: replicas, shards, tensor parallel, pipeline parallel, and
-combinations of them.
+"""Distributes a model over ranks as replicas, shards, tensor parallel, pipeline parallel, or a
+combination of these.
 """

@@ -1,5 +1,5 @@
-"""Buffers that forward passes change, such as running means. The buffers are restored before a step
-is repeated, and kept equal on all ranks.
+"""Handles buffers that forward passes change, such as running means. They are restored before a
+step is repeated, and are kept equal on all ranks.
 
 As in DistributedDataParallel, all ranks copy the buffers of the first rank.
 """
@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-LARGEST = 2**16  # elements; larger buffers are taken to be constant tables
+LARGEST = 2**16  # maximum number of elements; larger buffers are assumed to be constant tables
 
 
 class ModelBuffers:
-    """The small buffers of a model that are saved in checkpoints."""
+    """Those small buffers of a model that are saved in checkpoints."""
 
     def __init__(self, model: nn.Module, mesh: Any) -> None:
         saved = model.state_dict(keep_vars=True)

@@ -1,5 +1,5 @@
-"""Computes the norm of the gradient over all ranks and clips the gradient, for plain and sharded
-parameters together.
+"""Computes the norm of the gradient over all ranks and clips the gradient. Unsharded and sharded
+parameters can be mixed.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from cavvy.train.parallel.reduce import local
 def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
     """Scale gradients so that their norm is at most `limit`. Returns the norm before clipping.
 
-    `pipeline` is the process group over which the layers are split, or None.
+    `pipeline` is the process group over which the layers are split; None without a pipeline.
     """
     plain, split = sort(p for p in parameters if p.grad is not None)
     squares = [
@@ -27,15 +27,16 @@ def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
     total = square.sqrt()
     factor = torch.clamp(
         limit / (total + 1e-6), max=1.0
-    )  # computed as in torch's gradient clipping, which does not wait for the device
+    # This computation is the one in torch's gradient clipping, which does not wait for the device.
+    )
     grads = [local(p.grad) for some in (plain, *split) for p in some]
     torch._foreach_mul_(grads, factor)
     return total
 
 
 def sort(parameters: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
-    """Group parameters by kind: plain parameters, and sharded parameters for each mesh. An
-    optimizer cannot update different kinds at once.
+    """Group parameters by kind: the unsharded parameters, and the sharded parameters of each mesh.
+    An optimizer cannot update different kinds at once.
     """
     plain: list[Any] = []
     split: dict[Any, list[Any]] = {}

@@ -1,4 +1,6 @@
-"""Pipeline parallel: layers are split over ranks, and micro-batches flow through them (1F1B)."""
+"""Pipeline parallel: the layers are split over ranks, and micro-batches pass through the ranks one
+after another (schedule 1F1B).
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,7 +19,7 @@ Build = Callable[[], nn.Module]
 def build_stages(
     builders: Sequence[Build], stage: int, stages: int, seed: Callable[[int], None]
 ) -> nn.Sequential:
-    """Build the blocks of one stage. The blocks are named by their position in the whole model, so
+    """Build the blocks of one stage. Each block is named by its position in the whole model, so
     that a checkpoint can be loaded with any number of stages.
     """
     if len(builders) < stages:
@@ -25,13 +27,13 @@ def build_stages(
     low, high = stage * len(builders) // stages, (stage + 1) * len(builders) // stages
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for number in range(low, high):
-        seed(number)  # the same block has the same initial values on every rank
+        seed(number)  # This gives the same block the same initial values on every rank.
         parts[str(number)] = builders[number]()
     return nn.Sequential(parts)
 
 
 class Pipeline:
-    """One rank's stage, and the schedule of micro-batches through it."""
+    """The stage of one rank, and the schedule by which micro-batches pass through it."""
 
     def __init__(self, model: nn.Module, mesh: Any, device: Any) -> None:
         from torch.distributed.pipelining import PipelineStage
@@ -48,7 +50,8 @@ class Pipeline:
         self, loss: Callable[[Any, Any], Any], batch: Batch, micro: int, scale: float
     ) -> LossSum:
         """Run the forward and backward passes over one rank's batch (input, target). Returns the
-        losses, on every stage. The gradient of each loss is multiplied by its weight and `scale`.
+        losses, on every stage. Each loss's gradient is multiplied by the weight of the loss and by
+        `scale`.
         """
         inputs, target = batch.values
         count = batch.size // micro
@@ -70,8 +73,8 @@ class Pipeline:
         return self._share(count)
 
     def _share(self, count: int) -> LossSum:
-        """The losses of the last stage, on every stage. In the first step, torch also calls the
-        loss to learn the shapes, before the `count` calls for the batch.
+        """The losses of the last stage, sent to every stage. In the first step, torch calls the
+        loss additional times to learn the shapes, before the `count` calls for the batch.
         """
         sums = LossSum()
         for one in self._sums[-count:]:

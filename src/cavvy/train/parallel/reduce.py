@@ -1,8 +1,9 @@
-"""Data parallel: sums gradients over replicas, in buckets, while the backward pass still runs.
+"""Data parallel: sums gradients over the replicas, in buckets, while the backward pass is still
+running.
 
-This module works like DistributedDataParallel, with two differences. The model stays the user's own
-module. And a rank whose backward pass ran out of memory can still send its buckets as they are, so
-that the other ranks do not wait for it; all ranks then discard the gradients of the step.
+This works like DistributedDataParallel, with two differences. First, the model stays the user's own
+module. Second, a rank whose backward pass ran out of memory can still send its incomplete buckets,
+so that the other ranks do not wait for it. All ranks then discard the gradients of the step.
 """
 
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-BUCKET_BYTES = 25 * 2**20  # bytes; the default of DistributedDataParallel
+BUCKET_BYTES = 25 * 2**20  # bytes of a bucket; the default of DistributedDataParallel
 
 
 class GradientBucket:
-    """Parameters whose gradients are sent together in one buffer. The buffer ends with one number
-    per parameter: how many ranks have a gradient for the parameter.
+    """Parameters whose gradients are sent together in one buffer. At the end, the buffer has one
+    number for each parameter: the number of ranks that have a gradient for it.
     """
 
     def __init__(self, parameters: list[Any]) -> None:
@@ -42,8 +43,8 @@ class GradientBucket:
             torch._foreach_copy_([view for view, _ in pairs], [grad for _, grad in pairs])
 
     def store(self) -> None:
-        """Store the sums in the gradients. A parameter that this rank has not used gets a gradient
-        if another rank has used it, because otherwise the updates of the ranks would differ.
+        """Copy the sums from the buffer to the gradients. A parameter that only other ranks used
+        also gets a gradient here. Otherwise the ranks would update the parameter differently.
         """
         if any(p.grad is None for p in self.parameters):
             for p, used in zip(self.parameters, self.used.tolist(), strict=True):
@@ -53,7 +54,7 @@ class GradientBucket:
             torch._foreach_copy_([grad for _, grad in pairs], [view for view, _ in pairs])
 
     def _pairs(self) -> list[tuple[Any, Any]]:
-        """Pairs for all parameters with a gradient: the parameter's part of the buffer, and the
+        """For each parameter that has a gradient, the parameter's part of the buffer and the
         gradient.
         """
         return [
@@ -64,8 +65,8 @@ class GradientBucket:
 
 
 class GradientReducer:
-    """Sums gradients over one process group. The sum is the gradient of the mean loss because
-    `StepGradients` weights each loss.
+    """Sums gradients over one process group. Because `StepGradients` weights each loss, the sum is
+    the gradient of the mean loss.
     """
 
     def __init__(self, parameters: list[Any], group: Any) -> None:
@@ -78,16 +79,16 @@ class GradientReducer:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
     def arm(self) -> None:
-        """Send each bucket as soon as it is full. Must be called before the last backward pass of a
-        step.
+        """From now on, send each bucket as soon as it is full. This must be called before the last
+        backward pass of a step.
         """
         self._armed, self._next = True, 0
         for bucket in self._buckets:
             bucket.waiting = len(bucket.parameters)
 
     def finish(self) -> None:
-        """Send the remaining buckets, wait for all of them, and store the sums in the gradients.
-        Allocates no large memory.
+        """Send the remaining buckets, wait for all of them, and copy the sums to the gradients.
+        This allocates only little memory.
         """
         if not self._armed:
             self.arm()
@@ -106,7 +107,7 @@ class GradientReducer:
         while self._next < len(self._buckets) and self._buckets[self._next].waiting <= 0:
             self._send(
                 self._buckets[self._next]
-            )  # buckets are sent in the same order on all ranks, whichever is full first
+            )  # Buckets are sent in the same order on all ranks, no matter which is full first.
 
     def _send(self, bucket: GradientBucket) -> None:
         self._next += 1
@@ -120,8 +121,8 @@ def local(tensor: Any) -> Any:
 
 
 def _fill(parameters: list[Any]) -> list[list[Any]]:
-    """Group parameters into buckets in the order in which gradients become ready: last layer first.
-    A bucket has parameters of one number type.
+    """Group parameters into buckets in the order in which their gradients become ready, which
+    starts with the last layer. All parameters of a bucket have the same number type.
     """
     buckets: list[list[Any]] = []
     room: dict[Any, int] = {}

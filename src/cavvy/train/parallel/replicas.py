@@ -1,8 +1,8 @@
-"""Keeps the copies of a model equal: all ranks begin with the values of the first rank, and a copy
-that differs later is found and named.
+"""Keeps the copies of a model equal. All ranks begin with the values of the first rank. A copy that
+differs later is detected and reported.
 
-Tensors are compared by fingerprints, one number per tensor: the sum of its bits as integers. Equal
-copies stay equal bit by bit, because each rank applies the same summed gradients.
+Tensors are compared by fingerprints. A fingerprint is one number per tensor: the sum of its bits as
+integers. Equal copies stay equal in every bit, because each rank applies the same summed gradients.
 """
 
 import logging
@@ -18,20 +18,20 @@ from cavvy.train.world import RankWorld
 
 log = logging.getLogger("cavvy.train")
 AXES = ("pipeline", "replicas", "shards", "tensor")
-EVERY = 100  # batches between two comparisons, each of which reads all parameters once
-NONE = -(2**63)  # stands for the facts of other ranks, which are all larger
+EVERY = 100  # number of batches between two comparisons; each comparison reads all parameters once
+NONE = -(2**63)  # a placeholder for the facts of other ranks, which are always larger
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 Tensors = dict[str, Any]
 
 
 class RanksDiverged(RuntimeError):
-    """The ranks no longer train the same model. The newest checkpoint was saved before the models
-    differed.
+    """The ranks no longer train the same model. The newest checkpoint was saved before their models
+    became different.
     """
 
 
 class ReplicaCheck:
-    """Compares the parameters of this rank with the copies on other ranks."""
+    """Compares the parameters on this rank with the copies on other ranks."""
 
     def __init__(self, model: Any, mesh: Any, world: RankWorld) -> None:
         self._mesh, self._world = mesh, world
@@ -40,14 +40,14 @@ class ReplicaCheck:
         self._batches = 0
 
     def due(self) -> bool:
-        """Count a batch. Returns whether the copies are compared after it: first after one step,
-        then once in EVERY batches. The answer is the same on all ranks.
+        """Count a batch. Returns whether the copies must be compared after it: after the first
+        step, and then once in every EVERY batches. The answer is the same on all ranks.
         """
         self._batches += 1
         return bool(self._named) and self._batches % EVERY == 2
 
     def facts(self) -> list[int]:
-        """This rank's fingerprint for `are_equal`, in a list with two places for each part of a
+        """This rank's fingerprint for `are_equal`. The list has two entries for each part of a
         split model.
         """
         pipeline, _, shards, tensor = self._mesh.mesh.shape
@@ -67,7 +67,10 @@ class ReplicaCheck:
             self.explain()
 
     def explain(self) -> None:
-        """Raises: RanksDiverged: with the ranks and parameters that differ."""
+        """Find the ranks and parameters that differ, and raise an error that names them.
+
+        Raises: RanksDiverged: always.
+        """
         odd = {
             name: ranks
             for name, prints in _gather(self._named, self._mesh, ("replicas",), self._world).items()
@@ -85,14 +88,16 @@ class ReplicaCheck:
 
 
 def are_equal(maxima: Sequence[int]) -> bool:
-    """Whether all ranks had the same facts. The list has pairs: the largest fact and the largest
-    complement, which is the complement of the smallest fact.
+    """Whether all ranks passed the same facts. `maxima` has pairs: the maximum of a fact over all
+    ranks, and the maximum of its complement, which is the complement of the minimum.
     """
     return all(high == ~low for high, low in zip(maxima[::2], maxima[1::2], strict=True))
 
 
 def fingerprints(tensors: Any) -> Any:
-    """One 64-bit number per tensor, or per local part of a split tensor, on the CPU."""
+    """One 64-bit number for each tensor, or for the local part of a split tensor. The numbers are
+    on the CPU.
+    """
     sums = [
         local(each).detach().view(INTEGERS[each.element_size()]).sum(dtype=torch.int64)
         for each in tensors
@@ -101,8 +106,8 @@ def fingerprints(tensors: Any) -> Any:
 
 
 def align(named: Tensors, axes: Sequence[str], mesh: Any, world: RankWorld) -> None:
-    """Give all ranks along these axes of the mesh the values of their first rank. Only tensors that
-    differ are sent. All ranks must call this.
+    """Give all ranks along these axes of the mesh the values of the first of them. Only tensors
+    that differ are sent. All ranks must call this.
 
     Raises: ValueError: the ranks have different tensors.
     """
@@ -134,7 +139,9 @@ def name_tensors(model: Any) -> Tensors:
 
 
 def align_placed(model: Any, mesh: Any, world: RankWorld) -> None:
-    """Align the tensors of a model that is placed on the ranks: the copies of each part."""
+    """Align the tensors of a model that is already placed on the ranks: all copies of each part
+    become equal.
+    """
     named = name_tensors(model)
     split = {name: value for name, value in named.items() if hasattr(value, "device_mesh")}
     align(split, ("replicas",), mesh, world)
@@ -145,7 +152,9 @@ def align_placed(model: Any, mesh: Any, world: RankWorld) -> None:
 def _gather(
     named: Tensors, mesh: Any, axes: Sequence[str], world: RankWorld
 ) -> dict[str, dict[int, int | None]]:
-    """The fingerprints of each tensor by rank, for the ranks along these axes that have a copy."""
+    """The fingerprint of each tensor by rank, for the ranks along these axes that have a copy of
+    the tensor.
+    """
     mine = dict(zip(named, fingerprints(named.values()).tolist(), strict=True))
     every = world.gather(mine)
     at = mesh.get_coordinate()
@@ -158,8 +167,8 @@ def _gather(
 
 
 def _odd(prints: dict[int, int | None]) -> list[int]:
-    """The ranks whose fingerprint is not the most common one. If two fingerprints are equally
-    common, the fingerprint of the first rank counts as the most common.
+    """The ranks whose fingerprint differs from the most common one. If two fingerprints are equally
+    common, that of the first rank is used.
     """
     ((usual, _),) = Counter(prints.values()).most_common(1)
     return [rank for rank, value in prints.items() if value != usual]

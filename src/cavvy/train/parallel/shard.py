@@ -1,7 +1,7 @@
 """Places a model on the ranks according to the plan.
 
 The steps must be in this order: tensor parallel, recomputation, compile, FSDP2 or replicas. The
-optimizer is made afterwards.
+optimizer is created after the last step.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,16 +21,18 @@ from cavvy.train.plan import Plan
 from cavvy.train.precision import PrecisionContext
 from cavvy.train.world import RankWorld
 
-RECOMPILE_LIMIT = 8  # maximum number of graphs of one part: torch's own default
+RECOMPILE_LIMIT = 8  # maximum number of graphs of one part; torch's own default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
     """What the user specifies about splitting a model. See `Run.model`."""
 
-    blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None  # returns the repeated parts
+    # a function that returns the repeated parts of the model
+    blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None
     tensor_plan: dict[str, Any] | None = None  # a plan for torch's parallelize_module
-    meta: bool = False  # build without memory, then initialize with reset_parameters()
+    # whether to build the model without memory and initialize it with reset_parameters()
+    meta: bool = False
 
 
 @dataclass(slots=True)
@@ -95,7 +97,7 @@ def _compile(parts: Sequence[nn.Module]) -> None:
 
     `Module.compile` compiles the first function that does not belong to torch. In an
     `nn.Sequential`, that function would be the forward method of each member. Equal parts share a
-    graph. The limit is high enough for parts that all differ.
+    graph. The limit on the number of graphs is high enough even if all parts differ.
     """
     for part in parts:
         part.forward = partial(_call, part.forward)
@@ -103,7 +105,9 @@ def _compile(parts: Sequence[nn.Module]) -> None:
 
 
 def _list_called(model: nn.Module) -> list[nn.Module]:
-    """The model, or its members if it is only a container, such as an `nn.ModuleDict`."""
+    """The model itself. If it is only a container, such as an `nn.ModuleDict`, the members
+    instead.
+    """
     return [model] if type(model).forward is not nn.Module.forward else list(model.children())
 
 
@@ -112,7 +116,9 @@ def _call(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _connect(model: nn.Module, plan: Plan, mesh: Any, device: torch.device) -> PlacedModel:
-    """Connect the model to other ranks: reducer, share of the data, pipeline stage."""
+    """Connect the model to other ranks: create its reducer, its share of the data, or its pipeline
+    stage.
+    """
     reducer = None
     if plan.replicas > 1 and plan.shards == 1:
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -125,8 +131,8 @@ def _connect(model: nn.Module, plan: Plan, mesh: Any, device: torch.device) -> P
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model: the members of its largest list of modules; if it has no such
-    list, its direct children.
+    """The repeated parts of a model: the members of its largest list of modules. If there is no
+    such list, its direct children.
     """
     lists = [
         m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1
@@ -154,7 +160,7 @@ def _split_layers(model: nn.Module, mesh: Any, options: ShardOptions) -> None:
         )
     known = {
         name for name, _ in model.named_modules()
-    }  # a pipeline stage has only some of the named layers
+    }  # A pipeline stage has only some of the named layers.
     parallelize_module(
         model, mesh, {name: how for name, how in layers.items() if name in known or "*" in name}
     )
@@ -170,9 +176,10 @@ def _shard(
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=full)
     whole = MixedPrecisionPolicy(
         param_dtype=low, reduce_dtype=full, output_dtype=full
-    )  # the output stays in fp32, so losses are not rounded
+    )  # The output stays in fp32, so that losses are not rounded.
     grid = mesh["replicas", "shards"] if plan.replicas > 1 else mesh["shards"]
-    free = plan.pipeline == 1  # a stage runs many micro-batches: keep its gathered parameters
+    # A stage runs many micro-batches in a step, so its gathered parameters are kept.
+    free = plan.pipeline == 1
     for part in parts:
         fully_shard(
             part, mesh=grid, mp_policy=policy, reshard_after_forward=free and part is not parts[-1]

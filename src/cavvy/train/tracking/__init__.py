@@ -1,1 +1,1 @@
-"""A run's current rates and costs, and the experiment trackers that receive them."""
+"""Measures a run's current rates and costs, and sends them to experiment trackers."""

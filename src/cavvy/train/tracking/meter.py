@@ -9,7 +9,8 @@ import torch
 from cavvy.train.clock import StepRecord
 from cavvy.train.device import TrainDevice
 
-PRICE = "CAVVY_PRICE_USD_HR"  # set by Cavvy: dollars per hour for all machines of the run
+# a variable that Cavvy sets: dollars per hour for all machines of the run
+PRICE = "CAVVY_PRICE_USD_HR"
 
 
 class Meter:
@@ -49,10 +50,11 @@ class Meter:
             self._parts[name] = self._parts.get(name, 0.0) + seconds
 
     def read(self) -> dict[str, float]:
-        """Mean values since the last call, without unknown values; {} if there was no step.
+        """The mean values since the last call. Unknown values are left out. Returns {} if there was
+        no step.
 
-        Shares are shares of the host's time. The time of a device that works in the background
-        counts in that part of the step in which the host waits for the device.
+        Shares are shares of the host's time. If a device works in the background, its time is
+        counted in that part of the step in which the host waits for it.
         """
         if not self._steps or self._seconds <= 0:
             return {}
@@ -76,10 +78,12 @@ class Meter:
             found["memory_gib"] = self._device.peak_bytes() / 2**30
             with suppress(
                 Exception
-            ):  # no library, driver or permission, or a lost GPU: leave the value out
+            # The library, the driver or the permission is missing, or the GPU is lost. The value is
+            # left out.
+            ):
                 found["gpu_busy_percent"] = float(
                     torch.cuda.utilization(self._device.torch)
-                )  # from NVML: share of time when any kernel ran
+                )  # from NVML: the share of time in which at least one kernel ran
         self._clear()
         return found
 

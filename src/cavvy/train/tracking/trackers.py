@@ -1,5 +1,5 @@
-"""One interface, `log(values, step)` and `close()`, to TensorBoard, W&B, MLflow, Aim and trackio.
-Each tracker needs its own package.
+"""A common interface, `log(values, step)` and `close()`, to TensorBoard, W&B, MLflow, Aim and
+trackio. Each tracker requires its Python package.
 """
 
 import atexit
@@ -19,7 +19,8 @@ from cavvy.train.clock import StepRecord
 from cavvy.train.progress import plain
 from cavvy.train.tracking.meter import Meter
 
-EVERY_S = 1.0  # seconds between two rows; each row waits until the loss can be read from the device
+# seconds between two rows; each row waits until the loss has been read from the device
+EVERY_S = 1.0
 
 
 class Tracker(Protocol):
@@ -67,13 +68,13 @@ def _aim(name: str, folder: str) -> Any:
     repo = import_module("aim.sdk.repo_utils").get_repo(folder or None)
     rows = (
         repo.structured_db.search_runs(name) if repo.structured_db is not None else ()
-    )  # a remote server has no database
+    )  # A remote server has no local database.
     before = next(
         (row.hash for row in rows if row.name == name and row.experiment == project), None
     )
     run = aim.Run(
         before, repo=repo, experiment=project, force_resume=before is not None
-    )  # a machine that was lost may still hold the lock of the run
+    )  # A machine that was lost may still hold the lock of the run.
     run.name = name
 
     def log(values: dict[str, float], step: int) -> None:
@@ -100,8 +101,8 @@ MAKERS: dict[str, Callable[[str, str], Tracker]] = {
 
 
 def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
-    """Open a tracker of this kind. An existing run called `name` continues, except on an Aim
-    server. Without a name, the run of this job continues; outside a job, a new run begins.
+    """Open a tracker of this kind. If a run called `name` exists, it is continued, except on an Aim
+    server. Without a name, the run of this job is continued; outside a job, a new run is created.
 
     Raises:
         ValueError: the kind is unknown, or its package is not installed.
@@ -117,8 +118,8 @@ def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
 
 
 def name_run(before: str | None = None) -> str:
-    """The name of the job, or of the continued run (`before`), or a new name: the script's name,
-    the time, and four random digits.
+    """The ID of the job; outside a job, the name of the continued run (`before`) or else a new
+    name: the script's name, the time, and four random digits.
 
     The name has only letters, digits, - and _, which all trackers accept.
     """
@@ -171,7 +172,7 @@ class _Sender:
         for tracker in list(self._trackers):
             try:
                 call(tracker)
-            except Exception:  # a failing tracker must not stop the training
+            except Exception:  # A tracker that fails must not stop the training.
                 logging.getLogger("cavvy.train").exception(
                     "a tracker failed and receives no more values"
                 )

@@ -1,1 +1,3 @@
-"""Resume, data order and notices of Cavvy for the trainers of Hugging Face and Lightning."""
+"""Adds Cavvy's resuming, data order and handling of notices to the trainers of Hugging Face and
+Lightning.
+"""

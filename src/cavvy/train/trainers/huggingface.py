@@ -1,4 +1,6 @@
-"""Adds Cavvy's resume, data order and notices to the `Trainer` of Hugging Face transformers."""
+"""Adds Cavvy's resuming, data order and handling of notices to the `Trainer` of Hugging Face
+transformers.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,6 @@
-"""A callback with Cavvy's resume, data order and notices for the `Trainer` of Lightning."""
+"""A callback that adds Cavvy's resuming, data order and handling of notices to the `Trainer` of
+Lightning.
+"""
 
 import os
 from pathlib import Path
@@ -26,7 +28,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # Lightning may not be
         trainer.fit(model, loader, ckpt_path=cavvy.newest())
 
     `accumulate_grad_batches` is set so that the global batch is the same on any number of ranks.
-    `folder` and `save_every` are as in `Run`, but the folder must be a path.
+    `folder` and `save_every` have the same meaning as in `Run`, but the folder must be a path.
     """
 
     def __init__(

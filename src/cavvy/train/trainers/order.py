@@ -1,4 +1,6 @@
-"""The order of samples as torch samplers: the same global batches on any number of ranks."""
+"""The order of samples as torch samplers. The global batches are the same for any number of
+ranks.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +12,8 @@ from cavvy.train.data import Data
 
 
 class SampleOrder(Sampler[int]):
-    """The indices of one epoch for all ranks, in whole global batches. The samples that remain at
-    the end of an epoch are left out: different samples in each epoch.
+    """The indices of one epoch for all ranks, in whole global batches. Samples that remain at the
+    end of an epoch are left out. These are different samples in each epoch.
 
     Raises: ValueError: the data is smaller than one global batch.
     """
@@ -43,7 +45,7 @@ class SampleOrder(Sampler[int]):
 
 
 class RankBatches(Sampler[list[int]]):
-    """This rank's batches of `batch` samples. The batches begin at `position`, which counts the
+    """The batches of `batch` samples for this rank. They start at `position`, which counts the
     samples of all ranks and epochs, and end with the epoch.
     """
 
@@ -53,7 +55,7 @@ class RankBatches(Sampler[list[int]]):
 
     @property
     def count(self) -> int:
-        """The number of batches per rank in a global batch.
+        """The number of batches per rank that make up a global batch.
 
         Raises: ValueError: a global batch cannot be split into such batches.
         """
@@ -72,9 +74,9 @@ class RankBatches(Sampler[list[int]]):
 
 
 def count_batches(global_batch: int, batch: int, ranks: int) -> int:
-    """How many batches each rank accumulates for one global batch.
+    """The number of batches that each rank accumulates for one global batch.
 
-    Raises: ValueError: it is not a whole number.
+    Raises: ValueError: the number is not whole.
     """
     count, rest = divmod(global_batch, batch * ranks)
     if rest or not count:

@@ -1,4 +1,4 @@
-"""Decides when another library's trainer saves and exits, and which of its checkpoints are
+"""Decides when the trainer of another library saves and exits, and which of its checkpoints are
 complete.
 """
 
@@ -13,9 +13,10 @@ from cavvy.train.world import RankWorld
 
 
 class TrainerWatch:
-    """Listens for notices and the checkpoint interval while a trainer runs.
+    """Listens for notices and changes of the checkpoint interval while a trainer runs.
 
-    `save_every` is as in `Run`. All ranks must share the folder, and must call each method.
+    `save_every` has the same meaning as in `Run`. All ranks must share the folder and call each
+    method.
     """
 
     def __init__(self, save_every: "float | str" = "auto") -> None:
@@ -24,7 +25,7 @@ class TrainerWatch:
         self._said, self._asked = 0, 0.0
 
     def begin(self, folder: "str | Path") -> None:
-        """Start to listen. The trainer must have joined the ranks."""
+        """Start to listen. The trainer must already have joined the ranks."""
         self._world = RankWorld("cpu")
         self._saver = AsyncSaver(folder, self._world, self._every)
 
@@ -58,8 +59,8 @@ class TrainerWatch:
 
 
 def find_newest(folder: "str | Path") -> StoredCheckpoint | None:
-    """The newest complete checkpoint in a folder, or None. A checkpoint counts only if its files
-    still have the sizes with which they were written.
+    """The newest complete checkpoint in a folder, or None. A checkpoint is ignored if the size of
+    one of its files has changed since it was written.
     """
     paths = [mark.parent for mark in Path(folder).glob(f"*/{MARK}")]
     found = [
