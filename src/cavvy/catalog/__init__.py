@@ -1,3 +1,3 @@
 """Tables of accelerators, regions and retired instance types, and the rules by which an offer fits
-a requirement. The package reads its own tables, and does no other I/O.
+a requirement. The package reads its own tables but does no other I/O.
 """

@@ -1,10 +1,11 @@
 """The table of accelerators: canonical names, aliases, memory, bandwidth and peak rates. All
-modules look up names here.
+modules look up accelerator names here.
 
-Figures are from the vendor's data sheet for one accelerator (one GPU, one TPU chip) and for dense
-operations, without sparsity. A value is None or absent if no reliable source states it. `fp64` is
-the rate of the matrix unit if the product has one; `fp32` is the rate of the vector unit; `fp16`,
-`bf16` and `fp8` accumulate in 32 bits. Memory is the nominal size under which the product is sold.
+The values are for one accelerator (one GPU or one TPU chip) and come from the vendor's data sheet.
+Rates are for dense operations, without sparsity. A value is None or absent if no reliable source
+states it. `fp64` is the rate of the matrix unit if the product has one, and `fp32` is the rate of
+the vector unit. `fp16`, `bf16` and `fp8` accumulate in 32 bits. Memory is the nominal size under
+which the product is sold.
 """
 
 import re
@@ -47,7 +48,7 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemorySize:
-    """One of the memory sizes of a product, with its bandwidth."""
+    """One of the memory sizes in which a product is sold, with its bandwidth."""
 
     mib: int
     gb_per_s: float | None = None
@@ -55,25 +56,27 @@ class MemorySize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One product. A request for its `family` accepts every product of the family: H100 accepts
-    SXM, PCIe and NVL.
+    """One product. A request for its `family` accepts every product of the family: for example,
+    H100 accepts SXM, PCIe and NVL.
     """
 
     name: str
     family: str
     vendor: Vendor
     kind: AcceleratorKind
-    year: int | None  # the year of the announcement
-    memory: tuple[MemorySize, ...]  # smallest first
-    peak: Mapping[Precision, float] = field(default_factory=dict)  # FLOP/s, or OP/s for int8
-    interconnect: str | None = None  # the link between accelerators of a node, with its GB/s
+    year: int | None  # year of the announcement
+    memory: tuple[MemorySize, ...]  # sizes in ascending order
+    # peak rates in FLOP/s, or in OP/s for int8
+    peak: Mapping[Precision, float] = field(default_factory=dict)
+    # the link between the accelerators of a node, with its rate in GB/s
+    interconnect: str | None = None
     tdp_w: int | None = None
     aliases: tuple[str, ...] = ()
     source: str
 
     def bandwidth(self, memory_mib: int | None = None) -> float | None:
-        """The memory bandwidth in GB/s of the variant with this memory size, or of the largest
-        variant if no variant has this size. None if unknown.
+        """The memory bandwidth in GB/s of the variant with this memory size. If there is no such
+        variant, that of the largest variant. None if it is unknown.
         """
         for memory in self.memory:
             if memory.mib == memory_mib:
@@ -83,7 +86,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class KnownAccelerator:
-    """The meaning of a name: a product and, if the name states it, the memory size."""
+    """What a name means: a product and, if the name states it, the memory size."""
 
     accelerator: Accelerator
     memory_mib: int | None = None
@@ -124,8 +127,8 @@ def _make_memory(text: str) -> MemorySize:
 
 
 def find_accelerator(name: str) -> KnownAccelerator | None:
-    """Look up a name, ignoring case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA
-    A100-SXM4-80GB". Returns None for an unknown name.
+    """Look up a name such as "a100-80gb", "RTX 4090" or "NVIDIA A100-SXM4-80GB". Case and
+    punctuation are ignored. Returns None for an unknown name.
 
     The result has a memory size if the name states one (A100-80GB).
     """
@@ -157,10 +160,11 @@ def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | 
 
 
 def nominal_memory(accelerator: Accelerator, memory_mib: int | None) -> int | None:
-    """The memory size of the product that is closest to the reported size, or the reported size if
-    no size of the product is within 12 %.
+    """The memory size of the product that is closest to the reported size. If no size of the
+    product is within 12 %, the reported size itself.
 
-    If no size was reported, it is the size of the product if it has only one, otherwise None.
+    If no size was reported, the result is the size of the product if there is only one, otherwise
+    None.
     """
     if memory_mib is None:
         return accelerator.memory[0].mib if len(accelerator.memory) == 1 else None
@@ -174,10 +178,11 @@ def nominal_memory(accelerator: Accelerator, memory_mib: int | None) -> int | No
 
 @cache
 def names_matching(name: str) -> frozenset[str]:
-    """The canonical names that satisfy a requirement: a product, a family, a vendor (nvidia) or a
-    kind (gpu, tpu, fpga).
+    """The canonical names of all products that satisfy a requirement. A requirement is a product, a
+    family, a vendor (nvidia) or a kind (gpu, tpu, fpga).
 
-    For an unknown name the result is this name, so that offers of unknown devices can be requested.
+    For an unknown name, the result has only this name, so that offers of unknown devices can be
+    requested.
     """
     plain = _plain(name)
     rows = list_accelerators()
@@ -194,7 +199,7 @@ def names_matching(name: str) -> frozenset[str]:
 
 def is_match(accelerator: str, wish: str | None) -> bool:
     """Whether a device with this canonical name satisfies a requirement. Every device satisfies the
-    requirement None; an unknown device counts as a GPU.
+    requirement None. An unknown device is treated as a GPU.
     """
     if wish is None or accelerator in names_matching(wish):
         return True
@@ -202,7 +207,7 @@ def is_match(accelerator: str, wish: str | None) -> bool:
 
 
 def suggest(name: str) -> str | None:
-    """The known name that is most similar to a misspelt name; None if no name is similar."""
+    """The known name that is most similar to a misspelt one; None if no name is similar."""
     from difflib import get_close_matches
 
     alike = name.translate(_LOOKALIKES)
@@ -247,8 +252,9 @@ _NOISE = re.compile(
 
 
 def _shorter(product: str) -> list[str]:
-    """The forms of a name to look up in turn: unchanged, without hyphens and underscores, without
-    vendor words, without the memory size, and without the words for its slot and punctuation.
+    """The forms of a name that are looked up in turn. Each form leaves out more: hyphens and
+    underscores, vendor words, the memory size, and the words for the slot and other punctuation.
+    The first form is unchanged.
     """
     spaced = re.sub(r"[-_]", " ", product)
     bare = _NOISE.sub(" ", spaced)

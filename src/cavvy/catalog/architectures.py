@@ -1,7 +1,8 @@
-"""Finds the architecture of a machine's CPUs by its instance type, because price lists omit it.
+"""Finds the architecture of a machine's CPUs from its instance type, because price lists do not
+state it.
 
-The rows of `architectures.csv` are patterns of the instance types of one provider; all other types
-have x86_64 CPUs, except the machines of accelerators that contain an Arm CPU.
+The rows of `architectures.csv` are patterns for instance types of one provider. All other types
+have x86_64 CPUs, except machines whose accelerators contain an Arm CPU.
 """
 
 import re

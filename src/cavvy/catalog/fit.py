@@ -1,9 +1,10 @@
-"""Check whether an offer fits one node of a requirement, and explain why not. This module matches
-live offers; queries of the snapshot must give the same results.
+"""Checks whether an offer fits one node of a requirement, and explains why not. This module matches
+live offers. Queries of the snapshot must give the same results.
 
-If an offer does not state a property (memory 0, network None), it does not meet a requirement for
-this property. The exception is the disk: an unstated disk size can be chosen at launch. On a shared
-host a job gets only what it requests, so upper limits and exact counts do not exclude the host.
+If an offer does not state a property (memory 0, network None), it fails every requirement for this
+property. The disk is an exception, because a disk size that is not stated can be chosen at launch.
+On a shared host, a job gets only what it requests, so upper limits and exact counts do not exclude
+the host.
 """
 
 from collections import Counter
@@ -24,16 +25,19 @@ PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
     SpotPolicy.ONLY: (Purchase.SPOT,),
     SpotPolicy.AUTO: (Purchase.ON_DEMAND, Purchase.SPOT),
 }
-# Distances measure how far an offer is from a requirement: 1 is twice the price or half the size.
-# ELSEWHERE is the distance of another region, provider or purchase option.
+# Distances measure how far an offer is from a requirement: 1 means twice the price or half the
+# size. ELSEWHERE is the distance of another region, provider or purchase option.
 ELSEWHERE = 1.0
-OTHER_ACCELERATOR = 20.0  # distance of another accelerator; usually larger than for another count
-_ROUNDED = 0.99  # a request for 0.167 accepts 1/6
-UNKNOWN = 1.5  # the distance if the offer does not state the property
+# the distance of another accelerator, which is usually larger than that of another count
+OTHER_ACCELERATOR = 20.0
+_ROUNDED = 0.99  # the tolerance with which a request for 0.167 accepts 1/6
+UNKNOWN = 1.5  # the distance of an offer that does not state the property
 
 
 def first_failing(offer: Offer, need: Resources) -> Constraint | None:
-    """The first constraint, in the order of `Constraint`, that the offer fails; None if it fits."""
+    """The first constraint that the offer fails, in the order of `Constraint`; None if the offer
+    fits.
+    """
     return next(
         (constraint for constraint in Constraint if not meets(offer, need, constraint)), None
     )
@@ -42,7 +46,7 @@ def first_failing(offer: Offer, need: Resources) -> Constraint | None:
 def match_offers(
     offers: Iterable[Offer], need: Resources, *, limit: int | None = None, misses: int = 5
 ) -> OfferMatches:
-    """The same as `Catalog.match`, for offers in memory."""
+    """Match offers in memory. The result is the same as that of `Catalog.match`."""
     fitting: list[Offer] = []
     failing: list[Offer] = []
     rejected: Counter[Constraint] = Counter()
@@ -63,8 +67,8 @@ def match_offers(
 
 
 def _nearest(offers: Iterable[Offer], need: Resources, count: int) -> list[NearMiss]:
-    """The near misses, nearest first. For each constraint, provider and instance type, only the
-    offer with the smallest distance is kept.
+    """The near misses, nearest first. Of all offers with the same constraint, provider and instance
+    type, only the nearest one is kept.
     """
     near: dict[tuple[Constraint, str, str], tuple[float, Offer]] = {}
     for offer in offers:
@@ -79,8 +83,8 @@ def _nearest(offers: Iterable[Offer], need: Resources, count: int) -> list[NearM
 
 
 def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
-    """The sort key of an offer: by price, then by names, so that the order never depends on the
-    source of the offers.
+    """The sort key of an offer: by price, then by names. The names make the order independent of
+    the order in which the offers were read.
     """
     return (
         offer.rate.micros_per_hour,
@@ -94,10 +98,10 @@ def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
 
 
 def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
-    """The constraint that the offer fails, with the distance; None if it fails none or several.
+    """If the offer fails exactly one constraint, this constraint and the distance; otherwise None.
 
-    A machine without accelerators is never a near miss if accelerators are required. If an instance
-    type is required, a machine of another type is not a near miss either.
+    If accelerators are required, a machine without any is never a near miss. If an instance type is
+    required, a machine of another type is not a near miss either.
     """
     if offer.purchase is Purchase.RESERVED:
         return None
@@ -131,8 +135,8 @@ def make_miss(offer: Offer, need: Resources, constraint: Constraint) -> NearMiss
 
 
 def explain(offer: Offer, need: Resources, constraint: Constraint) -> str:
-    """The reason why an offer fails a constraint, with both figures: "costs $19.92/h, your limit is
-    $15.00/h".
+    """Why an offer fails a constraint, with the value of the offer and the required one: "costs
+    $19.92/h, your limit is $15.00/h".
     """
     match constraint:
         case Constraint.PURCHASE:
@@ -176,11 +180,12 @@ def accelerator_fit(
     shared: bool = False,
     part: float = 1.0,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
-    """Return two results: the first of the three accelerator constraints that fails, and, if some
-    alternative fails only one constraint, that constraint with its distance.
+    """Check the three accelerator constraints. Returns the first one that fails (or None). The
+    second result is set if some alternative fails only one of them: it is that constraint with its
+    distance.
 
-    With several alternatives, a constraint counts as failed if every alternative that meets the
-    earlier constraints fails it.
+    If there are several alternatives, a constraint fails if it is failed by every alternative that
+    meets the constraints before it.
     """
     if name is None or not count:
         return Constraint.ACCELERATOR, None
@@ -214,8 +219,8 @@ _NO_END = 1 << 60
 
 
 def relative_gap(value: float, low: float | None, high: float | None) -> float:
-    """The distance of a value from its limits: how far it is outside them, relative to the smaller
-    of the value and the limit. A value of 0 counts as unknown.
+    """How far a value is outside its limits, relative to the smaller of the value and the limit.
+    The value 0 means unknown.
     """
     if not value:
         return UNKNOWN
@@ -268,8 +273,8 @@ def _meets_accelerators(offer: Offer, need: Resources, constraint: Constraint) -
 def memory_bounds(
     need: Resources, memory_mib: int, cpus: float
 ) -> tuple[int, int | None, int | None]:
-    """Return a node's memory and its required minimum and maximum. If memory is required per CPU
-    but the number of CPUs is unknown, the memory is returned as 0.
+    """Return a node's memory, and the required minimum and maximum. If memory is required per CPU
+    but the number of CPUs is unknown, the node's memory is returned as 0.
     """
     if need.memory_per_cpu_mib is None:
         return memory_mib, need.memory_min_mib, need.memory_max_mib
@@ -277,8 +282,8 @@ def memory_bounds(
 
 
 def _memory(offer: Offer, need: Resources) -> tuple[int, int | None, int | None]:
-    """The result of `memory_bounds` for an offer. On a shared host, only the CPUs that the job
-    requests are considered.
+    """The result of `memory_bounds` for an offer. For a shared host, only the CPUs that the job
+    requests are counted.
     """
     return memory_bounds(
         need, offer.memory_mib, need.cpus_min or DEFAULT_CPUS if offer.shared else offer.vcpus
@@ -361,7 +366,7 @@ def _gap(noun: str, has: str, asked: str) -> str:
 
 
 def _price(rate: HourlyRate, other: HourlyRate) -> str:
-    """The price as text, with more digits if both prices would otherwise look equal."""
+    """A price as text. If both prices would look equal, more digits are shown."""
     return format_rate(rate) if format_rate(rate) != format_rate(other) else f"${rate.usd:,.6f}/h"
 
 

@@ -39,8 +39,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
 
 
 class NeedError(ValueError):
-    """A requirement cannot be parsed. The message states what was expected; `hint`, if it is not
-    None, states what to write instead.
+    """A requirement cannot be parsed. The message states what was expected. `hint` states what to
+    write instead; it may be None.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -73,8 +73,8 @@ def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
 
 
 def format_need(need: AcceleratorNeed) -> str:
-    """Format a requirement for messages, as the shortest text that `parse_accelerator` reads as
-    this requirement.
+    """Format a requirement for messages. The result is the shortest text from which
+    `parse_accelerator` makes this requirement.
     """
     count = str(need.count_min)
     if need.count_max is not None and need.count_max != need.count_min:
@@ -184,7 +184,8 @@ def _count(piece: str) -> tuple[int, int | None]:
 def _part(piece: str) -> float:
     try:
         part = float(Fraction(piece))
-    except (ZeroDivisionError, OverflowError, ValueError):  # ValueError: over 4,300 digits
+    # ValueError is raised for more than 4,300 digits.
+    except (ZeroDivisionError, OverflowError, ValueError):
         part = 0
     if not 0 < part < 1:
         raise NeedError(
@@ -218,7 +219,7 @@ def _memory(piece: str) -> tuple[int | None, int | None]:
         raise NeedError(f"{piece!r} is not a memory range", "write the smaller size first")
     return (
         (least, most) if dots else (least, -1)
-    )  # -1 marks a single size; `_need` decides by the name whether it is exact
+    )  # -1 marks a single size. `_need` decides by the name whether a single size is exact.
 
 
 def _need(parts: _Parts) -> AcceleratorNeed:
@@ -242,7 +243,7 @@ def _need(parts: _Parts) -> AcceleratorNeed:
 
 def _canonical(name: str) -> str:
     """The canonical spelling of a product or family. H100-SXM keeps its suffix, because H100 alone
-    means the whole family.
+    stands for the whole family.
     """
     if _is_group(name):
         return name

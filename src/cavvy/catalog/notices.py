@@ -1,4 +1,6 @@
-"""The notice that each provider gives before it reclaims a spot node, from the providers' pages."""
+"""How long before a spot node is reclaimed each provider gives notice, according to the providers'
+own pages.
+"""
 
 from datetime import timedelta
 

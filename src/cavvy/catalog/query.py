@@ -1,8 +1,8 @@
-"""The query interface of a catalog. The reader of the snapshot in `store/` and live offers
-implement it.
+"""The query interface of a catalog. It is implemented by the reader of the snapshot (in `store/`)
+and by live offers.
 
-Constraints are checked in the order of `Constraint`. An offer is counted for the first constraint
-that it fails.
+Constraints are checked in the order of `Constraint`. An offer is counted only for the first
+constraint that it fails.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,14 +38,14 @@ class NearMiss:
     offer: Offer
     constraint: Constraint
     text: str  # e.g. "costs $19.92/h, your limit is $15.00/h"
-    per_cpu: bool = False  # whether memory was requested per CPU
+    per_cpu: bool = False  # whether the task requires memory per CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferMatches:
-    """The offers that fit, cheapest first, and the counts of the others.
+    """The offers that fit, cheapest first, and the numbers of all others.
 
-    `total` offers were considered: `matched` + sum(rejected.values()) == total.
+    `total` is the number of offers that were considered: matched + sum(rejected.values()) == total.
     """
 
     offers: Sequence[Offer]

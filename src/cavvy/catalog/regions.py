@@ -1,14 +1,14 @@
-"""Find the country and area of a provider's region, so that `--region eu` works as well as exact
+"""Finds the country and area of a provider's region, so that `--region eu` works as well as exact
 names.
 
-Areas are continents in the everyday sense: us, eu (Europe with the United Kingdom, Switzerland and
-Norway), asia, north-america (without the us, which is a separate area), south-america, oceania,
-africa, middle-east. Countries are ISO 3166 codes (de, jp; `uk` is read as gb). A region whose
-location is unknown has no area and matches only its exact name.
+Areas are continents in the everyday sense: us, eu (Europe including the United Kingdom, Switzerland
+and Norway), asia, north-america (without the us, which is a separate area), south-america, oceania,
+africa, middle-east. Countries are ISO 3166 codes (de, jp; `uk` is read as gb). If the location of a
+region is unknown, the region matches only its exact name.
 
-`regions.csv` has a row for each country: its area, the words for it that occur in names of regions,
-and its regions from the lists that the providers publish. An entry has the form PROVIDER/REGION if
-providers use the same name for different locations.
+`regions.csv` has a row for each country. A row has the country's area, the words for the country
+that occur in names of regions, and its regions from the lists that the providers publish. If
+providers use the same name for different locations, an entry has the form PROVIDER/REGION.
 """
 
 import re
@@ -40,8 +40,8 @@ def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool
 
 
 def is_known_place(wanted: str) -> bool:
-    """Whether a requested location is an area or a country of the table, and not the name of a
-    provider's region.
+    """Whether a requested location is an area or country of the table. If not, it may be the name
+    of a provider's region.
     """
     return wished_place(wanted) in (*AREAS, *_areas())
 
@@ -52,8 +52,8 @@ def wished_place(wanted: str) -> str:
 
 
 def _country_in_words(region: str) -> str | None:
-    """The country that a region's name contains, as in `us-texas`, `ch-lug1`, `helsinki-finland-1`
-    or `de`; None if it contains none.
+    """The country that the name of a region contains, as in `us-texas`, `ch-lug1`,
+    `helsinki-finland-1` or `de`; None if the name contains no country.
     """
     words = re.split(r"[-_ ]+", region)
     if words[0] in _areas():

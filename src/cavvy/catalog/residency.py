@@ -1,4 +1,4 @@
-"""Checks that the buckets of a task are in the regions that `resources.regions` allows."""
+"""Checks that the buckets of a task are in regions that `resources.regions` allows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from cavvy.catalog.regions import is_region, locate
 from cavvy.domain.tasks import Resources, Task, Transfer
 
 OUTSIDE_HINT = "use a bucket in an allowed region, or change `resources.regions`"
-# the provider of a bucket by its URL scheme
+# the provider that each URL scheme of a bucket belongs to
 BUCKET_PROVIDERS = {"s3": "aws", "gs": "gcp", "az": "azure"}
 # the cloud in which a managed service runs jobs: its regions, buckets and prices of egress apply
 _CLOUDS = {"aws-batch": "aws", "sagemaker": "aws", "vertex": "gcp"}
@@ -40,7 +40,7 @@ def find_cloud(provider: str) -> str:
 def list_outside(
     inputs: Sequence[Transfer], outputs: Sequence[Transfer], needs: Resources
 ) -> Iterator[OutsideBucket]:
-    """The buckets whose stated region one of the task's alternatives does not allow."""
+    """The buckets whose stated region is not allowed by some alternative of the task."""
     named = [("inputs", each.source, each.region) for each in inputs]
     named += [("outputs", each.target, each.region) for each in outputs]
     return _list_outside(named, needs)
@@ -61,7 +61,7 @@ def _list_outside(
 
 
 def list_unplaced(task: Task) -> Sequence[str]:
-    """The buckets whose region is unknown although the task allows only some regions."""
+    """The buckets whose region is unknown. The result is empty if the task allows all regions."""
     if not any(need.regions for need in task.resources.choices):
         return ()
     named = [(each.source, each.region) for each in task.inputs]

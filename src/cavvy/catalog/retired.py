@@ -1,8 +1,8 @@
-"""Instance types that providers have withdrawn, and their replacements. The spec module suggests
-these in its errors.
+"""Instance types that providers have withdrawn, and their replacements. Error messages of the spec
+module suggest the replacements.
 
-The rows of `retired.csv` are from the providers' retirement announcements. A replacement has the
-same kind of accelerator or a newer one.
+The rows of `retired.csv` come from announcements of the providers. A replacement has the same kind
+of accelerator or a newer one.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,9 @@ from cavvy.catalog.tables import read_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredType:
-    """A withdrawn instance type. `since` is its last day of use, or None if this day is unknown."""
+    """A withdrawn instance type. `since` is the last day on which it could be used; None if
+    unknown.
+    """
 
     instance_type: str
     provider: str

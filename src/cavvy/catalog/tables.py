@@ -1,4 +1,4 @@
-"""Read tables of facts, which are CSV files in the same folder as the modules that use them."""
+"""Reads tables of facts. These are CSV files in the folder of the module that uses them."""
 
 import csv
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,9 @@
-"""The slices of Google's TPU pods: the names of their types, their chips and their topologies.
+"""The slices of Google's TPU pods: the names of the slice types, and their chips and topologies.
 
-Google rents out TPUs in slices of fixed sizes. The number in a type's name is the number of
-TensorCores up to v5p (v4-8 has 4 chips), and the number of chips for v5e and v6e (v5litepod-8 has 8
-chips). The column `vms` of the table gives the machine of each host as chips:vCPUs:GiB.
+Google rents out TPUs in slices of fixed sizes. The number in the name of a type is the number of
+chips for v5e and v6e (v5litepod-8 has 8 chips). For v5p and older, it is the number of TensorCores
+(v4-8 has 4 chips). The column `vms` of the table describes the machine of each host as
+chips:vCPUs:GiB.
 """
 
 import re
@@ -20,8 +21,8 @@ _TOPOLOGY = re.compile(r"\d+x\d+(x\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class TpuSlice:
-    """One size of slice. `type` is Google's name, such as v5litepod-8. `vcpus` and `memory_gib`
-    count all of its hosts; they are 0 where the table does not state them.
+    """One size of slice. `type` is Google's name, such as v5litepod-8. `vcpus` and `memory_gib` are
+    the sums over all hosts; they are 0 if the table does not have them.
     """
 
     type: str
@@ -41,7 +42,8 @@ def list_slices() -> tuple[TpuSlice, ...]:
 
 def _read_slices() -> Iterator[TpuSlice]:
     for row in read_table(__package__, "tpu_slices"):
-        # the maximum chips of a single host, and the chips per host of a slice with several hosts
+        # the maximum number of chips of a single host, and the chips per host of a slice with
+        # several hosts
         most, each = (row["hosts_of"].split() * 2)[:2]
         vms = {
             int(chips): (int(vcpus), int(gib))
@@ -58,8 +60,8 @@ def _read_slices() -> Iterator[TpuSlice]:
 
 
 def find_slice(name: str) -> TpuSlice | None:
-    """Look up the type of a slice: "v5litepod-8", "tpu-v5litepod-8", "TPU-v5e-8"; None for other
-    names.
+    """Look up the type of a slice, such as "v5litepod-8", "tpu-v5litepod-8" or "TPU-v5e-8". Returns
+    None for other names.
     """
     match = _TYPE.fullmatch(name.strip())
     if match is None:
@@ -69,7 +71,7 @@ def find_slice(name: str) -> TpuSlice | None:
     for each in list_slices():
         if each.type == plain:
             return each
-        # v5e-8 is another name of v5litepod-8
+        # v5e-8 is another name for v5litepod-8.
         of_chips = known is not None and known.accelerator.name == each.accelerator
         if of_chips and each.type.partition("-")[2] == match[2]:
             return each

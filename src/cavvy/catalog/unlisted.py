@@ -1,4 +1,4 @@
-"""The reasons why the catalog has no on-demand, spot or reserved price for some machines of the
+"""The reasons why the catalog lacks on-demand, spot or reserved prices for some machines of the
 large clouds.
 """
 
@@ -11,8 +11,8 @@ from cavvy.domain.offers import Purchase
 
 @cache
 def list_reasons() -> Mapping[tuple[str, Purchase], str]:
-    """The reasons, by provider and purchase option. A reason applies to the provider's accelerated
-    instance types that have no price for this purchase option in the catalog in use.
+    """The reasons by provider and purchase option. A reason applies to those accelerated instance
+    types of the provider that have no price for this purchase option in the current catalog.
     """
     return {
         (row["provider"], Purchase(row["purchase"])): row["reason"]

@@ -1,4 +1,6 @@
-"""Decodes bytes by the extension of the file name. Unknown formats stay bytes."""
+"""Decodes bytes by the extension of the file name. Bytes of unknown formats are returned
+unchanged.
+"""
 
 import io
 import json
@@ -23,8 +25,8 @@ def decode(ending: str, data: bytes) -> Any:
 
 
 def decode_image(data: bytes) -> Any:
-    """Decode an image to an array (height, width, channels), without channels for a grey image.
-    Values are 0 to 255.
+    """Decode an image to an array (height, width, channels) with values from 0 to 255. For a grey
+    image, the array has no dimension for channels.
     """
     import numpy as np
     from PIL import Image

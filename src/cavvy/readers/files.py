@@ -1,4 +1,6 @@
-"""Files for random reads by several threads and processes. Each process has its own handles."""
+"""Reads files at random positions, from several threads and processes. Each process opens its own
+file handles.
+"""
 
 import os
 from collections.abc import Sequence
@@ -7,8 +9,8 @@ from typing import Any
 
 
 class RandomAccessFiles:
-    """Reads from many files. A file is opened on its first use in a process; a process that
-    receives this object opens its own handles.
+    """Reads from many files. A process opens a file when it first reads from it. If this object is
+    sent to another process, that process opens its own handles.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -20,9 +22,9 @@ class RandomAccessFiles:
         if handle is None:
             fresh = os.open(self.paths[number], os.O_RDONLY)
             handle = self._open.setdefault(number, fresh)
-            if handle != fresh:  # another thread has opened the file in the meantime
+            if handle != fresh:  # Another thread has opened the file in the meantime.
                 os.close(fresh)
-        data = os.pread(handle, size, offset)  # does not move a shared file position
+        data = os.pread(handle, size, offset)  # This does not move a shared file position.
         if len(data) != size:
             raise ValueError(f"{self.paths[number]} ends within a sample: the file is damaged")
         return data
@@ -36,7 +38,9 @@ class RandomAccessFiles:
 
 
 def list_shards(path: str, ending: str) -> list[Path]:
-    """The file at this path, or the files of the folder with that extension, sorted by name."""
+    """The file at this path or, if the path is a folder, the files in it with this extension,
+    sorted by name.
+    """
     place = Path(path)
     found = [place] if place.is_file() else sorted(place.rglob(f"*{ending}"))
     if not found:

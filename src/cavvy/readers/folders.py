@@ -1,5 +1,5 @@
-"""Reads folders of samples: images by class, and the formats of the packages datasets and
-litdata.
+"""Reads folders of samples: images sorted into one folder per class, and the formats of the
+packages datasets and litdata.
 """
 
 from pathlib import Path
@@ -9,8 +9,8 @@ from cavvy.readers.decode import IMAGES, decode_image
 
 
 class ImageFolder:
-    """Reads FOLDER/class/picture.jpg as (pixels, number of the class). Classes are numbered in the
-    order of their names.
+    """Reads FOLDER/class/picture.jpg as (pixels, class number). Classes are numbered in
+    alphabetical order.
     """
 
     def __init__(self, path: str) -> None:
@@ -70,8 +70,8 @@ class LitData:
 
 
 def _own(value: Any) -> Any:
-    """Copy bytes that are views of a chunk's memory, so that they outlive the chunk and can be sent
-    to another process.
+    """Copy bytes that are views of a chunk's memory. The copies stay valid when the chunk is freed,
+    and can be sent to another process.
     """
     if isinstance(value, memoryview):
         return bytes(value)

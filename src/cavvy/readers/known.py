@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# name -> submodule, class in the submodule, packages that the class needs
+# For each name: the submodule, the class in it, and the packages that the class needs.
 READERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "webdataset": ("tar", "WebDataset", ()),
     "tfrecord": ("records", "TFRecord", ()),
@@ -19,7 +19,7 @@ READERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def open_samples(where: str, **options: Any) -> Any:
-    """Open "NAME:path" and return its samples by index.
+    """Open "NAME:path". Returns a source whose samples can be read by index.
 
     Raises: ValueError: the format is unknown. FileNotFoundError: the path does not exist.
     ImportError: the package of the format is not installed.

@@ -1,8 +1,8 @@
-"""MDS, the shard format of MosaicML's Streaming: an index lists the files, and each file contains
+"""MDS, the shard format of MosaicML's Streaming. An index lists the files, and each file contains
 the offsets of its samples.
 
-`cavvy data convert` writes arrays of one shape and type as they are in memory, so that one read
-returns an array without decoding.
+`cavvy data convert` stores arrays of one shape and type exactly as they are in memory, so that an
+array is read with a single read and needs no decoding.
 """
 
 import json
@@ -31,7 +31,8 @@ NUMBERS = (
     "float64",
 )
 
-_Column = tuple[str, str, int | None]  # name, encoding, and bytes if all values have the same size
+# name, encoding, and number of bytes if all values have the same size
+_Column = tuple[str, str, int | None]
 _Row = list[tuple[_Column, bytes]]
 
 
@@ -106,10 +107,11 @@ def _read(encoding: str, data: bytes) -> Any:
 
 
 def _array(data: bytes, dtype: str, dimensions: str) -> Any:
-    """Decode an array. A type or shape that the column does not fix precedes the data. The type is
-    a byte: its two low bits are the kind (0: unsigned, 1: signed, 2: float), the rest is the number
-    of bits. The shape starts with a byte: its two low bits are the binary logarithm of the bytes
-    per size, the rest is the number of dimensions. The sizes follow.
+    """Decode an array. If the column does not fix the type or the shape, they precede the data. The
+    type is one byte: its two low bits are the kind (0: unsigned, 1: signed, 2: float), and its
+    other bits are the number of bits. The shape starts with a byte: its two low bits are the binary
+    logarithm of the number of bytes per size, and its other bits are the number of dimensions. The
+    sizes follow.
     """
     place = 0
     if not dtype:
@@ -130,7 +132,7 @@ def write_shards(
     """Write samples (dicts, tuples or single values, all with the same columns) as MDS. Returns the
     number of samples.
 
-    Arrays of a column may differ in shape, not in type.
+    Arrays in the same column may have different shapes, but must have the same type.
 
     Raises: ValueError: the columns of two samples differ, the type of a value is not supported, or
     the folder already contains shards.
@@ -161,13 +163,13 @@ def write_shards(
         shards.append(_write(root, len(shards), held))
     (root / "index.json").write_text(
         json.dumps({"version": 2, "shards": shards})
-    )  # written last: a folder without an index is incomplete
+    )  # The index is written last, so that a folder without an index is recognized as incomplete.
     return count
 
 
 def _free(column: _Column) -> _Column:
-    """The column without its fixed shape, if it has arrays of a fixed shape; otherwise the same
-    column.
+    """The column without its fixed shape if it has arrays of a fixed shape; otherwise the column
+    itself.
     """
     name, encoding, _ = column
     is_array = encoding.startswith("ndarray:")
@@ -188,7 +190,7 @@ def _prefix(shape: str) -> bytes:
 
 
 def _pack(row: _Row, columns: Sequence[_Column]) -> bytes:
-    """Encode a sample: the lengths of its values of variable size, followed by all values."""
+    """Encode a sample. The lengths of the values of variable size come first, then all values."""
     parts = [
         data if own == column else _prefix(own[1].rpartition(":")[2]) + data
         for (own, data), column in zip(row, columns, strict=True)
@@ -198,7 +200,9 @@ def _pack(row: _Row, columns: Sequence[_Column]) -> bytes:
 
 
 def to_row(sample: Any) -> dict[str, Any]:
-    """Convert a sample to named values. The values of a tuple are named by their index."""
+    """Convert a sample to a dictionary of values. The values of a tuple get their index as the
+    name.
+    """
     if isinstance(sample, dict):
         return {str(name): value for name, value in sample.items()}
     return (

@@ -1,5 +1,5 @@
-"""Reads TFRecord files of tf.train.Example without TensorFlow: record framing, checksums, and the
-part of protobuf that `Example` uses.
+"""Reads TFRecord files with tf.train.Example records, without TensorFlow: the framing of records,
+checksums, and the part of protobuf that `Example` uses.
 """
 
 import struct
@@ -22,7 +22,7 @@ _TABLE = _table()
 
 
 def masked_crc(data: bytes) -> int:
-    """The CRC-32C of the data, rotated and offset as in TFRecord."""
+    """The CRC-32C of the data, rotated and offset as the TFRecord format requires."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -31,8 +31,8 @@ def masked_crc(data: bytes) -> int:
 
 
 class TFRecord:
-    """Reads a file or a folder of *.tfrecord. `check` also verifies the checksums of data, which is
-    slow in plain Python.
+    """Reads a file or a folder of *.tfrecord. With `check`, the checksums of the data are verified,
+    which is slow in plain Python.
     """
 
     def __init__(self, path: str, *, check: bool = True, parsed: bool = True) -> None:
@@ -71,7 +71,7 @@ def parse_example(data: bytes) -> dict[str, list[bytes] | list[float] | list[int
     for _, features in _fields(data):
         for _, entry in _fields(features):
             pair = dict(_fields(entry))
-            found[pair[1].decode()] = []  # a feature may have no value
+            found[pair[1].decode()] = []  # A feature may have no value.
             for kind, values in _fields(pair.get(2, b"")):
                 found[pair[1].decode()] = _values(kind, values)
     return found
@@ -82,7 +82,7 @@ def _values(kind: int, data: bytes) -> list[Any]:
     for _, value in _fields(data):
         if kind == 1:
             out.append(value)
-        elif kind == 2:  # floats, packed or repeated: four bytes each
+        elif kind == 2:  # floats of four bytes each, packed or repeated
             out += struct.unpack(f"<{len(value) // 4}f", value)
         elif isinstance(value, int):
             out.append(_signed(value))

@@ -1,4 +1,4 @@
-"""Reads rows of Parquet and HDF5 tables by their number."""
+"""Reads rows of Parquet and HDF5 tables by row number."""
 
 import threading
 from bisect import bisect_right
@@ -8,11 +8,12 @@ from typing import Any
 
 from cavvy.readers.files import list_shards
 
-KEPT = 8  # row groups kept in memory, because even one row requires reading its whole group
+# number of row groups kept in memory, because reading one row requires reading its whole group
+KEPT = 8
 
 
 class Parquet:
-    """Reads a file or a folder of *.parquet. Random access is cheap if row groups are small."""
+    """Reads a file or a folder of *.parquet. Random access is fast if row groups are small."""
 
     def __init__(self, path: str, *, columns: list[str] | None = None) -> None:
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -66,8 +67,8 @@ class Parquet:
 
 
 class Hdf5:
-    """Reads the named datasets of one file, by default all at the top level. The first dimension of
-    each dataset is the number of samples.
+    """Reads the named datasets of one file. The default is all datasets at the top level. The first
+    dimension of each dataset is the sample.
     """
 
     def __init__(self, path: str, *, names: list[str] | None = None) -> None:

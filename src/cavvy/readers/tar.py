@@ -1,4 +1,4 @@
-"""WebDataset: plain tar files. Adjacent files whose names are equal up to the first dot are one
+"""WebDataset: plain tar files. Adjacent files whose names are equal up to the first dot form one
 sample.
 """
 
@@ -12,8 +12,8 @@ Parts = tuple[tuple[str, int, int], ...]  # extension, offset, size
 
 
 class WebDataset:
-    """Reads a tar file or a folder of tar files. All headers are read once. After that, a sample
-    takes one read per file.
+    """Reads a tar file or a folder of tar files. First, all headers are read once. After that, each
+    file of a sample takes one read.
     """
 
     def __init__(self, path: str, *, decoded: bool = True) -> None:
@@ -36,7 +36,7 @@ class WebDataset:
     def _scan(self, number: int, shard: str) -> None:
         key = ""
         parts: list[tuple[str, int, int]] = []
-        with tarfile.open(shard, "r:") as file:  # uncompressed only, for random access
+        with tarfile.open(shard, "r:") as file:  # only uncompressed files, because of random access
             for member in file:
                 if not member.isfile():
                     continue

@@ -1,4 +1,4 @@
-"""Inject faults: the server can die during a call to the store or the provider, and writes to the
+"""Injects faults: the server can die during a call to the store or the provider, and writes to the
 store can fail.
 """
 
@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class CrashPoint:
-    """Counts external calls, and simulates the death of the server at the scripted calls: their
-    callers never get an answer.
+    """Counts external calls. At the calls that the scenario names, the server dies, so the caller
+    never gets an answer.
     """
 
     def __init__(self, crashes: Sequence[ServerCrash]) -> None:
@@ -42,12 +42,12 @@ class CrashPoint:
 
     async def _blow(self, crash: ServerCrash) -> None:
         self.blown.put_nowait(crash)
-        await asyncio.Event().wait()  # blocks until the harness has stopped the whole server
+        await asyncio.Event().wait()  # This blocks until the harness has stopped the whole server.
 
 
 class FaultyStore:
-    """An in-memory store with delays, so that other tasks read and write in between, as with a real
-    store. The server can die during writes to it.
+    """An in-memory store with delays. As with a real store, other tasks read and write during the
+    delays. The server can die while it writes to the store.
     """
 
     def __init__(

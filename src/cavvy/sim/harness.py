@@ -1,4 +1,4 @@
-"""Run a scenario: the production control plane on a fake cloud and virtual time."""
+"""Runs a scenario: the production control plane with a fake cloud, on virtual time."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from cavvy.store.base import StoreError
 from cavvy.store.memory import MemoryStore
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
-_LOOK = timedelta(minutes=1)  # how often the harness checks whether the scenario has ended
+_LOOK = timedelta(minutes=1)  # virtual time between two checks of whether the scenario has ended
 
 
 def play(scenario: SimScenario) -> ScenarioResult:
@@ -70,7 +70,7 @@ class _Harness:
         return await self._ending(finished)
 
     async def _open(self) -> None:
-        """Start a server with the store of the previous server."""
+        """Start a server that uses the store of the previous server."""
         self._control_plane = ControlPlane(
             self._store.as_store(),
             {"fake": FaultyProvider(self._cloud, self._crash_point)},
@@ -125,7 +125,8 @@ class _Harness:
             return
         job = await self._memory.job(job_id)
         try:
-            async with asyncio.timeout(60):  # a user stops waiting if the server dies during a call
+            # The simulated user stops waiting if the server dies during a call.
+            async with asyncio.timeout(60):
                 await _wish(control_plane, job, item)
         except (JobServiceError, StoreError, TimeoutError):
             return

@@ -32,32 +32,33 @@ class UserAction(StrEnum):
     STOP = "stop"
     DRILL = "drill"
     RETRY = "retry"
-    STOP_MACHINE = "stop_machine"  # stop the job and release its machine's nodes
+    STOP_MACHINE = "stop_machine"  # stop the job and release the nodes of its machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserIntervention:
-    """A user's action on the job of one submission. An action that comes too early or too late for
-    the job has no effect.
+    """A user's action on the job of one submission. The action has no effect if it comes before the
+    job exists or after it has ended.
     """
 
     action: UserAction
-    job: int  # index of the submission, counted from 0
+    job: int  # index of the submission, starting at 0
     at_s: float
-    notice_s: float = 30.0  # the length of the notice, for a drill
+    notice_s: float = 30.0  # the length of the notice, if the action is a drill
 
 
 class CrashMoment(StrEnum):
     """The moment within a call to the store or a provider at which the server dies."""
 
     BEFORE = "before"  # the server dies before the call has an effect
-    AFTER = "after"  # the server dies after the effect, before it gets the answer
+    # the server dies after the call has had its effect, but before it gets the answer
+    AFTER = "after"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCrash:
-    """The server dies at the external call with this number, counted from 1 since the start of the
-    scenario, and restarts `down_s` seconds later.
+    """The server dies at the external call with this number and starts again `down_s` seconds
+    later. Calls are counted from 1 since the start of the scenario.
     """
 
     call: int
@@ -67,8 +68,9 @@ class ServerCrash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimScenario:
-    """One scenario. `stale` and `broken` select writes to the store by their number, counted from
-    1. A `stale` write fails because of a concurrent write, a `broken` write for lack of disk space.
+    """One scenario. `stale` and `broken` list writes to the store by their number, counted from 1.
+    A `stale` write fails because of a concurrent write, and a `broken` write fails because the disk
+    is full.
     """
 
     submissions: tuple[SimSubmission, ...]
@@ -85,7 +87,7 @@ class SimScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTrace:
-    """The records of one job at the end of the scenario."""
+    """What was recorded about one job by the end of the scenario."""
 
     job: Job
     attempts: Sequence[Attempt]
@@ -97,12 +99,12 @@ class JobTrace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:
-    """The result of a scenario. `finished` states whether every job and every attempt ended within
-    the time limit.
+    """The result of a scenario. `finished` is true if every job and every attempt ended within the
+    time limit.
     """
 
     finished: bool
     at: datetime
     traces: Sequence[JobTrace]
     cloud: FakeCloud
-    calls: int  # the number of external calls of the control plane
+    calls: int  # the number of external calls that the control plane made

@@ -82,9 +82,10 @@ class ProgressReporter:
         line |= {**told, **rates}
         if self._path:
             with open(
-                self._path + ".new", "w"
-            # The file is written completely before it gets its name, because the agent may read it
-            # at any time.
+                self._path + ".new",
+                "w",
+                # The file is written completely before it gets its name, because the agent may read it
+                # at any time.
             ) as file:
                 file.write(json.dumps(line) + "\n")
             os.replace(self._path + ".new", self._path)

@@ -83,7 +83,7 @@ class _Watch:
         ]
         if (
             tensors and not self._batch
-        # If the model gets only keyword arguments, its first module with a tensor input is used.
+            # If the model gets only keyword arguments, its first module with a tensor input is used.
         ):
             self._batch = tensors[0].shape[0]
         if self._model is None and any(True for _ in module.parameters()):

@@ -1,3 +1,3 @@
-"""Finds the causes that slow a training script down, with their costs and remedies, by measuring
-windows of steps in the running script.
+"""Finds out why a training script is slow, what each cause costs, and how to fix it. For this, it
+measures windows of steps in the running script.
 """

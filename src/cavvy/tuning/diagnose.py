@@ -1,5 +1,5 @@
-"""Finds the causes of slow steps. A cost is the difference between two windows of steps that differ
-in one thing only.
+"""Finds the causes of slow steps. The cost of a cause is the difference between two windows of
+steps that differ only in this cause.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,25 +15,25 @@ from cavvy.tuning.paired import PairedDifference, compare
 from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
 MORE_THREADS = 8
-MORE_WORKERS = 16  # most worker processes to try; a window first skips the batches of each
-LOOKED_AT = 24  # samples to read and time separately
-FAR = 4.0  # limit of a stall, as a multiple of a batch's read time; a longer one has another cause
-MOST_ROUNDS = 5  # maximum number of rounds, as a multiple of the requested rounds
-LEAST_ROUNDS = 2  # a difference needs two pairs of windows
-SEEN = 4  # number of times that a rare event should be observed
+MORE_WORKERS = 16  # maximum number of worker processes to try
+LOOKED_AT = 24  # number of samples that are read and timed separately
+FAR = 4.0  # a stall of more than this many times a batch's read time has another cause
+MOST_ROUNDS = 5  # maximum number of rounds, as a multiple of the requested number
+LEAST_ROUNDS = 2  # A difference needs at least two pairs of windows.
+SEEN = 4  # minimum number of times that a rare event should be observed
 LONGEST, LONGEST_S = 500, 30.0  # maximum steps and seconds of a window for rare events
-MOST_TRACED = 100  # maximum number of traced steps, because all operations stay in memory
-PAUSES = 3  # number of measured pauses between two passes
-# if one rank waits longer than the median rank by this share of the stall, that rank is the cause
+MOST_TRACED = 100  # maximum number of traced steps, whose operations are kept in memory
+PAUSES = 3  # number of pauses between two passes that are measured
+# A rank is the cause if it waits longer than the median rank by this share of the stall.
 ALONE = 0.5
 
 
 class Diagnoser:
-    """Measures windows of a session in rounds. A round has one window of each mode; every second
-    round has the modes in reverse order.
+    """Measures windows of a session in rounds. Each round has one window of each mode. In every
+    second round, the modes are in reverse order.
 
     `rounds` is the minimum number of rounds. More rounds follow until `patience_s` seconds have
-    passed. After `limit_s` seconds, there are no more rounds than LEAST_ROUNDS.
+    passed. After `limit_s` seconds, no round is started beyond the first LEAST_ROUNDS.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Diagnoser:
         self._facts = session.facts
         plan = self._facts["plan"]
         self._group = max(plan["threads"], 1) * max(plan["workers"], 1)
-        self._least = 2 + self._facts["staged"]  # where reading is not measured
+        self._least = 2 + self._facts["staged"]  # steps to skip if reading is not measured
         self._skip = 2 + count_ready(self._facts)
         self._on_host = self._facts["device"] == "cpu"
         self._base = "cached" if self._on_host else "resident"
@@ -95,13 +95,13 @@ class Diagnoser:
         return Diagnosis(facts, step, self._seconds, rank_findings(self._found, step))
 
     def _grown(self) -> list[str]:
-        """The mode that measures the gain of a larger batch or micro-batch, or [] if a larger one
-        would not fit.
+        """The mode that measures the gain of a larger batch or micro-batch. Returns [] if a larger
+        one would not fit into memory.
         """
-        # whether the micro-batch is the largest that fits
+        # whether the micro-batch is the largest that fits into memory
         found = self._facts["plan"]["micro_batch"] == 0
         if self._facts["micro_batch"] >= self._facts["global_batch"] // self._facts["ranks"]:
-            # if one rank of a split model runs out of memory, all ranks exit
+            # If one rank of a split model runs out of memory, all ranks exit.
             return [] if found and self._facts["split"] and not self._on_host else ["double"]
         return [] if found else ["larger"]
 
@@ -118,8 +118,8 @@ class Diagnoser:
         )
 
     def _look(self, mode: str, name: str, steps: int) -> StepWindow:
-        """Measure which of the user's lines run: first a window with a trace, which slows
-        operations down, then a window without a trace, whose times are used.
+        """Measure which of the user's lines run. A first window has a trace, which slows operations
+        down. A second window has no trace, and its times are used.
         """
         trace = (self._trace if mode == "own" else "") or "-"
         traced = self._window(name, skip=self._least, steps=self._traceable(steps), trace=trace)
@@ -127,7 +127,7 @@ class Diagnoser:
         return self._window(name, skip=self._least, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """The number of steps to trace: at least as many as in other windows, and at most as many
+        """The number of steps to trace: at least as many as in other windows, but at most as many
         as fit into half of LONGEST_S.
         """
         if steps <= self._steps:
@@ -138,8 +138,8 @@ class Diagnoser:
         return max(self._steps, min(steps, MOST_TRACED, int(LONGEST_S / 2 / seconds)))
 
     def _look_longer(self, step: float) -> None:
-        """Measure a longer window if something costly between steps is too rare to have been
-        observed.
+        """If a costly event between steps is too rare to have been observed, measure a longer
+        window.
         """
         cost = {rank: self._every.mean("between", rank) for rank in range(self._facts["ranks"])}
         period = max(self._every.period("between", rank) for rank in cost)
@@ -154,15 +154,15 @@ class Diagnoser:
 
     def _bare(self, window: StepWindow, rank: int) -> list[float]:
         """The seconds of each step without saves and, on the CPU, without transfers and the
-        script's own code. No mode removes these parts, which may occur in few steps only, so their
-        time is measured directly.
+        script's own code. No mode can remove these parts, which may occur in only a few steps, so
+        their time is measured directly and subtracted.
         """
         aside = [window.part(name, rank) for name in self._apart if name != "between"]
         aside += [window.between(rank)] if "between" in self._apart else []
         return [step - sum(each) for step, *each in zip(window.steps(rank), *aside, strict=True)]
 
     def _aside(self) -> float:
-        """Mean seconds of a step for the parts that `_bare` leaves out."""
+        """The mean seconds per step of the parts that `_bare` leaves out."""
         return fmean(
             sum(self._every.mean(name, rank) for name in self._apart)
             for rank in range(self._facts["ranks"])
@@ -176,13 +176,13 @@ class Diagnoser:
             "",
             self._base,
             "alone",
-        )  # in these modes, the user's own code takes its usual time
+        )  # In these modes, the user's own code takes as long as usual.
         self._every.add([each["every"] for each in window.ranks], is_clean=is_clean)
         return window
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
-        """The median of a window, over means of groups of steps. A group has as many steps as a
-        loader may prepare batches at once.
+        """The median time of a step in a window. It is computed from the means of groups of steps;
+        a group has as many steps as a loader may prepare batches at once.
         """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
@@ -193,7 +193,7 @@ class Diagnoser:
     def _add(
         self, cause: str, lost: PairedDifference, evidence: str, fix: str, **change: Any
     ) -> float:
-        """Record a cause. Returns the seconds of a step that the cause explains."""
+        """Record a cause. Returns the seconds per step that the cause explains."""
         sure = lost.is_gain or lost.agree
         pairs = (lost.low, lost.high) if lost.agree and not lost.is_gain else None
         self._found.append(
@@ -214,7 +214,7 @@ class Diagnoser:
         look = self._session.ask({"look": LOOKED_AT})[late]
         walls = {name: seconds * 1e3 for name, (seconds, _) in look.items()}
         if not plan["workers"] and lost.median > FAR * self._batch_s(walls.values()):
-            return  # reading a whole batch is much faster, so the stall has another cause
+            return  # Reading a batch is much faster, so the stall has another cause.
         parts = (f"{ms:.2f} ms to {name}" for name, ms in walls.items())
         evidence = f"a sample takes {', '.join(parts)}"
         others = median_low(waits)
@@ -238,8 +238,8 @@ class Diagnoser:
         self._name_slowest(lost, evidence, look, more)
 
     def _data_waits(self) -> tuple[list[float], list[float]]:
-        """Two lists with an entry for each rank: the seconds per step for which the rank waits for
-        data, and the share of these seconds that rare long stalls cause.
+        """Two lists with one entry for each rank: the seconds per step for which the rank waits for
+        data, and the part of this time that is due to rare long stalls.
         """
         windows, ranks = self._windows[""], range(self._facts["ranks"])
         usual = [
@@ -265,7 +265,7 @@ class Diagnoser:
         return max(int(self._facts["cores"]) // int(self._facts["ranks"]), 1)
 
     def _more_readers(self) -> dict[str, int]:
-        """A change of the plan that adds readers, or {} if the plan already has many."""
+        """A change of the plan that adds readers. Returns {} if the plan already has many."""
         plan, workers = self._facts["plan"], min(self._own_cores(), MORE_WORKERS)
         if not plan["workers"] and plan["threads"] < MORE_THREADS:
             return {"threads": MORE_THREADS, "prefetch": MORE_THREADS}
@@ -275,7 +275,7 @@ class Diagnoser:
 
     def _try_readers(self, more: dict[str, int]) -> tuple[str, str, float]:
         """Measure the script with more readers. Returns a description of the readers, a sentence
-        for the evidence, and the remaining stall in seconds.
+        for the evidence, and the seconds that the script still waits for data.
         """
         readers = more.get("workers", 1) * more["threads"]
         skip = 3 * readers + self._facts["staged"]
@@ -287,8 +287,8 @@ class Diagnoser:
     def _name_slowest(
         self, lost: PairedDifference, evidence: str, look: dict[str, Any], more: dict[str, int]
     ) -> None:
-        """Record the slowest part of reading a sample as the cause, with a way to hide or remove
-        it.
+        """Record the slowest part of reading a sample as the cause, together with a way to hide or
+        remove it.
         """
         cores = self._own_cores()
         said = ", ".join(f"{name}={number}" for name, number in more.items())
@@ -311,15 +311,15 @@ class Diagnoser:
         self._add(kind, lost, evidence, fix, **more)
 
     def _seldom_stalls(self, rank: int, usual: float) -> float:
-        """Mean seconds per step of rare waits for data, in addition to the usual waits."""
+        """The mean seconds per step of rare waits for data, in addition to the usual waits."""
         waits = [each for window in self._windows[""] for each in window.part("data", rank)]
         mean = fmean(waits)
         few = sum(1 for each in waits if each > mean) >= SEEN and usual < 0.6 * mean
         return mean - usual if few else 0.0
 
     def _judge_ranks(self) -> float:
-        """Record the cost of sending gradients and of a slow rank. Returns the seconds of a step
-        that both explain.
+        """Record the cost of sending gradients and of a slow rank. Returns the seconds per step
+        that both explain together.
         """
         if "alone" not in self._windows:
             return 0.0
@@ -348,12 +348,12 @@ class Diagnoser:
         return explained + self._add("straggler rank", compare(slowest, others), text, fix)
 
     def _judge_python(self) -> float:
-        """Record the time of the user's own Python while no operation runs, on the rank where this
+        """Record the time in which only the user's own Python code runs, on the rank where this
         time is shortest. Returns the part of this time that `_bare` includes.
         """
         windows = self._windows["own"]
         between, inside = self._seen_between("python"), self._least_own(windows)
-        if "own larger" in self._windows:  # a cost per pass is a cost of the small micro-batch
+        if "own larger" in self._windows:  # a cost per pass is due to the small micro-batch
             less = self._least_own(self._windows["own larger"])
             more = [
                 max(self._by_passes() * (a - b), 0.0) for a, b in zip(inside, less, strict=True)
@@ -375,11 +375,11 @@ class Diagnoser:
         return [min(told["own"] * told["seconds"] for told in window.ranks) for window in windows]
 
     def _judge_work(self) -> None:
-        """Record the cost of operations that the script runs between the parts of a step, such as
-        evaluation and metrics.
+        """Record the cost of operations that the script runs between the parts of a step, for
+        example evaluation and metrics.
         """
         if not self._on_host:
-            return  # with an accelerator, this time may be a wait for the step itself
+            return  # With an accelerator, this time may be a wait for the step itself.
         lost = self._seen_between("work")
         text = (
             f"the operations between steps, at {self._line('work')[0]}, take {lost * 1e3:.1f} ms a "
@@ -389,9 +389,9 @@ class Diagnoser:
         self._add("work between steps", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _judge_epochs(self) -> float:
-        """Record the time that the script's own loop takes between two passes over the data, and
-        return it in seconds per step. This time must be measured last, because the script ends if
-        no other pass follows.
+        """Record the time that the script's own loop takes between two passes over the data.
+        Returns it in seconds per step. This must be measured last, because the script ends if no
+        other pass follows.
         """
         told: list[list[dict[str, Any]]] = []
         with suppress(ScriptError):
@@ -399,14 +399,14 @@ class Diagnoser:
                 told.append(self._session.ask({"epoch": True}))
         told = [
             each for each in told if each[0]["epochs"] > 0
-        ]  # 0 epochs mean that the next pass is over other data or belongs to another run
+        ]  # 0 epochs mean that the next pass is over other data or belongs to another run.
         if not told:
             return 0.0
         steps = self._facts["samples"] / self._facts["global_batch"]
         longest = [max(each, key=lambda rank: float(rank["pause"])) for each in told]
         lost = median(
             each["pause"] / each["epochs"] / steps for each in longest[1:] or longest
-        )  # the first pause includes warm-up
+        )  # The first pause includes warm-up.
         line, share = longest[-1]["most"]
         text = (
             f"the script's own loop takes {longest[-1]['pause']:.2f} s from one pass over the "
@@ -420,10 +420,10 @@ class Diagnoser:
         return self._add("work between epochs", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _seen_between(self, kind: str) -> float:
-        """Seconds per step that the script spends on this kind of work between the parts of its
-        steps. Work in each step is measured on the rank with the least such work, because the
-        excess of another rank is reported as a straggler. Work that occurs in few steps only is
-        measured on the rank with the most such work.
+        """The seconds per step that the script spends on this kind of work between the parts of its
+        steps. If the work occurs in each step, the rank with the least of it is used, because more
+        work on another rank is reported as a slow rank. If the work occurs only in some steps, the
+        rank with the most of it is used.
         """
         ranks = range(self._facts["ranks"])
         each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]
@@ -435,32 +435,31 @@ class Diagnoser:
         )
 
     def _between(self, rank: int) -> float:
-        """Mean seconds between the parts of a step. Rare events are included only if at least one
-        was observed."""
+        """The mean seconds between the parts of a step, with rare events if any was observed."""
         return self._every.mean("between", rank, seldom=self._saw_seldom(rank))
 
     def _saw_seldom(self, rank: int) -> bool:
-        """Whether a rare event between the parts of a step occurred in an observed step."""
+        """Whether a rare event occurred between the parts of one of the observed steps."""
         for told in (window.ranks[rank] for window in self._looked_at()):
-            every = told["every"]["between"]  # includes the skipped steps at the beginning
+            every = told["every"]["between"]  # This includes the skipped steps at the beginning.
             if max(every[-len(told["steps"]) :]) > self._every.level("between", rank, every):
                 return True
         return False
 
     def _looked_at(self) -> list[StepWindow]:
-        """Windows in which the code between the parts of a step was sampled."""
+        """The windows in which the code between the parts of a step was sampled."""
         names = ("own", "own seldom", "own seldom traced")
         return [window for name in names for window in self._windows.get(name, [])]
 
     def _seen(self, rank: int) -> dict[str, float]:
-        """The shares of the kinds of work between the parts of a step. The shares add up to 1."""
+        """The share of each kind of work in the time between the parts; the sum is 1."""
         told = [window.ranks[rank]["between"] for window in self._looked_at()]
         looks = {name: sum(each[name] for each in told) for name in told[0]}
         return {name: count / max(sum(looks.values()), 1) for name, count in looks.items()}
 
     def _line(self, kind: str) -> tuple[str, float]:
-        """The user's line that was sampled most often in this kind of work, with its share of all
-        time.
+        """The user's line that was sampled most often during this kind of work, and its share of
+        all time.
         """
         found: dict[str, float] = {}
         windows = [*self._windows["own"], *self._windows.get("own seldom", [])]
@@ -487,8 +486,8 @@ class Diagnoser:
         return -(-share // max(int(self._windows["larger"][0].ranks[0]["micro_batch"]), 1))
 
     def _judge_sizes(self, fixed: float) -> None:
-        """Record a batch or micro-batch that is too small. `fixed` is the seconds of a step that
-        are already explained and do not grow with the batch.
+        """Record a batch or micro-batch that is too small. `fixed` is the part of a step's time, in
+        seconds, that is already explained and does not grow with the batch.
         """
         base = self._seconds[self._base]
         if self._ran_out():
@@ -549,7 +548,7 @@ class Diagnoser:
                 fix if pinned else "Plan(pin=True)",
                 **change,
             )
-        else:  # no transfer runs in the background, so the host's clock measures it
+        else:  # No transfer runs in the background, so the clock of the host measures it.
             sent = [median(window.part("transfer")) for window in self._windows["cached"]]
             self._add(
                 "host-device copies",
@@ -566,7 +565,7 @@ class Diagnoser:
 
     def _judge_checkpoint(self, step: float) -> None:
         """Record the cost of saves. If the script's own saves are costly, their cost is recorded.
-        Otherwise, the saves that the run makes at its interval are measured separately.
+        Otherwise the cost of the saves that the run makes at its interval is measured separately.
         """
         ranks, fix = range(self._facts["ranks"]), "Run(save_every='auto')"
         by_hand = [self._between(rank) * self._seen(rank)["saving"] for rank in ranks]
@@ -585,7 +584,7 @@ class Diagnoser:
             return
         interval = self._facts["interval"]
         if interval is None:
-            return  # the automatic interval already limits the cost to 1 % of the time
+            return  # The automatic interval already limits the cost to 1 % of the time.
         stalls = []
         for _ in range(self._rounds):
             told = self._session.measure("saving", steps=self._steps, skip=self._skip)

@@ -1,4 +1,4 @@
-"""The history of step times. The cost of an event that occurs in few steps is spread over all
+"""The history of step times. The cost of an event that occurs only in some steps is spread over all
 steps.
 """
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
-FAR = 3.0  # a step longer than this many times the usual time contains a rare event
+FAR = 3.0  # a step that takes more than this many times the usual time contains a rare event
 
 
 class StepSample(NamedTuple):
@@ -17,7 +17,7 @@ class StepSample(NamedTuple):
 
 
 class StepHistory:
-    """All steps of a session, in order. Steps that a trace slows down are counted, but their times
+    """All steps of a session, in order. Steps that a trace slowed down are counted, but their times
     are not used.
     """
 
@@ -25,15 +25,16 @@ class StepHistory:
         self._windows: list[tuple[bool, list[dict[str, list[float]]]]] = []
 
     def add(self, ranks: list[dict[str, list[float]]], *, is_clean: bool) -> None:
-        """Add the next steps: for each rank, the seconds of each step by name. `is_clean` states
-        that no trace slowed them down.
+        """Add the next steps. `ranks` has, for each rank, lists with the seconds of each step, by
+        name. `is_clean` is true if no trace slowed the steps down.
         """
         self._windows.append((is_clean, ranks))
 
     def mean(self, name: str, rank: int, *, seldom: bool = True) -> float:
-        """Mean seconds per step. For something that occurs in each step, the median is used, which
-        ignores the work of other programs on this machine. For anything else, the mean includes
-        rare events, unless `seldom` is False. The rate of rare events is taken from all windows.
+        """The mean seconds per step. For something that occurs in every step, this is the median,
+        which is hardly affected by other programs on this machine. Otherwise it is the mean, which
+        includes rare events unless `seldom` is False. The rate of rare events is computed from all
+        windows.
         """
         steps = self._steps(name, rank)
         clean, far = (
@@ -60,8 +61,8 @@ class StepHistory:
         return _period(steps) if is_seldom else 1.0
 
     def level(self, name: str, rank: int, window: Sequence[float] = ()) -> float:
-        """The seconds above which a step contains a rare event. If a `window` is given, its steps
-        can raise the limit, because a trace may slow them down.
+        """The seconds above which a step contains a rare event. The steps of `window`, if given,
+        can only raise this limit, because a trace may have slowed them down.
         """
         every = [each for _, ranks in self._windows for each in ranks[rank][name]]
         usual = median(
@@ -79,8 +80,9 @@ class StepHistory:
 
 
 def _period(steps: Sequence[StepSample]) -> float:
-    """The mean number of steps per rare event. For a regular event, only the steps between the
-    first and the last event are used, because the steps before and after these are partial periods.
+    """The mean number of steps per rare event. If the events are regular, only the steps between
+    the first and the last one are used, because the steps before and after them are incomplete
+    periods.
     """
     far = [place for place, each in enumerate(steps) if each.is_far]
     gaps = [after - before for before, after in pairwise(far)]
@@ -90,7 +92,5 @@ def _period(steps: Sequence[StepSample]) -> float:
 
 
 def _is_usual(steps: Sequence[float]) -> bool:
-    """Whether the median is close to the mean. If the two are close, the median represents the
-    steps.
-    """
+    """Whether the median is close to the mean. If so, the median represents the steps well."""
     return 0.6 * fmean(steps) <= median(steps) <= 1.1 * fmean(steps)

@@ -1,13 +1,13 @@
-"""The data of a diagnosis: windows of measured steps, and findings. A finding names a cause of lost
-time and its cost.
+"""The data of a diagnosis: windows of measured steps, and findings. A finding states a cause of
+lost time and what it costs.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-LEAST = 0.03  # share of a step; costs below it are not reported
-MEMORY = (  # evidence and fix of slow data in memory
+LEAST = 0.03  # minimum cost that is reported, as a share of a step
+MEMORY = (  # evidence and fix for slow data in memory
     "steps that reuse the last batch are faster: each batch is copied from tensors in memory",
     "keep the tensors in a smaller type, such as uint8, and convert each batch on the device; or "
     "keep the tensors on the device",
@@ -16,24 +16,26 @@ MEMORY = (  # evidence and fix of slow data in memory
 
 @dataclass(frozen=True, slots=True)
 class CostFinding:
-    """One cause. `lost_s` is its cost in seconds per step, and `half_s` is half the width of the
-    95 % confidence interval by Student's t. If this interval includes zero, but at least `AGREE`
-    pairs all show a loss, `pairs_s` has the smallest and the largest loss of a pair.
+    """One cause of lost time. `lost_s` is its cost in seconds per step, and `half_s` is half the
+    width of the 95 % confidence interval by Student's t. `pairs_s` has the smallest and the largest
+    loss of a pair. It is set if the interval includes zero but at least `AGREE` pairs were measured
+    and all of them show a loss.
     """
 
     cause: str
     lost_s: float
     half_s: float
-    sure: bool  # whether the interval excludes zero or the pairs agree
+    sure: bool  # whether the interval excludes zero, or all pairs show a loss
     evidence: str
     fix: str
-    change: dict[str, Any] = field(default_factory=dict)  # the plan change that fixes it
+    # the change of the plan that fixes the cause
+    change: dict[str, Any] = field(default_factory=dict)
     pairs_s: tuple[float, float] | None = None
 
 
 def rank_findings(found: Iterable[CostFinding], step_s: float) -> list[CostFinding]:
-    """The findings to report, the most expensive first. On a noisy machine, windows can differ by
-    more than a step takes, so each cost is limited to the time of a step.
+    """The findings to report, the most expensive first. Each cost is limited to the time of a step,
+    because on a noisy machine two windows can differ by more than that.
     """
     sure = [each for each in found if each.sure and each.lost_s > LEAST * step_s]
     capped = [replace(each, lost_s=min(each.lost_s, step_s)) for each in sure]
@@ -44,7 +46,7 @@ def rank_findings(found: Iterable[CostFinding], step_s: float) -> list[CostFindi
 class Diagnosis:
     facts: dict[str, Any]
     step_s: float
-    seconds: dict[str, list[float]]  # keyed by mode: the seconds per step in each round
+    seconds: dict[str, list[float]]  # for each mode, the seconds per step in each round
     findings: list[CostFinding]
 
     @property
@@ -52,16 +54,16 @@ class Diagnosis:
         return float(self.facts["samples"] / self.facts["global_batch"])
 
     def dollars(self, seconds: float, price: float) -> float:
-        """Dollars per epoch for these seconds per step. `price` is dollars per hour for all devices
-        together.
+        """The dollars per epoch that this many seconds per step cost. `price` is dollars per hour
+        for all devices together.
         """
         return seconds * self.steps_per_epoch * price / 3600
 
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """The records of the same steps on all ranks. The methods return one value per step, without
-    the first step, which started while other ranks were still reporting.
+    """The records of the same steps on all ranks. The methods return one value per step. The first
+    step is left out, because it started while other ranks were still sending their reports.
     """
 
     ranks: list[dict[str, Any]]
@@ -73,13 +75,13 @@ class StepWindow:
         return list(self.ranks[rank]["parts"][name][1:])
 
     def between(self, rank: int) -> list[float]:
-        """Seconds of each step outside all measured parts, in the user's own code."""
+        """The seconds of each step outside all measured parts, which is the user's own code."""
         parts = zip(*(self.part(name, rank) for name in self.ranks[rank]["parts"]), strict=True)
         return [step - sum(each) for step, each in zip(self.steps(rank), parts, strict=True)]
 
     def own(self, rank: int, saving: float) -> list[float]:
-        """Seconds of each step of a rank without waits for other ranks and without saves. `saving`
-        is the share of saves in the time outside the measured parts.
+        """The seconds of each step of a rank, without waits for other ranks and without saves.
+        `saving` is the share of saves in the time outside the measured parts.
         """
         apart = zip(
             self.part("communication", rank),
@@ -92,8 +94,8 @@ class StepWindow:
         ]
 
     def shared(self) -> list[float]:
-        """Seconds of communication in each step, without waits for other ranks: measured on the
-        rank with the least communication.
+        """The seconds of communication in each step without waits for other ranks. They are
+        measured on the rank with the least communication.
         """
         by_rank = [self.part("communication", rank) for rank in range(len(self.ranks))]
         return [min(each) for each in zip(*by_rank, strict=True)]

@@ -1,16 +1,18 @@
-"""What `cavvy tune` can change in a plain training loop, and the lines of the script that make the
-changes permanent.
+"""The settings that `cavvy tune` can change in a plain training loop (levers), and the lines of the
+script that make a change permanent.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-GROWTHS = (2, 4, 8)  # batch sizes to try, as multiples of the script's own
+GROWTHS = (2, 4, 8)  # batch sizes to try, as multiples of the script's own batch size
 
 
 def list_exact_levers(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The changes that do not alter results, unless the data set draws random numbers."""
+    """The changes that do not alter results. The only exception is a data set that draws random
+    numbers.
+    """
     loader = facts["loader"]
     if loader is None:
         return
@@ -41,7 +43,7 @@ def list_other_levers(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def describe_levers(chosen: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """The changes to the script that have the effect of the chosen levers, one line each."""
+    """One line for each chosen lever: the change to the script that has the same effect."""
     loader = facts["loader"] or {"line": ""}
     at, call = show_line(loader["line"]), show_line(facts["model_line"])
     kind = facts["device"]
@@ -78,8 +80,8 @@ def _describe_batch(size: int, loader: dict[str, Any]) -> str:
 
 
 def list_fixed(facts: dict[str, Any]) -> list[str]:
-    """The settings that `tune` cannot change from outside, each with the line of the script to
-    change.
+    """The settings that `tune` cannot change from outside the script, each with the line of the
+    script to change.
     """
     loader, call = facts["loader"], show_line(facts["model_line"])
     if loader is None:
@@ -102,5 +104,5 @@ def list_fixed(facts: dict[str, Any]) -> list[str]:
 
 
 def show_line(line: str) -> str:
-    """A line of the script as NAME:NUMBER, or "the script" if the line is unknown."""
+    """A line of the script as NAME:NUMBER; "the script" if the line is unknown."""
     return Path(line).name if line else "the script"

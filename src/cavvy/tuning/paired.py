@@ -1,5 +1,6 @@
-"""Paired differences: two variants are measured alternately, so that other load affects both
-equally."""
+"""Paired differences. Two variants are measured alternately, so that other programs on the machine
+affect both equally.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,27 +42,28 @@ _T = (
     2.042,
 )
 
-# number of pairs: of two equal variants, the second is lower in all of these pairs only once in 32
-# times (the sign test)
+# Number of pairs. If two variants are equal, the second one is lower in all of these pairs with a
+# probability of only 1/32 (the sign test).
 AGREE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """How much lower the second variant is than the first. `mean` is the mean over all pairs, and
-    `half` is half of the width of its 95 % confidence interval.
+    """By how much the second variant is lower than the first. `mean` is the mean over all pairs,
+    and `half` is half the width of its 95 % confidence interval.
     """
 
     mean: float
     half: float
     median: float = 0.0
-    agree: bool = False  # whether the second is lower in all pairs, at least `AGREE` pairs
-    low: float = 0.0  # the smallest difference of a pair
-    high: float = 0.0  # the largest difference of a pair
+    # whether there are at least `AGREE` pairs and the second variant is lower in all of them
+    agree: bool = False
+    low: float = 0.0  # the smallest difference in a pair
+    high: float = 0.0  # the largest difference in a pair
 
     @property
     def is_gain(self) -> bool:
-        """Whether the difference exceeds noise."""
+        """Whether the difference is larger than the noise."""
         return self.mean > self.half
 
     @property
@@ -70,8 +72,8 @@ class PairedDifference:
 
 
 def compare(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
-    """Compare two variants by the differences of pairs. With few pairs, the confidence interval is
-    wide; with one pair, it is infinite.
+    """Compare two variants by the differences within pairs. With few pairs, the confidence interval
+    is wide; with one pair, it is infinite.
     """
     gains = [a - b for a, b in zip(first, second, strict=True)]
     if len(gains) < 2:

@@ -1,5 +1,6 @@
-"""Judges the measurements of a script with a plain training loop. The parts of a step follow each
-other on the host, so the time of each part is its cost. No step is repeated without a part.
+"""Evaluates the measurements of a script with a plain training loop. The parts of a step run one
+after another on the host, so the cost of a part is the time that it takes. No step has to be
+repeated without a part.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ def judge_plain(reports: Sequence[dict[str, Any]]) -> Diagnosis:
     first = reports[0]
     step = fmean(fmean(each["steps"]) for each in reports)
     slowest = {name: max(each["parts"][name] for each in reports) for name in first["parts"]}
-    if first["device"] == "cpu":  # on a CPU, Tensor.to only converts the batch
+    if first["device"] == "cpu":  # On a CPU, Tensor.to only converts the batch.
         slowest["prepare"] += slowest["transfer"]
     batch = sum(each["batch"] for each in reports)
     facts = {**first, "global_batch": batch or 1}

@@ -17,27 +17,29 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-START_S = 600.0  # seconds until the first step must have run: imports, compilation, the first data
+# Seconds until the first step must have run. Imports, compilation and reading the first data may
+# take long.
+START_S = 600.0
 WINDOW_S = 600.0
 
 
 class ScriptError(Exception):
-    """The script failed, or cannot be measured."""
+    """The script failed or cannot be measured."""
 
 
 class TimeLimitReached(ScriptError):
-    """The time limit has passed. The measurements so far remain valid."""
+    """The time limit has passed. The measurements made before remain valid."""
 
 
 class ScriptEnded(ScriptError):
-    """The script's plain loop has ended within a window."""
+    """The script's plain loop ended during a window."""
 
 
 class TuningSession:
     """One run of a script in `ranks` processes on this machine. The script pauses between windows.
     `until` is the time limit on the monotonic clock.
 
-    A script with a plain loop sends one complete report per rank, and then ends. With `levers` (see
+    A script with a plain loop sends one complete report per rank and then ends. With `levers` (see
     `cavvy.tuning.probe.levers`), such a script also pauses between windows.
 
     Raises: ScriptError: the script ended or did not report in time. The message ends with the last
@@ -107,8 +109,8 @@ class TuningSession:
             )
 
     def _environment(self) -> dict[str, str]:
-        """The environment of the script: without variables for reports to an agent, and with the
-        file of the plan and the levers.
+        """The environment of the script. It has no variables for reports to an agent. Variables for
+        the plan file and the levers are added.
         """
         own = ("CAVVY_PROGRESS_FILE", "CAVVY_NOTICE")
         env = {name: value for name, value in os.environ.items() if name not in own}
@@ -122,7 +124,7 @@ class TuningSession:
     def measure(
         self, mode: str = "", *, steps: int, skip: int, **more: Any
     ) -> list[dict[str, Any]]:
-        """Measure one window of steps. Returns the reports of all ranks, in the order of ranks."""
+        """Measure one window of steps. Returns the reports of all ranks, in rank order."""
         return self.ask({"mode": mode, "steps": steps, "skip": max(skip, 1), **more})
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
@@ -131,11 +133,11 @@ class TuningSession:
                 link.sendall(json.dumps(command).encode() + b"\n")
             except OSError as error:
                 raise ScriptError(f"the script ended\n{self._tail()}") from error
-        return [self._hear(link, WINDOW_S) for link in self._links]  # in the order of ranks
+        return [self._hear(link, WINDOW_S) for link in self._links]  # in rank order
 
     def close(self) -> None:
         for link in self._links:
-            link.close()  # closing the connection ends the script
+            link.close()  # Closing the connection ends the script.
         self._listener.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
@@ -196,9 +198,9 @@ class TuningSession:
 
 
 def count_ready(facts: dict[str, Any]) -> int:
-    """The number of batches that may be prepared when a window begins. These batches would hide the
-    speed of reading. Each worker process prepares some batches, and has already sent some more.
-    Others are on the device.
+    """The number of batches that may already be prepared when a window begins. Such batches would
+    hide how slow reading is. Each worker process prepares some batches and has already sent others,
+    and further batches are already on the device.
     """
     plan = facts["plan"]
     readers, prefetch = max(plan["workers"], 1), plan["prefetch"]

@@ -9,8 +9,8 @@ from cavvy.tuning.tune import PlanTrial
 
 
 def describe(found: Diagnosis, price: float | None) -> str:
-    """Describe a diagnosis in a few lines, most expensive cause first. `price` is dollars per hour
-    for all devices together.
+    """Describe a diagnosis in a few lines, with the most expensive cause first. `price` is dollars
+    per hour for all devices together.
     """
     facts, ms = found.facts, found.step_s * 1e3
     batch = facts["global_batch"]
@@ -30,7 +30,7 @@ def describe(found: Diagnosis, price: float | None) -> str:
     for number, each in enumerate(found.findings, 1):
         money = f" = ${found.dollars(each.lost_s, price):.4g} an epoch" if price is not None else ""
         spread = f" (+- {each.half_s * 1e3:.1f})" if each.half_s else ""
-        if each.pairs_s is not None:  # the confidence interval would include zero
+        if each.pairs_s is not None:  # The confidence interval would include zero.
             low, high = (seconds * 1e3 for seconds in each.pairs_s)
             spread = f" ({low:.1f} to {high:.1f} in all pairs)"
         lines += [
@@ -63,7 +63,7 @@ def describe_trial(trial: PlanTrial, facts: dict[str, Any], price: float | None)
 
 
 def describe_script_changes(chosen: dict[str, Any], facts: dict[str, Any]) -> str:
-    """The lines of a script with a plain loop to change, and what was not tried."""
+    """The lines to change in a script with a plain loop, and what was not tried."""
     changes, fixed = describe_levers(chosen, facts), list_fixed(facts)
     lines = ["change the script:", *(f"  {each}" for each in changes)] if changes else []
     lines += ["not tried:", *(f"  {each}" for each in fixed)] if fixed else []
@@ -73,7 +73,7 @@ def describe_script_changes(chosen: dict[str, Any], facts: dict[str, Any]) -> st
 def make_page(
     script: str, trials: list[PlanTrial], facts: dict[str, Any], price: float | None
 ) -> str:
-    """Make an HTML page of the tried changes."""
+    """Make an HTML page of the changes that were tried."""
     rows = "\n".join(f"<li>{escape(describe_trial(each, facts, price))}</li>" for each in trials)
     return (
         f"<!doctype html><meta charset=utf-8><title>cavvy tune {escape(script)}</title>\n"

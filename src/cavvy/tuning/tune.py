@@ -1,5 +1,5 @@
-"""Tries changes of a plan or of a plain loop, one at a time. A change is measured alternately with
-the best plan so far, and is kept if it is faster.
+"""Tries changes of a plan or of a plain loop, one at a time. The changed script and the best one so
+far are measured alternately, and the change is kept if it is faster.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +22,10 @@ from cavvy.tuning.session import (
 
 @dataclass(frozen=True, slots=True)
 class PlanTrial:
-    """One change and its result. Times are seconds per step, as medians of all windows."""
+    """One change and its result. Times are seconds per step, as medians over all windows."""
 
     change: dict[str, Any]
-    exact: bool  # whether the results of training stay equal to the last bit
+    exact: bool  # whether the results of training stay equal in every bit
     before_s: float
     after_s: float
     gain: PairedDifference | None  # None if the script did not run with the change
@@ -35,7 +35,7 @@ class PlanTrial:
 
 class PlanTuner:
     """Finds a faster plan for a script. For a script with a plain loop, `plan` has the chosen
-    levers instead (see `cavvy.tuning.levers`).
+    levers (see `cavvy.tuning.levers`).
 
     Raises: ScriptError: the script does not run even without a change.
     """
@@ -53,10 +53,10 @@ class PlanTuner:
         begun: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self._until = until  # the time limit, on the monotonic clock
-        self._begun = begun  # called with each change before it is tried
+        self._begun = begun  # a function that is called with each change before it is tried
         self._script, self._arguments, self._ranks = script, arguments, ranks
         self._pairs, self._steps, self._numerics = pairs, steps, numerics
-        self.is_over = False  # whether the time limit has ended the trials
+        self.is_over = False  # whether the time limit ended the trials
         self.trials: list[PlanTrial] = []
         self.facts: dict[str, Any] = {}
         self.plan: dict[str, Any] = {}
@@ -76,7 +76,8 @@ class PlanTuner:
         try:
             self.facts = best.facts
             if not self.is_plain:
-                self.plan = {**self.facts["plan"], "replicas": 0}  # valid for any number of ranks
+                # The plan is valid for any number of ranks.
+                self.plan = {**self.facts["plan"], "replicas": 0}
             self.before_s = self.after_s = self._measure(best)
             for change, exact in list_changes(self.facts, numerics=self._numerics):
                 if self._is_known(change):
@@ -92,7 +93,9 @@ class PlanTuner:
             best.close()
 
     def _is_known(self, change: dict[str, Any]) -> bool:
-        """Whether the plan has this change, or a smaller batch has brought no gain."""
+        """Whether the change need not be tried: the plan already has it, or a smaller batch than it
+        asks for brought no gain.
+        """
         if "batch_size" in change:
             return any("batch_size" in each.change and not each.kept for each in self.trials)
         return all(self.plan.get(name) == value for name, value in change.items())
@@ -100,13 +103,13 @@ class PlanTuner:
     def _try(
         self, best: TuningSession, change: dict[str, Any], exact: bool
     ) -> tuple[PlanTrial, TuningSession]:
-        """Try a change. Returns the trial and the session with the faster plan; the other session
-        is closed.
+        """Try a change. Returns the trial, and the session of the faster plan. The other session is
+        closed.
         """
         plan = {**self.plan, **change}
         if (
             exact and not self.is_plain
-        ):  # keep the micro-batch: another order of sums would change the last bits
+        ):  # The micro-batch is kept, because summing in another order would change the last bits.
             plan["micro_batch"] = plan["micro_batch"] or self.facts["micro_batch"]
         try:
             other = self._start(plan)
@@ -114,7 +117,8 @@ class PlanTuner:
             return PlanTrial(change, exact, self.after_s, 0.0, None, False, _short(error)), best
         try:
             if self.is_plain and "compile" in change:
-                self._measure(other)  # compiles for the batches that differ, such as the last one
+                # This compiles the model for batches of other sizes, such as the last one.
+                self._measure(other)
             before, after = self._alternate(best, other)
         except ScriptError as error:
             other.close()
@@ -131,9 +135,10 @@ class PlanTuner:
     def _alternate(
         self, first: TuningSession, second: TuningSession
     ) -> tuple[list[float], list[float]]:
-        """Measure both sessions in the order ABBA..., so that drift affects both alike. If the
-        first session fails, for example because both do not fit in memory, the second is closed and
-        the first starts again, for the next trials.
+        """Measure both sessions in the order ABBA..., so that slow changes of the machine's speed
+        affect both equally. If the first session fails, for example because both do not fit into
+        memory together, the second one is closed and the first one is started again for the next
+        trials.
         """
         seconds: dict[int, list[float]] = {0: [], 1: []}
         for number in range(self._pairs):
@@ -151,9 +156,9 @@ class PlanTuner:
         return seconds[0], seconds[1]
 
     def _measure(self, session: TuningSession) -> float:
-        """The mean seconds of a step in one window. If a change has altered the number of samples
-        of a step, the seconds are scaled to the original number. A plain loop that has ended starts
-        again.
+        """The mean seconds per step in one window. If a change altered the number of samples in a
+        step, the seconds are scaled to the original number. If a plain loop has ended, the script
+        is started again.
         """
         skip = 2 + count_ready(session.facts)
         try:
@@ -180,8 +185,8 @@ class PlanTuner:
 
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
-    """The changes to try, in order, each with a flag: whether the change is exact. `numerics`
-    includes changes that are not exact.
+    """The changes to try, in order. Each has a flag that says whether results stay exactly equal.
+    Without `numerics`, only changes with equal results are returned.
     """
     is_plain = facts.get("plain")
     exact = (list_exact_levers if is_plain else _list_exact)(facts)

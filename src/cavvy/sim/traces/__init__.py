@@ -1,3 +1,3 @@
-"""Simulate policies on recorded availability and prices, without a control plane. The package reads
-traces, runs jobs, computes offline optima and draws plots.
+"""Simulates policies on recorded availability and prices, without a control plane. The package
+reads traces, runs jobs, computes the best possible results, and draws plots.
 """

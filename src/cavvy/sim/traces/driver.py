@@ -1,5 +1,5 @@
-"""Run one job under a policy on recorded markets. Time advances from one change of the markets to
-the next.
+"""Runs one job under a policy on recorded markets. Time jumps from one change of the markets to the
+next.
 """
 
 from dataclasses import dataclass
@@ -22,20 +22,20 @@ from cavvy.sim.traces.world import TraceWorld
 
 
 class Knows(StrEnum):
-    """The knowledge of a simulated job about the markets."""
+    """What a simulated job knows about the markets."""
 
-    EVERYTHING = "everything"  # at every moment, whether each market has spot
-    LAUNCHES = "launches"  # prices and the job's own launches, as in production
+    EVERYTHING = "everything"  # at every moment, which markets have spot
+    LAUNCHES = "launches"  # only prices and the results of its own launches, like a real job
 
 
 class PolicyFault(Exception):
-    """The policy made an impossible decision; the message states the decision and its time."""
+    """The policy made an impossible decision. The message states the decision and its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSegment:
-    """A period when the gang runs in one market or the job waits. Times are seconds since the
-    job's start.
+    """A period in which the gang runs in one market or the job waits. Times are seconds since the
+    start of the job.
     """
 
     mode: RunMode
@@ -72,15 +72,15 @@ def run_job(
     budget_usd: float = inf,
     keep_segments: bool = False,
 ) -> TraceRun:
-    """Run one job that starts at `start_s` of the record. A preemption loses at most
+    """Run one job that starts at second `start_s` of the record. A preemption loses at most
     `terms.again_s` of the gang's work.
 
-    `knows` selects what the policy knows of the markets. The policy gets the terms with `margins`;
-    the job runs by the terms without them. A job that still waits when the record ends counts as
-    having missed its deadline.
+    `knows` selects what the policy knows about the markets. `margins` are added to the terms that
+    the policy gets; the job itself runs by the terms without them. If the job still waits when the
+    record ends, it has missed its deadline.
 
-    Raises PolicyFault if the policy takes spot that its view shows as unavailable, or asks to
-    decide again at a time that is not in the future.
+    Raises PolicyFault if the policy takes spot that is unavailable according to its view, or asks
+    to decide again at a time that is not in the future.
     """
     quotes = world.quotes[world.at(start_s)]
     session = start_session(terms, [quote.usd_hr for quote in quotes], margins, make)
@@ -144,7 +144,7 @@ class _Job:
         self.mode, self.market, self.launches, self.given_up = RunMode.IDLE, NOWHERE, 0, False
         self._left_at_launch_s = terms.work_s
         self.segments: list[RunSegment] = []
-        # The time, the dollars and the remaining work at the start of the open segment
+        # the time, the dollars and the remaining work at the start of the current segment
         self._opened = (
             0.0,
             0.0,
@@ -156,7 +156,7 @@ class _Job:
 
     @property
     def _own(self) -> int:
-        """The market in which the job has spot; NOWHERE if it has none."""
+        """The market in which the job runs on spot; NOWHERE if there is none."""
         return self.market if self.mode is RunMode.SPOT else NOWHERE
 
     def view(self) -> PolicyView:
@@ -188,7 +188,7 @@ class _Job:
 
     def _go_on(self, again_s: float) -> bool:
         """Advance to the next change of the markets or to `again_s`, whichever is earlier. Returns
-        whether the policy has to decide again.
+        whether the policy must decide again.
         """
         now, after = self.now_s, self._index + 1
         change = self._times[after] - self._start if after < len(self._times) else inf
@@ -204,8 +204,8 @@ class _Job:
         return noticed or until >= again_s or self.left_s <= 0 or self.given_up
 
     def _work(self, until: float) -> float:
-        """Let the gang load and work until the time `until` or the end of the work, whichever is
-        earlier. Returns the time reached.
+        """Let the gang load and work until the time `until` or until the work is done, whichever is
+        earlier. Returns the time that was reached.
         """
         now = self.now_s
         end = now + self.loading_s + self.left_s
@@ -229,7 +229,7 @@ class _Job:
         return until
 
     def _change(self, index: int) -> bool:
-        """Apply a change of the markets. Returns whether the job notices it."""
+        """Apply a change of the markets. Returns whether the job can notice it."""
         before = self.quotes
         self._index, self.quotes = index, self._world.quotes[index]
         noticed = self._notice(before)
@@ -241,7 +241,7 @@ class _Job:
         return noticed
 
     def _notice(self, before: tuple[SpotQuote, ...]) -> bool:
-        """Report to the policy the changed quotes that the job can see. Returns whether it can see
+        """Tell the policy about the changed quotes that the job can see. Returns whether there were
         any.
         """
         if self._knows is Knows.EVERYTHING:
@@ -285,7 +285,7 @@ class _Job:
             self.launches += 1
 
     def close(self) -> None:
-        """End the open segment. It is stored if segments are kept and its length is above 0."""
+        """End the current segment. It is stored if segments are kept and it is longer than 0."""
         since, usd, left = self._opened
         if self._keep and self.now_s > since:
             self.segments.append(

@@ -1,5 +1,5 @@
-"""Run a recorded queue of jobs through the production queue policy (`scheduler.queue`). Time
-advances from one event to the next.
+"""Runs a recorded list of jobs through the production queue policy (`scheduler.queue`). Time jumps
+from one event to the next.
 """
 
 import csv
@@ -21,7 +21,7 @@ from cavvy.scheduler.pools import pool_of
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
 from cavvy.sim.traces.readers import TraceError
 
-# An arbitrary start date: times in a trace are relative to the start of the trace.
+# An arbitrary start date, because times in a trace are relative to the start of the trace.
 _EPOCH = datetime(2017, 8, 1, tzinfo=UTC)
 _LONGEST_S = 1e10  # about three hundred years; longer times are rejected
 _COLUMNS = ("arrival_s", "duration_s", "gpus", "vc")
@@ -40,7 +40,7 @@ class TraceArrival:
 
 @dataclass(frozen=True, slots=True)
 class QueueStay:
-    """The times when one job arrived, started and ended."""
+    """When one job arrived, started and ended."""
 
     pool: str
     gpus: int
@@ -51,8 +51,9 @@ class QueueStay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueResult:
-    """The result of a queue. `gpu_use` is the used GPU time divided by the available GPU time until
-    the last job ends. `left_out` counts the jobs that need more GPUs than their cluster has.
+    """The result of a queue. `gpu_use` is the used GPU time divided by the available GPU time, up
+    to the end of the last job. `left_out` is the number of jobs that need more GPUs than their
+    cluster has.
     """
 
     jobs: int
@@ -171,7 +172,7 @@ def _sum_up(
 
 
 class _Pool:
-    """One virtual cluster: an offer of single GPUs, the number of used GPUs, and the waiting
+    """One virtual cluster: an offer of single GPUs, the number of GPUs in use, and the waiting
     jobs.
     """
 
@@ -187,7 +188,7 @@ class _Pool:
         )
         self._used = 0
         self._queue: deque[tuple[int, TraceArrival, WaitingJob]] = deque()
-        # True if the first waiting job did not fit and no job has ended since
+        # true if the first waiting job did not fit and no job has ended since then
         self._full = False
 
     def add(self, number: int, arrival: TraceArrival) -> None:
@@ -208,7 +209,7 @@ class _Pool:
         self._full = False
 
     def start(self) -> Iterator[tuple[int, TraceArrival]]:
-        """Yield the jobs that start now. If the first job in the queue does not fit, all others
+        """Yield the jobs that start now. If the first job in the queue does not fit, all other jobs
         wait behind it.
         """
         if self._full or not self._queue:

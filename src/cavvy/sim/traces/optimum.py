@@ -1,15 +1,15 @@
-"""Compute the least possible cost of a job if the future is known. The method is an exact dynamic
-programme for one or several markets.
+"""Computes the lowest possible cost of a job if the future is known. The method is exact dynamic
+programming, for one or several markets.
 
-A cut is a time when a quote changes. A stay is a period on spot or on demand in one market. Prices
-are constant between two cuts, so a stay can start at a cut instead of later, with the same work and
-at the same cost. It therefore suffices to consider stays that start at a cut; they may end at any
-time. The state at a cut is the running stay and the amount of work done. A launch subtracts the
-overhead from the work done, and the stay makes up for this while it loads. A stay that ends before
-it has made up for the launch has only cost money, so no state becomes too cheap.
+A cut is a time at which a quote changes. A stay is a period on spot or on demand in one market.
+Prices are constant between two cuts. Therefore a stay can start at a cut instead of later, do the
+same work, and cost the same, so only stays that start at a cut need to be considered. They may end
+at any time. The state at a cut is the running stay and the amount of work done. A launch subtracts
+the overhead from the work done, and the stay makes up for it while it loads. A stay that ends
+before that has only cost money, so no state becomes cheaper than it is in reality.
 
-All lengths are multiples of one unit, their greatest common divisor. The result is exact if all
-lengths are whole seconds.
+All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
+exact if all lengths are whole seconds.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _Span = tuple[float, tuple[SpotQuote, ...]]
 
 
 def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
-    """The dollars of the cheapest schedule that meets the deadline. Raises ValueError if no
+    """The cost in dollars of the cheapest schedule that meets the deadline. Raises ValueError if no
     schedule meets it.
     """
     spans = list(_spans(world, start_s, terms.deadline_s))
@@ -43,8 +43,8 @@ def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
 
 
 def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span]:
-    """Yield the length of each period between two changes, with its quotes. A new price of spot
-    that is unavailable does not count as a change.
+    """Yield each period between two changes: its length and its quotes. A new price of spot that is
+    unavailable is not a change.
     """
     end_s = start_s + length_s
     since, holding = start_s, world.quotes[world.at(start_s)]
@@ -65,9 +65,9 @@ def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span
 
 
 class _Search:
-    """The lowest cost of each state: `idle[m][p]` with the checkpoint in market m, and `runs[m,
-    spot][p]` with a gang in market m. Index p means that p - overhead units of work are done; the
-    number is negative while the first gang still loads.
+    """The lowest cost of each state: `idle[m][p]` if the job idles with its checkpoint in market m,
+    and `runs[m, spot][p]` if a gang runs in market m. Index p means that p - overhead units of work
+    are done. This number is negative while the first gang is still loading.
     """
 
     def __init__(self, terms: JobTerms, unit: int) -> None:
@@ -81,7 +81,7 @@ class _Search:
         self._runs: dict[tuple[int, bool], _Costs] = {}
 
     def launch(self, quotes: tuple[SpotQuote, ...]) -> None:
-        """Update the costs at a change: a gang may start in any market, on demand or on available
+        """Update the costs at a cut: a gang may start in any market, on demand or on available
         spot.
         """
         for market, quote in enumerate(quotes):
@@ -95,8 +95,8 @@ class _Search:
                 self._runs[market, spot] = start.copy() if run is None else np.minimum(run, start)
 
     def run(self, length: int, quotes: tuple[SpotQuote, ...]) -> None:
-        """Update the costs for the period between two changes: every gang continues to work, or
-        ends at any time in the period.
+        """Update the costs for the period between two cuts: every gang continues to work, or ends
+        at any time within the period.
         """
         for (market, spot), run in list(self._runs.items()):
             if spot and not quotes[market].up:
@@ -113,7 +113,7 @@ class _Search:
             self._runs[market, spot] = on
 
     def best(self) -> float:
-        """The lowest cost with all work done."""
+        """The lowest cost of a state in which all work is done."""
         return min(float(idle[self._top]) for idle in self._idle.values())
 
     def _nothing(self) -> _Costs:
@@ -121,8 +121,8 @@ class _Search:
 
 
 def _end_anywhere(level: _Costs, length: int) -> _Costs:
-    """For each index, the minimum over this index and the `length` indexes before it. The number of
-    indexes compared doubles in each step.
+    """For each index, the minimum over this index and the `length` indices before it. The number of
+    compared indices doubles in each step.
     """
     width = 1
     while width < length + 1:

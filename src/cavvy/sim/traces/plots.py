@@ -1,5 +1,5 @@
-"""Plot simulated runs: cost against slack, the runs of one window, and the load of a fleet. Needs
-matplotlib.
+"""Plots simulated runs: the cost by slack, the runs of one window, and the load of a fleet.
+Requires matplotlib.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from cavvy.sim.traces.trials import ResultTally, TrialResult
 
 _HOUR_S = 3600.0
 _COLOURS = {RunMode.SPOT: "tab:green", RunMode.ON_DEMAND: "tab:red", RunMode.IDLE: "lightgrey"}
-matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # this makes the files of equal plots identical
+matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # This makes the files of equal plots identical.
 
 
 def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
-    """Plot total cost divided by total optimum against the slack as a share of the work, with one
-    panel for each overhead. Without optima, plot the mean cost in dollars.
+    """Plot the total cost divided by the total optimum. The x axis is the slack as a share of the
+    work; there is one panel for each overhead. Without optima, the mean cost in dollars is plotted.
     """
     points = _score_points(results)
     overheads = sorted({key[0] for key in points})
@@ -58,8 +58,8 @@ def _score_points(results: Sequence[TrialResult]) -> dict[tuple[float, str, floa
 
 
 def plot_gantt(results: Sequence[TrialResult], path: Path) -> None:
-    """Plot the runs of the first window and setting with one bar per policy. The results must have
-    their segments.
+    """Plot the runs of the first window and setting, with one bar for each policy. The results must
+    contain their segments.
     """
     first = results[0]
     shown = [
@@ -92,7 +92,7 @@ def plot_gantt(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def plot_fleet(stays: Sequence[QueueStay], gpus: int, path: Path) -> None:
-    """Plot over time the share of GPUs in use and the number of waiting jobs."""
+    """Plot the share of GPUs in use and the number of waiting jobs over time."""
     changes = sorted(
         [(stay.arrival_s, 0, 1) for stay in stays]
         + [(stay.start_s, stay.gpus, -1) for stay in stays]

@@ -1,5 +1,5 @@
-"""Read the public trace formats: availability counts with `gap_seconds`, price series and egress
-tables.
+"""Reads the public trace formats: availability counts with `gap_seconds`, price series, and tables
+of egress prices.
 """
 
 import csv
@@ -14,11 +14,13 @@ from cavvy.sim.traces.world import MarketSeries
 
 
 class TraceError(ValueError):
-    """A trace cannot be read. The message names the file, the position and the expected content."""
+    """A trace cannot be read. The message names the file, the position in it, and what was
+    expected.
+    """
 
 
 def list_traces(paths: Iterable[Path]) -> list[Path]:
-    """The given trace files, and all trace files in and below the given folders. The files of each
+    """All given trace files, and all trace files in and below the given folders. The files of each
     folder are sorted by name.
     """
     found: list[Path] = []
@@ -44,9 +46,8 @@ def read_series(
     on_demand_usd_hr: float = 1.0,
     prices: Sequence[float] | None = None,
 ) -> MarketSeries:
-    """Read the availability of one market. Its spot prices are `prices` if given, otherwise the
-    prices in the trace. If the trace has no prices, they are `spot_ratio` times the on-demand
-    price.
+    """Read the availability of one market. Its spot prices are `prices` if this is given, otherwise
+    the prices in the trace. If the trace has none, they are `spot_ratio` times the on-demand price.
     """
     document = _read_object(path)
     metadata, data = document.get("metadata"), document.get("data")
@@ -104,8 +105,8 @@ def read_egress(path: Path) -> dict[tuple[str, str], float]:
 def move_prices(
     markets: Sequence[PolicyMarket], egress: dict[tuple[str, str], float], size_gb: float
 ) -> tuple[tuple[float, ...], ...]:
-    """The price of copying a checkpoint between each pair of markets. A copy is free within a
-    region and between regions that `egress` lacks.
+    """The price of copying a checkpoint between each pair of markets. A copy within a region is
+    free, and so is a copy between regions that are not in `egress`.
     """
     return tuple(
         tuple(

@@ -1,5 +1,5 @@
-"""Read and run a scenario file: markets, jobs and a fleet in one YAML file, simulated in the same
-way as recorded traces.
+"""Reads and runs a scenario file. The file has markets, jobs and a fleet in YAML, and is simulated
+in the same way as recorded traces.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from cavvy.sim.traces.trials import TrialResult, TrialSetting
 from cavvy.sim.traces.world import MarketSeries, make_world
 
 T = TypeVar("T")
-_GAP_S = 60.0  # tick length of the markets that the file defines without a trace
+_GAP_S = 60.0  # length of a tick in markets that the file defines itself, without a trace
 _MOST_JOBS = 1_000_000
 
 
@@ -36,7 +36,9 @@ class SpotJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFleet:
-    """Jobs that queue for virtual clusters: the GPUs of each cluster, and the arrivals of jobs."""
+    """Jobs that wait in the queues of virtual clusters: the number of GPUs in each cluster, and the
+    arrivals of jobs.
+    """
 
     pools: Mapping[str, int]
     arrivals: Sequence[TraceArrival]
@@ -55,7 +57,7 @@ class TraceScenario:
 
 
 def read_scenario(path: Path) -> TraceScenario:
-    """Read a scenario file. Raises TraceError, whose message names the mistake in the file."""
+    """Read a scenario file. Raises TraceError, which describes the mistake in the file."""
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -85,7 +87,9 @@ def read_scenario(path: Path) -> TraceScenario:
 
 
 def _policies(top: "_Table") -> list[str]:
-    """The policies of a scenario; by default Cavvy's own policy and two to compare it with."""
+    """The policies of a scenario. The default is Cavvy's own policy and two others for
+    comparison.
+    """
     policies = [str(name) for name in top.items("policies")]
     for name in policies:
         if name not in POLICIES and name not in ALIASES:
@@ -132,7 +136,7 @@ def run_scenario(
 
 
 def _for_nodes(run: TraceRun, nodes: int) -> TraceRun:
-    """Multiply the costs of a run by the number of nodes: prices are for one node."""
+    """Multiply the costs of a run by the number of nodes, because prices are for one node."""
     segments = tuple(replace(segment, usd=segment.usd * nodes) for segment in run.segments)
     return replace(run, usd=run.usd * nodes, segments=segments)
 
@@ -197,7 +201,7 @@ def _market(table: "_Table", folder: Path, length_s: float) -> MarketSeries:
 
 
 def _prices(table: "_Table", ticks: int, gap_s: float) -> list[float]:
-    """The spot price of each tick. The file states one price, or a list of [since, price]."""
+    """The spot price of each tick. The file has a single price, or a list of [since, price]."""
     if not isinstance(table.get("spot"), list):
         return [table.number("spot")] * ticks
     steps = sorted(
@@ -246,7 +250,7 @@ def _fleet(table: "_Table") -> TraceFleet:
 
 
 class _Table:
-    """A mapping in the file. Error messages name its position in the file."""
+    """A mapping in the file. Its error messages name the position in the file."""
 
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):

@@ -1,9 +1,10 @@
-"""Run the placement policy of a service on recorded spot capacity, tick by tick, as in the
+"""Runs the placement policy of a service on recorded spot capacity, tick by tick, as in the
 evaluation of SpotHedge.
 
-A replica is billed from its launch and is ready after the cold start. If a zone loses capacity, its
-youngest replicas end. The cost is divided by the cost of running all replicas on demand. The
-availability is the share of ticks with enough ready replicas. Both exclude the first cold start.
+A replica is billed from its launch on, and is ready after the cold start. If a zone loses capacity,
+its youngest replicas end. The cost is divided by the cost of running all replicas on demand. The
+availability is the share of ticks with enough ready replicas. The time of the first cold start is
+not included in either value.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,14 @@ from pathlib import Path
 from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView
 from cavvy.sim.traces.readers import list_traces, read_series
 
-_UNLIMITED = 1_000_000  # assumed capacity of a zone whose trace records only whether any exists
+# assumed capacity of a zone if its trace records only whether there is any capacity
+_UNLIMITED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingResult:
-    """The result of one window. `floor` is a lower bound of the cost: it assumes free and instant
-    launches, so that each tick can be paid at its lowest price.
+    """The result of one window. `floor` is a lower bound of the cost. It assumes that launches are
+    free and instant, so that in each tick the lowest price is paid.
     """
 
     cost: float
@@ -29,7 +31,7 @@ class ServingResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotCapacity:
-    """The number of available spot replicas, as `counts[zone][tick]`; the regions of the zones; and
+    """The number of available spot replicas as `counts[zone][tick]`, the region of each zone, and
     the number of ticks that all zones have.
     """
 
@@ -57,8 +59,8 @@ def read_capacity(folder: Path, *, tick_s: float, unlimited: bool = False) -> Sp
 
 
 def window(capacity: SpotCapacity, start: int, ticks: int) -> list[tuple[int, ...]]:
-    """The capacity of every zone in `ticks` ticks from `start` on. Raises ValueError if the traces
-    are too short.
+    """The capacity of every zone for `ticks` ticks, starting at tick `start`. Raises ValueError if
+    the traces are too short.
     """
     if start + ticks > capacity.ticks:
         raise ValueError(
@@ -84,7 +86,9 @@ def serve(
 
 
 class _Window:
-    """The state of one window. A replica is stored as the tick of its launch, oldest first."""
+    """The state of one window. A replica is stored as the number of the tick of its launch, oldest
+    first.
+    """
 
     def __init__(self, service: ServiceTerms, ratio: float) -> None:
         self._service, self._ratio = service, ratio

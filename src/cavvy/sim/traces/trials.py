@@ -1,4 +1,4 @@
-"""Run many jobs under several policies on recorded markets, in several processes, and compute the
+"""Runs many jobs under several policies on recorded markets, in several processes, and computes the
 optimum of each job.
 """
 
@@ -24,8 +24,8 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceMarkets:
-    """The trace files of one simulated world, and its prices. Processes cache the world with this
-    object as the key.
+    """The trace files of one simulated world, and its prices. Each process caches the world under
+    this object as the key.
     """
 
     paths: tuple[str, ...]
@@ -52,8 +52,8 @@ class TrialSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTrial:
-    """One window of one world, with all settings and policies to run in it. `start_s` counts from
-    the start of the record.
+    """One window of one world, and the settings and policies that are run in it. `start_s` is the
+    start of the window in seconds since the start of the record.
     """
 
     markets: TraceMarkets
@@ -68,8 +68,8 @@ class PolicyTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """One run of one policy. `optimum_usd` is the optimum of the same window and setting; None if
-    it was not requested.
+    """One run of one policy. `optimum_usd` is the lowest possible cost for the same window and
+    setting; None if it was not requested.
     """
 
     policy: str
@@ -79,15 +79,15 @@ class TrialResult:
     setting: TrialSetting
     run: TraceRun
     optimum_usd: float | None
-    # The paths of the trace files. They identify the world, because files in two folders may have
-    # equal names.
+    # The paths of the trace files. Paths identify the world, because files in two folders may have
+    # the same names.
     files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyScore:
     """The result of one policy over many runs. `mean` is the total cost divided by the total
-    optimum; `worst` is the highest ratio of cost to optimum of a run.
+    optimum. `worst` is the highest ratio of cost to optimum in a single run.
 
     Values that need the optimum are None if it was not computed.
     """
@@ -113,9 +113,9 @@ def plan_trials(
     margins: PolicyMargins = NO_MARGINS,
 ) -> list[PolicyTrial]:
     """Choose `windows` random start times in each world. They are multiples of a tick and depend
-    only on the world's name and the seed, so all settings and policies run in the same windows.
+    only on the world's name and the seed, so all settings and policies are run in the same windows.
 
-    Raises TraceError for a record shorter than the longest deadline.
+    Raises TraceError if a record is shorter than the longest deadline.
     """
     longest = max(setting.deadline_s for setting in settings)
     trials = []
@@ -271,6 +271,8 @@ def _read(markets: TraceMarkets) -> list[MarketSeries]:
 
 
 def _extent(markets: TraceMarkets) -> tuple[float, float]:
-    """Return the length of the longest tick and the length of the shortest record, in seconds."""
+    """Return two values in seconds: the length of the longest tick, and the length of the shortest
+    record.
+    """
     series = _read(markets)
     return max(one.gap_s for one in series), min(one.length_s for one in series)

@@ -1,4 +1,4 @@
-"""Recorded markets as a list of changes. The readers produce the list; the driver advances from one
+"""Recorded markets as a list of changes. The readers create the list; the driver goes from one
 change to the next.
 """
 
@@ -11,8 +11,8 @@ from cavvy.planner.spot.view import PolicyMarket, SpotQuote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketSeries:
-    """The record of one market: from the time i x `gap_s` on, `counts[i]` spot nodes are available
-    for `usd_hr[i]` dollars per hour each.
+    """The record of one market. From the time i x `gap_s` on, `counts[i]` spot nodes are available,
+    each for `usd_hr[i]` dollars per hour.
     """
 
     market: PolicyMarket
@@ -46,7 +46,7 @@ def make_world(
     series: Sequence[MarketSeries], nodes: int = 1, move_usd: tuple[tuple[float, ...], ...] = ()
 ) -> TraceWorld:
     """Merge the records of several markets into one list of changes. A market has spot while at
-    least `nodes` nodes are available.
+    least `nodes` spot nodes are available.
     """
     end_s = min(one.length_s for one in series)
     moments: dict[float, None] = {0.0: None}

@@ -20,8 +20,7 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 T = TypeVar("T")
 Schema = Mapping[str, object]
 
-# The schema of an expression such as ${{ params.lr }}. An expression is allowed in place of any
-# value.
+# The schema of an expression such as ${{ params.lr }}, which may replace any value.
 EXPRESSION: Schema = {"$ref": "#/$defs/expression"}
 STRING: Schema = {"type": "string"}
 TEXT_OR_NUMBER: Schema = {"type": ["string", "number"]}
@@ -58,9 +57,7 @@ class ValueKind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScalarKind:
-    """A single value. `parse` converts the value, and raises WrongValue or UnitError if it is
-    invalid.
-    """
+    """A single value. `parse` converts the value, or raises WrongValue or UnitError."""
 
     words: str
     parse: Callable[[ScalarNode], Any]
@@ -185,9 +182,7 @@ class MapKind:
 
 @dataclass(frozen=True, slots=True)
 class EitherKind:
-    """A value that may be of one of several kinds. The first kind that can read the form of the
-    node is used.
-    """
+    """A value of one of several kinds: the first one that can read a node of this form."""
 
     kinds: tuple[ValueKind, ...]
 
@@ -283,8 +278,7 @@ class SectionSpec:
     problems.
     """
 
-    # the path of the section, with dots between the keys; "" for the top level of the file
-    path: str
+    path: str  # the section's path, with dots between the keys; "" for the whole file
     build: Callable[["SectionReader"], Any]
     fields: tuple[FieldSpec, ...]
 
@@ -400,8 +394,7 @@ class SectionReader:
                 self.wrong(each, f"`{each}` has no meaning with `{owner}`", suggestion="delete it")
 
     def check_keys(self) -> None:
-        # The keys that were suggested in place of unknown keys. These keys are not also reported as
-        # missing.
+        # Keys that were suggested in place of unknown keys; they are not reported as missing.
         meant = ""
         for key, _ in self.node.entries:
             match self._fields.get(key.text):
@@ -522,9 +515,7 @@ def whole(low: int, high: int, words: str = "") -> ScalarKind:
 
 
 def number(words: str, low: float, high: float, *, above: bool = False) -> ScalarKind:
-    """A kind for numbers from `low` to `high`. With `above`, the number must be greater than
-    `low`.
-    """
+    """A kind for numbers from `low` to `high`. With `above`, `low` itself is not allowed."""
 
     def parse(node: ScalarNode) -> float:
         try:

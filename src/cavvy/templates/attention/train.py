@@ -1,5 +1,5 @@
-"""Self-attention step by step: a small transformer classifies an image of a digit from 16 patches,
-and the script prints where it attends.
+"""Self-attention step by step. A small transformer divides the image of a digit into 16 patches and
+classifies it. The script prints which patches the transformer attends to.
 
 python train.py --epochs 30
 """
@@ -17,10 +17,11 @@ PATCHES = 16  # patches of 2x2 pixels
 
 
 class Attention(nn.Module):
-    """Each patch gets a mean of the values of all patches, weighted by the match of query and key.
+    """For each patch, computes a mean of the values of all patches, weighted by how well query and
+    key match.
 
-    Each head computes `softmax(q k' / sqrt(d)) v`. F.scaled_dot_product_attention computes the
-    same, but does not keep the weights and is much faster for long sequences.
+    Each head computes `softmax(q k' / sqrt(d)) v`. F.scaled_dot_product_attention computes the same
+    and is much faster for long sequences, but does not keep the weights.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -59,7 +60,7 @@ class AttentionBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeds patches and their positions, applies blocks, and classifies the mean of all
+    """Embeds the patches and their positions, applies the blocks, and classifies the mean of all
     patches.
     """
 

@@ -2,8 +2,8 @@
 
     python train.py --epochs 20
 
-If it is killed and started again, it continues with the next samples. `torchrun --nproc-per-node 4
-train.py` trains the same model on four devices.
+If the program is killed and started again, it continues with the next samples. `torchrun
+--nproc-per-node 4 train.py` trains the same model on four devices.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Pretrain a small GPT, letter by letter, on Python's manual, which every Python installation has.
+"""Pretrain a small GPT, letter by letter, on the text of Python's manual, which is part of every
+Python installation.
 
     python train.py --letters 200000
 
@@ -79,7 +80,8 @@ def main() -> None:
     manual = "\n".join(topics.values()).encode("ascii", "ignore")[: options.letters]
     text = torch.tensor(list(manual))
     samples = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
-    held = max(len(samples) // 20, 1)  # samples at the end of the text are only for evaluation
+    # The samples at the end of the text are used only for evaluation.
+    held = max(len(samples) // 20, 1)
 
     run = train.Run()
     model = run.model(lambda: GPT(options.width, options.layers))
@@ -94,7 +96,9 @@ def main() -> None:
         value = run.accumulate(lambda part: surprise(part[0]), batch)
         for group in (
             optimizer.param_groups
-        ):  # the learning rate warms up, then falls as half a cosine; it depends only on the step
+            # The learning rate first rises, then falls like half a cosine. It depends only on the step
+            # number.
+        ):
             warm = min(1, (run.steps + 1) / 20)
             group["lr"] = options.lr * warm * (0.55 + 0.45 * math.cos(math.pi * run.steps / steps))
         run.step(optimizer, clip=1.0)
@@ -105,7 +109,7 @@ def main() -> None:
         value = surprise(samples[-held:].to(device)).item()
     story = write(
         model, "The ", 120, device
-    )  # all ranks must call this, because each has only a part of a sharded model
+    )  # All ranks must call this, because each rank has only a part of a sharded model.
     if run.world.is_first:
         print(f"loss {value:.4f} on held-out text, after {run.steps} steps (guessing: 4.8520)")
         print(story)

@@ -1,4 +1,5 @@
-"""Heat maps of the parts of an image that a network uses, by Grad-CAM and related methods.
+"""Heat maps that show which parts of an image a network uses, made with Grad-CAM and related
+methods.
 
     python train.py --method grad-cam    # writes heatmaps/grad-cam.png
 
@@ -78,8 +79,8 @@ def heat_map(
     """A map (H, W) with values from 0 to 1 that shows which parts of `image` (3, H, W) support
     `label`. The default label is the one that the network predicts.
 
-    Most maps are a weighted sum of the channels of the output of `layer`. The methods differ in
-    the weights of the channels or pixels.
+    Most maps are a weighted sum of the channels of the output of `layer`. The methods differ in how
+    they compute the weights of the channels or pixels.
     """
     model.eval()
     kept: list[torch.Tensor] = []
@@ -96,16 +97,16 @@ def heat_map(
     elif method == "grad-cam++":  # each pixel's gradient, weighted by its share of the evidence
         share = _share_evidence(seen, slope)
         heat = ((share * slope.relu()).sum((1, 2), keepdim=True) * seen).sum(0)
-    elif method == "xgrad-cam":  # mean gradient, weighted by the channel's brightness
+    elif method == "xgrad-cam":  # the mean gradient, weighted by the brightness of the channel
         total = seen.sum((1, 2), keepdim=True)
         heat = ((slope * seen).sum((1, 2), keepdim=True) / (total + 1e-7) * seen).sum(0)
-    elif method == "hires-cam":  # weight of a pixel: its own gradient
+    elif method == "hires-cam":  # the weight of a pixel is its own gradient
         heat = (slope * seen).sum(0)
-    elif method == "layer-cam":  # weight of a pixel: its own gradient if positive
+    elif method == "layer-cam":  # the weight of a pixel is its own gradient if that is positive
         heat = (slope.relu() * seen).sum(0)
-    elif method == "eigen-cam":  # the pattern that most channels share, for no particular label
+    elif method == "eigen-cam":  # the pattern that most channels share, for any label
         heat = _agreed(seen)
-    elif method == "eigen-grad-cam":  # the shared pattern that supports the label
+    elif method == "eigen-grad-cam":  # the shared pattern, restricted to what supports the label
         heat = _agreed(slope * seen)
     elif method == "score-cam":
         masks = F.interpolate(seen[:, None], image.shape[1:], mode="bilinear", align_corners=False)
@@ -145,7 +146,8 @@ def _agreed(seen: torch.Tensor) -> torch.Tensor:
     flat = seen.flatten(1).T
     flat = flat - flat.mean(0)
     heat = (flat @ torch.linalg.svd(flat, full_matrices=False)[2][0]).view(seen.shape[1:])
-    return heat if (heat * seen.sum(0)).sum() > 0 else -heat  # a component's sign is arbitrary
+    # The sign of a component is arbitrary.
+    return heat if (heat * seen.sum(0)).sum() > 0 else -heat
 
 
 @torch.no_grad()
@@ -164,7 +166,7 @@ def _without_each(
 
 
 def paint(image: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
-    """Draw the image, and next to it the image with its heat in red."""
+    """Draw the image. Next to it, draw the image again with its heat in red."""
     colours = torch.stack([(1.5 - (4 * heat - peak).abs()).clamp(0, 1) for peak in (3, 2, 1)])
     return torch.cat([image, 0.5 * image + 0.5 * colours], 2)
 
@@ -204,7 +206,7 @@ def main() -> None:
                 )
                 rows.append(
                     F.pad(paint(image, heat), (1, 1, 1, 1), value=1.0)
-                )  # a white frame around each pair
+                )  # Draw a white frame around each pair.
             picture = torch.cat([torch.cat(rows[n : n + 4], 2) for n in range(0, 24, 4)], 1)
             pixels = (picture.permute(1, 2, 0) * 255).byte().numpy()
             file = FOLDER / f"{method}.png"

@@ -1,4 +1,5 @@
-"""Data parallel over MPI in the style of Horovod: broadcast the weights, average the gradients.
+"""Data parallel over MPI in the style of Horovod: broadcast the weights, then average the
+gradients.
 
     mpirun -np 4 python train.py
 
@@ -61,7 +62,7 @@ def main() -> None:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     test, known = order[:360], order[360:]
 
-    torch.manual_seed(hvd.rank())  # weights differ until the broadcast makes them equal
+    torch.manual_seed(hvd.rank())  # The weights differ until the broadcast makes them equal.
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     kept, first = FOLDER / "model.pt", 0
     if hvd.rank() == 0 and kept.exists():
@@ -73,7 +74,7 @@ def main() -> None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     first = int(
         hvd.allreduce(torch.tensor([float(first)]), name="first")[0] * hvd.size()
-    )  # other ranks send 0
+    )  # The other ranks send 0.
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
 
     for epoch in range(first, options.epochs):

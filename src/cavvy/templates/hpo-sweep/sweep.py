@@ -3,8 +3,9 @@
     python sweep.py --trials 8
 
 Each trial is a separate job (`cavvy run task.yaml --param ...`), which runs as soon as capacity is
-free. After 2, 4, 8, ... passes, a trial is stopped if it is worse than the median of all trials at
-the same pass. Start the sweep again with the same --name to continue with the existing trials.
+free. After 2, 4, 8, ... passes, a trial is stopped if its accuracy is below the median of the other
+trials after the same number of passes. Start the sweep again with the same --name to continue with
+the existing trials.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 
 TASK = str(Path(__file__).with_name("task.yaml"))
-FEW = 3  # number of trials that must reach a pass before a trial is stopped after this pass
+FEW = 3  # A trial is stopped after a pass only if at least this many trials have reached the pass.
 
 
 def cavvy(*arguments: str) -> str:

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.05)
     options = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    if int(os.environ.get("NNODES", "1")) > 1:  # a Cavvy job with several nodes
+    if int(os.environ.get("NNODES", "1")) > 1:  # This is a Cavvy job with several nodes.
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         jax.distributed.initialize(where, int(os.environ["NNODES"]), int(os.environ["NODE_RANK"]))
 

@@ -1,5 +1,5 @@
-"""Fine-tunes a language model by LoRA: the matrices stay frozen, and to each is added a product of
-two thin matrices, which are trained.
+"""Fine-tunes a language model with LoRA. The model's matrices stay frozen. To each of them, the
+product of two thin matrices is added, and only the thin matrices are trained.
 
     python train.py base && python train.py tune
 
@@ -23,7 +23,7 @@ from cavvy import train
 
 LETTERS, LENGTH, WIDTH = 128, 64, 96
 FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
-PLAIN = train.Plan(shards=1)  # each device has the whole model, so it can save and load it
+PLAIN = train.Plan(shards=1)  # Each device has the whole model, so it can save and load the model.
 
 
 class LoraBlock(nn.Module):

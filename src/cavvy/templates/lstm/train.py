@@ -1,5 +1,5 @@
-"""An LSTM that learns to write, letter by letter, like Python's manual, which every Python
-installation has.
+"""An LSTM that learns, letter by letter, to write text like that of Python's manual. Every Python
+installation contains the manual.
 
 python train.py --letters 200000
 """
@@ -54,7 +54,7 @@ def main() -> None:
     manual = "\n".join(topics.values()).encode("ascii", "ignore")[: options.letters]
     text = torch.tensor(list(manual))
     samples = text[: len(text) // LENGTH * LENGTH].view(-1, LENGTH)
-    held = len(samples) // 20  # samples at the end of the text are only for evaluation
+    held = len(samples) // 20  # The samples at the end of the text are used only for evaluation.
 
     run = train.Run()
     model = run.model(lambda: Writer(options.width))

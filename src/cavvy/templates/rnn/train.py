@@ -23,7 +23,7 @@ class Reader(nn.Module):
         self.out = nn.Linear(width, 10)
         nn.init.orthogonal_(
             self.again.weight
-        )  # an orthogonal matrix lets early rows count as much as late ones
+        )  # With an orthogonal matrix, early rows have as much influence as late ones.
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         state = rows.new_zeros(len(rows), self.again.in_features)
@@ -57,7 +57,7 @@ def main() -> None:
 
     for batch in run.batches(data, epochs=options.epochs):
         value = run.accumulate(loss, batch)
-        run.step(optimizer, clip=1.0)  # recurrent networks need gradient clipping
+        run.step(optimizer, clip=1.0)  # Recurrent networks need gradient clipping.
         run.log(loss=value)
 
     device = next(model.parameters()).device

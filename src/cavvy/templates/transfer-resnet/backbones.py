@@ -44,8 +44,8 @@ class ResNet(nn.Sequential):
 
 
 class Same(nn.Conv2d):
-    """A convolution that pads more at the end than at the start, as in TensorFlow, where the
-    weights were trained.
+    """A convolution that pads more at the end than at the start, as TensorFlow does. The weights
+    were trained with TensorFlow.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,9 @@ class EfficientNetLite0(nn.Sequential):
 
 
 class Colours(nn.Module):
-    """Normalizes colours as ImageNet networks expect. A grey image gets three equal channels."""
+    """Normalizes colours in the way that ImageNet networks expect. A grey image is converted to
+    three equal channels.
+    """
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         mean, spread = (images.new_tensor(values)[:, None, None] for values in (MEAN, SPREAD))

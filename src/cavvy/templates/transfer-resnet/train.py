@@ -25,7 +25,7 @@ FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
 FEW = 100  # number of training images of the new task
 PLAIN = train.Plan(
     shards=1
-)  # each device has the whole model, so that it can save and load the backbone
+)  # Each device has the whole model, so it can save and load the backbone.
 
 
 class Network(nn.Module):
@@ -48,7 +48,7 @@ class Network(nn.Module):
 
     def train(self, mode: bool = True) -> "Network":
         super().train(mode)
-        if self.frozen:  # the running means of a frozen backbone must not change
+        if self.frozen:  # The running means of a frozen backbone must not change.
             self.backbone.eval()
         return self
 
@@ -116,7 +116,8 @@ def tune(epochs: int, lr: float, weights: str) -> None:
 
     run = train.Run(FOLDER / f"{weights}-head", plan=PLAIN)
     model = run.model(lambda: Network(experienced(weights), frozen=True))
-    fit(run, model, few, epochs, lr, list(model.head.parameters()))  # only the new head is trained
+    # First, only the new head is trained.
+    fit(run, model, few, epochs, lr, list(model.head.parameters()))
     said.append(("the head alone", accuracy(model, *test)))
     head = {name: value.detach().cpu().clone() for name, value in model.head.state_dict().items()}
 
@@ -127,7 +128,7 @@ def tune(epochs: int, lr: float, weights: str) -> None:
         made.head.load_state_dict(head)
         return made
 
-    model = run.model(tuned)  # then the whole model, with a lower learning rate
+    model = run.model(tuned)  # Then the whole model is trained with a lower learning rate.
     fit(run, model, few, epochs, lr / 3)
     said.append(("fine-tuned", accuracy(model, *test)))
 

@@ -1,10 +1,10 @@
-"""Gradient-boosted trees by XGBoost on the breast cancer data of scikit-learn (569 tumours with 30
-features each).
+"""Gradient-boosted trees with XGBoost, trained on the breast cancer data of scikit-learn (569
+tumours with 30 features each).
 
     python train.py --rounds 200
 
-Training stops when 20 more trees bring no improvement. It saves the newest model as a checkpoint
-and resumes from it.
+Training stops when 20 more trees bring no improvement. The program saves the newest model as a
+checkpoint and resumes from it.
 """
 
 import argparse

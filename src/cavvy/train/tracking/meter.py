@@ -78,8 +78,8 @@ class Meter:
             found["memory_gib"] = self._device.peak_bytes() / 2**30
             with suppress(
                 Exception
-            # The library, the driver or the permission is missing, or the GPU is lost. The value is
-            # left out.
+                # The library, the driver or the permission is missing, or the GPU is lost. The value is
+                # left out.
             ):
                 found["gpu_busy_percent"] = float(
                     torch.cuda.utilization(self._device.torch)

@@ -1,3 +1,3 @@
-"""Runs in the process of the user's script. On command, the probe measures windows of steps:
-unchanged steps, or steps with one change.
+"""The probe, which runs in the process of the user's script. When it receives a command, it
+measures a window of steps. The steps are unchanged or have one change.
 """

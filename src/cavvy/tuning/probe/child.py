@@ -1,4 +1,4 @@
-"""Measures windows of steps in one rank of the user's script, one window per command."""
+"""Measures windows of steps in one rank of the user's script. Each command starts one window."""
 
 import json
 import os
@@ -37,12 +37,14 @@ NO_LOOP = (
     "the script has no loop over `run.batches` of cavvy.train, and no plain loop with at least "
     f"{FREE_STEPS + LEAST_STEPS + 2} steps of an optimizer; `cavvy estimate` works for any script"
 )
-LEVERS = "CAVVY_TUNE_LEVERS"  # the environment variable with the levers for a plain loop, as JSON
-_CLOSE_S = 5.0  # seconds that the script has to end by itself after the session has ended
+LEVERS = "CAVVY_TUNE_LEVERS"  # the environment variable with the levers for a plain loop, in JSON
+_CLOSE_S = 5.0  # maximum seconds that the script has to end by itself after the session has ended
 
 
 class ProbeDone(BaseException):
-    """Ends the script. The script's own `except Exception` does not catch it."""
+    """Raised to end the script. It is not an `Exception`, so the script's own `except Exception`
+    does not catch it.
+    """
 
 
 class ProbeChannel:
@@ -60,7 +62,7 @@ class ProbeChannel:
         killed.
         """
         poll = select.poll()
-        poll.register(self._socket, 0)  # POLLHUP is always reported
+        poll.register(self._socket, 0)  # POLLHUP is reported even if it is not requested.
         poll.poll()
         threading.Event().wait(_CLOSE_S)
         os.killpg(0, signal.SIGKILL)
@@ -78,18 +80,20 @@ class ProbeChannel:
 
 
 class ScriptProbe:
-    """Measures one rank. At the end of each window it reports the measurements and waits for the
-    next command.
+    """Measures one rank. At the end of each window, it sends a report and waits for the next
+    command.
 
-    A command has the keys `mode` (see `WindowModes`), `skip` (steps to skip), `steps` (steps to
-    measure), `trace` (a file for the trace, or "-" to discard it) and `watch` (sample which lines
-    run). Or it has one of the keys `look` (number of samples to read and time separately), `epoch`
-    (continue to the next pass of the script's own loop over epochs, see `_came_back`) or `end`.
+    A command has the keys `mode` (see `WindowModes`), `skip` (number of steps to skip), `steps`
+    (number of steps to measure), `trace` (a file for the trace, or "-" to discard it) and `watch`
+    (whether to sample which lines run). Other commands have one of the keys `look` (number of
+    samples to read and time separately), `epoch` (continue to the next pass of the script's own
+    loop over epochs, see `_came_back`) or `end`.
 
     A report has the keys `rank`, `seconds` (mean per step), `steps` and `parts` (seconds of each
-    step and of its parts), and `every` (seconds of saves, of transfers and between the parts, for
-    all steps since the previous window). With `trace` it also has `idle`, the seconds per step in
-    which no operation ran. With `trace` or `watch` it has the result of `StackSampler.read`.
+    step and of its parts), and `every` (for all steps since the previous window, the seconds of
+    saves, of transfers and between the parts). With `trace`, it also has `idle`, the seconds per
+    step in which no operation ran. With `trace` or `watch`, it has the result of
+    `StackSampler.read`.
     """
 
     def __init__(self, channel: ProbeChannel) -> None:
@@ -103,15 +107,16 @@ class ScriptProbe:
         self._run: Any = None
         self._records: list[StepRecord] = []
         self._every = _none()
-        self._paused = 0.0  # seconds of the current step that the probe itself used
+        self._paused = 0.0  # seconds of the current step that the probe itself took
         self._command: dict[str, Any] = {}
         self._early = 0  # optimizer steps before the first `run.batches`
-        self._left = 1  # steps left in the window; at first, one warm-up step
+        self._left = 1  # number of steps left in the window; at first, one warm-up step
         self._began = 0.0
         self._tools: Any = None
         self._sampler: StackSampler | None = None
         self._lines = BusyLines()
-        self._loop: UserLoop | None = None  # the script's own code around `run.batches`
+        # the code objects of the script's own code around `run.batches`
+        self._loop: UserLoop | None = None
         self._pass: tuple[Any, float] = (
             None,
             0.0,
@@ -119,13 +124,13 @@ class ScriptProbe:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Observe the runs of a script. In this context, runs save to a temporary folder, do not
-        resume, and do not end on their own.
+        """Observe the runs of a script. While this context is active, runs save to a temporary
+        folder, do not resume, and do not end by themselves.
         """
         begin, resume, old_batches = Run.__init__, Run.resume, Run.batches
 
         def start(run: Any, folder: Any = None, **options: Any) -> None:
-            place = tempfile.mkdtemp(dir=self._channel.folder)  # each rank has its own folder
+            place = tempfile.mkdtemp(dir=self._channel.folder)  # Each rank has a separate folder.
             begin(run, place, **options)
 
         def batches(run: Any, data: Any, *, epochs: float) -> Iterator[Any]:
@@ -148,7 +153,9 @@ class ScriptProbe:
                 self.plain.remove()
 
     def _count_early(self, *_: Any) -> None:
-        """End a script that has a run but trains in a loop of its own, which cannot be measured."""
+        """End a script that creates a run but trains in a loop of its own, because such a loop
+        cannot be measured.
+        """
         self._early += self._run is not None and self._pass[0] is None
         if self._early > FREE_STEPS:
             self._early = 0
@@ -160,8 +167,9 @@ class ScriptProbe:
         raise ProbeDone
 
     def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
-        """Yield endless batches until the command `epoch`, and then let the script's own loop
-        continue to its next pass."""
+        """Yield batches without end until the command `epoch` arrives. Then let the script's own
+        loop continue to its next pass.
+        """
         before, self._pass = self._pass, this
         if self._command.get("epoch"):
             self._came_back(
@@ -177,7 +185,7 @@ class ScriptProbe:
         self._loop.guard(ProbeDone)
         run.world.device.synchronize()
         self._sampler, self._began = StackSampler(run.clock, code_at_work()), perf_counter()
-        run.save(wait=True)  # `Run.batches` does the same at the end of each pass
+        run.save(wait=True)  # `Run.batches` does the same at the end of each pass.
 
     def _came_back(self, epochs: float) -> None:
         """Report that the script's own loop has reached its next pass, with the time between the
@@ -206,7 +214,9 @@ class ScriptProbe:
             self._run = self._modes.run = run
             run.clock.listeners[:] = [
                 self._hear
-            ]  # replaces other listeners: measured steps must not be reported as progress
+                # This replaces other listeners, because measured steps must not be reported as
+                # progress.
+            ]
 
     def _hear(self, record: StepRecord) -> None:
         self._left -= 1

@@ -1,4 +1,4 @@
-"""Keeps a script from changing the files that existed before it was started."""
+"""Prevents a script from changing files that existed before the script was started."""
 
 import builtins
 import io
@@ -13,27 +13,31 @@ from unittest.mock import patch
 
 import torch
 
-KEPT = 2  # files of torch.save whose content can still be read, since checkpoints are large
+# Number of files of torch.save whose content can still be read. It is low because checkpoints are
+# large.
+KEPT = 2
 Work = Callable[..., Any]
 
 
 class KeptFiles:
-    """While it is installed, a script does not replace, empty, rename or delete a file that is
-    older than this object. What the script writes instead is in `folder`, and the script reads it
-    from there. Files of `torch.save` always go there.
+    """While this is installed, a script cannot replace, empty, rename or delete a file that is
+    older than this object. The script's writes go to a file in `folder` instead, and later reads of
+    the same path use that file. Files of `torch.save` always go there.
 
     This covers `torch.save`, `open` with "w", and the functions of `os` and `shutil`. It does not
-    cover native code, other programs, and files that are opened to append or to be updated.
+    cover native code, other programs, and files that are opened to append or to update.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        with tempfile.TemporaryFile(dir=folder) as now:  # by the kernel's clock for files
+        # by the clock that the kernel uses for files
+        with tempfile.TemporaryFile(dir=folder) as now:
             self._since = os.fstat(now.fileno()).st_ctime_ns
-        # The file that holds the content of a path; "" if its content is no longer kept.
+        # For each path, the file that holds its content; "" if the content is no longer kept.
         self._instead: dict[str, str] = {}
-        self._saves: list[str] = []  # files that torch.save has written in `folder`
-        self._made: set[str] = set()  # new files that torch.save has written as open files
+        self._saves: list[str] = []  # the files in `folder` that torch.save has written
+        # new files that torch.save has written through open file objects
+        self._made: set[str] = set()
         self._stack = ExitStack()
 
     def install(self) -> None:
@@ -61,8 +65,9 @@ class KeptFiles:
         self._made.clear()
 
     def _is_old(self, path: str) -> bool:
-        """Whether this is a file or link, or a folder with a file or link, that the script has not
-        made. A file's time of change is also new if the script has copied it.
+        """Whether the script did not create this file or link. For a folder, whether it contains
+        such a file or link. The time of the last change shows this; it is also new if the script
+        has copied the file.
         """
         try:
             found = os.lstat(path)
@@ -80,7 +85,9 @@ class KeptFiles:
         return os.path.isfile(target) and self._is_old(target)
 
     def _divert(self, path: str) -> str:
-        """A new file in `folder` for the content of this path."""
+        """Create a file in `folder` for the content of this path. Returns the path of the new
+        file.
+        """
         before = self._instead.pop(path, "")
         number, new = tempfile.mkstemp(dir=self._folder)
         os.close(number)
@@ -199,7 +206,7 @@ class KeptFiles:
 
 
 def _path(file: Any) -> str | None:
-    """The absolute path of a file that is given as a path; None for an open file."""
+    """The absolute path of a file that is given by its path; None for a file object."""
     if isinstance(file, str | bytes | os.PathLike):
         return os.path.abspath(os.fsdecode(file))
     return None

@@ -1,5 +1,5 @@
-"""Changes a plain training loop from outside: the DataLoader, the precision, the memory format and
-the compilation of the model. Finds the lines of the script that set them.
+"""Changes a plain training loop without editing the script: its DataLoader, and the precision,
+memory format and compilation of its model. Also finds the lines of the script that set these.
 """
 
 import inspect
@@ -22,23 +22,27 @@ _SIGNATURE = inspect.signature(DataLoader.__init__)
 
 
 class PlainLevers:
-    """Applies `levers` to a script, and observes its first steps.
+    """Applies `levers` to a script, and observes the script's first steps.
 
-    Keys of `levers`: `workers`, `pin` and `batch_size` are for the DataLoader whose number in the
-    order of creation is `loader`; `precision` is "tf32" or "bf16"; `channels_last` and `compile`
-    are True. Keys that are missing change nothing.
+    `levers` may have these keys. `workers`, `pin` and `batch_size` are for one DataLoader; `loader`
+    is its number in the order of creation. `precision` is "tf32" or "bf16". `channels_last` and
+    `compile` are True. Missing keys change nothing.
     """
 
     def __init__(self, levers: dict[str, Any]) -> None:
         self._levers = levers
-        self._loaders: list[tuple[Any, str]] = []  # each with the line that creates it
-        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # keyed by iterator
-        self._reads: dict[int, int] = {}  # batches of each DataLoader in the observed step
-        self._called: dict[Any, str] = {}  # modules that the script calls, each with its line
+        # the DataLoaders, each with the line that creates it
+        self._loaders: list[tuple[Any, str]] = []
+        # the DataLoader of each iterator
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        # the number of batches from each DataLoader in the observed step
+        self._reads: dict[int, int] = {}
+        # the modules that the script calls, each with the line of the call
+        self._called: dict[Any, str] = {}
         self._precision = "fp32"
         self._images = False
         self._samples = self._depth = 0
-        self._autocast: Any = None  # active from a forward pass until the backward pass
+        self._autocast: Any = None  # is active from a forward pass until the backward pass
         self._hooks, self._stack = ExitStack(), ExitStack()
 
     def install(self) -> None:
@@ -69,8 +73,9 @@ class PlainLevers:
         self._reads, self._samples = {}, 0
 
     def apply(self, optimizer: Any) -> dict[str, Any]:
-        """Apply the levers of the computation, stop observing, and return what was observed. Called
-        at the end of a step, since a change of hooks or of `forward` acts from the next call on.
+        """Apply the levers of the computation, stop observing, and return what was observed. This
+        is called at the end of a step, because changed hooks or a changed `forward` are used from
+        the next call on.
         """
         self._hooks.close()
         given = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -187,7 +192,7 @@ class PlainLevers:
             self._autocast.__enter__()
 
     def leave_autocast(self) -> None:
-        """Return to the precision of the script. Does nothing if autocast is not active."""
+        """Return to the script's own precision. Does nothing if autocast is not active."""
         if self._autocast is not None:
             self._autocast.__exit__(None, None, None)
             self._autocast = None
@@ -201,7 +206,9 @@ class PlainLevers:
 
 
 def describe_device(on: torch.device) -> dict[str, Any]:
-    """The device's kind and name, whether it has tensor cores, and the number of usable cores."""
+    """The kind and name of the device, whether it has tensor cores, and the number of CPU cores
+    that can be used.
+    """
     name = "cpu" if on.type == "cpu" else str(torch.get_device_module(on).get_device_name(on))
     return {
         "device": on.type,
@@ -234,7 +241,7 @@ def _is_compiled(model: Any) -> bool:
 
 
 def _without_waiting(copy: Callable[..., Any]) -> Callable[..., Any]:
-    """The function `copy`, which does not wait if its source is page-locked memory."""
+    """A version of `copy` that does not wait if its source is in page-locked memory."""
 
     def call(tensor: torch.Tensor, *given: Any, **options: Any) -> Any:
         is_told = "non_blocking" in options or any(isinstance(each, bool) for each in given)

@@ -1,4 +1,4 @@
-"""Detailed measurements: the parts of reading a sample, the running line of code, and the time in
+"""Detailed measurements: the parts of reading a sample, the line of code that runs, and the time in
 which no operation runs.
 """
 
@@ -18,32 +18,34 @@ from torch.utils.data import default_collate
 
 EVERY_S = 0.001
 SWITCH_S = (
-    0.0001  # the interpreter's switch interval; the default of 5 ms is as long as a short step
+    0.0001  # The interpreter's switch interval. The default of 5 ms is as long as a short step.
 )
 SHOWN = 3
 MOST_LOOKED_AT, LOOK_S = 480, 1.0  # limits for reading samples separately: samples, seconds
-TINY_NS = 20_000  # a shorter operation takes less time than the Python code that calls it
-# a shorter gap between operations is the call of the next one: 8 to 25 us were measured in traces
+# An operation that is shorter than this takes less time than the Python code that calls it.
+TINY_NS = 20_000
+# A gap between operations that is shorter than this is the time to call the next operation. Times
+# of 8 to 25 us were measured in traces.
 CALL_NS = 50_000
 APART = (
     "data",
     "transfer",
     "communication",
     "checkpoint",
-)  # parts of a step that are not sampled, because they have causes of their own
+)  # parts of a step that are not sampled, because they are reported as separate causes
 INSIDE = ("compute", "optimizer")
 
 
 def look_at_data(data: Any, count: int, size: int) -> dict[str, Any]:
-    """Measure the seconds per sample, as (wall time, CPU time), for reading, transforming, and
-    collating batches of `size` samples.
+    """Measure the seconds per sample for reading, transforming, and collating batches of `size`
+    samples. Each measurement is (wall time, CPU time).
 
-    Reads at least `count` samples, and more for up to a second, because a few samples may take much
-    longer than others.
+    At least `count` samples are read. Reading continues for up to a second, because a few samples
+    may take much longer than others.
     """
     if data.is_in_memory:
         return {"read": [0.0, 0.0], "transform": [0.0, 0.0], "collate": [0.0, 0.0]}
-    # Skip samples that have just been read ahead: they are in memory.
+    # Skip samples that were just read in advance, because they are still in memory.
     begin = data.position + len(data.source) // 2
     most = min(MOST_LOOKED_AT, len(data.source))
     places = data.indices(range(begin, begin + most)).tolist()
@@ -59,9 +61,7 @@ def look_at_data(data: Any, count: int, size: int) -> dict[str, Any]:
 
 
 def _read_part(data: Any, chosen: list[int], number: int, took: dict[str, list[float]]) -> None:
-    """Read, transform and collate some samples. `number` is the position of the first of these
-    samples.
-    """
+    """Read, transform and collate some samples. `number` is the position of the first one."""
     many = getattr(data.source, "__getitems__", None)
     if many is not None:
         samples = _timed(took["read"], lambda: many(chosen))
@@ -84,22 +84,22 @@ def _timed(into: list[float], work: Any) -> Any:
 
 
 class StackSample(NamedTuple):
-    at: int  # nanoseconds since 1970
-    # nanoseconds since the last sample; long if a thread held the interpreter, since no sample can
-    # be taken during that time
+    at: int  # time of the sample in nanoseconds since 1970
+    # Nanoseconds since the last sample. This is long if another thread held the interpreter,
+    # because no sample can be taken then.
     took: int
-    inside: bool  # whether the compute or optimizer part of a step was running
-    line: str  # the user's line, or "" for none
-    kind: str = ""  # the kind of the line's work, if the call stack shows it
+    inside: bool  # whether the compute part or the optimizer part of a step was running
+    line: str  # the user's line that was running, or "" if none was
+    kind: str = ""  # the kind of work of this line, if the call stack shows it
 
 
 class StackSampler:
-    """Samples every millisecond what the main thread executes: the part of the step, and the line
-    of the user's code.
+    """Samples every millisecond what the main thread is executing: the part of the step, and the
+    line of the user's code.
 
-    The time stamp is taken before the line is found. The sampling thread runs when an operation
-    begins, and a short operation would end while the line is found. `loop` is the code of the
-    functions that run the training loop.
+    The time stamp is taken before the line is determined. The reason is that the sampling thread
+    gets to run when an operation begins, and a short operation would end while the line is being
+    determined. `loop` has the code objects of the functions that run the training loop.
     """
 
     def __init__(self, clock: Any, loop: "frozenset[Any]" = frozenset()) -> None:
@@ -139,18 +139,19 @@ class StackSampler:
 
 
 class BusyLines:
-    """Learns which of the user's lines run Python rather than operations, from windows with a
-    trace.
+    """Learns from windows with a trace which of the user's lines spend their time in Python instead
+    of in operations.
     """
 
     def __init__(self) -> None:
-        # Keyed by line: nanoseconds sampled while no operation ran, and in total.
+        # For each line: the nanoseconds sampled while no operation ran, and the nanoseconds in
+        # total.
         self._told: dict[str, tuple[int, int]] = {}
 
     def learn(self, seen: list[StackSample], busy: "list[tuple[int, int]]", steps: int) -> None:
-        """Learn from a traced window. `busy` has the sorted, disjoint intervals in which operations
-        ran, in nanoseconds since 1970. A line that calls many tiny operations in each of the
-        `steps` counts as Python, too.
+        """Learn from a traced window. `busy` has the intervals in which operations ran, in
+        nanoseconds since 1970; they are sorted and do not overlap. A line that calls many tiny
+        operations in each of the `steps` steps is also treated as Python.
         """
         begins = [begin for begin, _ in busy]
         ran, before = [], ""
@@ -170,15 +171,15 @@ class BusyLines:
 
     def is_python(self, line: str) -> bool:
         """Whether the line was running Python in most of its samples. A single sample is not
-        reliable: it can miss an operation if the sampling thread had to wait.
+        reliable, because it can miss an operation if the sampling thread had to wait.
         """
         free, total = self._told.get(line, (0, 0))
         return bool(line) and 2 * free > total
 
 
 def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, Any]:
-    """Sum up samples. `own` is the share of all time when the user's lines ran Python within
-    the parts of a step. `between` has the nanoseconds between the parts, by kind: `python`,
+    """Summarize samples. `own` is the share of all time in which the user's lines ran Python within
+    the parts of a step. `between` has the nanoseconds between the parts by kind: `python`,
     `saving`, other `work`, and the `loop` itself. `lines` has the most frequent lines of each kind
     except `loop`, with their shares of all time.
     """
@@ -202,12 +203,12 @@ def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, 
 
 
 def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_same: bool) -> str:
-    """Return "tiny" or "long" if an operation of that length was running or the next one was being
-    called, and "" otherwise. `place` is the index of the last interval that began before the
+    """Return the length, "tiny" or "long", of the operation that was running or about to be called,
+    and "" if there was none. `place` is the index of the last interval that began before the
     sample.
 
-    Taking a sample may delay a tiny operation, so that it looks long. Therefore, if the line is the
-    same as in the previous sample (`is_same`), the result depends on the median length of all
+    Taking a sample may delay a tiny operation, so that it appears long. Therefore, if the line is
+    the same as in the previous sample (`is_same`), the result depends on the median length of all
     operations since that sample.
     """
     if place < 0:
@@ -221,7 +222,7 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
 
 
 def find_own_line(frame: Any) -> str:
-    """The user's line that is running or has called the running code. The result is empty if
+    """The user's line that is running, or that called the code that is running. Returns "" if
     PyTorch or cavvy.train is running, or if gradients are being summed.
     """
     found = ""
@@ -238,7 +239,7 @@ def find_own_line(frame: Any) -> str:
 
 
 def calling_line() -> str:
-    """The line of the user's code that has called the running code, or ""."""
+    """The line of the user's code that called the code that is running, or ""."""
     frame: Any = sys._getframe(1)
     while frame is not None and not _is_own(frame.f_code.co_filename):
         frame = frame.f_back
@@ -246,10 +247,10 @@ def calling_line() -> str:
 
 
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
-    """The user's line that is running or has called the running code, and the kind of its work:
-    `saving`, `work` (PyTorch operations, or an evaluation), or "". The functions on the call
-    stack up to the loop show the kind, by their file or by their name. A function that is named
-    like an evaluation counts as `work`, even if a saving function calls it.
+    """Two values: the user's line that is running, or that called the code that is running; and the
+    kind of its work, which is `saving`, `work` (PyTorch operations, or an evaluation) or "". The
+    kind is found from the file or the name of the functions on the call stack, up to the loop. A
+    function whose name looks like an evaluation is `work`, even if a saving function calls it.
     """
     line = kind = ""
     is_evaluation = False
@@ -284,7 +285,9 @@ def code_at_work() -> "frozenset[Any]":
 
 
 class UserLoop(NamedTuple):
-    """A loop in the user's code: its frame and the bytecode offset where the loop jumps back."""
+    """A loop in the user's code: its frame, and the bytecode offset at which the loop jumps
+    back.
+    """
 
     frame: Any
     end: int
@@ -298,12 +301,13 @@ class UserLoop(NamedTuple):
             return look
 
         self.frame.f_trace = look
-        sys.settrace(lambda frame, event, given: None)  # enables tracing, but not of new frames
+        # This enables tracing, but not for new frames.
+        sys.settrace(lambda frame, event, given: None)
 
 
 def find_loop(frame: Any) -> UserLoop | None:
-    """Find the innermost loop in the user's code that contains the running code. The loop is
-    recognized by a backward jump over the current instruction.
+    """Find the innermost loop in the user's code that contains the code that is running. A loop is
+    recognized by a backward jump past the current instruction.
     """
     while frame is not None:
         if _is_own(frame.f_code.co_filename):
@@ -346,18 +350,19 @@ _LIBRARIES = (
     "site-packages",
     "/lib/python",
     "torchinductor_",
-)  # parts of paths that are not the user's code; the last part is for compiled models
+)  # Parts of paths that are not the user's code. The last part is for compiled models.
 
 
 class traced(AbstractContextManager["traced"]):
-    """Records a trace for Perfetto or TensorBoard, and how many seconds this process ran no
-    PyTorch operation.
+    """Records a trace for Perfetto or TensorBoard. Also measures for how many seconds this process
+    ran no PyTorch operation.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self.idle = 0.0
-        self.busy: list[tuple[int, int]] = []  # intervals of operations in nanoseconds since 1970
+        # intervals in which operations ran, in nanoseconds since 1970
+        self.busy: list[tuple[int, int]] = []
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -373,7 +378,7 @@ class traced(AbstractContextManager["traced"]):
         self._profile.stop()
         events: Any = self._profile.events()  # type: ignore[no-untyped-call]  # torch's
         results: Any = self._profile.profiler
-        # event times are microseconds since this time
+        # The times of events are microseconds since this time.
         begun = results.kineto_results.trace_start_ns()
         for event in sorted((e for e in events if _is_work(e)), key=lambda e: e.time_range.start):
             start, end = (
@@ -389,7 +394,9 @@ class traced(AbstractContextManager["traced"]):
 
 
 def _is_work(event: Any) -> bool:
-    """Whether the event is an operation on the host or work on a device, not a mere annotation."""
+    """Whether the event is an operation on the host or work on a device. Otherwise it is only an
+    annotation.
+    """
     if event.device_type.name != "CPU":
         return not event.is_user_annotation
     name = str(event.name)

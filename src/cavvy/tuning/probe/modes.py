@@ -1,5 +1,5 @@
-"""The modes of a window of steps. A mode removes one cost, so that the difference from another
-window is this cost.
+"""The modes of a window of steps. Each mode removes one cost, so the difference from a window with
+the cost shows how large the cost is.
 """
 
 from collections.abc import Generator, Iterator
@@ -23,8 +23,8 @@ from cavvy.tuning.probe.look import APART, INSIDE
 
 NAMES = ("", "cached", "resident", "alone", "double", "larger", "bf16", "saving")
 GROWN = ("double", "larger")
-# The growth of the micro-batch, keyed by kind of device. The growth is 2 for other kinds, which
-# have less memory.
+# By how much the micro-batch is enlarged, for each kind of device. The factor is 2 for other kinds,
+# which have less memory.
 GROWTH = {"cpu": 4}
 COLLECTIVES = (
     "all_gather",
@@ -41,7 +41,7 @@ COLLECTIVES = (
     "scatter",
 )
 
-# The mode "alone" sums no gradients, so the copies of the model differ from then on.
+# In the mode "alone", gradients are not summed, so the copies of the model differ afterwards.
 UNCOMPARED: list[tuple[Any, str, Any]] = [
     (ReplicaCheck, "due", lambda check: False),
     (ReplicaCheck, "compare", lambda check: None),
@@ -50,9 +50,10 @@ UNCOMPARED: list[tuple[Any, str, Any]] = [
 
 class WindowModes:
     """Applies the current mode. `cached` repeats the last batch without reading. `resident` also
-    keeps this batch on the device. The next four are like `resident`, with one change each: `alone`
-    sends no gradients, `double` doubles the batch, `larger` makes the micro-batch `GROWTH` times as
-    large, and `bf16` lowers the precision. `saving` reads data as usual and saves a checkpoint.
+    keeps this batch on the device. Four other modes are like `resident`, with one change each:
+    `alone` sends no gradients, `double` doubles the batch, `larger` makes the micro-batch `GROWTH`
+    times as large, and `bf16` lowers the precision. `saving` reads data as usual and saves a
+    checkpoint.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class WindowModes:
         self._moved: Any = None
         self._saves = 0
         self._size = 0  # the micro-batch before the current mode
-        self._ours: list[Any] = []  # wrapped collectives, whose calls are timed
+        self._ours: list[Any] = []  # wrapped collectives, which measure the time of each call
 
     def choose(self, name: str, skip: int = 0, reading: "dict[str, int] | None" = None) -> None:
         if name not in NAMES:
@@ -72,14 +73,14 @@ class WindowModes:
         if self.name in GROWN and self._size:
             micro.settle(
                 self._size
-            )  # restores the size even if the mode ran out of memory and lowered it
+            )  # This restores the size even if the mode ran out of memory and reduced it.
         self._size = micro.size
         if name == "larger":
             micro.settle(self._size * GROWTH.get(self.run.world.device.kind, 2))
         if self._ours:
-            self._time_collectives()  # the script may have replaced collectives
+            self._time_collectives()  # The script may have replaced collectives.
         self.name, self._reading = name, reading or {}
-        self._saves = skip + 1 if name == "saving" else 0  # save after the first measured step
+        self._saves = skip + 1 if name == "saving" else 0  # Save after the first measured step.
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -87,7 +88,7 @@ class WindowModes:
             for where, name, new in self._list_patches():
                 stack.enter_context(patch.object(where, name, new))
             for name in COLLECTIVES if dist.is_available() else ():
-                # Each function is patched with itself, so that the original is restored at the end.
+                # Each function is replaced by itself, so that the original is restored at the end.
                 stack.enter_context(patch.object(dist, name, getattr(dist, name)))
             self._time_collectives()
             yield
@@ -129,8 +130,8 @@ class WindowModes:
         return SAVE if self._saves == 0 else 0
 
     def _time_collectives(self) -> None:
-        """Wrap collectives that are not wrapped yet: at first all collectives, and later the
-        collectives that the script has replaced.
+        """Wrap collectives that are not wrapped yet. On the first call these are all collectives;
+        later, they are collectives that the script has replaced.
         """
         for name in COLLECTIVES if dist.is_available() else ():
             made = getattr(dist, name)
@@ -139,8 +140,8 @@ class WindowModes:
                 setattr(dist, name, self._ours[-1])
 
     def _timed(self, collective: Any) -> Any:
-        """Wrap a collective so that calls by the script count as communication, since ranks may
-        wait in them for a late rank.
+        """Wrap a collective, so that the script's calls of it are counted as communication. In
+        these calls, a rank may wait for a late rank.
         """
 
         @wraps(collective)
@@ -161,8 +162,8 @@ class WindowModes:
     def _read(
         self, read: Any, data: Any, share: Any, until: int, options: dict[str, int]
     ) -> Generator[Any]:
-        """Yield new batches or the last batch again, depending on the mode. After a change of the
-        readers, reading restarts from the run's position.
+        """Yield new batches or repeat the last batch, depending on the mode. If the number of
+        readers changes, reading starts again at the run's position.
         """
         self.data, kept, batches, opened = data, None, None, self._reading
         try:

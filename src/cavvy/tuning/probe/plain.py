@@ -1,5 +1,5 @@
-"""Measures the training loop of a script that does not use cavvy.train. A step ends with each
-`step` of the script's first optimizer.
+"""Measures the training loop of a script that does not use cavvy.train. Each `step` of the script's
+first optimizer ends a step.
 """
 
 import os
@@ -25,20 +25,21 @@ from cavvy.train.device import TrainDevice
 from cavvy.tuning.probe.kept_files import KeptFiles
 from cavvy.tuning.probe.look import BusyLines, StackSampler, code_at_work
 
-FREE_STEPS = 10  # optimizer steps that are not measured, such as those of a warm-up
-MOST_STEPS, MOST_S = 100, 30.0  # limits of the measurement: steps, seconds
+# number of optimizer steps that are not measured, for example because they belong to a warm-up
+FREE_STEPS = 10
+MOST_STEPS, MOST_S = 100, 30.0  # limits of the measurement: number of steps, and seconds
 LEAST_STEPS = 5
 Timed = Callable[..., Any]
 
 
 class PlainLoop:
-    """Measures one rank's loop. `done` is called with the report and ends the script.
+    """Measures the loop of one rank. `done` is called with the report and ends the script.
 
     The report has the facts of the rank, `steps` (the seconds of each step), `parts` (the mean
-    seconds of their parts), and `lines`: the script's lines that run most often, with their shares
-    of all time. The part `prepare` is the script's own code before the first forward pass of a
-    step, without code that runs before a DataLoader returns the batch. The part `own` is the rest
-    of the script's own code.
+    seconds of their parts), and `lines` (the script's lines that run most often, with their shares
+    of all time). The part `prepare` is the script's own code before the first forward pass of a
+    step, except code that runs before a DataLoader returns the batch. The part `own` is all other
+    code of the script itself.
     """
 
     def __init__(self, folder: str, done: Callable[[dict[str, Any]], None]) -> None:
@@ -50,20 +51,20 @@ class PlainLoop:
         self._main: Any = None  # the first parameter of the optimizer whose steps are counted
         self._model: Any = None  # the first module that is called in a step
         self._count, self._began, self._step_began = 0, 0.0, 0.0
-        # seconds of the script's own code in this step: before it gets its batch from a DataLoader,
-        # and from then to the first forward pass
+        # Seconds of the script's own code in this step: before a DataLoader returned the batch, and
+        # from then until the first forward pass.
         self._own_before = 0.0
         self._prepared: float | None = None
         self._samples = self._workers = self._length = 0
         self._sampler: StackSampler | None = None
-        self._depth = 0  # depth of nested module calls
+        self._depth = 0  # depth of nested calls of modules
         self._device: TrainDevice | None = None
-        self._most = MOST_STEPS  # steps to measure
+        self._most = MOST_STEPS  # number of steps to measure
         self._stack = ExitStack()
 
     def install(self) -> None:
-        """Observe the loops of a script until `remove`, and keep its old files from changes (see
-        `KeptFiles`).
+        """Observe the loops of a script until `remove`. Also protect the script's existing files
+        from changes (see `KeptFiles`).
         """
         handles = (
             register_optimizer_step_pre_hook(self._before_step),
@@ -90,7 +91,7 @@ class PlainLoop:
         self._stack.close()
 
     def finish(self) -> bool:
-        """Report the steps so far, if there are enough. Returns whether there are enough steps."""
+        """Report the steps so far if there are enough. Returns whether there were enough."""
         if self._sampler is None or self._device is None or len(self._records) < LEAST_STEPS:
             return False
         self._sampler.stop()
@@ -140,7 +141,7 @@ class PlainLoop:
         self._sampler = StackSampler(self.clock, code_at_work())
 
     def _hear(self, record: StepRecord) -> None:
-        if self._count > FREE_STEPS + 1:  # the step in which the measurement begins is not counted
+        if self._count > FREE_STEPS + 1:  # The step in which the measurement begins is not counted.
             self._records.append(record)
         if len(self._records) >= self._most:
             self.finish()
@@ -193,15 +194,15 @@ class PlainLoop:
                 self.clock.part("compute").__exit__()
 
     def _own(self) -> float:
-        """Seconds of this step in the script's own code so far."""
+        """The seconds of this step that the script's own code has used so far."""
         return perf_counter() - self._step_began - sum(self.clock.parts.values())
 
     def _is_idle(self) -> bool:
         return not any(self.clock.part(name).begun for name in self.clock.parts)
 
     def _timed(self, name: str, work: Timed) -> Timed:
-        """Wrap a function so that its calls count as this part of a step, unless they are within
-        another part.
+        """Wrap a function so that the time of its calls is counted for this part of a step. Calls
+        within another part are not counted separately.
         """
 
         def call(*given: Any, **options: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Measures a plain training loop in windows of steps, one window per command, for `cavvy tune`."""
+"""Measures a plain training loop in windows of steps, for `cavvy tune`. Each command starts one
+window.
+"""
 
 import os
 from contextlib import ExitStack
@@ -14,8 +16,10 @@ from torch.optim.optimizer import (
 from cavvy.tuning.probe.kept_files import KeptFiles
 from cavvy.tuning.probe.levers import PlainLevers, describe_device
 
-LOOKED = 2  # the step in which the loop is observed; the levers of the computation act after it
-READY = 4  # the facts are reported after this step
+# the number of the step in which the loop is observed; the levers of the computation are applied
+# after it
+LOOKED = 2
+READY = 4  # the number of the step after which the facts are reported
 
 
 class CommandChannel(Protocol):
@@ -29,12 +33,13 @@ class CommandChannel(Protocol):
 
 
 class PlainWindows:
-    """Measures one rank's loop with `levers` (see `PlainLevers`). A step ends with each `step` of
-    the script's first optimizer.
+    """Measures the loop of one rank with `levers` (see `PlainLevers`). Each `step` of the script's
+    first optimizer ends a step.
 
-    Reports the facts of the rank after `READY` steps, and then waits. A command has the keys `skip`
-    and `steps`: the numbers of steps to skip and to measure. Its report has `seconds`, the mean per
-    step, or `ended` if the script's loop has ended before.
+    The first report, after `READY` steps, has the facts of the rank. Then the script waits for
+    commands. A command has the keys `skip` and `steps`: the numbers of steps to skip and to
+    measure. The report on a window has `seconds`, the mean per step, or `ended` if the script's
+    loop ended before the window was complete.
     """
 
     def __init__(self, channel: CommandChannel, levers: dict[str, Any]) -> None:
