@@ -184,8 +184,8 @@ def _count(piece: str) -> tuple[int, int | None]:
 def _part(piece: str) -> float:
     try:
         part = float(Fraction(piece))
-    # ValueError is raised for more than 4,300 digits.
     except (ZeroDivisionError, OverflowError, ValueError):
+        # ValueError is raised for more than 4,300 digits.
         part = 0
     if not 0 < part < 1:
         raise NeedError(

@@ -82,8 +82,8 @@ class FailureWatch:
             return mine
         try:
             failure = self._search(mine) if is_lost_connection(error) else self._put(mine)
-        # The store has ended together with its process, which may be that of rank 0.
         except RuntimeError:
+            # The store has ended together with its process, which may be that of rank 0.
             gone = RankFailure(0, self._ranks, SILENT)
             failure = gone if self._ours and self._rank else mine
         self._tell(failure)

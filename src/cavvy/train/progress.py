@@ -82,11 +82,8 @@ class ProgressReporter:
         line |= {**told, **rates}
         if self._path:
             with open(
-                self._path + ".new",
-                "w",
-                # The file is written completely before it gets its name, because the agent may read it
-                # at any time.
-            ) as file:
+                self._path + ".new", "w"
+            ) as file:  # renamed when complete, because the agent may read it at any time
                 file.write(json.dumps(line) + "\n")
             os.replace(self._path + ".new", self._path)
         parts = [f"{self._done}/{self._total} samples"]

@@ -81,10 +81,8 @@ class _Watch:
         tensors = [
             leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()
         ]
-        if (
-            tensors and not self._batch
-            # If the model gets only keyword arguments, its first module with a tensor input is used.
-        ):
+        # If the model gets only keyword arguments, its first module with a tensor input is used.
+        if tensors and not self._batch:
             self._batch = tensors[0].shape[0]
         if self._model is None and any(True for _ in module.parameters()):
             self._model, self._on = module, True

@@ -61,8 +61,8 @@ def copy(source: str, target: str, project: str, quiet: bool) -> None:
             with_tunnel(
                 project, far, lambda tunnel: _send(tunnel, Path(source).expanduser(), path, bar)
             )
-    # This error is local, because errors on the node are already CommandFailures.
     except OSError as error:
+        # This error is local, because errors on the node are already CommandFailures.
         if error.filename is None:
             raise
         raise CommandFailure(

@@ -47,8 +47,8 @@ class MarketBeliefs:
             since = old.since_s
             if since == UNSEEN or kind is ObservationKind.TAKEN:
                 since = at_s
-            # The change happened at an unknown time since the previous evidence.
             elif up is not old.up:
+                # The change happened at an unknown time since the previous evidence.
                 since = (self._seen_s[market] + at_s) / 2
             self.known[market] = SpotQuote(up, usd, since_s=since)
             self._seen_s[market] = at_s

@@ -279,11 +279,8 @@ def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
     buffers = {name for name, _ in model.named_buffers()}
     weights |= {name: value.clone() for name, value in weights.items() if name in buffers}
     for optimizer in [
-        o
-        for o in optimizers
-        if not o.state
-        # Torch creates missing moments by stepping the optimizer; this sets the step count back to 0.
-    ]:
+        o for o in optimizers if not o.state
+    ]:  # torch creates missing moments by a step; this resets the step count to 0
         get_optimizer_state_dict(model, optimizer)
         for kept in [kept for kept in optimizer.state.values() if "step" in kept]:
             kept["step"] = kept["step"] * 0

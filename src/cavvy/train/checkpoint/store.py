@@ -179,9 +179,7 @@ class CheckpointStore:
             staging.exception()
             if (
                 self._world.size > 1
-                # This must be raised here. Otherwise, after a failure, the other ranks would match this
-                # save with the next one.
-            ):
+            ):  # raised here; otherwise other ranks would match this save with the next
                 # This raises errors that `staging` may not report.
                 self._stager.synchronize_staging()
 

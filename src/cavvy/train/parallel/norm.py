@@ -26,10 +26,8 @@ def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
         dist.all_reduce(square, group=pipeline)
     total = square.sqrt()
     factor = torch.clamp(
-        limit / (total + 1e-6),
-        max=1.0,
-        # This computation is the one in torch's gradient clipping, which does not wait for the device.
-    )
+        limit / (total + 1e-6), max=1.0
+    )  # the same as in torch's gradient clipping, which does not wait for the device
     grads = [local(p.grad) for some in (plain, *split) for p in some]
     torch._foreach_mul_(grads, factor)
     return total

@@ -78,9 +78,7 @@ class Meter:
             found["memory_gib"] = self._device.peak_bytes() / 2**30
             with suppress(
                 Exception
-                # The library, the driver or the permission is missing, or the GPU is lost. The value is
-                # left out.
-            ):
+            ):  # left out if the library, driver, permission or GPU is missing
                 found["gpu_busy_percent"] = float(
                     torch.cuda.utilization(self._device.torch)
                 )  # from NVML: the share of time in which at least one kernel ran
