@@ -609,8 +609,8 @@ def test_rm_removes_ended_jobs_only(client: FakeClient) -> None:
     assert run("rm", "good", "-y").stdout == "good is removed\n"
     client.removed = wire.JobRemoved(freed_bytes=3 << 19, kept="s3://b/kept: status 403")
     ended = run("rm", "--ended", "-y")
-    assert ended.stdout == "bad is removed; its checkpoints had 1.5 MiB\n"
-    assert ended.stderr == "some files of bad stay in s3://b/kept: status 403\n"
+    assert ended.stdout == "bad is removed, with 1.5 MiB of checkpoints\n"
+    assert ended.stderr == "some files of bad could not be deleted: s3://b/kept: status 403\n"
     assert set(client.all_jobs) == {"next", "now"}
 
 

@@ -432,8 +432,8 @@ def test_nodes_that_wait_for_a_server_that_is_away_are_announced(
     text = "resources: {gpu: L4}\nlimits: {unattended: 2h}\n"
     assert "server.results_url" not in run(planned, text).stderr  # no such provider is configured
     monkeypatch.setattr(available, "load_providers", lambda *_: {"aws": Cloud()})
-    assert "warning: aws: if the server is away" in run(planned, text).stderr
-    assert "for up to 2h" in run(planned, text).stderr
+    assert "warning: aws: if nodes cannot reach the server" in run(planned, text).stderr
+    assert "wait for up to 2h" in run(planned, text).stderr
     stored = "checkpoint: {path: state, storage: 's3://b/c'}\n"
     assert "server.results_url" not in run(planned, text + stored).stderr
     monkeypatch.setenv("CAVVY_SERVER_RESULTS_URL", "s3://b/c")

@@ -177,7 +177,7 @@ def test_memory_for_each_cpu() -> None:
     assert (first.cpus_min, first.memory_min_mib, first.memory_per_cpu_mib) == (8, None, 4096)
     assert (second.memory_min_mib, second.memory_per_cpu_mib) == (16_384, None)
     assert parse_task("run: x\nresources: {memory: 2.5x}").resources.memory_per_cpu_mib == 2560
-    assert "is no memory" in problems("run: x\nresources: {memory: 0x}")
+    assert "is too little memory" in problems("run: x\nresources: {memory: 0x}")
     assert "cannot read '4x..8x' as memory" in problems("run: x\nresources: {memory: 4x..8x}")
 
 
@@ -240,7 +240,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("resources: {instance: p2.xlarge}", "2:23", "p2.xlarge is retired"),
         ("resources: {cpu: 32..8}", "2:18", "write 8..32"),
         ("resources: {cpu: many}", "2:18", "such as 8, 8+ or 8..32"),
-        ("resources: {cpu: 0}", "2:18", "none"),
+        ("resources: {cpu: 0}", "2:18", "too few"),
         ("resources: {memory: 64XB}", "2:21", "16GB..64GB"),
         ("resources: {memory: -4}", "2:21", "delete the sign"),
         ("resources: {network: 100}", "2:22", "100Gbps"),

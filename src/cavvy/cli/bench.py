@@ -80,7 +80,7 @@ def command(
     target = Path(save) if save else loaded.folder / work.profile if work and work.profile else None
     if target is None:
         raise CommandFailure(
-            "the task names no file for the measured rates",
+            "the task does not say where to save the measured rates",
             "set `profile: work.json` under `work` in the task file, or use --save",
         )
     found = []
@@ -93,7 +93,7 @@ def command(
     silent = [run.job for run in found if run.rate is None]
     if silent:
         hint = f"`cavvy logs {named(loaded.task.project, silent[0])}` shows the job's output"
-        raise CommandFailure("not every choice reported progress", hint)
+        raise CommandFailure("not every accelerator and provider reported progress", hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,7 +173,7 @@ def _wait(client: "Client", job: "JobDetail") -> None:
                 return
     except KeyboardInterrupt:
         there = named(job.project, job.name)
-        click.echo(f"\nsession {there} goes on; `cavvy stop {there}` ends it", err=True)
+        click.echo(f"\nsession {there} continues; `cavvy stop {there}` ends it", err=True)
         raise
     ended = client.job(job.project, job.name)
     raise CommandFailure(

@@ -57,7 +57,8 @@ def command(
         file.write_text(text)
     except SpecError as error:
         raise CommandFailure(
-            f"these answers make an invalid task file:\n{error}", "start again with other answers"
+            f"the task file from these answers is invalid:\n{error}",
+            "start again with other answers",
         ) from error
     except OSError as error:
         raise CommandFailure(f"cannot write {file}: {error.strerror}") from error

@@ -167,8 +167,8 @@ def _answer(
 
 
 def _say_missing(task: "Task", offered: "AvailableOffers", ready: bool) -> str:
-    """Why there is no offer, if the cause is not the task: names that are unknown, or, for a plan
-    with the configured providers only (`ready`), providers that did not answer; else "".
+    """Why there is no offer, if the task's requirements are not the reason; otherwise "". The
+    reason can be an unknown name. With `ready`, it can also be that providers did not answer.
     """
     from cavvy.planner.candidates import say_unread
 
@@ -200,9 +200,9 @@ def _warn_of_waits(task: "Task", offered: "AvailableOffers") -> tuple[str, ...]:
         return ()
     longest = format_duration(task.limits.unattended)
     return (
-        f"{', '.join(names)}: if the server is away when the work ends, the nodes wait for it, and "
-        f"are billed, for up to {longest}; `checkpoint.storage` or the setting "
-        "`server.results_url` names a bucket for their results instead",
+        f"{', '.join(names)}: if nodes cannot reach the server when the work ends, they wait for "
+        f"up to {longest} and are billed; to avoid this, name a bucket for results in "
+        "`checkpoint.storage` or in the setting `server.results_url`",
     )
 
 

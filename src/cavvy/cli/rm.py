@@ -66,7 +66,7 @@ def _remove(client: "Client", project: str, name: str, *, skip_busy: bool) -> No
             raise
         click.echo(f"{name} is not removed: its nodes are not released yet", err=True)
         return
-    size = f"; its checkpoints had {show_size(removed.freed_bytes)}" if removed.freed_bytes else ""
+    size = f", with {show_size(removed.freed_bytes)} of checkpoints" if removed.freed_bytes else ""
     click.echo(f"{name} is removed{size}")
     if removed.kept:
-        click.echo(f"some files of {name} stay in {removed.kept}", err=True)
+        click.echo(f"some files of {name} could not be deleted: {removed.kept}", err=True)

@@ -113,7 +113,7 @@ def _on_a_part(task: Task, offer: Offer) -> TimeEstimate:
     whole = estimate(task, replace(offer, accelerator_part=1.0))
     if whole.run_time is None:
         return whole
-    note = f"the node has {offer.accelerators_text} of an accelerator, assumed that much slower"
+    note = f"the node has {offer.accelerators_text} of an accelerator; the time assumes this speed"
     return replace(
         whole,
         run_time=_length(whole.run_time.total_seconds() / offer.accelerator_part),

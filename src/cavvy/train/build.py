@@ -57,8 +57,8 @@ class ModelBuilder:
         self.numbers = PrecisionContext(self.plan.precision, world.device)
         if self.numbers.scaler is not None and (self.plan.pipeline > 1 or self.plan.tensor > 1):
             raise ValueError(
-                "fp16's loss scale is supported with neither pipeline nor tensor parallel: use "
-                "bf16 or fp32"
+                "fp16 cannot be used with pipeline or tensor parallel, which have no loss scale: "
+                "use bf16 or fp32"
             )
         mesh = make_mesh(self.plan, world)
         self._sow(0)

@@ -225,8 +225,8 @@ class _Watch:
         except ApiError as error:
             raise make_failure(error) from error
         except KeyboardInterrupt as error:
-            hint = "the server goes on; `cavvy nodes` shows what is still billed"
-            raise CommandFailure("the removal of the machine was not awaited", hint, 130) from error
+            hint = "the server continues the removal; `cavvy nodes` shows what is still billed"
+            raise CommandFailure("interrupted before the machine was removed", hint, 130) from error
 
     def _look(self) -> "JobDetail":
         """Print the events that arrived since the last call, and return the job."""

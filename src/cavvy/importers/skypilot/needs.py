@@ -121,7 +121,7 @@ def _check_ports(value: str) -> str:
     for part in list_ports(value):
         ends = part.split("-")
         if len(ends) > 2 or not all(end.isdecimal() and 0 < int(end[:6]) <= 65_535 for end in ends):
-            return f"{shown(part)} is no port"
+            return f"{shown(part)} is not a port"
         if len(ends) == 2 and int(ends[0]) > int(ends[1]):
             return f"{shown(part)} is a reversed range"
     return ""

@@ -51,14 +51,14 @@ def _cpus(text: str) -> float:
         raise WrongValue(f"{shown(text)} is not a number of CPUs")
     value = float(text)
     if not 0 < value <= _MOST_CPUS:
-        raise WrongValue(f"{text} CPUs are {'none' if value == 0 else 'too many'}")
+        raise WrongValue(f"{text} CPUs are too {'few' if value == 0 else 'many'}")
     return value
 
 
 def _memory(text: str) -> int:
     mib = parse_memory_mib(text)
     if not 0 < mib <= _MOST_MIB:
-        raise WrongValue(f"{shown(text)} is {'no memory' if mib <= 0 else 'too much'}")
+        raise WrongValue(f"{shown(text)} is too {'little' if mib <= 0 else 'much'} memory")
     return mib
 
 
