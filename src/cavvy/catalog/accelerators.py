@@ -161,7 +161,7 @@ def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | 
 
 def nominal_memory(accelerator: Accelerator, memory_mib: int | None) -> int | None:
     """The memory size of the product that is closest to the reported size. If no size of the
-    product is within 12 %, the reported size itself.
+    product is within 12 %, the reported size itself is returned.
 
     If no size was reported, the result is the size of the product if there is only one, otherwise
     None.
