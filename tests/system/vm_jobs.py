@@ -4,7 +4,7 @@ nodes that talk to each other, and the digits training, which loses its machine 
 
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from tests.contract.vm_cloud import Rented
@@ -15,6 +15,7 @@ from tests.system.vm_places import BootedPlace
 
 from cavvy.client.wire import JobDetail
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.vm.cloud import BillStart
 
 LONG_S = 240.0  # of a wait for a training, on a machine that is busy with others
 # Rank 0 waits for the other rank, on the address and the port of the gang.
@@ -92,7 +93,10 @@ def run_digits(place: BootedPlace, user: User, resources: str, rate: HourlyRate)
     assert first in ("preempted", "node"), job.attempts
     assert outcomes == ["succeeded"], job.attempts
     check_weights(user)
-    check_bill(job, user.json("cost", job.id), place.cloud.machines[before:], rate)
+    free = place.cloud.traits.bill_starts is BillStart.RUNNING
+    machines = place.cloud.machines[before:]
+    cost = user.json("cost", job.id)
+    check_bill(job, cost, machines, rate, boot=BOOTS if free else timedelta(0))
 
 
 def has_ended(job: JobDetail) -> bool:
@@ -109,21 +113,27 @@ def check_weights(user: User) -> None:
 
 
 def check_bill(
-    job: JobDetail, cost: Mapping[str, Any], machines: Sequence[Rented], rate: HourlyRate
+    job: JobDetail,
+    cost: Mapping[str, Any],
+    machines: Sequence[Rented],
+    rate: HourlyRate,
+    *,
+    boot: timedelta,
 ) -> None:
-    """Each machine is charged once: from its request or a later time when it still booted, to its
-    end. If the cloud does not tell the end, the time since the last look is stated as unsure.
+    """Each machine is charged once. It is billed from its creation, or, if its cloud does not bill
+    the `boot`, from the end of the boot. What the charges lack of this is stated as unsure.
     """
     charges = sorted((each for each in cost["charges"] if each["kind"] == "node"), key=_since)
     missing = 0
     for each, attempt, machine in zip(charges, job.attempts, machines, strict=True):
         since, until = _since(each), moment(each["until"])
-        assert attempt.created_at <= since <= machine.at + BOOTS
+        assert attempt.created_at <= since
+        assert boot or since <= machine.at
         assert each["amount_micros"] == rate.over(until - since).micros
         assert machine.ended is not None
         own = [one for one in cost["charges"] if one["attempt"] == attempt.number]
         paid = sum(one["amount_micros"] for one in own)  # with the minimum charge
-        missing += max(0, rate.over(machine.ended - since).micros - paid)
+        missing += max(0, rate.over(machine.ended - machine.at - boot).micros - paid)
     assert missing <= cost["unsure_micros"], (cost, machines)
 
 
