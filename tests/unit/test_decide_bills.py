@@ -332,6 +332,7 @@ def lost(seen: NodeSeen, started_by: float) -> NodeSeen:
         (lost(node(0, 5, 45), 15), (), 30, 10),
         (lost(node(0, 5, 45), 15), (agent(0, 10, 40),), 30, 10),
         (lost(node(0, 5, 45), 45), (), 0, 40),  # it was perhaps never billed
+        (lost(node(0, 5, 45), 45), (agent(0, 10, 40),), 35, 5),  # its agent ran
         (lost(node(0, 5, 45, unseen=True), 15), (agent(0, 20, 30),), 15, 25),
     ],
 )

@@ -264,8 +264,11 @@ def _bound_life(
         return _bound_unreported(attempt, rank, look, sightings, now)
     latest = max(node.started_at, node.ended_at or now)
     most = replace(node, ended_at=latest)
-    if not _outlives_start(most):
-        return _Life(least=None, most=most)
+    if not _outlives_start(most):  # no poll showed the machine as running, but its agent may have
+        heard = [at for at in sightings if node.started_at <= at <= latest]
+        if not heard:
+            return _Life(least=None, most=most)
+        return _Life(least=replace(most, started_at=heard[0], started_by=None), most=most)
     began = node.started_by or node.started_at
     alive = min(latest, max([began, *sightings]))
     if node.ended_at is not None and not node.unseen:
