@@ -263,8 +263,8 @@ def open_below(folder: int, path: str, flags: int) -> int:
 
 
 def walk_below(folder: int, *, strict: bool = False) -> Iterator[tuple[str, os.DirEntry[str], int]]:
-    """Yield everything below an open folder: its relative path, its directory entry, and the
-    descriptor of the folder that contains it. That descriptor is closed when the iteration
+    """For every file and folder below an open folder, yield the relative path, the directory entry,
+    and the descriptor of the folder that contains it. That descriptor is closed when the iteration
     continues. A folder comes before its entries. Links are not followed. Folders that cannot be
     listed are left out; with `strict`, they raise OSError.
     """

@@ -92,8 +92,8 @@ class GangOperator:
             self._looks[attempt.gang] = after_look(self._look(attempt), seen, at)
 
     async def accrue(self, attempt: Attempt) -> RowChanges:
-        """The charges that must be written now. Those of a kept gang are written together with its
-        row, so that nothing is written if a job has taken the gang over meanwhile.
+        """The charges that must be written now. The charges of a kept gang are returned together
+        with its row: if a job has taken the gang over meanwhile, the write fails as a whole.
         """
         if not is_accrual_due(attempt, self._look(attempt)):
             return RowChanges()

@@ -259,7 +259,8 @@ class Job:
 
     @property
     def stop_outcome(self) -> AttemptOutcome | None:
-        """The outcome that an attempt has when this stop ends it. None if no stop was requested."""
+        """The outcome of an attempt that ends because of the requested stop. None if no stop was
+        requested."""
         if self.stop_cause is None:
             return None
         return AttemptOutcome.STOPPED if self.stop_cause is StopCause.USER else AttemptOutcome.LIMIT

@@ -100,7 +100,7 @@ def make_error(error: "ApiError") -> CavvyError:
 
 @contextmanager
 def public_errors() -> Iterator[None]:
-    """Raise the errors of the modules below as CavvyError."""
+    """Turn the errors of the modules that this interface uses into CavvyError."""
     from cavvy.client import ApiError
     from cavvy.settings import SettingsError
     from cavvy.spec.workdir import FreezeError

@@ -278,8 +278,8 @@ class Store(Protocol):
     async def spending(
         self, project: str | None, since: datetime | None = None
     ) -> Sequence[JobSpending]:
-        """The charges of one project or of all projects, added up for each job and provider. Of a
-        charge that began before `since`, only the part after `since` is counted.
+        """The charges of one project or of all projects, added up for each job and provider. If a
+        charge began before `since`, only its part after `since` is counted.
         """
 
     async def remove_job(self, job: Job) -> None:

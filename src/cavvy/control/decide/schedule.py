@@ -86,7 +86,7 @@ def make_run_id(job_id: str, due: datetime) -> str:
 
 
 def spell_id(value: int) -> str:
-    """Encode 80 bits as 16 characters. The texts sort like the numbers."""
+    """Encode 80 bits as 16 characters. The texts sort in the same order as the numbers."""
     return "".join(ALPHABET[(value >> shift) & 31] for shift in range(75, -5, -5))
 
 
