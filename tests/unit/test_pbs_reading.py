@@ -62,7 +62,7 @@ def test_a_job_that_runs_says_where_and_since_when() -> None:
     ("code", "words", "taken", "broke"),
     [
         (0, "exited", False, False),
-        (3, "broke", False, True),
+        (3, "agents failed", False, True),
         (-29, "walltime", True, False),
         (-27, "memory", False, False),
         (271, "PBS ended the job: gone", False, False),

@@ -3,7 +3,7 @@ have none. A file's name depends on its content.
 
 The Python runtime is copied from this machine: the Python program, the standard library, the shared
 libraries that these need, and the loader. The copy runs on any Linux of the same architecture,
-whatever C library that Linux has.
+with any C library.
 """
 
 import gzip

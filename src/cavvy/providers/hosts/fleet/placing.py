@@ -32,7 +32,7 @@ class AgentRoute:
     address: str
     token: str = field(repr=False)
     pin: str | None = None
-    # who else may send SIGTERM to the agent, to show to users; "" if nobody else does
+    # who else may send SIGTERM to the agent, to show to users; "" if no one else does
     taken_by: str = ""
 
 
