@@ -142,6 +142,29 @@ class TestSageMaker(VmContract):
         assert (resources["KeepAlivePeriodInSeconds"], resources["VolumeSizeInGB"]) == (900, 200)
         assert body["AlgorithmSpecification"]["TrainingImage"].endswith("/own:2")
 
+    def test_the_parameters_of_a_task_are_hyperparameters(self, account: SageMakerPlace) -> None:
+        options = {"hyperparameters": {"optimizer": "sgd", "epochs": 3}}
+        params = {"learning-rate": 0.1, "nesterov": True, "epochs": 9}
+        body = self.launch(account, params=params, options=options)
+        assert body["HyperParameters"] == {
+            "learning-rate": "0.1",
+            "nesterov": "true",
+            "epochs": "3",
+            "optimizer": "sgd",
+        }
+
+    def test_parameters_that_sagemaker_does_not_take_are_left_out(
+        self, account: SageMakerPlace
+    ) -> None:
+        body = self.launch(account, params={"prompt": "two\nlines"})
+        assert "HyperParameters" not in body
+
+    def test_hyperparameters_that_sagemaker_does_not_take_are_refused(
+        self, account: SageMakerPlace
+    ) -> None:
+        with pytest.raises(Refused, match="hyperparameters: SageMaker allows 100"):
+            self.launch(account, options={"hyperparameters": {"prompt": "two\nlines"}})
+
     def test_subnets_need_security_groups_in_the_request(self, account: SageMakerPlace) -> None:
         table = {"subnets": "subnet-1, subnet-2", "security_groups": "sg-1"}
         body = self.launch(account, table=table)

@@ -31,6 +31,15 @@ def test_a_default_gives_the_type() -> None:
     }
 
 
+def test_names_may_contain_hyphens() -> None:
+    """As hyperparameters of SageMaker often do."""
+    made = task("{learning-rate: 0.1}", 'run: "train --lr ${{ params.learning-rate }}"')
+    assert (made.params, made.run) == ({"learning-rate": 0.1}, "train --lr 0.1")
+    assert task("{learning-rate: 0.1}", given={"learning-rate": "1e-3"}).params == {
+        "learning-rate": 0.001
+    }
+
+
 @pytest.mark.parametrize(
     ("declared", "text", "value"),
     [
@@ -68,7 +77,8 @@ def test_overrides_may_be_values_as_an_api_sends_them() -> None:
         ("{o: {default: a, choices: [adam, sgd]}}", {"o": "sdg"}, "did you mean sgd?"),
         ("{n: {type: integer, default: 1}}", {}, "did you mean `int`?"),
         ("{n: {default: 1, minimum: 3}}", {}, "write `min`"),
-        ("{a-b: 1}", {}, "cannot be a parameter's name"),
+        ("{-a: 1}", {}, "cannot be a parameter's name"),
+        ("{a-b: 1, A_B: 2}", {}, "would both be CAVVY_PARAM_A_B"),
         ("{lr: 1, LR: 2}", {}, "CAVVY_PARAM_LR"),
         ("{s: {default: a, min: 1}}", {}, "cannot have `min` or `max`"),
         ("{a: '${{ params.b }}'}", {}, "cannot refer to others"),

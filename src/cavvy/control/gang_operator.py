@@ -207,6 +207,7 @@ class GangOperator:
             longest=longest and max(timedelta(0), longest - rows.ran(self._clock.now())),
             allocations=tuple(sorted(mine, key=lambda allocation: allocation.rank)),
             labels={**task.tags, "project": job.project, "job": job.name},
+            params=task.params,
             volumes=[  # the agent mounts folders of the node, so the provider does not
                 each for each in task.volumes if each.kind is not VolumeKind.FOLDER
             ],

@@ -166,6 +166,8 @@ class GangSpec:
     )
     allocations: Sequence[Allocation] = ()  # on shared hosts: one allocation per rank
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
+    # the task's parameters, for services that show a job's parameters to their users
+    params: Mapping[str, Scalar] = field(default_factory=dict)
     # If a volume's path is already a mount point when the agent starts, the agent leaves the path
     # as it is. Since the agent recreates the working folder, a provider may mount a volume within
     # that folder at /cavvy/volumes/ plus the first 12 hex digits of the SHA-256 of the volume's

@@ -5,7 +5,7 @@ from cavvy.spec.fields.task import TASK
 
 EXPRESSION = {
     "type": "string",
-    "pattern": r"\$\{\{\s*params\.[A-Za-z_][A-Za-z0-9_]*\s*\}\}",
+    "pattern": r"\$\{\{\s*params\.[A-Za-z_][A-Za-z0-9_-]*\s*\}\}",
     "description": "A parameter's value, as in ${{ params.lr }}.",
 }
 

@@ -37,7 +37,7 @@ MANIFEST = Manifest(
     options={
         "image": "the image, as for the setting `image`",
         "hyperparameters": "names and values that SageMaker shows, and writes to "
-        "/opt/ml/input/config/hyperparameters.json",
+        "/opt/ml/input/config/hyperparameters.json, in addition to the task's `params`",
         "channels": "S3 URIs by channel; SageMaker copies them to /opt/ml/input/data/CHANNEL "
         "before the work starts",
         "output": "the S3 URI to which SageMaker copies the folder /opt/ml/model after the work",

@@ -12,9 +12,13 @@ from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.sagemaker.request import (
+    HYPERPARAMETER_LENGTH,
+    HYPERPARAMETERS,
     LONGEST_RUN,
     DataChannel,
     TrainingJobRequest,
+    fits_hyperparameters,
+    make_texts,
     make_training_job,
 )
 from cavvy.providers.managed.aws import AwsService
@@ -201,7 +205,7 @@ class SageMakerService:
             volume_gib=gang.disk_gib or int(self._settings["disk_gib"]),
             entrypoint=request.entry.command,
             environment=request.entry.environment,
-            hyperparameters=_texts(options, "hyperparameters"),
+            hyperparameters=_list_hyperparameters(gang),
             channels=[
                 DataChannel(name=name, uri=uri) for name, uri in _texts(options, "channels").items()
             ],
@@ -289,12 +293,24 @@ def _chosen(name: str, patterns: Sequence[str]) -> bool:
     return not any(fnmatchcase(name, each) for each in _OTHER_CHIPS)
 
 
+def _list_hyperparameters(gang: GangSpec) -> Mapping[str, str]:
+    """The task's parameters, replaced by those in the options. Raises Refused if the options have
+    more than SageMaker allows. Parameters of the task that do not fit are left out: the work gets
+    all of them as variables anyway.
+    """
+    named = _texts(gang.options, "hyperparameters")
+    if not fits_hyperparameters(named):
+        raise Refused(
+            f"resources.options.sagemaker.hyperparameters: SageMaker allows {HYPERPARAMETERS} "
+            f"values of at most {HYPERPARAMETER_LENGTH} characters, without line ends"
+        )
+    found = {**make_texts(gang.params), **named}
+    return found if fits_hyperparameters(found) else named
+
+
 def _texts(options: Mapping[str, Any], name: str) -> Mapping[str, str]:
     """The option `name`, a table, with its values as strings. Raises Refused."""
     found = options.get(name) or {}
     if not isinstance(found, Mapping):
         raise Refused(f"resources.options.sagemaker.{name} must be a table of names and values")
-    return {
-        str(key): str(value).lower() if isinstance(value, bool) else str(value)
-        for key, value in found.items()
-    }
+    return make_texts(found)

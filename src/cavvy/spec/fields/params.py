@@ -31,7 +31,7 @@ _SLIPS = {
     "text": "str",
     "boolean": "bool",
 }
-_NAME = "[A-Za-z_][A-Za-z0-9_]*"
+_NAME = "[A-Za-z_][A-Za-z0-9_-]*"
 # `$${{` stands for a literal `${{`.
 _EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
 
@@ -175,16 +175,16 @@ def _override(param: ParamSpec, text: str, place: str, notes: ProblemNotes) -> W
 
 
 def _check_names(section: Node, notes: ProblemNotes) -> None:
-    """Add a problem for names that differ only in case, because they would set the same environment
-    variable.
+    """Add a problem for names that differ only in case, or in - and _: they would set the same
+    environment variable.
     """
     seen: dict[str, str] = {}
     for key, _ in section.entries if isinstance(section, MapNode) else ():
-        other = seen.setdefault(key.text.upper(), key.text)
+        variable = key.text.upper().replace("-", "_")
+        other = seen.setdefault(variable, key.text)
         if other != key.text:
             message = (
-                f"the parameters {other!r} and {key.text!r} would both be "
-                f"CAVVY_PARAM_{key.text.upper()}"
+                f"the parameters {other!r} and {key.text!r} would both be CAVVY_PARAM_{variable}"
             )
             notes.add(key.mark, message, suggestion="rename one")
 
@@ -309,7 +309,7 @@ def _check_name(name: str) -> None:
     if not re.fullmatch(_NAME, name) or len(name) > 60:
         raise WrongValue(
             f"{shown(name)} cannot be a parameter's name",
-            expected="at most 60 letters, digits and _, beginning with a letter or _",
+            expected="at most 60 letters, digits, _ and -, beginning with a letter or _",
         )
 
 

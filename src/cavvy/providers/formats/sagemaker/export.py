@@ -125,15 +125,9 @@ def _is_spot(task: Task) -> bool:
 
 
 def _list_hyperparameters(task: Task) -> dict[str, str]:
-    values = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in task.params.items()
-    }
-    if len(values) > request.HYPERPARAMETERS or any(
-        len(value) > request.HYPERPARAMETER_LENGTH or "\n" in value for value in values.values()
-    ):
-        return {}  # the container gets the values only as CAVVY_PARAM_...
-    return values
+    values = request.make_texts(task.params)
+    # the container gets values that do not fit only as CAVVY_PARAM_...
+    return values if request.fits_hyperparameters(values) else {}
 
 
 def _make_container(task: Task, machine: Machine) -> tuple[str, dict[str, str]]:

@@ -85,6 +85,21 @@ def is_training_type(instance_type: str) -> bool:
     return known and instance_type not in _MISSING.split()
 
 
+def make_texts(values: Mapping[Any, Any]) -> dict[str, str]:
+    """Hyperparameters as the texts that SageMaker takes."""
+    return {
+        str(key): str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in values.items()
+    }
+
+
+def fits_hyperparameters(values: Mapping[str, str]) -> bool:
+    """Whether SageMaker accepts these hyperparameters."""
+    return len(values) <= HYPERPARAMETERS and all(
+        len(each) <= HYPERPARAMETER_LENGTH and "\n" not in each for each in values.values()
+    )
+
+
 def make_training_job(job: TrainingJobRequest) -> dict[str, Any]:
     """The arguments of CreateTrainingJob."""
     algorithm: dict[str, Any] = {
