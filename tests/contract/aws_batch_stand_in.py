@@ -33,6 +33,7 @@ class BatchStandIn(AwsStandIn):
         super().__init__(cloud)
         self.definitions: dict[str, dict[str, Any]] = {}  # by name and revision
         self.revisions: dict[str, int] = {}  # the newest, by name
+        self.fair: set[str] = set()  # queues with a fair-share policy
         self.disabled = ""  # a queue that the next description shows as disabled
         self.reasons: dict[str, str] = {}  # why jobs ended, by job
         self.sizes: dict[str, int] = {}  # the containers of jobs, by name
@@ -47,6 +48,11 @@ class BatchStandIn(AwsStandIn):
                     "state": "DISABLED" if name == disabled else "ENABLED",
                     "status": "VALID",
                     "priority": 1,
+                    **(
+                        {"schedulingPolicyArn": _arn("scheduling-policy", "fair")}
+                        if name in self.fair
+                        else {}
+                    ),
                     "computeEnvironmentOrder": [
                         {"order": 1, "computeEnvironment": _arn("compute-environment", name)}
                     ],
@@ -92,6 +98,8 @@ class BatchStandIn(AwsStandIn):
         if nodes > 1 and QUEUES[body["jobQueue"]][0] != "EC2":
             raise Answer("ClientException", "Multi-node parallel jobs need EC2.")
         self.bodies[region, name] = body | {"definition": definition, "newest": newest}
+        if (body["jobQueue"] in self.fair) != ("shareIdentifier" in body):
+            raise Answer("ClientException", "shareIdentifier is for fair-share queues only.")
         self.sizes[name] = nodes
         try:
             made = self.start(region, name, nodes)

@@ -149,6 +149,32 @@ class TestAwsBatch(VmContract):
         assert definition["timeout"] == {"attemptDurationSeconds": 2 * 3600 + 1}
         assert "claim-" not in json.dumps(definition)
 
+    def test_a_job_in_a_fair_share_queue_has_a_share_and_a_priority(
+        self, account: BatchPlace
+    ) -> None:
+        account.api.fair = {"cpu"}
+        definition = self.launch(account, options={"share": "research", "priority": 50})
+        assert definition["schedulingPriority"] == 50
+        (body,) = account.api.bodies.values()
+        assert body["shareIdentifier"] == "research"
+
+    def test_other_queues_get_no_share(self, account: BatchPlace) -> None:
+        definition = self.launch(account, options={"priority": 50}, table={"share": "research"})
+        assert "schedulingPriority" not in definition
+
+    def test_a_fair_share_queue_without_a_share_is_explained(self, account: BatchPlace) -> None:
+        account.api.fair = {"cpu"}
+        with pytest.raises(Refused, match="share: the queue cpu has a fair-share policy"):
+            self.launch(account)
+        assert account.api.definitions == {}
+
+    @pytest.mark.parametrize("priority", [-1, 10_000, True, "high"])
+    def test_a_priority_out_of_range_is_refused(
+        self, account: BatchPlace, priority: object
+    ) -> None:
+        with pytest.raises(Refused, match="not a whole number from 0 to 9999"):
+            self.launch(account, options={"priority": priority})
+
     def test_a_gang_is_a_multi_node_job_of_one_type(self, account: BatchPlace) -> None:
         nodes = self.launch(account, nodes=3)["nodeProperties"]
         assert (nodes["numNodes"], nodes["mainNode"]) == (3, 0)

@@ -32,7 +32,12 @@ MANIFEST = Manifest(
         "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
         "without a bucket, the job waits until its lease ends",
     },
-    options={"image": "the image, as for the setting `image`"},
+    options={
+        "image": "the image, as for the setting `image`",
+        "share": "the share identifier, as for the setting `share`",
+        "priority": "0 to 9999; in a queue with a fair-share policy, jobs of the same share with a "
+        "higher priority start first",
+    },
     settings=(
         text(
             "regions",
@@ -57,6 +62,11 @@ MANIFEST = Manifest(
             "image",
             "The image of jobs whose task names none. `{region}` stands for the region. Without "
             "this setting, each task must name an image.",
+        ),
+        text(
+            "share",
+            "The share identifier of jobs whose task names none. Queues with a fair-share policy "
+            "need it; other queues do not use it.",
         ),
         text("job_role", "The ARN of the role whose rights the work has. The default is none."),
         text(

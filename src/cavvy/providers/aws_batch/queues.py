@@ -31,6 +31,7 @@ class BatchQueues:
         self._prices: Sequence[Offer] = ()
         self._read_at: datetime | None = None
         self.left_out: Mapping[str, str] = {}  # the reason by queue
+        self.fair_share: frozenset[str] = frozenset()  # the queues with a fair-share policy
 
     def names(self) -> Sequence[str]:
         """The names of the queues in the settings. Raises Refused if the settings name none."""
@@ -53,6 +54,9 @@ class BatchQueues:
             region, "describe_job_queues", "jobQueues", "nextToken", jobQueues=list(self.names())
         )
         await self._read_prices()
+        self.fair_share = frozenset(
+            str(each["jobQueueName"]) for each in told if each.get("schedulingPolicyArn")
+        )
         found, left_out = [], {}
         for queue in told:
             name = str(queue["jobQueueName"])

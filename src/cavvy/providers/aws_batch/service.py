@@ -1,16 +1,18 @@
 """Runs gangs as jobs of AWS Batch."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws_batch.queues import BatchQueues
-from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.aws_batch.request import (
+    PRIORITY,
     BatchJobRequest,
     make_job_definition,
     make_submission,
@@ -29,10 +31,18 @@ from cavvy.providers.vm.records import INSTALLATION, make_mark
 _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long
 _MOST_DESCRIBED = 100  # jobs in one call
 _FULL = "offer unavailable"  # Cavvy's own code
+_SHARE = re.compile(r"[A-Za-z0-9]{1,255}\*?")
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 # https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html: the status reason of a job
 # whose instance was reclaimed or lost
 _RECLAIMED = "Host EC2"
+
+
+class _Share(TypedDict):
+    """The fields of a BatchJobRequest that only queues with a fair-share policy accept."""
+
+    share: str | None
+    priority: int | None
 
 
 class BatchService:
@@ -184,7 +194,29 @@ class BatchService:
             execution_role=str(settings.get("execution_role") or "") or None,
             longest=limit,
             tags=request.tags,
+            **self._read_share(gang, queue),
         )
+
+    def _read_share(self, gang: GangSpec, queue: str) -> _Share:
+        """The share and the priority of a job in a queue with a fair-share policy; other queues
+        accept neither. Raises Refused.
+        """
+        priority = gang.options.get("priority")
+        if priority is not None and not (type(priority) is int and 0 <= priority <= PRIORITY):
+            raise Refused(
+                f"resources.options.aws-batch.priority: {priority!r} is not a whole number from 0 "
+                f"to {PRIORITY}"
+            )
+        if queue not in self._queues.fair_share:
+            return _Share(share=None, priority=None)
+        share = str(gang.options.get("share") or self._settings.get("share") or "")
+        if not _SHARE.fullmatch(share):
+            raise Refused(
+                f"[providers.aws-batch] share: the queue {queue} has a fair-share policy, so each "
+                "job needs a share identifier of letters and digits; set it, or `share` in the "
+                f"options of the task (it is {share!r} now)"
+            )
+        return _Share(share=share, priority=priority)
 
 
 def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from math import ceil
 from typing import Any
 
+PRIORITY = 9999  # the highest priority
 NAME_LENGTH = 128  # maximum length of a name of letters, digits, hyphens and underscores
 ATTEMPTS = 10  # maximum number of attempts in a retry strategy
 _CONDITIONS = 5  # maximum number of conditions in a retry strategy
@@ -58,6 +59,7 @@ class BatchJobRequest:
     retries: BatchRetries = BatchRetries()
     longest: timedelta | None = None  # the time limit of each attempt
     priority: int | None = None  # 0 to 9999; only for queues with a fair-share policy
+    share: str | None = None  # the share identifier; only for queues with a fair-share policy
     array: int | None = None  # the number of equal jobs of an array job, 2 to 10,000
     tags: Mapping[str, str] = field(default_factory=dict)
 
@@ -97,6 +99,8 @@ def make_submission(job: BatchJobRequest) -> dict[str, Any]:
     }
     if job.array is not None:
         request["arrayProperties"] = {"size": job.array}
+    if job.share is not None:
+        request["shareIdentifier"] = job.share
     if job.tags:  # a job does not take over the tags of its definition
         request["tags"] = dict(job.tags)
     return request
