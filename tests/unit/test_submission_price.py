@@ -23,7 +23,7 @@ def test_disks_and_addresses_are_part_of_the_price() -> None:
     text = describe(120, extras=(ADDRESS,))
     extra = "of which $0.50/h is for disks and public addresses"
     assert text.startswith(f"t costs $2.50/h for 2 nodes, {extra}, at c/r/i")
-    assert "about $5.00 at most, by limits.duration (2h00m)" in text
+    assert "about $5.00 at most (limits.duration: 2h00m)" in text
     assert describe(120).startswith("t costs $2.00/h for 2 nodes at c/r/i")
 
 
