@@ -1,4 +1,5 @@
-"""Run gangs on simulations of all clouds on the shared layer, in which every fifth request fails.
+"""Run gangs on simulations of EC2 and of all clouds on the shared layer; every fifth request
+fails.
 
 Usage: .venv/bin/python scripts/drills/cloud_gangs.py [GANGS] [SEED]
 
@@ -6,6 +7,7 @@ The production control plane runs on virtual time. The drill prints a table of e
 faults and bills. It exits with 1 if a machine is left or was started twice, or if a bill is wrong.
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -20,10 +22,14 @@ COLUMNS = (
 def main() -> int:
     sys.path.insert(0, str(ROOT))
     from tests.sim.cloud_drill import run_drill
+    from tests.sim.test_aws_gangs import ACCOUNT
+    from tests.sim.test_aws_gangs import run_drill as run_aws_drill
 
     gangs, seed = [*map(int, sys.argv[1:]), *(200, 1)[len(sys.argv) - 1 :]]
     with tempfile.TemporaryDirectory() as home:
         drill = run_drill(seed, gangs, Path(home))
+        os.environ.update(ACCOUNT)
+        drill.found["aws"] = run_aws_drill(seed, Path(home))
     print(" ".join(f"{each:>14}" for each in COLUMNS))
     for name, each in sorted(drill.found.items()):
         counts = (each.gangs, each.granted, each.machines, each.requests)
@@ -37,7 +43,9 @@ def main() -> int:
     print(", ".join(f"{count} jobs {phase}" for phase, count in drill.phases.items()))
     for text in [*drill.reasons, *drill.problems]:
         print(text)
-    wrong = any(each.left or each.doubled for each in drill.found.values())
+    wrong = any(
+        each.left or each.doubled or each.inside < each.gangs for each in drill.found.values()
+    )
     return 1 if wrong or drill.problems else 0
 
 

@@ -7,7 +7,7 @@ stand-in without sockets.
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -20,12 +20,14 @@ from tests.ec2.cloud import Cloud, Life
 from tests.ec2.direct import Direct
 from tests.ec2.rules import Hours, allow_only
 from tests.ec2.server import Front
+from tests.sim.cloud_drill import Found
 
 from cavvy.api.provider_state import StoredProviderState
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.job_service import JobIds
-from cavvy.domain.jobs import AttemptOutcome, JobPhase, RunOrigin
+from cavvy.domain.events import Charge
+from cavvy.domain.jobs import Attempt, AttemptOutcome, JobPhase, RunOrigin
 from cavvy.domain.messages import AgentMessage, ClaimGranted, ClaimWait, HostFacts, MessageKind
 from cavvy.domain.tasks import AcceleratorNeed, Resources, Scalar, SpotPolicy, Task
 from cavvy.domain.units import HourlyRate, parse_rate
@@ -41,6 +43,12 @@ START = datetime(2030, 1, 1, tzinfo=UTC)
 JOBS, FAULTS = 75, 0.2
 WORK_S = 150.0
 MINUTE = timedelta(minutes=1)
+ACCOUNT = {
+    "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "for the stand-in only",
+    "AWS_CONFIG_FILE": "/dev/null",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 
 
 class World:
@@ -176,10 +184,17 @@ def rates_of(cloud: Cloud) -> Mapping[tuple[str, str], HourlyRate]:
 def test_two_hundred_gangs_with_faults(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "for the stand-in only")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name, value in ACCOUNT.items():
+        monkeypatch.setenv(name, value)
+    found = run_drill(seed, tmp_path)
+    print(found)
+    assert found.gangs >= 200
+    assert sum(found.faults.values()) > found.gangs
+    assert (found.left, found.doubled, found.inside) == (0, 0, found.gangs)
+
+
+def run_drill(seed: int, home: Path) -> Found:
+    """Play a drill and check it. The environment must have the variables of ACCOUNT."""
     random, faults = Random(seed), Counter[str]()
 
     def fault(service: str, action: str) -> str | None:
@@ -189,7 +204,7 @@ def test_two_hundred_gangs_with_faults(
         faults[kind] += 1
         return kind
 
-    async def scenario() -> tuple[Cloud, Mapping[str, int]]:
+    async def scenario() -> tuple[Cloud, Mapping[str, int], Found]:
         loop = asyncio.get_running_loop()
         cloud = Cloud(Hours(lambda: START + timedelta(seconds=loop.time())))
         allow_only(cloud.rules, make_policy())
@@ -206,34 +221,33 @@ def test_two_hundred_gangs_with_faults(
         }
         cloud.rules.fault = fault
         account = Direct(check_settings(MANIFEST, table), Front(cloud))
-        store, ids = await play(cloud, account, check_settings(MANIFEST, table), tmp_path, random)
-        return cloud, await check_jobs(cloud, store, ids)
+        store, ids = await play(cloud, account, check_settings(MANIFEST, table), home, random)
+        return cloud, *await check_jobs(cloud, store, ids)
 
-    cloud, gangs = run_virtual(scenario())
-    assert len(gangs) >= 200
-    assert sum(faults.values()) > len(gangs)
-    assert cloud.left() == {}
+    cloud, gangs, found = run_virtual(scenario())
     check_lives(cloud, gangs)
-    granted = len({life.gang for life in cloud.history})
-    print(
-        f"{len(gangs)} gangs, {granted} granted, {len(cloud.history)} instances, "
-        f"{len(cloud.calls)} calls",
-        faults,
-    )
+    bought = Counter(life.gang for life in cloud.history)
+    found.granted, found.machines, found.requests = len(bought), bought.total(), len(cloud.calls)
+    found.faults, found.left = faults, len(cloud.left())
+    found.doubled = sum(max(0, count - gangs[gang]) for gang, count in bought.items())
+    return found
 
 
-async def check_jobs(cloud: Cloud, store: MemoryStore, ids: list[str]) -> Mapping[str, int]:
+async def check_jobs(
+    cloud: Cloud, store: MemoryStore, ids: list[str]
+) -> tuple[Mapping[str, int], Found]:
     """Every job is done, and charged for what its instances lived; how many nodes each gang was
-    to have.
+    to have, and the bills.
     """
     gangs: dict[str, int] = {}
+    found = Found()
     jobs = [await store.job(each) for each in ids]
     assert Counter(job.phase for job in jobs) == {JobPhase.DONE: JOBS}
     spot = rates_of(cloud)
     for job in jobs:
-        exact, charges = 0, await store.charges(job.id)
+        whole, charges = 0, await store.charges(job.id)
         for attempt in await store.attempts(job.id):
-            gangs[attempt.gang] = attempt.nodes
+            gangs[attempt.gang], exact = attempt.nodes, 0
             for life in cloud.of(attempt.gang):
                 assert life.shut_at is not None
                 rate = spot[life.type, life.zone] if life.market == "spot" else attempt.offer.rate
@@ -242,6 +256,21 @@ async def check_jobs(cloud: Cloud, store: MemoryStore, ids: list[str]) -> Mappin
                 )
                 exact += rate.over(max(MINUTE, ended - began)).micros
                 exact += round(price_extras(cloud, life, began, ended))
+            own = [charge for charge in charges if charge.attempt_id == attempt.id]
+            note_bill(found, attempt, own, exact)
+            whole += exact
         billed = sum(charge.amount.micros for charge in charges)
-        assert abs(billed - exact) <= len(charges), (job.name, billed, exact)
-    return gangs
+        assert abs(billed - whole) <= len(charges), (job.name, billed, whole)
+    return gangs, found
+
+
+def note_bill(found: Found, attempt: Attempt, charges: Sequence[Charge], exact: int) -> None:
+    """Compare the bill of one attempt with the cost of its instances."""
+    billed = sum(charge.amount.micros for charge in charges)
+    more = attempt.unsure_bill.more.micros if attempt.unsure_bill else 0
+    slack = len(charges)  # each charge is rounded once
+    found.gangs += 1
+    found.billed += billed
+    found.unsure += more
+    found.recounted += exact
+    found.inside += billed - slack <= exact <= billed + more + slack
