@@ -24,16 +24,25 @@ from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ProviderOptions, Resources, Scalar, Task
 from cavvy.providers import vertex
-from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused
+from cavvy.providers.base import (
+    GangState,
+    NoCapacity,
+    ProviderContext,
+    QuotaTooSmall,
+    Refused,
+)
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState
+from cavvy.providers.registry import check_settings
 from cavvy.providers.vertex.prices import read_fee
 from cavvy.providers.vertex.service import VertexService, read_job
 from cavvy.providers.vm.provider import VmProvider
+from cavvy.providers.vm.records import make_mark
 
 PROOF = Proof("vertex", False, "a strict stand-in for Vertex AI's custom jobs")
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
-TRAITS = ManagedCloud(VertexService({}, lambda: START, lambda _: ())).traits
+CONTEXT = ProviderContext(installation="any", home=Path())
+TRAITS = ManagedCloud(VertexService(CONTEXT)).traits
 IMAGE = "us-docker.pkg.dev/research-42/train/train:1"
 TYPES = (
     "e2-standard-2",  # too small for a custom job
@@ -293,6 +302,33 @@ class TestVertex(RestContract):
             await account.wait(timedelta(seconds=30))
             (seen,) = await harness.ours.gangs(gang.name)
             assert (seen.state, seen.nodes[0].ended_at) == (GangState.ENDED, at)
+
+        asyncio.run(scenario())
+
+    def test_the_jobs_of_another_installation_are_not_listed(self, account: VertexPlace) -> None:
+        def service(installation: str) -> VertexService:
+            places = {"endpoint": account.api.url, "key_file": str(account.file)}
+            settings = check_settings(vertex.MANIFEST, {**places, "regions": ", ".join(REGIONS)})
+            return VertexService(
+                ProviderContext(
+                    installation=installation,
+                    home=account.home,
+                    settings=settings,
+                    now=account.cloud.now,
+                )
+            )
+
+        async def scenario() -> None:
+            gang = await account.harness().running("mine")
+            ours, theirs = service(gang.installation), service("theirs")
+            assert [job.state for job in await ours.list()] == [JobState.RUNNING]
+            assert await theirs.list() == []
+            mark = make_mark("theirs")
+            asked = account.api.filters[-2 * len(REGIONS) :]
+            assert all(f'labels.cavvy-installation="{mark}"' in each for each in asked)
+            for each in (ours, theirs):
+                each.close()
+            await account.end(gang.name)
 
         asyncio.run(scenario())
 

@@ -74,6 +74,7 @@ class VertexStandIn(GoogleStandIn):
         self.jobs: dict[str, CustomJob] = {}
         self.changes: dict[str, dict[str, Any]] = {}  # of replies, by job
         self.calls: list[str] = []
+        self.filters: list[str] = []  # of lists
         self._cancelled: set[str] = set()
 
     def describe(self, fault: CloudFault) -> object:
@@ -99,6 +100,7 @@ class VertexStandIn(GoogleStandIn):
                 self._cancel(self._find(given, shown=False))
                 return 200, {}
             case "customJobs.list":
+                self.filters.append(query.get("filter", ""))
                 status, told = self._checked("ListCustomJobsResponse", self._list(region, query))
                 return status, {**told, "customJobs": [*told["customJobs"], *self.others]}
         raise CloudFault(501, "UNIMPLEMENTED", method)
@@ -209,10 +211,12 @@ def _text(time: datetime) -> str:
 
 
 def _fits(told: Mapping[str, Any], condition: str) -> bool:
-    """Whether a job passes a filter; this stand-in knows three forms of conditions."""
+    """Whether a job passes a filter; this stand-in knows four forms of conditions."""
     for each in condition.split(" AND ") if condition else ():
         if labelled := re.fullmatch(r"labels\.([\w-]+):\*", each):
             fits = labelled[1] in told.get("labels", {})
+        elif labelled := re.fullmatch(r'labels\.([\w-]+)="([^"]*)"', each):
+            fits = told.get("labels", {}).get(labelled[1]) == labelled[2]
         elif other := re.fullmatch(r'state!="(JOB_STATE_\w+)"', each):
             fits = told["state"] != other[1]
         elif since := re.fullmatch(r'create_time>"([^"]+)"', each):

@@ -11,5 +11,5 @@ def make(context: ProviderContext) -> Provider:
     from cavvy.providers.managed.provider import make_provider
     from cavvy.providers.vertex.service import VertexService
 
-    service = VertexService(context.settings, context.now, context.list_prices)
+    service = VertexService(context)
     return make_provider(MANIFEST, context, service, close=service.close)

@@ -3,15 +3,15 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Objection, Scalar, Task
-from cavvy.providers.base import GangSpec, Refused
+from cavvy.domain.tasks import Objection, Task
+from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.vertex.request import (
     ANY_RESERVATION,
     CustomJobRequest,
@@ -33,9 +33,8 @@ from cavvy.providers.vertex.api import QUOTA, VertexApi, is_gone
 from cavvy.providers.vertex.prices import add_fee
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.keys import list_setting
-from cavvy.providers.vm.records import INSTALLATION
+from cavvy.providers.vm.records import INSTALLATION, make_mark
 
-ListPrices = Callable[[str], Sequence[Offer]]  # the catalog's offers of a provider
 _SHOWN = timedelta(hours=6)  # ended jobs are listed for this long after their creation
 _AGE = timedelta(minutes=10)  # of offers
 _FULL = "offer unavailable"  # our code
@@ -75,15 +74,11 @@ class VertexService:
         quota_codes=frozenset({QUOTA}),
     )
 
-    def __init__(
-        self,
-        settings: Mapping[str, Scalar],
-        now: Callable[[], datetime],
-        list_prices: ListPrices,
-    ) -> None:
-        self._settings, self._now, self._list_prices = settings, now, list_prices
-        self._credentials = GoogleCredentials(settings, "vertex")
-        self._api = VertexApi(settings, self._credentials)
+    def __init__(self, context: ProviderContext) -> None:
+        self._settings, self._now = context.settings, context.now
+        self._list_prices, self._mark = context.list_prices, make_mark(context.installation)
+        self._credentials = GoogleCredentials(self._settings, "vertex")
+        self._api = VertexApi(self._settings, self._credentials)
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
         self._going: frozenset[str] = frozenset()  # jobs that the last list showed as not ended
@@ -143,9 +138,9 @@ class VertexService:
         found: dict[str, ServiceJob] = {}
         for region in self._regions():
             for condition in (going, young):
-                mine = f"labels.{INSTALLATION}:* AND {condition}"
+                mine = f'labels.{INSTALLATION}="{self._mark}" AND {condition}'
                 told = await self._api.list(region, mine)
-                jobs = [self._read(region, each) for each in told if _is_ours(each)]
+                jobs = [self._read(region, each) for each in told if self._is_ours(each)]
                 found |= {each.id: each for each in jobs}
         for each in self._going - found.keys():  # jobs that ended after more than `_SHOWN`
             job = await self.get(each)
@@ -188,6 +183,9 @@ class VertexService:
             return ()
         reason = "Vertex AI needs an image; set `image`, or [providers.vertex] image"
         return [Objection("image", reason)]
+
+    def _is_ours(self, told: Mapping[str, Any]) -> bool:
+        return str(told.get("displayName")).startswith(f"{NAME_PREFIX}{self._mark}-")
 
     def _read(self, region: str, told: Mapping[str, Any]) -> ServiceJob:
         """Parse a reply. A job that was reclaimed keeps this reason after its cancellation."""
@@ -317,10 +315,6 @@ def _accelerator(offer: Offer) -> str | None:
     if offer.accelerator is None:
         return None
     return find_accelerator(offer.instance_type, offer.accelerator, offer.accelerator_memory_mib)
-
-
-def _is_ours(told: Mapping[str, Any]) -> bool:
-    return str(told.get("displayName")).startswith(NAME_PREFIX)
 
 
 def _is_young(job: ServiceJob, now: datetime) -> bool:
