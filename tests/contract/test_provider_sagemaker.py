@@ -5,6 +5,7 @@ replies against botocore's model.
 import asyncio
 import json
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.aws_service import AwsFront, ManagedPlace, aws_front
+from tests.contract.aws_service import MACHINES, AwsFront, ManagedPlace, aws_front
 from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_stand_in import IMAGE, ROLE, SageMakerStandIn, interrupted
 from tests.contract.test_provider_vm import VmContract
 from tests.proofs import Proof
 
-from cavvy.domain.offers import Purchase
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import GangState, ProviderContext, QuotaTooSmall, Refused, TryAgain
@@ -94,6 +95,22 @@ class TestSageMaker(VmContract):
         }
         assert {each.purchase for each in offers} == {Purchase.ON_DEMAND, Purchase.SPOT}
         assert all(each.source and each.as_of for each in offers)
+
+    def test_the_catalog_is_read_outside_of_the_event_loop(
+        self, account: SageMakerPlace, front: Front
+    ) -> None:
+        """Reading it opens a file for each unknown type, and would delay all other requests."""
+        threads: list[threading.Thread] = []
+
+        def find(provider: str, name: str) -> Offer | None:
+            threads.append(threading.current_thread())
+            return MACHINES.get(name)
+
+        _, aws, settings = front
+        context = replace(CONTEXT, settings=settings, find_instance=find, now=account.cloud.now)
+        assert asyncio.run(SageMakerService(context, aws).offers())
+        assert threads
+        assert threading.main_thread() not in threads
 
     def test_a_job_starts_the_agent_and_has_the_settings(self, account: SageMakerPlace) -> None:
         body = self.launch(account, nodes=3, longest=timedelta(hours=2))

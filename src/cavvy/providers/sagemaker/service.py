@@ -1,5 +1,6 @@
 """Runs gangs as training jobs of SageMaker."""
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -94,10 +95,9 @@ class SageMakerService:
         patterns = list_setting(self._settings, "instances")
         for region in await self._aws.regions():
             rates = await self._prices.rates(region, self._now())
-            for name in sorted(rates):
-                if not _chosen(name, patterns):
-                    continue
-                machine = self._find_instance("aws", name.removeprefix("ml."))
+            names = [each for each in sorted(rates) if _chosen(each, patterns)]
+            machines = await asyncio.to_thread(self._find_machines, names)
+            for name, machine in machines.items():
                 if machine is None:
                     unknown.add(name)
                     continue
@@ -120,6 +120,10 @@ class SageMakerService:
                 ]
         self._unknown = sorted(unknown)
         return found
+
+    def _find_machines(self, names: Sequence[str]) -> Mapping[str, Offer | None]:
+        """The catalog's offers of EC2 for instance types of SageMaker. This reads files."""
+        return {each: self._find_instance("aws", each.removeprefix("ml.")) for each in names}
 
     async def submit(self, request: JobRequest) -> str:
         job = self._make_job(request)
