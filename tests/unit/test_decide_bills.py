@@ -16,6 +16,7 @@ from cavvy.control.decide.bills import (
     audit_bill,
     close_bill,
     closing_charges,
+    is_accrual_due,
     paid_time,
     spending,
 )
@@ -375,7 +376,85 @@ def test_a_machine_that_was_rolled_back_is_no_sighting_of_the_node() -> None:
     back = replace(charge(0, 5, 90), kind=ChargeKind.ROLLED_BACK)
     look = after_look(NEW, gang(node(0, 40)), at(50))
     bill = close(look, attempt=replace(ATTEMPT, nodes=1), stored=(back,))
-    assert seconds(bill)[0] == [(0, 10)]
+    assert seconds(bill)[0] == [(0, 10), (0, 85)]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_machines_that_were_rolled_back_stay_on_the_bill_if_the_record_is_lost(ended: bool) -> None:
+    one, back = replace(ATTEMPT, nodes=1), replace(node(0, 1, 21), extras=HAS)
+    known = replace(gang(node(0, 30)), rolled_back=(back,))
+    stored, _ = accrue(one, after_look(NEW, known, at(50)), ())
+    lost = gang(node(0, 30, 90 if ended else None))
+    if ended:
+        look = after_look(NEW, replace(lost, state=GangState.ENDED), at(100))
+        charges = close(look, attempt=one, stored=stored).charges
+        verdict = audit_bill(replace(one, phase=AttemptPhase.ENDED), look.told, charges)
+        assert verdict.verdict is BillVerdict.AGREES
+    else:
+        charges, _ = accrue(one, after_look(NEW, lost, at(90)), stored)
+    assert kinds(charges) == {ChargeKind.NODE: 60, ChargeKind.ROLLED_BACK: 20}
+    bill = close(NEW, attempt=one, stored=stored)  # no poll has found the gang since a restart
+    assert kinds(bill.charges)[ChargeKind.ROLLED_BACK] == 20
+
+
+def test_no_two_charges_of_a_rank_have_the_same_kind_and_start() -> None:
+    """The store keeps one of them only. A new month divides the charges of all disks."""
+    began = at(-3600)  # in the month before
+    alike = NodeSeen(rank=0, engine_id="e", started_at=began, extras=HAS)
+    told = replace(gang(alike), rolled_back=(replace(alike, ended_at=at(40)), alike))
+    charges, _ = accrue(WITH_EXTRAS, after_look(NEW, told, at(60)), ())
+    keys = [(each.rank, each.kind, each.since) for each in charges]
+    assert len(set(keys)) == len(keys)
+    assert sum(each.amount.micros for each in charges) == sum(
+        each.amount.micros
+        for end in (at(60), at(40), at(60))
+        for each in accrue(
+            WITH_EXTRAS, after_look(NEW, gang(replace(alike, ended_at=end)), at(60)), ()
+        )[0]
+    )
+
+
+def test_a_takeover_extends_no_charge_of_a_machine_that_was_rolled_back() -> None:
+    kept = replace(WITH_EXTRAS, phase=AttemptPhase.KEPT, kept_since=at(40))
+    seen, back = replace(node(0, 5), extras=HAS), replace(node(0, 8, 20), extras=HAS)
+    look = after_look(NEW, replace(gang(seen), rolled_back=(back,)), at(50))
+    stored, _ = accrue(kept, look, ())
+    closed = closing_charges(kept, stored, at(60))
+    assert closed is not None
+    assert kinds(closed)[ChargeKind.DISK] == 55
+    assert kinds(closed)[ChargeKind.ROLLED_BACK] == kinds(stored)[ChargeKind.ROLLED_BACK]
+
+
+def test_the_end_of_a_machine_that_was_rolled_back_may_be_unknown() -> None:
+    """It ended at some time after the last poll that found the gang."""
+    told = replace(gang(state=GangState.STARTING), rolled_back=(node(0, 5),))
+    look = replace(after_look(NEW, told, at(30)), denied=True)
+    bill = close(look, attempt=replace(ATTEMPT, nodes=1))
+    assert seconds(bill) == ([(0, 25)], 70)
+    assert bill.unsure_bill is not None
+    assert bill.unsure_bill.latest == at(100)
+
+
+def test_a_node_may_have_started_though_another_machine_was_rolled_back() -> None:
+    told = replace(gang(node(0, None)), rolled_back=(node(0, 5, 15),))
+    look = after_look(NEW, told, at(30))
+    bill = close(look, attempt=replace(ATTEMPT, nodes=1), nodes=(agent(0, 10, 14),))
+    assert seconds(bill) == ([(0, 10)], 70)
+
+
+def test_the_charges_of_a_poll_are_computed_once() -> None:
+    look = after_look(NEW, gang(node(0, 5), node(1, None)), at(30))
+    assert not is_accrual_due(ATTEMPT, after_look(NEW, gang(node(0, None)), at(30)))
+    charges, look = accrue(ATTEMPT, look, ())
+    assert [each.rank for each in charges] == [0]
+    assert not is_accrual_due(ATTEMPT, look)
+    assert is_accrual_due(ATTEMPT, after_look(look, gang(node(0, 5), node(1, None)), at(33)))
+
+
+def test_a_rank_with_only_a_machine_that_was_rolled_back_is_missing() -> None:
+    told = replace(gang(node(0, 5), node(1, None)), rolled_back=(node(1, 1, 4),))
+    _, look = accrue(ATTEMPT, after_look(NEW, told, at(30)), ())
+    assert look.accrued_at is None
 
 
 def test_an_attempt_that_took_a_gang_over_does_not_pay_for_its_launch() -> None:

@@ -20,6 +20,7 @@ from cavvy.domain.units import HourlyRate, Money
 _LONGEST_H = 100_000  # maximum time in hours for which costs are computed
 # micro-dollars; a provider may report start times of the same node that differ by microseconds
 _TOLERANCE = 100
+_OF_NODES = (ChargeKind.NODE, ChargeKind.KEPT)  # the charges of a node's machine
 ACCRUE = timedelta(seconds=45)  # time between two writes of the charges of running nodes
 
 
@@ -70,8 +71,10 @@ def paid_time(left: Money, rate: HourlyRate) -> timedelta:
 
 
 def is_accrual_due(attempt: Attempt, look: GangLook) -> bool:
-    """Whether `accrue` returns charges now."""
-    if look.told is None or look.told_at is None:
+    """Whether `accrue` may return charges now. It returns no charges twice for the same poll."""
+    if look.told is None or look.told_at is None or look.charged_at == look.told_at:
+        return False
+    if not any(node.started_at for node in (*look.told.nodes, *look.told.rolled_back)):
         return False
     paid = attempt.offer.rate.micros_per_hour or any(
         rate.micros_per_hour for _, rate in look.told.rates
@@ -85,17 +88,32 @@ def accrue(
 ) -> tuple[tuple[Charge, ...], GangLook]:
     """The charges of the gang's nodes until the last observation, if they are due. They replace the
     `stored` charges of the same nodes, which tell what a provider that has lost its record of the
-    gang does not report: disks, addresses and earlier starts.
+    gang does not report: disks, addresses, earlier starts, and machines that were rolled back.
     """
     if look.told is None or look.told_at is None or not is_accrual_due(attempt, look):
         return (), look
     earlier = [charge for charge in stored if charge.attempt_id == attempt.id]
     told = _from_first_charge(_until_seen(look.told, look), earlier)
     charges = bill_gang(attempt, told, look.told_at, final=False, earlier=earlier)
+    ranks = {charge.rank for charge in charges}
+    charges += [each for each in _list_forgotten(look.told, earlier) if each.rank in ranks]
+    look = replace(look, charged_at=look.told_at)
     # If ranks are missing, the provider has not reported the start of all nodes yet.
-    if len({charge.rank for charge in charges}) == attempt.nodes:
+    if len({charge.rank for charge in charges if charge.kind in _OF_NODES}) == attempt.nodes:
         look = replace(look, accrued_at=look.told_at)
     return tuple(charges), look
+
+
+def _list_forgotten(told: GangSeen | None, earlier: Sequence[Charge]) -> list[Charge]:
+    """Those of the `earlier` charges that are for machines that were rolled back and that the
+    provider no longer reports.
+    """
+    reported = {node.rank for node in told.rolled_back} if told else set()
+    return [
+        each
+        for each in earlier
+        if each.kind is ChargeKind.ROLLED_BACK and each.rank not in reported
+    ]
 
 
 def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
@@ -104,7 +122,7 @@ def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
     """
     first: dict[int, datetime] = {}
     for charge in earlier:
-        if charge.kind in (ChargeKind.NODE, ChargeKind.KEPT):
+        if charge.kind in _OF_NODES:
             first[charge.rank] = min(charge.since, first.get(charge.rank, charge.since))
     return replace(
         told,
@@ -126,7 +144,7 @@ def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
         else node
         for node in told.nodes
     ]
-    others = [short for node in told.rolled_back if (short := _shorten(node)) is not None]
+    others = _shorten_all(told.rolled_back, look)
     return replace(told, nodes=[_start_late(node) for node in nodes], rolled_back=others)
 
 
@@ -135,12 +153,22 @@ def _start_late(node: NodeSeen) -> NodeSeen:
     return replace(node, started_at=node.started_by or node.started_at, started_by=None)
 
 
-def _shorten(node: NodeSeen) -> NodeSeen | None:
-    """The node with its shortest possible lifetime; None if it may never have been billed."""
-    node = _start_late(node) if node.started_by is None or _outlives_start(node) else node
-    if node.started_by is not None:
-        return None
-    return replace(node, ended_at=node.started_at) if node.unseen else node
+def _shorten_all(nodes: Sequence[NodeSeen], look: GangLook) -> list[NodeSeen]:
+    """The machines that were billed for certain, with their shortest possible lifetimes. Those that
+    have not ended were seen last at the last poll that found the gang.
+    """
+    found = []
+    for node in nodes:
+        if node.started_at is None or not _outlives_start(node):
+            continue
+        node = _start_late(node)
+        if node.unseen:
+            node = replace(node, ended_at=node.started_at)
+        elif node.ended_at is None:
+            ends = [each for each in (node.started_at, look.told_at) if each is not None]
+            node = replace(node, ended_at=max(ends))
+        found.append(node)
+    return found
 
 
 def _outlives_start(node: NodeSeen) -> bool:
@@ -175,11 +203,12 @@ def close_bill(
     least, most = (
         _from_first_charge(each, billed) for each in _bound_gang(attempt, look, nodes, billed, now)
     )
-    charges = bill_gang(attempt, least, now, final=True, earlier=billed)
+    forgotten = _list_forgotten(look.told, billed)
+    charges = bill_gang(attempt, least, now, final=True, earlier=billed) + forgotten
     ranks = {charge.rank for charge in charges}
     charges += [_until(each, each.since) for each in billed if each.rank not in ranks]
     longest = bill_gang(attempt, most, now, final=True, earlier=billed)
-    more = total(longest).micros - total(charges).micros
+    more = total(longest).micros + total(forgotten).micros - total(charges).micros
     ends = [attempt.finished_at or attempt.since, *(node.ended_at or now for node in least.nodes)]
     return ClosedBill(
         charges=tuple(charges),
@@ -191,11 +220,14 @@ def close_bill(
 
 
 def _latest_end(attempt: Attempt, look: GangLook, most: GangSeen, now: datetime) -> datetime | None:
-    """When the last node was gone for certain; None if the provider reported all ends."""
-    ranks = range(attempt.nodes)
-    if look.told is not None and all(_is_end_known(look.told, rank) for rank in ranks):
-        return None
-    return max([node.ended_at or now for node in most.nodes], default=now)
+    """When the last machine was gone for certain; None if the provider reported all ends."""
+    told = look.told
+    if told is not None and all(_is_end_known(told, rank) for rank in range(attempt.nodes)):
+        open_ends = [each for each in told.rolled_back if each.unseen or each.ended_at is None]
+        if not open_ends:
+            return None
+    machines = (*most.nodes, *most.rolled_back)
+    return max([node.ended_at or now for node in machines], default=now)
 
 
 def _is_end_known(told: GangSeen, rank: int) -> bool:
@@ -220,13 +252,13 @@ def _bound_gang(
     """
     told = look.told or GangSeen(name=attempt.gang, state=GangState.ENDED)
     rates = told.rates or [
-        (charge.since, charge.rate) for charge in billed if not charge.kind.is_extra
+        (charge.since, charge.rate) for charge in billed if charge.kind in _OF_NODES
     ]
     lives = [
         _bound_life(attempt, rank, look, _sightings(rank, look, nodes, billed), now)
         for rank in range(attempt.nodes)
     ]
-    others = [short for node in told.rolled_back if (short := _shorten(node)) is not None]
+    others = _shorten_all(told.rolled_back, look)
     least = replace(told, rates=rates, nodes=[life.least for life in lives if life.least])
     most = replace(least, nodes=[life.most for life in lives if life.most])
     return replace(least, rolled_back=others), most
@@ -249,8 +281,7 @@ def _sightings(
     charges.
     """
     agents = [at for node in nodes if node.rank == rank for at in (node.claimed_at, node.heard_at)]
-    own = (ChargeKind.NODE, ChargeKind.KEPT)
-    mine = [charge for charge in charges if charge.rank == rank and charge.kind in own]
+    mine = [charge for charge in charges if charge.rank == rank and charge.kind in _OF_NODES]
     billed = [at for charge in mine for at in (charge.since, charge.until)]
     return sorted(at for at in [look.alive_at.get(rank), *agents, *billed] if at is not None)
 
@@ -279,13 +310,15 @@ def _bound_life(
 def _bound_unreported(
     attempt: Attempt, rank: int, look: GangLook, sightings: Sequence[datetime], now: datetime
 ) -> _Life:
-    """The possible lifetimes of a node whose start its provider did not report. The agent of a
-    machine that was rolled back may have claimed the rank: then the rank has no other machine.
+    """The possible lifetimes of a node whose start its provider did not report. If a machine was
+    rolled back for the rank, sightings may be of that machine's agent, and the rank has another
+    machine only if the provider reports one.
     """
-    began = attempt.adopted_at or attempt.created_at
-    if look.told is not None and any(each.rank == rank for each in look.told.rolled_back):
+    began, told = attempt.adopted_at or attempt.created_at, look.told
+    others = told is not None and any(each.rank == rank for each in told.rolled_back)
+    if others and told is not None and not any(each.rank == rank for each in told.nodes):
         return _Life(least=None, most=None)
-    if sightings:
+    if sightings and not others:
         node = NodeSeen(rank=rank, engine_id="", started_at=sightings[0], ended_at=sightings[-1])
         return _Life(least=node, most=replace(node, started_at=began, ended_at=now))
     requested = attempt.launched_at is not None or look.doubt or look.unsure
@@ -351,10 +384,11 @@ def bill_gang(
 def _bill_rolled_back(
     attempt: Attempt, told: GangSeen, until: datetime, *, final: bool
 ) -> list[Charge]:
-    """The charges of machines that were started for the gang and were never its nodes. Of several
-    machines with the same rank and start, the charges are added up.
+    """The charges of machines that were started for the gang and were never its nodes. The charges
+    for their disks and addresses have the same kind, since those of the node may have the same
+    start. Charges with the same rank and start are added up.
     """
-    found: dict[tuple[int, ChargeKind, datetime], Charge] = {}
+    found: dict[tuple[int, datetime], Charge] = {}
     for node in told.rolled_back:
         if node.started_at is None:
             continue
@@ -368,16 +402,18 @@ def _bill_rolled_back(
             final=final,
         )
         extras = bill_extras(attempt, node, since=began, until=end, final=final)
-        for each in [*(replace(one, kind=ChargeKind.ROLLED_BACK) for one in machine), *extras]:
-            key = each.rank, each.kind, each.since
-            other = found.get(key)
-            found[key] = each if other is None else _add(each, other)
+        for charge in (*machine, *extras):
+            each = replace(charge, kind=ChargeKind.ROLLED_BACK)
+            key = each.rank, each.since
+            found[key] = _add(each, found[key]) if key in found else each
     return list(found.values())
 
 
 def _add(one: Charge, other: Charge) -> Charge:
+    """Both charges as one. If they end at different times, its rate is that of the beginning."""
+    rate = HourlyRate(one.rate.micros_per_hour + other.rate.micros_per_hour)
     amount = Money(one.amount.micros + other.amount.micros)
-    return replace(one, until=max(one.until, other.until), amount=amount)
+    return replace(one, until=max(one.until, other.until), rate=rate, amount=amount)
 
 
 def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> list[Charge] | None:
@@ -455,4 +491,5 @@ def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge
     others = [replace(each, ended_at=each.ended_at or until) for each in seen.rolled_back]
     told = replace(seen, nodes=nodes, rolled_back=others)
     priced = bill_gang(attempt, told, until, final=not handed_on, earlier=mine)
+    priced += _list_forgotten(seen, mine)
     return AuditedBill(attempt=attempt, billed=billed, reported=total(priced))

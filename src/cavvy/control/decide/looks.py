@@ -40,6 +40,7 @@ class GangLook:
     failed_removals: int = 0  # since the last request for the removal that succeeded
     pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
     accrued_at: datetime | None = None  # the time until which charges are complete
+    charged_at: datetime | None = None  # the poll whose charges were computed last
 
 
 def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
@@ -65,7 +66,7 @@ def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
     requests for its removal are forgotten, so that the removal is requested again.
     """
     if phase is AttemptPhase.KEPT:
-        return replace(look, removed_at=None, looked_at=None, accrued_at=None)
+        return replace(look, removed_at=None, looked_at=None, accrued_at=None, charged_at=None)
     return replace(look, removed_at=None) if phase is AttemptPhase.ENDING else look
 
 
