@@ -26,7 +26,7 @@ from tests.contract.store_suite import (
 from tests.waits import PATIENCE_S
 
 from cavvy.domain.events import Charge
-from cavvy.domain.jobs import AttemptPhase, Job, JobPhase, NodePhase
+from cavvy.domain.jobs import AttemptPhase, Job, JobPhase, NodePhase, UnsureBill
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 from cavvy.store import migrate
@@ -237,7 +237,11 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
     attempt = make_attempt(job, phase=AttemptPhase.RUNNING, version=3)
     before = make_job("j0", name="before", phase=JobPhase.DONE, version=1)
     handed_on = make_attempt(
-        before, gang=f"{attempt.gang}@j0-1", phase=AttemptPhase.ENDED, version=3
+        before,
+        gang=f"{attempt.gang}@j0-1",
+        phase=AttemptPhase.ENDED,
+        unsure_bill=UnsureBill(latest=NOW, more=Money(7)),
+        version=3,
     )
     node = make_node(attempt, phase=NodePhase.RUNNING, claim="n", version=7)
     charges = [make_charge(attempt, 40), make_charge(attempt, 2, since=60)]
@@ -256,7 +260,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
                 number=1,
                 gang=each.gang,
                 phase=str(each.phase),
-                document=encode(each),
+                document=encode(each).replace('"unsure_bill":', '"unseen_end":'),
                 version=3,
             )
         insert(
@@ -307,7 +311,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
         assert await store.job("j1") == job
         assert await store.waiting(NOW, 5) == [waiting]
         assert await store.unfinished() == ["j1", "j2"]
-        assert await store.open_attempts() == [attempt]
+        assert [*await store.open_attempts(), *await store.attempts("j0")] == [attempt, handed_on]
         assert await store.attempt_of_gang(attempt.gang) == attempt
         assert await store.nodes("j1-1") == [node]
         assert [*await store.charges("j1"), await store.gang_spent(attempt.gang)] == [
