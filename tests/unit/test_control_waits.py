@@ -10,8 +10,15 @@ import pytest
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
 from cavvy.control.decide.bills import accrue
-from cavvy.control.decide.looks import GangLook, after_look, first_look, look_interval, note_wait
-from cavvy.control.decide.rows import JobRows
+from cavvy.control.decide.looks import (
+    GangLook,
+    after_look,
+    first_look,
+    look_interval,
+    note_failed_removal,
+    note_wait,
+)
+from cavvy.control.decide.rows import JobRows, RowChanges
 from cavvy.control.decide.transitions import advance_attempt, failed_place, is_told_by_job
 from cavvy.control.unit_of_work import UnitOfWork
 from cavvy.domain.allocations import Allocation
@@ -264,3 +271,19 @@ def test_a_gang_is_paid_until_its_end_or_its_last_sighting(
     assert (unseen.more.micros if unseen else 0) == 1000 * more
     assert unseen is None or unseen.latest == NOW
     assert changes.release == ("g1",)
+
+
+def test_a_removal_that_keeps_failing_is_told_once_by_all_servers() -> None:
+    """The write of the event may fail, and the server may restart."""
+
+    def tell(rows: JobRows, failures: int) -> RowChanges:
+        look = replace(GangLook(), failed_removals=failures)
+        return note_failed_removal(rows, rows.attempts[attempt.number], look, "503", NOW)
+
+    attempt = make_attempt()
+    uow = UnitOfWork(JOB, [attempt], [])
+    assert tell(uow.rows, 9) == RowChanges()
+    assert len(tell(uow.rows, 10).events) == 1  # this write fails
+    uow.apply(tell(uow.rows, 11))
+    assert tell(uow.rows, 10) == RowChanges()
+    assert [event.kind for event in uow.take_changes().events] == ["unremoved"]

@@ -322,6 +322,8 @@ class Attempt:
     running_at: datetime | None = None
     finished_at: datetime | None = None  # when the work ended
     ended_at: datetime | None = None  # when the gang ended
+    # when the user was told that the provider does not remove the gang
+    unremoved_at: datetime | None = None
     unsure_bill: UnsureBill | None = None  # set if the cost is known only as a range
     adopted_at: datetime | None = (
         # when the attempt took over a kept gang, whose earlier time is billed to another attempt

@@ -129,15 +129,21 @@ def note_wait(rows: JobRows, attempt: Attempt, seen: Seen, now: datetime) -> Row
 def note_failed_removal(
     rows: JobRows, attempt: Attempt, look: GangLook, problem: str, now: datetime
 ) -> RowChanges:
-    """Tell the user once if the provider cannot remove a gang, which may still be billed."""
-    if look.failed_removals != _MOST_FAILED_REMOVALS:
+    """Tell the user if the provider cannot remove a gang, which may still be billed. The attempt
+    records this, so that the user is told once, also by a restarted server.
+    """
+    attempt = rows.attempts[attempt.number]
+    if attempt.unremoved_at is not None or look.failed_removals < _MOST_FAILED_REMOVALS:
         return RowChanges()
     text = (
         f"{attempt.offer.provider} has not removed the gang {attempt.gang} in "
         f"{look.failed_removals} requests, so that it may still be billed; the server keeps "
         f"trying: {problem}"
     )
-    return RowChanges(events=(make_event(rows.job, now, "unremoved", text, attempt.number),))
+    return RowChanges(
+        attempts=(replace(attempt, unremoved_at=now),),
+        events=(make_event(rows.job, now, "unremoved", text, attempt.number),),
+    )
 
 
 def _is_starting(job: Job, attempt: Attempt) -> bool:
