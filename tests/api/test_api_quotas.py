@@ -28,14 +28,17 @@ QUOTA = Quota(
 class QuotaProvider:
     """A provider that reports quotas, or refuses to."""
 
-    def __init__(self, base: Provider, problem: str = "") -> None:
+    def __init__(self, base: Provider, problem: str = "", untold: Sequence[str] = ()) -> None:
         self.manifest = replace(base.manifest, name="cloud", abilities=(TELLS_QUOTAS,))
-        self._problem = problem
+        self._problem, self._untold = problem, untold
 
     async def quotas(self) -> Sequence[Quota]:
         if self._problem:
             raise Refused(self._problem)
         return [QUOTA]
+
+    def untold_quotas(self) -> Sequence[str]:
+        return self._untold
 
 
 async def test_quotas_of_all_providers_and_of_one(api: Api) -> None:
@@ -62,6 +65,15 @@ async def test_quotas_of_all_providers_and_of_one(api: Api) -> None:
     assert reasons["fake"] == "Cavvy does not read quotas of this provider"
     one = (await api.http.get("/v1/quotas?provider=cloud")).json()
     assert (len(one["quotas"]), one["untold"]) == (1, [])
+
+
+async def test_a_region_whose_quotas_are_unknown_is_told_beside_the_others(api: Api) -> None:
+    providers = api.app_state.control_plane.pool.providers
+    assert isinstance(providers, dict)
+    providers["cloud"] = QuotaProvider(providers["fake"], untold=["b: no answer"])
+    report = (await api.http.get("/v1/quotas?provider=cloud")).json()
+    assert [each["region"] for each in report["quotas"]] == ["a"]
+    assert report["untold"] == [{"provider": "cloud", "reason": "b: no answer"}]
 
 
 async def test_a_provider_that_is_not_enabled_is_named(api: Api) -> None:

@@ -182,6 +182,8 @@ def test_quotas_that_cannot_be_read_again_stay_as_they_were(
         facts = dict(await here.provider.whoami())
         assert facts[f"Running On-Demand P instances in {REGION}"] == "0 vCPUs"
         assert "cannot be read" in facts[f"quotas in {REGION}"]
+        assert await here.provider.quotas()
+        assert here.provider.untold_quotas() == [stale]
         rules.fault, rules.vcpu_quota["P", "on-demand"] = None, 96
         here.cloud.hours.jump(timedelta(minutes=2))  # it asks again sooner than it would
         assert "p4d.24xlarge" in await offered()
@@ -206,10 +208,15 @@ def test_a_region_that_the_account_has_not_enabled_is_reported_as_such(
         (problem,) = here.provider.silent()
         assert "has not enabled the region eu-west-2" in problem
         assert "enable-region --region-name eu-west-2" in problem
+        assert {quota.region for quota in await here.provider.quotas()} == {REGION}
+        (untold,) = here.provider.untold_quotas()
+        assert untold.startswith("eu-west-2: ")
         cloud.rules.disabled = frozenset()
         offers = await here.provider.offers()
         assert here.provider.silent() == []
         assert {offer.region for offer in offers} == {REGION, other}
+        assert {quota.region for quota in await here.provider.quotas()} == {REGION, other}
+        assert here.provider.untold_quotas() == []
 
     play(scenario)
 

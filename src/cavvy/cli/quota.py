@@ -69,8 +69,10 @@ def command(
 
 def _print_untold(report: "wire.QuotaReport") -> None:
     """Print the providers whose quotas are unknown, on standard error, with the reasons."""
+    told = {each.provider for each in report.quotas}
     for each in report.untold:
-        text_out(f"note: the quotas of {each.provider} are unknown: {each.reason}", sys.stderr)
+        which = "some" if each.provider in told else "the"
+        text_out(f"note: {which} quotas of {each.provider} are unknown: {each.reason}", sys.stderr)
 
 
 def _is_wanted(row: "wire.QuotaRow", region: str | None, family: str | None) -> bool:

@@ -525,7 +525,7 @@ class QuotaRow(Answer, frozen=True, kw_only=True):
 
 
 class UntoldQuotas(Answer, frozen=True, kw_only=True):
-    """A provider whose quotas are not known, and the reason."""
+    """A provider some or all of whose quotas are not known, and the reason."""
 
     provider: str
     reason: str

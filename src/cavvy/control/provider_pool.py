@@ -156,6 +156,11 @@ class ProviderPool:
         telling = ability(self._provider(provider), TELLS_QUOTAS)
         return None if telling is None else await self._call(provider, telling.quotas())
 
+    def untold_quotas(self, provider: str) -> Sequence[str]:
+        """The regions whose quotas the last call of `quotas` could not read, with the reasons."""
+        telling = ability(self._provider(provider), TELLS_QUOTAS)
+        return () if telling is None else telling.untold_quotas()
+
     def objections(self, task: Task, provider: str) -> Sequence[Objection]:
         """The reasons why this provider could not run the task even if all its capacity were
         free."""

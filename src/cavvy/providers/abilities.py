@@ -100,6 +100,11 @@ class TellsQuotas(Protocol):
     async def quotas(self) -> Sequence[Quota]:
         """The quotas that limit the provider's offers. Raises TryAgain, Refused."""
 
+    def untold_quotas(self) -> Sequence[str]:
+        """The regions whose quotas the last call of `quotas` could not read, each with the reason;
+        () if there are none. If no region answers, `quotas` raises an error.
+        """
+
 
 class StatesPolicy(Protocol):
     """A provider that can list the rights it needs; `cavvy check NAME --policy` prints them."""
@@ -235,7 +240,7 @@ WHO_AM_I: Ability[WhoAmI] = Ability(
 )
 TELLS_QUOTAS: Ability[TellsQuotas] = Ability(
     name="quotas",
-    methods=("quotas",),
+    methods=("quotas", "untold_quotas"),
     purpose="`cavvy quota`: the account's quotas with their use, and the command that requests "
     "more. `limit_offer` of `domain/quotas.py` subtracts the use from the capacity of offers.",
 )

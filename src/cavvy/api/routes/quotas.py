@@ -1,6 +1,7 @@
 """The route for the account's quotas at the enabled providers."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -35,24 +36,21 @@ async def quotas(
         )
     answers = await asyncio.gather(*(_ask(pool, name) for name in names))
     told = dict(zip(names, answers, strict=True))
-    rows = [
-        view(wire.QuotaRow, quota)
-        for answer in answers
-        if not isinstance(answer, str)
-        for quota in answer
-    ]
+    rows = [view(wire.QuotaRow, quota) for quotas, _ in answers for quota in quotas]
     untold = [
-        wire.UntoldQuotas(provider=name, reason=answer)
-        for name, answer in told.items()
-        if isinstance(answer, str)
+        wire.UntoldQuotas(provider=name, reason=reason)
+        for name, (_, reasons) in told.items()
+        for reason in reasons
     ]
     return reply(wire.QuotaReport(quotas=rows, untold=untold))
 
 
-async def _ask(pool: ProviderPool, name: str) -> list[Quota] | str:
-    """The provider's quotas or, if they are not known, the reason."""
+async def _ask(pool: ProviderPool, name: str) -> tuple[Sequence[Quota], Sequence[str]]:
+    """The provider's quotas, and the reasons why quotas are not known."""
     try:
         found = await pool.quotas(name)
     except ProviderError as error:
-        return str(error)
-    return "Cavvy does not read quotas of this provider" if found is None else list(found)
+        return (), [str(error)]
+    if found is None:
+        return (), ["Cavvy does not read quotas of this provider"]
+    return found, pool.untold_quotas(name)

@@ -110,6 +110,8 @@ class AwsMarket:
         self._account, self._settings, self._home, self._now = account, settings, home, now
         self._regions: dict[str, _Region] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
+        self.regions: Sequence[str] = ()  # that the last `offers` asked
+        self._faults: Mapping[str, str] = {}  # why regions did not answer the last `offers`
         self.silent: Sequence[
             str
             # (region, reason) of each region that did not answer the last `offers` or has old
@@ -120,7 +122,7 @@ class AwsMarket:
         """The offers of all regions that answer. If no region answers, raises TryAgain or
         Refused.
         """
-        regions = await self._account.regions()
+        regions = self.regions = await self._account.regions()
         results = await asyncio.gather(
             *(self._hear(name) for name in regions), return_exceptions=True
         )
@@ -132,9 +134,8 @@ class AwsMarket:
         if not offers and problems:
             raise problems[0]
         told = zip(regions, results, strict=True)
-        silent = [
-            f"{name}: {problem}" for name, problem in told if isinstance(problem, BaseException)
-        ]
+        self._faults = {name: str(each) for name, each in told if isinstance(each, BaseException)}
+        silent = [f"{name}: {problem}" for name, problem in self._faults.items()]
         self.silent = [*silent, *(text for name in regions if (text := self._stale_quotas(name)))]
         return offers
 
@@ -144,7 +145,17 @@ class AwsMarket:
         """
         known = self._regions.get(region, _Region())
         by_name = {each.name: each for each in known.quotas.values()}
-        return [by_name[name] for name in sorted(by_name)], known.quotas_problem
+        # a region that does not answer is not asked for its quotas
+        fresh = known.quotas_after is not None and self._now() <= known.quotas_after
+        unread = "" if fresh else self._faults.get(region, "")
+        return [by_name[name] for name in sorted(by_name)], known.quotas_problem or unread
+
+    def untold_quotas(self, region: str) -> str:
+        """Why the region's quotas are unknown or out of date, with its name; "" if they are up to
+        date.
+        """
+        _, problem = self.quotas(region)
+        return self._stale_quotas(region) or (f"{region}: {problem}" if problem else "")
 
     def forget_use(self, region: str) -> None:
         """Discard the cached use of the region's quotas, because instances were started or

@@ -212,6 +212,10 @@ class AwsProvider:
             raise TryAgain(problems[0])
         return [each for quotas, _ in told for each in quotas]
 
+    def untold_quotas(self) -> Sequence[str]:
+        told = [self._market.untold_quotas(region) for region in self._market.regions]
+        return [each for each in told if each]
+
     async def whoami(self) -> Sequence[tuple[str, str]]:
         regions = await self._account.regions()
         who = await self._account.ask(regions[0], "get_caller_identity", service="sts")

@@ -49,13 +49,16 @@ class VmProvider:
         *,
         identity: Callable[[], Sequence[tuple[str, str]]] = lambda: (),
         quotas: ReadQuotas | None = None,
+        untold_quotas: Callable[[], Sequence[str]] = lambda: (),
+        silent: Callable[[], Sequence[str]] = lambda: (),
         close: Callable[[], None] = lambda: None,
         make_link: MakeLink = SshLink,
         make_script: MakeUserData | None = None,
         object_to: Callable[[Task], Sequence[Objection]] = lambda task: (),
     ) -> None:
         """`make_script` replaces the function that makes a node's user data. `object_to` returns
-        the cloud's own objections to a task.
+        the cloud's own objections to a task. `untold_quotas` and `silent` return the regions that
+        did not answer, each with the reason.
         """
         self.manifest = manifest
         self._context, self._identity, self._close = context, identity, close
@@ -66,6 +69,7 @@ class VmProvider:
         )
         if quotas is not None:
             self.quotas = lambda: self._read_quotas(quotas)
+        self.untold_quotas, self.silent = untold_quotas, silent
         self._ledger = LaunchLedger(context.state, VmGangRecord)
         make_data = make_script or self._user_data
         self._launcher = VmLauncher(self._machines, self._ledger, make_data, context.now)
@@ -148,6 +152,7 @@ class VmProvider:
         return [
             *self._identity(),
             ("offers", f"{len(offers)} in {len(regions)} regions"),
+            *(("silent", each) for each in self.silent()),
             ("machines", str(len(shown.found))),
             ("nodes call", calls) if self._reach is None else ("nodes", "reached by SSH"),
         ]
