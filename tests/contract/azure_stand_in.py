@@ -100,6 +100,7 @@ class AzureStandIn(RestStandIn):
         self.boots = False  # machines whose creation is not complete are on
         self.power_fault: CloudFault | None = None  # of the subscription's list of machines
         self.quota_fault: CloudFault | None = None  # of the list of quotas
+        self.faulty: dict[str, CloudFault] = {}  # regions that do not list sizes and quotas
         self.limits: dict[tuple[str, str], int] = {}  # vCPUs, by region and quota
         self.group = True  # the resource group exists
         self.registered = True
@@ -143,8 +144,12 @@ class AzureStandIn(RestStandIn):
             case "sizes":
                 region = re.fullmatch(r"location eq '(\w+)'", request.query["$filter"])
                 assert region is not None
+                if region[1] in self.faulty:
+                    raise self.faulty[region[1]]
                 return 200, {"value": [_size(each, region[1]) for each in SIZES]}
             case "usages":
+                if name in self.faulty:
+                    raise self.faulty[name]
                 return 200, self._page(self._usages(name), request)
             case "list":
                 shown = [self._show(each) for each in self.machines()]

@@ -98,6 +98,8 @@ class AzurePlace(RestPlace):
             cloud,
             identity=cloud.identity,
             quotas=cloud.quotas,
+            untold_quotas=cloud.untold_quotas,
+            silent=cloud.silent,
             close=cloud.close,
         )
         self._providers.append(made)
@@ -216,6 +218,25 @@ class TestAzure(RestContract):
                 await provider.quotas()
             with pytest.raises(Refused, match="no right"):
                 await account.provider("ours").quotas()
+
+        asyncio.run(scenario())
+
+    def test_a_region_that_fails_hides_no_other(self, account: AzurePlace) -> None:
+        async def scenario() -> None:
+            provider = account.provider("ours", regions="eastus, westeurope")
+            account.api.faulty["westeurope"] = CloudFault(403, "AuthorizationFailed", "no right")
+            assert {offer.region for offer in await provider.offers()} == {"eastus"}
+            assert [each.partition(":")[0] for each in provider.silent()] == ["westeurope"]
+            assert "no right" in dict(await provider.whoami())["silent"]
+            assert {quota.region for quota in await provider.quotas()} == {"eastus"}
+            assert [each.partition(":")[0] for each in provider.untold_quotas()] == ["westeurope"]
+            account.api.faulty["eastus"] = account.api.faulty.pop("westeurope")
+            await account.wait(timedelta(hours=1))
+            assert {offer.region for offer in await provider.offers()} == {"westeurope"}
+            account.api.faulty["westeurope"] = account.api.faulty["eastus"]
+            await account.wait(timedelta(hours=1))
+            with pytest.raises(Refused, match="no right"):
+                await provider.offers()
 
         asyncio.run(scenario())
 

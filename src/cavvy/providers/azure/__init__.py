@@ -20,5 +20,7 @@ def make(context: ProviderContext) -> Provider:
         cloud,
         identity=cloud.identity,
         quotas=cloud.quotas,
+        untold_quotas=cloud.untold_quotas,
+        silent=cloud.silent,
         close=cloud.close,
     )

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from cavvy.providers.abilities import TELLS_QUOTAS
+from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.notices import NoticeNode, NoticeReply, NoticeSource
 from cavvy.providers.settings import flag, number, text
@@ -37,7 +37,7 @@ MANIFEST = Manifest(
     title="Azure",
     docs="docs/guides/azure.md",
     rights="a role with the actions in docs/guides/azure.md, three of them on the subscription",
-    abilities=(*ABILITIES, TELLS_QUOTAS),
+    abilities=(*ABILITIES, HAS_PARTS, TELLS_QUOTAS),
     prices="cavvy.providers.azure.price_list",
     visibility_delay=timedelta(minutes=1),
     notices=NOTICES,
