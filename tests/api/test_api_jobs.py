@@ -11,9 +11,11 @@ from hashlib import sha256
 import pytest
 from tests.api.api_state import Api, until
 from tests.unit.test_bucket_regions import Storages, storages
+from tests.unit.test_planner_transfers import Bucket
 
 from cavvy.client.ids import make_id, make_key
 from cavvy.store.base import AtomicWrite, StaleVersion
+from cavvy.store.objects.locations import ObjectLocation
 
 __all__ = ["storages"]
 
@@ -185,6 +187,34 @@ async def test_a_bucket_outside_the_allowed_regions_is_found_at_submission(
     answer = await api.post_job(text.replace("WHERE", "eu"))
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-task")
     assert "gs://data/ is in us, but" in answer.json()["message"]
+
+
+async def test_a_bucket_that_may_be_outside_the_allowed_regions_is_told_in_an_event(
+    api: Api, storages: Storages
+) -> None:
+    storages.location = "NOWHERE9"
+    made = await api.submit(
+        "{name: far, run: 'true', resources: {regions: [somewhere], cpu: 1}, "
+        "inputs: [{source: 'gs://data/', target: d}]}"
+    )
+    page = (await api.http.get(f"/v1/projects/default/jobs/{made['id']}/events")).json()
+    told = page["events"][0]["text"]
+    assert told.startswith("submitted; Cavvy does not know whether these buckets are in")
+    assert "gs://data/ (it is in nowhere9, and Cavvy does not know where that is)" in told
+
+
+async def test_inputs_in_buckets_are_measured_at_submission(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = ObjectLocation(place=Bucket(), key="train")  # type: ignore[arg-type] # reads only
+    monkeypatch.setattr("cavvy.store.objects.locations.open_place", lambda *_: opened)
+    made = await api.submit(
+        "{name: far, run: 'true', resources: {cpu: 1}, inputs: [{source: 's3://b/train', "
+        "target: d, region: us-east-1}, {source: 's3://b/train', target: e, size: 1GiB, "
+        "region: us-east-1}]}"
+    )
+    task = (await api.app_state.store.job(made["id"])).task
+    assert [each.size_mib for each in task.inputs] == [1500, 1024]
 
 
 async def test_a_missing_secret_is_named(api: Api) -> None:

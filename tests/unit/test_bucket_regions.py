@@ -55,7 +55,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self) -> None:
-        assert self.path == "/data/?location="
+        if self.path != "/data/?location=":  # a listing
+            self.send_response(403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self.server.silent.wait()
         body = f"<LocationConstraint>{self.server.location}</LocationConstraint>".encode()
         self.send_response(200)

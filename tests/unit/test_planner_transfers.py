@@ -20,6 +20,7 @@ from cavvy.planner.candidates import Candidates, rank_candidates
 from cavvy.planner.placements import Placement, PlanningContext
 from cavvy.planner.rank import egress_price, plan
 from cavvy.planner.transfers import estimate_transfers
+from cavvy.store.objects import sizes as listings
 from cavvy.store.objects.base import ObjectInfo
 from cavvy.store.objects.locations import ObjectLocation
 
@@ -173,7 +174,7 @@ def test_inputs_in_buckets_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("cavvy.store.objects.locations.open_place", lambda *_: opened)
     task, warnings = with_sizes(make_task(replace(INPUT, size_mib=None)))
     assert (task.inputs[0].size_mib, warnings) == (1500, ())
-    monkeypatch.setattr(sizes, "_MOST_PAGES", 1)
+    monkeypatch.setattr(listings, "_MOST_PAGES", 1)
     task, (warning,) = with_sizes(make_task(replace(INPUT, size_mib=None)))
     assert task.inputs[0].size_mib is None
     assert "it has more than 1,000 objects" in warning

@@ -80,6 +80,17 @@ def is_located(url: str, region: str) -> bool:
     return locate(BUCKET_PROVIDERS[urlsplit(url).scheme], region) != (None, None)
 
 
+def explain_unlocated(found: Mapping[str, str]) -> Mapping[str, str]:
+    """Why it is unknown where the buckets with these regions (by URL) are; other buckets are left
+    out.
+    """
+    return {
+        url: f"it is in {region}, and Cavvy does not know where that is"
+        for url, region in found.items()
+        if not is_located(url, region)
+    }
+
+
 def list_found_outside(task: Task, found: Mapping[str, str]) -> Iterator[OutsideBucket]:
     """The buckets that one of the task's alternatives does not allow by their regions in `found`
     (by URL). A region whose place is unknown is not counted as outside.

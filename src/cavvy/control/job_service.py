@@ -129,9 +129,11 @@ class JobService:
         consented: bool = False,
         ceiling: Money | None = None,
         job_id: str | None = None,
+        note: str = "",
     ) -> Job:
         """Queue a job for the task. The job gets the task's name or, if that is in use, the first
-        free name of NAME-2, NAME-3 and so on. Raises UnsupportedTask.
+        free name of NAME-2, NAME-3 and so on. `note` is appended to the text of the first event.
+        Raises UnsupportedTask.
 
         The caller can choose the `job_id` to detect a repeated submission: StaleVersion is raised
         if a job with this ID exists already.
@@ -153,6 +155,8 @@ class JobService:
             held, event = hold_job(job, now)
         except ValueError as error:
             raise UnsupportedTask(f"schedule.cron: {error}", "use a time in the future") from error
+        if note:
+            event = replace(event, text=f"{event.text}; {note}")
         stored = await self._store.submit(held, event)
         if is_timed(stored):
             self._hint(stored.id)

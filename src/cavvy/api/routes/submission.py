@@ -13,9 +13,11 @@ from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
 from cavvy.catalog.residency import (
     OUTSIDE_HINT,
+    explain_unlocated,
     fill_regions,
     list_found_outside,
     list_unknown,
+    say_unplaced,
 )
 from cavvy.client import wire
 from cavvy.client.ids import read_time
@@ -37,6 +39,7 @@ from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import NotManifest, read_manifest
 from cavvy.store.objects.base import ObjectTryAgain
+from cavvy.store.objects.sizes import BUCKETS
 
 # Maximum age in seconds of an idempotency key. Keys become job IDs, which sort by time, so an older
 # key could put its job ahead of others in the queue.
@@ -62,6 +65,7 @@ async def submit_task(
     await check_secrets(app_state, task)
     await check_snapshot(app_state, origin.snapshot)
     await check_uses(app_state, task, origin.snapshot)
+    task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
     task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
     try:
         job = await app_state.control_plane.jobs.submit(
@@ -72,6 +76,7 @@ async def submit_task(
             consented=consented,
             ceiling=None if ask.ceiling_micros is None else Money(ask.ceiling_micros),
             job_id=key,
+            note=note,
         )
     except StaleVersion:
         if key is None:
@@ -91,9 +96,10 @@ async def start_machine(
     now = app_state.now()
     task, origin = await app_state.control_plane.machines.start_task(project, name)
     await check_secrets(app_state, task)
+    task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
     task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
     return await app_state.control_plane.jobs.submit(
-        task, origin, project, user=ask.user, consented=consented
+        task, origin, project, user=ask.user, consented=consented, note=note
     )
 
 
@@ -104,7 +110,6 @@ async def admit_task(
     machine, missing fields are taken from the machine. Raises ApiProblem if no offer and no machine
     can run the task, or if the user must first agree to pay.
     """
-    task = await place_buckets(app_state, task)
     if task.machine is None:
         await check_offers(app_state, task, now, consented=consented)
         return task, consented
@@ -205,20 +210,40 @@ async def check_secrets(app_state: AppState, task: Task) -> None:
         )
 
 
-async def place_buckets(app_state: AppState, task: Task) -> Task:
-    """The task with the regions of its buckets, as their storages tell them. Raises ApiProblem if a
-    bucket is outside the regions that the task allows; a bucket of unknown region is accepted.
+async def measure_inputs(app_state: AppState, task: Task) -> Task:
+    """The task with the sizes of its inputs in buckets, so that the planner knows the same copies
+    as `cavvy plan`. Inputs that cannot be measured have no size.
     """
-    urls = list_unknown(task)
+    urls = [each.source for each in task.inputs if each.size_mib is None]
+    urls = [each for each in urls if each.startswith(BUCKETS)]
     if not urls:
         return task
     try:
-        found = await app_state.control_plane.data.find_regions(task.project, urls)
+        found = await app_state.control_plane.data.find_sizes(task.project, urls)
     except ObjectTryAgain:  # the storages of other jobs occupy all threads
         return task
+    sizes = [found.get(each.source) if each.size_mib is None else None for each in task.inputs]
+    pairs = zip(task.inputs, sizes, strict=True)
+    inputs = [each if size is None else replace(each, size_mib=size) for each, size in pairs]
+    return replace(task, inputs=tuple(inputs))
+
+
+async def place_buckets(app_state: AppState, task: Task) -> tuple[Task, str]:
+    """The task with the regions of its buckets, as their storages tell them. Also returns a
+    sentence about the buckets that may be outside the regions that the task allows; "" if there are
+    none. Raises ApiProblem if a bucket is outside.
+    """
+    urls = list_unknown(task)
+    if not urls:
+        return task, ""
+    try:
+        found = await app_state.control_plane.data.find_regions(task.project, urls)
+    except ObjectTryAgain as error:  # the storages of other jobs occupy all threads
+        return task, say_unplaced(task, dict.fromkeys(urls, str(error)))
     for outside in list_found_outside(task, found.regions):
         raise ApiProblem("invalid-task", str(outside), OUTSIDE_HINT)
-    return fill_regions(task, found.regions)
+    doubts = say_unplaced(task, {**found.problems, **explain_unlocated(found.regions)})
+    return fill_regions(task, found.regions), doubts
 
 
 async def check_snapshot(app_state: AppState, snapshot: str | None) -> None:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from cavvy.catalog.residency import (
     OUTSIDE_HINT,
+    explain_unlocated,
     fill_regions,
-    is_located,
     list_found_outside,
     list_unknown,
     say_unplaced,
@@ -34,9 +34,5 @@ def with_regions(task: Task, warnings: tuple[str, ...] = ()) -> tuple[Task, tupl
     found = find_regions(urls, keys, lambda: datetime.now(UTC), _PATIENCE_S)
     for outside in list_found_outside(task, found.regions):
         raise CommandFailure(str(outside), OUTSIDE_HINT, exit_code=2)
-    problems = dict(found.problems)
-    for url, region in found.regions.items():
-        if not is_located(url, region):
-            problems[url] = f"it is in {region}, and Cavvy does not know where that is"
-    warning = say_unplaced(task, problems)
+    warning = say_unplaced(task, {**found.problems, **explain_unlocated(found.regions)})
     return fill_regions(task, found.regions), (*warnings, warning) if warning else warnings

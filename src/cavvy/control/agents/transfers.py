@@ -29,6 +29,7 @@ from cavvy.store.objects.base import ObjectInfo as Object
 from cavvy.store.objects.http import ask, check
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
 from cavvy.store.objects.regions import FoundRegions, find_regions
+from cavvy.store.objects.sizes import find_sizes
 from cavvy.store.objects.threads import in_thread
 
 SIGNED_S = 900
@@ -189,7 +190,8 @@ class SignedObjects:
         return self.place
 
 
-REGIONS_S = 5.0  # a submission waits at most this long for the regions of buckets
+# a submission waits at most this long for the regions of buckets, and for the sizes of inputs
+REGIONS_S, SIZES_S = 5.0, 5.0
 
 
 class Transfers:
@@ -231,6 +233,14 @@ class Transfers:
         """The regions of buckets, asked with the project's keys, within REGIONS_S seconds."""
         keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
         return await in_thread(find_regions, urls, keys, self._clock.now, REGIONS_S)
+
+    async def find_sizes(self, project: str, urls: Sequence[str]) -> Mapping[str, int]:
+        """The sizes in MiB of data in buckets, as far as listings with the project's keys show them
+        within SIZES_S seconds.
+        """
+        keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
+        found = await in_thread(find_sizes, urls, keys, self._clock.now, SIZES_S)
+        return {url: each for url, each in found.items() if isinstance(each, int)}
 
     async def _is_output_too(self, gang: str, index: int) -> bool:
         task = (await self._store.job((await self._store.attempt_of_gang(gang)).job_id)).task
