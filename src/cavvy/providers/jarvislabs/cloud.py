@@ -67,7 +67,6 @@ class JarvislabsCloud:
         )
         self._api = self.account.api
         self._apis = dict(zip(_REGIONS, (self._api, *clients), strict=True))
-        self._made: dict[str, str] = {}  # regions of instances that this process made, by id
 
     async def offers(self) -> Sequence[Offer]:
         self._template()
@@ -117,9 +116,7 @@ class JarvislabsCloud:
             raise name_balance(fault) from fault
         if not told.get("machine_id"):
             raise name_balance(CloudFault(400, *_read_error(told)))
-        made = str(told["machine_id"])
-        self._made[made] = offer.region
-        return [made]
+        return [str(told["machine_id"])]
 
     async def list(self) -> Sequence[CloudMachine]:
         told = await self._api.get("/users/fetch")
@@ -134,11 +131,11 @@ class JarvislabsCloud:
         return _read(told) if told else None
 
     async def delete(self, machine: str) -> None:
-        """Destroy the instance. If its region is unknown, because the instance is not listed yet
-        and another process made it, the request is sent to each region.
+        """Destroy the instance. If its region is unknown, because the instance is not listed yet,
+        the request is sent to each region.
         """
         told = await self._fetch(machine) or {}
-        region = str(told.get("region") or self._made.get(machine) or "")
+        region = str(told.get("region") or "")
         apis = [self._apis[region]] if region in self._apis else [*self._apis.values()]
         # as in `_lifecycle_endpoint` of the package
         virtual = str(told.get("template") or told.get("framework") or "") == _VIRTUAL_MACHINE
@@ -151,7 +148,6 @@ class JarvislabsCloud:
                 fault = fault if fault.uncertain else error
                 continue
             if _succeeded(done):
-                self._made.pop(machine, None)
                 return
             if told:  # such as an instance that cannot be destroyed while it is being made
                 fault = CloudFault(409, *_read_error(done))
