@@ -64,9 +64,7 @@ class VmProvider:
         self._context, self._identity, self._close = context, identity, close
         self._object_to = object_to
         self._recorder = CallRecorder(context.home, manifest.name, context.installation)
-        self._machines = VmMachines(
-            cloud, MachineNames(context.installation, cloud.traits.name_limit), context.now
-        )
+        self._machines = _make_machines(cloud, context)
         if quotas is not None:
             self.quotas = lambda: self._read_quotas(quotas)
         self.untold_quotas, self.silent = untold_quotas, silent
@@ -192,3 +190,8 @@ class VmProvider:
             f"machines of {self.manifest.title} must connect to the server, but "
             f"`server.tls_listen` is not set{other}"
         )
+
+
+def _make_machines(cloud: Cloud, context: ProviderContext) -> VmMachines:
+    names = MachineNames(context.installation, cloud.traits.name_limit)
+    return VmMachines(cloud, names, context.now)
