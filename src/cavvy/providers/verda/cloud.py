@@ -15,7 +15,6 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
-from cavvy.providers.verda.leftovers import VerdaLeftovers
 from cavvy.providers.verda.manifest import CLIENT_ID, KEYS
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
@@ -26,6 +25,7 @@ from cavvy.providers.vm.cloud import (
     MachineState,
     SshTarget,
 )
+from cavvy.providers.vm.leftover_scripts import LeftoverScripts
 from cavvy.providers.vm.rest import Json, RestClient
 
 _STATES = {
@@ -69,7 +69,7 @@ class VerdaCloud:
         self._images: Mapping[str, str] = {}  # instance type -> image
         # machine id -> script, for machines that this process created
         self._scripts: dict[str, str] = {}
-        self._leftovers = VerdaLeftovers(self._get, self._drop_scripts, now)
+        self._leftovers = LeftoverScripts(lambda: self._get("/scripts"), self._drop_scripts, now)
         self._unsure: dict[str, list[str]] = {}  # hostname -> scripts of requests that got no reply
 
     async def offers(self) -> Sequence[Offer]:

@@ -1,0 +1,49 @@
+"""Deletes startup scripts whose machine was never made, such as those of a server that crashed
+between the two requests. This is for clouds that store startup scripts apart from machines. A
+script contains the claim of a node.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.providers.vm.account import keep_ours
+from cavvy.providers.vm.rest import RECORDER, Json
+
+_EVERY = timedelta(minutes=10)
+# a script may lack its machine for as long as a launch is repeated, also by another server
+_SPARED = timedelta(hours=1)
+
+
+class LeftoverScripts:
+    """Sweeps the scripts of the account. A script has the name of its machine. `read` lists all
+    scripts of the account, and `drop` deletes some by id.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[Sequence[Json]]],
+        drop: Callable[[Collection[str]], Awaitable[None]],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._read, self._drop, self._now = read, drop, now
+        self._swept_at: datetime | None = None
+        self._unused: dict[str, datetime] = {}  # scripts without a machine, and since when
+
+    async def sweep(self, names: Collection[str]) -> None:
+        """Delete old scripts that belong to none of the machines. Raises CloudFault."""
+        now = self._now()
+        if self._swept_at is not None and now - self._swept_at < _EVERY:
+            return
+        self._swept_at = now
+        told = await self._list()
+        unused = [str(each["id"]) for each in told if str(each["name"]) not in names]
+        self._unused = {each: self._unused.get(each, now) for each in unused}
+        await self._drop([each for each, at in self._unused.items() if now - at >= _SPARED])
+
+    async def _list(self) -> Sequence[Json]:
+        """Cavvy's scripts. The reply contains claims, so it is not recorded."""
+        recorder = RECORDER.set(None)
+        try:
+            return keep_ours(await self._read())
+        finally:
+            RECORDER.reset(recorder)
