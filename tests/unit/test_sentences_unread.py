@@ -32,6 +32,7 @@ ALLOWED = {
     "providers/primeintellect/": "the API tells missing capacity from a wrong value in its text alone",
     "providers/oci/": "only the message tells missing capacity from other internal errors",
     "providers/crusoe/": "the API tells missing capacity from a wrong value in its text alone",
+    "providers/paperspace/": "the API documents no errors; only their text tells missing capacity",
     "providers/ray/calls.py": "what Ray's dashboard answers",
     "providers/hosts/connection.py": "what ssh prints",
     "providers/hosts/ssh_link.py": "what a host's shell prints; a line names its host once",

@@ -38,7 +38,7 @@ _OUR_TEXT = re.compile(r"cv-[\w-]+|cavvy[:-][\w:-]+")
 _PRODUCTS = re.compile(
     r"GET /(?:\S*/)?(?:plans|os|sizes|instance-types|instance-availability|flavors|pricebook|gpus"
     r"|datacenters|types|capacities|machine-types-2|public-images|skus|machineTypes|acceleratorTypes|regions"
-    r"|zones)(?:\?|$)"
+    r"|zones|os-templates)(?:\?|$)"
     r"|\S+ ec2 describe_(?:instance_types|instance_type_offerings|spot_price_history|regions"
     r"|availability_zones)$|\S+ (?:pricing|service-quotas|ssm) ",
 )

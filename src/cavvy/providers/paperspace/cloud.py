@@ -1,0 +1,260 @@
+"""Calls Paperspace's API, version 1
+(https://docs.digitalocean.com/reference/paperspace/api-reference).
+
+The API reports neither prices nor the sizes of machine types. Both come from the catalog, whose
+instance types have the names of Paperspace's machine types. The API stores the script that a
+machine runs on its first boot as a separate object. Cavvy creates the script before the machine and
+deletes both together.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from urllib.parse import quote
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Refused
+from cavvy.providers.paperspace.manifest import KEYS
+from cavvy.providers.vm.account import RestAccount, keep_ours
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+    SshTarget,
+)
+from cavvy.providers.vm.leftover_scripts import LeftoverScripts
+from cavvy.providers.vm.rest import Json
+
+_STATES = {
+    # https://docs.digitalocean.com/products/paperspace/machines/reference/states-and-error-codes:
+    # only a machine that is off is not billed by the hour
+    "provisioning": MachineState.STARTING,
+    "starting": MachineState.STARTING,
+    "off": MachineState.STOPPED,
+}
+_QUIET = ("provisioning", "starting", "ready", "serviceready")
+_REGIONS = {"us-ny2": "ny2"}  # the catalog's name of a region -> the API's name
+_DISKS_GB = (50, 100, 250, 500, 1000, 2000)
+_NVLINK = ("H100x8",)  # types that need the option for NVLink
+_GPU_TEMPLATE = "ML-in-a-Box"  # contains drivers for GPUs
+# Paperspace's documentation does not list errors; only the message gives the cause.
+_FULL = re.compile(r"capacity|not (currently )?available|unavailable", re.IGNORECASE)
+_OVER_LIMIT = re.compile(r"\b(limit|quota|approv\w+)\b", re.IGNORECASE)
+_BUSY = re.compile(r"currently|in progress", re.IGNORECASE)
+_LIMIT = "limit"  # Cavvy's code for this fault: a limit of the team, or a type without approval
+_SHELL, _BASH = "#!/bin/sh\n", "#!/bin/bash\n"
+
+
+class PaperspaceCloud:
+    """Implements `Cloud`."""
+
+    # Scripts are for bash and may have 16 KB (https://docs.paperspace.com/core/api-reference/
+    # scripts). Paperspace does not document the maximum length of names, nor how long a new machine
+    # may be missing from lists: these values are assumptions.
+    traits = CloudTraits(
+        name_limit=63,
+        user_data_limit=16_000,
+        list_lag=timedelta(minutes=1),
+        quota_codes=frozenset({_LIMIT}),
+    )
+
+    def __init__(
+        self,
+        settings: Mapping[str, Scalar],
+        now: Callable[[], datetime],
+        list_prices: Callable[[str], Sequence[Offer]],
+    ) -> None:
+        self.account = RestAccount(
+            settings, now, KEYS, lambda told: (told["code"], told["message"])
+        )
+        self._api, self._list_prices = self.account.api, list_prices
+        self._templates: Mapping[str, str] = {}  # machine type -> template
+        self._leftovers = LeftoverScripts(
+            lambda: self._all("/startup-scripts"), self._drop_scripts, now
+        )
+
+    async def offers(self) -> Sequence[Offer]:
+        prices = await asyncio.to_thread(self._list_prices, "paperspace")
+        sold = [
+            each
+            for each in prices
+            if each.region in _REGIONS and each.purchase is Purchase.ON_DEMAND
+        ]
+        templates = await self._read_templates()
+        chosen = {each.instance_type: _choose(templates, each) for each in sold}
+        self._templates = {kind: found for kind, found in chosen.items() if found}
+        disk_gib = self._disk_gb() * 10**9 // 2**30
+        return [
+            replace(each, disk_gib=disk_gib, architecture="x86_64")
+            for each in sold
+            if each.instance_type in self._templates
+        ]
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        name, kind = request.names[0], request.offer.instance_type
+        network = str(self.account.settings.get("network") or "")
+        if request.gang.nodes > 1 and not network:
+            raise Refused(
+                "[providers.paperspace] network: not set; machines outside a private network "
+                "cannot reach each other, so jobs with several nodes need one"
+            )
+        body = {
+            "name": name,
+            "machineType": kind,
+            "templateId": await self._template_of(kind),
+            **({"networkId": network} if network else {}),
+            "diskSize": self._disk_gb(),
+            "region": _REGIONS.get(request.offer.region, request.offer.region),
+            # a machine without a public address still reaches the server
+            "publicIpType": "dynamic" if request.public_key else "none",
+            "autoSnapshotEnabled": False,
+            "autoShutdownEnabled": False,
+            "takeInitialSnapshot": False,
+            "emailPassword": False,
+            "startOnCreate": True,
+            **({"enableNvlink": True} if kind in _NVLINK else {}),
+        }
+        script = {
+            "name": name,
+            "script": _BASH + request.user_data[0].removeprefix(_SHELL),
+            "isRunOnce": True,
+        }
+        made = str((await self._api.send("POST", "/startup-scripts", script))["id"])
+        try:
+            told = await self._api.send("POST", "/machines", body | {"startupScriptId": made})
+        except CloudFault as fault:
+            if not fault.uncertain:  # else the machine may exist and needs its script
+                await self._drop_scripts([made])
+            raise self.name_limit(fault) from fault
+        return [str(told["data"]["id"])]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        found = keep_ours(await self._all("/machines"))
+        with suppress(CloudFault):  # the next sweep tries again
+            await self._leftovers.sweep({str(each["name"]) for each in found})
+        return [_read(each) for each in found]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        return _read(await self._api.get(f"/machines/{machine}"))
+
+    async def delete(self, machine: str) -> None:
+        scripts: Sequence[str] = ()
+        with suppress(CloudFault):  # the sweep finds scripts that remain
+            scripts = await self._scripts_of(machine)
+        try:
+            await self._api.send("DELETE", f"/machines/{machine}")
+        except CloudFault as fault:
+            busy = 400 <= fault.status < 500 and _BUSY.search(fault.message)
+            # deleting the machine later will succeed
+            raise (CloudFault(409, fault.code, fault.message) if busy else fault) from fault
+        await self._drop_scripts(scripts)
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
+
+    def name_limit(self, fault: CloudFault) -> CloudFault:
+        """The fault, with the code `_LIMIT` if the team may not have the machine."""
+        if 400 <= fault.status < 429 and _OVER_LIMIT.search(fault.message):
+            return CloudFault(fault.status, _LIMIT, fault.message)
+        return fault
+
+    async def _all(self, path: str) -> Sequence[Json]:
+        first = f"{path}?limit=120"
+
+        def read_next(page: Json) -> str | None:
+            return f"{first}&after={quote(str(page['nextPage']))}" if page["hasMore"] else None
+
+        return [each for page in await self._api.pages(first, read_next) for each in page["items"]]
+
+    async def _read_templates(self) -> Sequence[Json]:
+        """The templates that machines may boot: the one of the setting, or those of Paperspace. The
+        list of the team's own templates is read even without the setting, because Paperspace
+        answers the other list without a key.
+        """
+        own, public = await self._all("/custom-templates"), await self._all("/os-templates")
+        wanted = str(self.account.settings.get("template") or "")
+        if not wanted:
+            return [each for each in public if "Ubuntu" in _title(each)]
+        found = [each for each in [*own, *public] if each["id"] == wanted]
+        if not found:
+            raise Refused(f"[providers.paperspace] template: Paperspace lists no template {wanted}")
+        return found
+
+    async def _template_of(self, kind: str) -> str:
+        if kind not in self._templates:
+            await self.offers()
+        if kind not in self._templates:
+            raise Refused(
+                f"[providers.paperspace] template: Paperspace lists no Ubuntu template for {kind}; "
+                "name a template in this setting"
+            )
+        return self._templates[kind]
+
+    def _disk_gb(self) -> int:
+        """The smallest disk that is not smaller than the setting. Raises Refused."""
+        wanted = int(self.account.settings["disk_gb"])
+        if wanted > _DISKS_GB[-1]:
+            raise Refused(
+                f"[providers.paperspace] disk_gb: {wanted} is too large; Paperspace's largest disk "
+                f"has {_DISKS_GB[-1]} GB"
+            )
+        return next(each for each in _DISKS_GB if each >= wanted)
+
+    async def _scripts_of(self, machine: str) -> Sequence[str]:
+        """The ids of the scripts that Cavvy made for a machine."""
+        ours = keep_ours(await self._all("/startup-scripts"))
+        return [str(each["id"]) for each in ours if machine in each["assignedMachineIds"]]
+
+    async def _drop_scripts(self, scripts: Collection[str]) -> None:
+        for script in scripts:
+            with suppress(CloudFault):
+                await self._api.send("DELETE", f"/startup-scripts/{script}")
+
+
+def _choose(templates: Sequence[Json], offer: Offer) -> str:
+    """The id of the template for an offer; "" if no template fits. A template with drivers is
+    preferred for GPUs, and one without them for other machines.
+    """
+    fit = [each for each in templates if _runs(each, offer.instance_type)]
+
+    def rank(template: Json) -> tuple[bool, bool, Sequence[int], str]:
+        title = _title(template)
+        drivers = (_GPU_TEMPLATE in title) == bool(offer.accelerator)
+        version = re.search(r"Ubuntu (\d+)\.(\d+)", title)
+        numbers = [int(each) for each in version.groups()] if version else []
+        return drivers, "Desktop" not in str(template["agentType"]), numbers, title
+
+    return str(max(fit, key=rank)["id"]) if fit else ""
+
+
+def _runs(template: Json, kind: str) -> bool:
+    return any(
+        each["isAvailable"] and each["machineTypeLabel"] == kind
+        for each in template["availableMachineTypes"]
+    )
+
+
+def _title(template: Json) -> str:
+    return f"{template['name']} {template['operatingSystemLabel']}"
+
+
+def _read(told: Json) -> CloudMachine:
+    status, public = str(told["state"]), told.get("publicIp")
+    ended = told.get("dtDeleted")
+    state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["name"]),
+        state=MachineState.ENDED if ended else state,
+        address=told.get("privateIp") or public or None,
+        ssh=SshTarget(address=str(public)) if public else None,
+        created_at=datetime.fromisoformat(told["dtCreated"]),
+        ended_at=datetime.fromisoformat(ended) if ended else None,
+        reason="" if status in _QUIET else f"Paperspace reports: {status}",
+    )

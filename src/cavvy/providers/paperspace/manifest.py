@@ -1,0 +1,60 @@
+"""The manifest of the Paperspace provider."""
+
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
+from cavvy.providers.vm.keys import ApiKeySource
+
+KEYS = ApiKeySource(
+    provider="paperspace",
+    variables=("PAPERSPACE_API_KEY",),
+    made_at="https://console.paperspace.com/settings/apikeys",
+)
+_API = "https://docs.digitalocean.com/reference/paperspace/api-reference"
+
+MANIFEST = make_manifest(
+    "paperspace",
+    "Paperspace",
+    machine="a machine",
+    rights="an API key of the team; Paperspace describes no narrower rights",
+    unsupported={
+        Feature.SPOT: f"Paperspace sells machines on demand only ({_API}/machine)",
+        Feature.CAPACITY: "Paperspace reports which templates run on a machine type, but not "
+        f"whether machines are free ({_API}/os-templates)",
+        Feature.SELF_END: "Paperspace bills the disk of a machine until its API deletes it, and "
+        "nodes get no API key, because a key may delete all machines of the team; the server "
+        "deletes machines that are off",
+        Feature.VOLUMES: "shared drives cannot be attached yet; copy data from and to a bucket "
+        "instead",
+        Feature.NETWORK: f"the API does not report the speed of the network ({_API}/machine)",
+        Feature.DISK: "all disks have the size of the setting `disk_gb`",
+        Feature.NOTICE: "Paperspace's API describes no notice before a machine is reclaimed "
+        f"({_API}/machine-events)",
+    },
+    settings=(
+        KEYS.setting(),
+        text(
+            "template",
+            "The id of the template of machines, such as tkni3aa4. By default, machines boot "
+            "the newest Ubuntu template that Paperspace lists for their type, and ML-in-a-Box for "
+            "GPUs.",
+        ),
+        text(
+            "network",
+            "The id of the private network that machines join, which must be in NY2. Jobs with "
+            "several nodes need it, because other machines cannot reach each other. By default, "
+            "machines are in no private network.",
+        ),
+        number(
+            "disk_gb",
+            "The size of the disk of a machine, rounded up to 50, 100, 250, 500, 1000 or 2000 GB. "
+            "Paperspace bills disks apart from machines.",
+            unit="GB",
+            default=100,
+            minimum=50,
+            whole=True,
+        ),
+        reach_setting(),
+    ),
+    endpoint="https://api.paperspace.com/v1",
+)

@@ -1,0 +1,271 @@
+"""The Paperspace provider keeps the contract, on a stand-in that checks every request."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.contract.paperspace_stand_in import GPU, H100, NETWORK, OWN, PLAIN, PaperspaceStandIn
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.contract.rest_stand_in import RestServer
+from tests.proofs import Proof
+
+from cavvy.api.open_state import list_prices
+from cavvy.domain.offers import Offer
+from cavvy.providers import paperspace
+from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.contract import LaunchFault
+from cavvy.providers.paperspace.cloud import PaperspaceCloud, _read
+from cavvy.providers.paperspace.manifest import MANIFEST
+from cavvy.providers.registry import check_settings
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    MachineState,
+    SshTarget,
+    read_fault,
+)
+
+PROOF = Proof("paperspace", False, "a strict stand-in for Paperspace's API")
+
+
+@cache
+def read_prices(provider: str) -> Sequence[Offer]:
+    """The catalog's prices, read once."""
+    return list_prices(provider)
+
+
+class PaperspacePlace(RestPlace):
+    """One team, with the catalog's prices."""
+
+    api: PaperspaceStandIn
+    list_prices = staticmethod(read_prices)
+
+    def __init__(self, server: RestServer, home: Path) -> None:
+        super().__init__(paperspace, PaperspaceCloud.traits, PaperspaceStandIn, server, home)
+
+
+class TestPaperspace(RestContract):
+    package, traits, stand_in = paperspace, PaperspaceCloud.traits, PaperspaceStandIn
+
+    @pytest.fixture
+    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
+        account = PaperspacePlace(rest_server, tmp_path)
+        yield account
+        account.close()
+
+    def test_offers_are_the_catalogs_types_that_a_template_runs_on(
+        self, account: PaperspacePlace
+    ) -> None:
+        offers = {
+            each.instance_type: each for each in asyncio.run(account.provider("ours").offers())
+        }
+        assert set(offers) == {
+            *("C5", "C9", "GPU+", "P4000", "P4000x2", "A4000", "V100", "A100-80G", "H100"),
+            "H100x8",
+        }
+        assert {each.region for each in offers.values()} == {"us-ny2"}
+        found = offers["H100x8"]
+        assert (found.accelerator, found.accelerator_count) == ("H100", 8)
+        assert found.accelerator_memory_mib == 80 * 1024
+        assert found.rate.micros_per_hour == 47_600_000
+        assert found.disk_gib == 93
+
+    @pytest.mark.parametrize(
+        ("kind", "template", "nvlink"),
+        [("C9", PLAIN, False), ("A4000", GPU, False), ("H100x8", H100, True)],
+    )
+    def test_machines_boot_the_newest_template_of_their_type_and_leave_no_script(
+        self, account: PaperspacePlace, kind: str, template: str, nvlink: bool
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("typed", nodes=2)
+            offers = [each for each in await harness.ours.offers() if each.instance_type == kind]
+            await harness.launch(replace(gang, offer=offers[0]))
+            assert len(account.api.scripts) == 2
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+        for body in account.api.requests:
+            assert (body["machineType"], body["templateId"]) == (kind, template)
+            assert body.get("enableNvlink", False) is nvlink
+            assert (body["region"], body["diskSize"]) == ("ny2", 100)
+        assert len(account.api.requests) == 2
+        assert account.api.scripts == {}
+
+    def test_the_settings_name_the_template_the_network_and_the_disk(
+        self, account: PaperspacePlace
+    ) -> None:
+        async def scenario() -> None:
+            provider = account.provider("ours", template=OWN, network=NETWORK, disk_gb=101)
+            offers = {each.instance_type: each for each in await provider.offers()}
+            assert set(offers) == {"C5", "A4000"}
+            assert offers["C5"].disk_gib == 232
+            gang = await account.harness().spec("set")
+            provider = account.provider(
+                gang.installation, template=OWN, network=NETWORK, disk_gb=101
+            )
+            await provider.launch(replace(gang, offer=offers["C5"]))
+            await account.settle()
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+        (body,) = account.api.requests
+        assert (body["templateId"], body["networkId"], body["diskSize"]) == (OWN, NETWORK, 250)
+
+    @pytest.mark.parametrize(
+        ("table", "words"),
+        [({"template": "tnone"}, "lists no template tnone"), ({"disk_gb": 2001}, "too large")],
+    )
+    def test_settings_that_paperspace_does_not_allow_are_refused(
+        self, account: PaperspacePlace, table: dict[str, str | int], words: str
+    ) -> None:
+        with pytest.raises(Refused, match=words):
+            asyncio.run(account.provider("ours", **table).offers())
+
+    def test_several_nodes_need_a_private_network(self, account: PaperspacePlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            for nodes in (2, 1):
+                gang = await harness.spec(f"size-{nodes}", nodes=nodes)
+                provider = account.provider(gang.installation, network="")
+                if nodes == 2:
+                    with pytest.raises(Refused, match="several nodes need one"):
+                        await provider.launch(gang)
+                else:
+                    await provider.launch(gang)
+                await account.settle()
+                await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+        (body,) = account.api.requests
+        assert "networkId" not in body
+
+    @pytest.mark.parametrize(("reach", "kind"), [(False, "none"), (True, "dynamic")])
+    def test_only_machines_that_the_server_reaches_have_a_public_address(
+        self, account: PaperspacePlace, reach: bool, kind: str
+    ) -> None:
+        async def scenario() -> None:
+            gang = await account.harness().spec("reach")
+            provider = account.provider(gang.installation, reach_by_ssh=reach)
+            await provider.launch(gang)
+            await account.settle()
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+        assert [body["publicIpType"] for body in account.api.requests] == [kind]
+
+    def test_a_refused_machine_leaves_no_script(self, account: PaperspacePlace) -> None:
+        account.api.quota = 0
+        with pytest.raises(QuotaTooSmall, match="limit of the team"):
+            account.launch()
+        assert account.api.scripts == {}
+
+    def test_the_script_of_a_machine_that_was_never_made_is_deleted(
+        self, account: PaperspacePlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("crashed")
+            account.fail(0, LaunchFault.DROPPED)
+            with pytest.raises(TryAgain):
+                await harness.ours.launch(gang)
+            theirs = {"id": "theirs", "name": "web", "assignedMachineIds": []}
+            account.api.scripts["theirs"] = theirs
+            await account.settle()
+            other = await harness.running("other")
+            harness.restart()
+            for _ in range(12):
+                await harness.ours.gangs()
+                assert len(account.api.scripts) == 3
+                await account.wait(timedelta(minutes=5))
+            await harness.ours.gangs()
+            assert len(account.api.scripts) == 2
+            await harness.remove(other.name)
+
+        asyncio.run(scenario())
+        assert list(account.api.scripts) == ["theirs"]
+
+    def test_a_machine_that_is_provisioned_is_deleted_once_it_runs(
+        self, account: PaperspacePlace
+    ) -> None:
+        async def scenario() -> None:
+            account.api.holds_early = True
+            harness = account.harness()
+            gang = await harness.spec("early")
+            await harness.launch(gang)
+            await account.wait(timedelta(seconds=30))
+            with pytest.raises(TryAgain, match="provisioning"):
+                await harness.ours.remove(gang.name)
+            await account.settle()
+            await harness.ours.gangs()
+            assert account.billed() == 0
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize(
+        ("fault", "error"),
+        [
+            (CloudFault(400, "BAD_REQUEST", "We are currently out of capacity"), NoCapacity),
+            (CloudFault(400, "BAD_REQUEST", "This type is not available"), NoCapacity),
+            (CloudFault(400, "BAD_REQUEST", "This type requires approval"), QuotaTooSmall),
+            (CloudFault(400, "BAD_REQUEST", "diskSize is invalid"), Refused),
+            (CloudFault(403, "FORBIDDEN", "Not available to this team"), Refused),
+            (CloudFault(429, "TOO_MANY_REQUESTS", "The rate limit is reached"), TryAgain),
+            (CloudFault(503, "SERVICE_UNAVAILABLE", "Not available"), TryAgain),
+        ],
+    )
+    def test_only_missing_capacity_lets_the_job_try_other_types(
+        self, account: PaperspacePlace, fault: CloudFault, error: type[Exception]
+    ) -> None:
+        cloud = PaperspaceCloud(check_settings(MANIFEST, {}), account.cloud.now, read_prices)
+        told = read_fault(cloud, cloud.name_limit(fault), "a launch", making=True)
+        assert type(told) is error
+        cloud.account.close()
+
+
+def test_the_region_of_every_price_of_the_catalog_is_known() -> None:
+    prices = read_prices("paperspace")
+    assert len(prices) == 16
+    assert {each.region for each in prices} == {"us-ny2"}
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("provisioning", MachineState.STARTING),
+        ("starting", MachineState.STARTING),
+        ("ready", MachineState.RUNNING),
+        ("stopping", MachineState.RUNNING),
+        ("restarting", MachineState.RUNNING),
+        ("off", MachineState.STOPPED),
+    ],
+)
+def test_a_machine_in_the_documented_form_is_read(status: str, state: MachineState) -> None:
+    told = {
+        "id": "ps0123456",
+        "name": "cv-one",
+        "state": status,
+        "machineType": "A4000",
+        "region": "East Coast (NY2)",
+        "privateIp": "10.1.2.3",
+        "publicIp": "198.51.100.7",
+        "dtCreated": "2026-11-02T10:00:00.000Z",
+        "dtDeleted": None,
+    }
+    found = _read(told)
+    assert replace(found, reason="") == CloudMachine(
+        id="ps0123456",
+        name="cv-one",
+        state=state,
+        address="10.1.2.3",
+        ssh=SshTarget(address="198.51.100.7"),
+        created_at=datetime(2026, 11, 2, 10, tzinfo=UTC),
+    )
+    gone = _read({**told, "dtDeleted": "2026-11-02T11:00:00.000Z"})
+    assert gone.state is MachineState.ENDED
+    assert gone.ended_at == datetime(2026, 11, 2, 11, tzinfo=UTC)
