@@ -220,6 +220,11 @@ def finish(call: Coroutine[Any, Any, T]) -> T:
             return end.value  # type: ignore[no-any-return]
 
 
+def make_start_script(key: str) -> str:
+    """What a container does with the public key of its user before it starts an SSH server."""
+    return f"#!/bin/sh\nmkdir -p ~/.ssh\necho '{key}' >>~/.ssh/authorized_keys\n"
+
+
 def number_of(machine: str) -> int:
     """The number in the id of a machine in memory, for APIs whose ids are numbers."""
     return int(machine.removeprefix("vm-"))

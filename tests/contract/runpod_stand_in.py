@@ -17,6 +17,7 @@ from tests.contract.rest_stand_in import (
     finish,
     flag,
     list_of,
+    make_start_script,
     one_of,
     text,
     wrong_field,
@@ -25,7 +26,13 @@ from tests.contract.vm_cloud import MemoryCloud
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    MachineRequest,
+    MachineState,
+    SshTarget,
+)
 
 GPUS = {  # id: GB of memory, USD an hour in both clouds, most GPUs of a pod in both clouds
     "NVIDIA A40": (48, 0.35, 0.31, 10, 0),
@@ -35,6 +42,7 @@ GPUS = {  # id: GB of memory, USD an hour in both clouds, most GPUs of a pod in 
     "AMD Instinct MI300X OAM": (192, 2.49, 2.49, 8, 0),
 }
 CENTERS = {"EU-RO-1": True, "US-KS-2": True, "US-TX-3": False}  # whether with a global network
+_SSH = SshTarget(address="198.51.100.7", port=10341)  # of pods without a server of their own
 _OFFER = Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0))
 
 
@@ -155,7 +163,7 @@ class RunpodStandIn(RestStandIn):
             gang=None,  # type: ignore[arg-type]  # the cloud in memory does not read it
             offer=_OFFER,
             names=[body["name"]],
-            user_data=[f"#!/bin/sh\n{key}"],
+            user_data=[make_start_script(key)],
             public_key=key,
         )
         (new,) = finish(self.cloud.create(request))
@@ -166,13 +174,15 @@ class RunpodStandIn(RestStandIn):
         assert machine.created_at is not None
         running = machine.state is MachineState.RUNNING
         body = self.pods.get(machine.id, {})
+        ssh = machine.ssh or _SSH
         direct = {
-            "host": "198.51.100.7",
-            "port": 10341,
-            "username": "root",
-            "command": "ssh root@198.51.100.7 -p 10341",
+            "host": ssh.address,
+            "port": ssh.port,
+            "username": ssh.user,
+            "command": f"ssh {ssh.user}@{ssh.address} -p {ssh.port}",
         }
-        network = {"enabled": True, "ip": "10.65.1.42", "internalDns": "x.runpod.internal"}
+        address = self.cloud.addresses.get(machine.id, "10.65.1.42")
+        network = {"enabled": True, "ip": address, "internalDns": "x.runpod.internal"}
         return {
             "id": machine.id,
             "name": machine.name,

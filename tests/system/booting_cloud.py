@@ -20,7 +20,7 @@ from typing import Protocol
 
 from tests.contract.vm_cloud import MemoryCloud
 from tests.system.booted import BootedMachine
-from tests.system.hosts import Lab
+from tests.system.hosts import Lab, LabHost
 
 from cavvy.providers.vm.cloud import CloudTraits, MachineRequest, SshTarget
 
@@ -148,6 +148,30 @@ class Namespaces:
     def console(self) -> str:
         """The ends of the machines' consoles, for a test that fails."""
         logs = [(each.name, each.log) for each in self.machines.values() if each.log.exists()]
+        return "\n".join(f"--- {name}\n{log.read_text()[-3000:]}" for name, log in logs)
+
+
+class SshServers:
+    """Machines are hosts of a lab that run the user data and then an SSH server: the cloud's users
+    start everything else by SSH.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.machines: dict[str, LabHost] = {}
+
+    def boot(self, machine: str, name: str, script: str, gone: Callable[[], object]) -> str:
+        self.machines[machine] = self.lab.add(script=script)
+        return self.machines[machine].address
+
+    def stop(self, machine: str) -> None:
+        host = self.machines[machine]
+        if host in self.lab.hosts:
+            self.lab.remove(host)
+
+    def console(self) -> str:
+        """The ends of what the SSH servers wrote, for a test that fails."""
+        logs = [(each.name, each.folder / "sshd.log") for each in self.machines.values()]
         return "\n".join(f"--- {name}\n{log.read_text()[-3000:]}" for name, log in logs)
 
 

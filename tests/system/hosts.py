@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -49,13 +50,22 @@ def _missing() -> list[str]:
 
 class LabHost:
     """One host. `bare` ones have a busybox and nothing else: no Python, no libraries but sshd's
-    own.
+    own. A host with a `script` runs it before its sshd starts, which then accepts only the keys
+    that the script has installed.
     """
 
     def __init__(
-        self, lab: "Lab", number: int, *, gpus: int = 0, bare: bool = False, sshd: str = ""
+        self,
+        lab: "Lab",
+        number: int,
+        *,
+        gpus: int = 0,
+        bare: bool = False,
+        sshd: str = "",
+        script: str = "",
     ) -> None:
         self.lab, self.number, self.bare, self.sshd = lab, number, bare, sshd
+        self.script = script
         self.name, self.address = f"h{number}", f"10.99.0.{number}"
         self.folder = lab.root / self.name
         self.home = self.folder / "home"
@@ -88,10 +98,14 @@ class LabHost:
         config = self.folder / "sshd_config"
         config.write_text(self._config())
         root = self._make_root() if self.bare else None
-        mounts = f"mount -t proc proc {root}/proc" if root else f"mount --bind {self.home} /root"
+        mounts = f"mount -t proc proc {root}/proc" if root else self._make_home()
         inside = "/etc/ssh/sshd_config" if root else str(config)
         chroot = f"chroot {root} " if root else ""
-        script = f"hostname {self.name}; {mounts}; exec {chroot}/usr/sbin/sshd -D -e -f {inside}"
+        setup = f"hostname {self.name}; {mounts}"
+        if self.script:
+            (self.folder / "script").write_text(self.script)
+            setup += f"; HOME=/root sh {self.folder}/script"
+        script = f"{setup}; exec {chroot}/usr/sbin/sshd -D -e -f {inside}"
         spaces = ["unshare", "--uts", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
         with open(self.folder / "sshd.log", "ab") as log:
             self._process = subprocess.Popen(
@@ -145,6 +159,17 @@ class LabHost:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def _make_home(self) -> str:
+        """The commands that mount root's home. A host with a script keeps the Python of the tests,
+        with its packages, even if that is in the home which is hidden.
+        """
+        kept = {Path(sys.prefix), Path(sys.base_prefix)} if self.script else set()
+        commands = []
+        for path in sorted(each for each in kept if each.is_relative_to("/root")):
+            place = self.home / path.relative_to("/root")
+            commands.append(f"mkdir -p {place}; mount --bind -o ro {path} {place}; ")
+        return f"{''.join(commands)}mount --rbind {self.home} /root"
+
     def _config(self) -> str:
         keys = "/etc/ssh" if self.bare else str(self.lab.root)
         path = "/bin:/usr/bin" if self.bare else f"{self.folder}/bin:/usr/local/bin:/usr/bin:/bin"
@@ -153,7 +178,7 @@ class LabHost:
             "ListenAddress": self.address,
             "HostKey": f"{keys}/host",
             "PidFile": "none",
-            "AuthorizedKeysFile": f"{keys}/id.pub",
+            "AuthorizedKeysFile": ".ssh/authorized_keys" if self.script else f"{keys}/id.pub",
             "StrictModes": "no",
             "UsePAM": "no",
             "PasswordAuthentication": "no",
@@ -248,9 +273,11 @@ class Lab:
         _ip("-n", self.space, "addr", "add", "10.99.0.254/24", "dev", "br0")
         _ip("-n", self.space, "link", "set", "br0", "up")
 
-    def add(self, *, gpus: int = 0, bare: bool = False, sshd: str = "") -> LabHost:
+    def add(
+        self, *, gpus: int = 0, bare: bool = False, sshd: str = "", script: str = ""
+    ) -> LabHost:
         """One more host, which is up; `sshd` are further lines of its server's configuration."""
-        host = LabHost(self, self.count(), gpus=gpus, bare=bare, sshd=sshd)
+        host = LabHost(self, self.count(), gpus=gpus, bare=bare, sshd=sshd, script=script)
         self.hosts.append(host)
         host.wire()
         host.start()

@@ -43,7 +43,7 @@ def wait_for(place: BootedPlace, user: User, name: str) -> JobDetail:
     try:
         return user.wait(name, "done", LONG_S)
     except AssertionError as error:
-        text = f"{error}\n{user.said(name)}\n{place.machines.console()}"
+        text = f"{error}\n{user.said(name)}\n{place.console()}"
         raise AssertionError(text) from error
 
 

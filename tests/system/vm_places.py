@@ -15,8 +15,9 @@ from tests.contract.azure_stand_in import SUBSCRIPTION, AzureStandIn
 from tests.contract.gcp_stand_in import GcpStandIn
 from tests.contract.lambda_stand_in import LambdaStandIn
 from tests.contract.rest_stand_in import RestServer
+from tests.contract.runpod_stand_in import RunpodStandIn
 from tests.contract.vm_cloud import Rented
-from tests.system.booting_cloud import BootingCloud, Namespaces
+from tests.system.booting_cloud import BootingCloud, Namespaces, SshServers
 from tests.system.hosts import Lab, lab_at
 from tests.system.trust import User, user_at
 from tests.waits import wait_until
@@ -24,19 +25,24 @@ from tests.waits import wait_until
 from cavvy.providers.azure.cloud import AzureCloud
 from cavvy.providers.gcp.cloud import GcpCloud
 from cavvy.providers.lambda_cloud.cloud import LambdaCloud
-from cavvy.providers.vm.cloud import CloudTraits
+from cavvy.providers.runpod.cloud import RunpodCloud
+from cavvy.providers.vm.cloud import CloudTraits, Reach
 
 NOTICE_S = 15.0  # before a machine is taken back; Google's and Azure's notice is 30 s
 
 
 class BootedPlace:
-    """An account. `table` has the settings of its provider, and `variables` are its user's."""
+    """An account. `table` has the settings of its provider, and `variables` are its user's. Its
+    machines boot in `machines`, or in `servers` if the cloud's machines are reached by SSH.
+    """
 
     table = ""
 
     def __init__(self, lab: Lab, traits: CloudTraits) -> None:
         self.machines = Namespaces(lab)
-        self.cloud = BootingCloud(traits, self.machines)
+        self.servers = SshServers(lab)
+        by_ssh = traits.reach is Reach.SSH
+        self.cloud = BootingCloud(traits, self.servers if by_ssh else self.machines)
         self.variables: Mapping[str, str] = {}
 
     def take(self, machine: Rented) -> None:
@@ -47,6 +53,10 @@ class BootedPlace:
         """The machine is gone, unless the server has deleted it."""
         if machine.id in [each.id for each in self.cloud.billed()]:
             self.cloud.lose(machine.id)
+
+    def console(self) -> str:
+        """What the machines wrote last, for a test that fails."""
+        return self.machines.console() + self.servers.console()
 
 
 class GcpPlace(BootedPlace):
@@ -121,6 +131,20 @@ class LambdaPlace(BootedPlace):
         self.lose(machine)
 
 
+class RunpodPlace(BootedPlace):
+    """An account at Runpod, which gives no notice. The server reaches the pods by SSH."""
+
+    def __init__(self, lab: Lab, server: RestServer, root: Path) -> None:
+        super().__init__(lab, RunpodCloud.traits)
+        self.api = RunpodStandIn(self.cloud, server)
+        self.table = f"[providers.runpod]\nendpoint = '{self.api.url}'\n"
+        self.variables = {"RUNPOD_API_KEY": self.api.key}
+
+    def take(self, machine: Rented) -> None:
+        """The pod is lost: Runpod lists it as terminated."""
+        self.lose(machine)
+
+
 MakePlace = Callable[[Lab, RestServer, Path], BootedPlace]
 
 
@@ -142,13 +166,14 @@ def places_at(root: Path, *kinds: MakePlace) -> Iterator[list[BootedPlace]]:
 
 @contextmanager
 def user_of(root: Path, places: list[BootedPlace]) -> Iterator[User]:
-    """A user of these accounts; nothing of theirs is left."""
+    """A user of these accounts; nothing of theirs is left. The server listens for machines only if
+    some of them cannot be reached by SSH.
+    """
+    called = any(each.cloud.traits.reach is not Reach.SSH for each in places)
+    listen = "[server]\ntls_listen = '10.99.0.254:7443'\n" if called else ""
     with user_at(root) as user:
         tables = "".join(each.table for each in places)
-        user.settings(
-            "[server]\ntls_listen = '10.99.0.254:7443'\n[providers.local]\nenabled = false\n"
-            f"{tables}"
-        )
+        user.settings(f"{listen}[providers.local]\nenabled = false\n{tables}")
         for each in places:
             user.variables |= each.variables
         yield user
