@@ -27,10 +27,11 @@ def user(tmp_path: Path) -> Iterator[User]:
         yield user
 
 
-def steps(user: User, name: str, pause_s: float = 0.1) -> str:
+def steps(user: User, name: str, pause_s: float = 0.1, *, held: bool = False) -> str:
     """A task that counts its starts, checkpoints after every step and ends with exit code 7
-    after the last.
+    after the last. If `held`, it waits after step 4 until `let_go`.
     """
+    held_at = STEPS // 2 if held else STEPS + 1
     return f"""
 name: {name}
 checkpoint: {{path: ckpt}}
@@ -41,9 +42,14 @@ run: |
     n=$((n+1)); echo "step $n"
     echo $n > ckpt/new; mv ckpt/new ckpt/n
     sleep {pause_s}
+    while [ $n -ge {held_at} ] && [ ! -e {user.root}/{name}.go ]; do sleep 0.1; done
   done
   exit 7
 """
+
+
+def let_go(user: User, name: str) -> None:
+    (user.root / f"{name}.go").touch()
 
 
 def starts(user: User, name: str) -> list[int]:
@@ -165,10 +171,11 @@ def test_a_killed_task_is_told_and_not_tried_again(user: User) -> None:
 
 
 def test_a_killed_agent_leaves_nothing_and_the_next_attempt_resumes(user: User) -> None:
-    name = user.submit(steps(user, "job", 0.1), "--yes")
+    name = user.submit(steps(user, "job", held=True), "--yes")
     wait_until(lambda: "step 3" in user.said(name))
     for pid in user.agents():  # the reaper too: nobody is left who could tidy up
         kill(pid)
+    let_go(user, name)
     job = user.ended(name)
     assert (job.phase, job.exit_code, job.attempt) == ("failed", 7, 2)
     assert job.attempts[0].outcome == "node"
@@ -196,10 +203,8 @@ def test_a_killed_command_harms_nothing(user: User) -> None:
 @pytest.mark.parametrize("wish", ["stop", "drill", "retry"])
 def test_a_wish_that_was_answered_outlives_the_server(user: User, wish: str) -> None:
     """What a command reported as done is done by the next server, once."""
-    pause_s = 0.1 if wish == "retry" else 0.5  # the command must come before the work's end
-    name = user.submit(
-        steps(user, "job", pause_s).replace("exit 7", "test $CAVVY_ATTEMPT != 1"), "--yes"
-    )
+    task = steps(user, "job", held=wish != "retry")  # the command must come before the work's end
+    name = user.submit(task.replace("exit 7", "test $CAVVY_ATTEMPT != 1"), "--yes")
     if wish == "retry":
         user.ended(name)
     else:
@@ -211,6 +216,7 @@ def test_a_wish_that_was_answered_outlives_the_server(user: User, wish: str) -> 
         name,
     )
     user.kill_server()
+    let_go(user, name)
     user.cli("ps")
     job = user.wait(name, lambda job: job.phase in (("stopped",) if wish == "stop" else ("done",)))
     job = user.ended(name)
