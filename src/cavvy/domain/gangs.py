@@ -33,7 +33,7 @@ class NodeExtra:
 
 def list_extras(
     offer: Offer, disk_gib: int | None = None, disk_type: str | None = None
-) -> Sequence[NodeExtra]:
+) -> tuple[NodeExtra, ...]:
     """The extras that a new node of the offer is expected to have. `disk_gib` and `disk_type`
     describe the disk that its task requests, if any.
     """
@@ -44,7 +44,7 @@ def list_extras(
             if each.kind is ChargeKind.DISK:
                 name, units = disk_type or name, max(disk_gib or units, each.least)
             found[each.kind] = NodeExtra(kind=each.kind, name=name, units=units)
-    return list(found.values())
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class NodeSeen:
     ended_at: datetime | None = None
     unseen: bool = False
     address: str | None = None
-    extras: Sequence[NodeExtra] = ()  # billed at the prices in `Offer.extras`
+    extras: tuple[NodeExtra, ...] = ()  # billed at the prices in `Offer.extras`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,7 +194,7 @@ def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
     )
 
 
-def _list_extras(record: AwsGangRecord, instance: AwsInstance) -> Sequence[NodeExtra]:
+def _list_extras(record: AwsGangRecord, instance: AwsInstance) -> tuple[NodeExtra, ...]:
     """The node's disks and address, which are billed in addition to the node. Named volumes, which
     only gangs of one node have, are included, although some exist for longer than the node.
     """
@@ -202,7 +202,7 @@ def _list_extras(record: AwsGangRecord, instance: AwsInstance) -> Sequence[NodeE
     disks += [(disk.type, disk.size_gib) for disk in record.disks if disk.id]
     found = [NodeExtra(kind=ChargeKind.DISK, name=kind, units=size) for kind, size in disks]
     public = record.public or instance.public
-    return [*found, *([NodeExtra(kind=ChargeKind.ADDRESS)] if public else [])]
+    return (*found, *([NodeExtra(kind=ChargeKind.ADDRESS)] if public else []))
 
 
 def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInstance:

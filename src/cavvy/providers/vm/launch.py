@@ -97,7 +97,7 @@ class VmLauncher:
         """The record of a new launch. Raises NoCapacity."""
         self._check_queue(gang)
         left, billed = (before.leftovers, before.rolled_back) if before else ((), ())
-        extras = tuple(list_extras(gang.offer, gang.disk_gib, gang.disk_type))
+        extras = list_extras(gang.offer, gang.disk_gib, gang.disk_type)
         record = make_record(gang.name, gang.nodes, self._now())
         return replace(record, leftovers=left, rolled_back=billed, extras=extras)
 
