@@ -381,12 +381,12 @@ def _remove_old() -> None:
 
 
 def worked(host: LabHost) -> list[str]:
-    """Every process on a host that carries a gang's mark, except those that only carry last
-    words to the server.
+    """The command line, as one line, of every process on a host that carries a gang's mark, except
+    those that only carry last words to the server.
     """
     command = (
-        "for f in /proc/[0-9]*/environ; do grep -aqs CAVVY_GANG= $f && tr '\\0' ' ' < "
-        "${f%environ}cmdline; done; :"
+        "for f in /proc/[0-9]*/environ; do grep -aqs CAVVY_GANG= $f && "
+        "{ tr '\\0\\n' '  ' < ${f%environ}cmdline; echo; }; done; :"
     )
     return [
         line
