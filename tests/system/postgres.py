@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -33,6 +34,7 @@ _OPTIONS = {
     "log_min_messages": "fatal",
 }
 _numbers = count(1)
+_starter = ThreadPoolExecutor(1)
 
 
 class PostgresMissing(Exception):
@@ -43,7 +45,7 @@ def new_database() -> str:
     """The URL of a new, empty database. Raises PostgresMissing."""
     import psycopg
 
-    folder = _start()
+    folder = _starter.submit(_start).result()
     name = f"cavvy_{next(_numbers)}"
     with psycopg.connect(
         host=str(folder), user="cavvy", dbname="postgres", autocommit=True
@@ -54,7 +56,10 @@ def new_database() -> str:
 
 @cache
 def _start() -> Path:
-    """Start the server once in this process; return the folder of its socket."""
+    """Start the server once in this process; return the folder of its socket. Linux sends the
+    signal of `_end_with_parent` when the thread that started the server ends, so the thread must
+    last as long as this process.
+    """
     programs = find()
     user = "postgres" if os.geteuid() == 0 else None
     folder = Path(tempfile.mkdtemp(prefix="cavvy-pg-"))
