@@ -50,7 +50,7 @@ class VmProvider:
         identity: Callable[[], Sequence[tuple[str, str]]] = lambda: (),
         quotas: ReadQuotas | None = None,
         untold_quotas: Callable[[], Sequence[str]] = lambda: (),
-        silent: Callable[[], Sequence[str]] = lambda: (),
+        silent: Callable[[], Sequence[str]] | None = None,
         close: Callable[[], None] = lambda: None,
         make_link: MakeLink = SshLink,
         make_script: MakeUserData | None = None,
@@ -67,7 +67,9 @@ class VmProvider:
         self._machines = _make_machines(cloud, context)
         if quotas is not None:
             self.quotas = lambda: self._read_quotas(quotas)
-        self.untold_quotas, self.silent = untold_quotas, silent
+        self.untold_quotas = untold_quotas
+        if silent:  # only then does the provider have the ability HAS_PARTS
+            self.silent = silent
         self._ledger = LaunchLedger(context.state, VmGangRecord)
         make_data = make_script or self._user_data
         self._launcher = VmLauncher(self._machines, self._ledger, make_data, context.now)
@@ -150,7 +152,7 @@ class VmProvider:
         return [
             *self._identity(),
             ("offers", f"{len(offers)} in {len(regions)} regions"),
-            *(("silent", each) for each in self.silent()),
+            *(("silent", each) for each in getattr(self, "silent", tuple)()),
             ("machines", str(len(shown.found))),
             ("nodes call", calls) if self._reach is None else ("nodes", "reached by SSH"),
         ]
