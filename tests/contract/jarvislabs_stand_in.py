@@ -1,5 +1,5 @@
 """A strict stand-in for JarvisLabs's API over a cloud in memory: an HTTP server that refuses
-requests which JarvisLabs's own Python package does not send (https://pypi.org/project/jarvislabs/,
+requests which JarvisLabs's own Python package does not send (https://docs.jarvislabs.ai/sdk,
 version 0.2.19, read in November 2026: `instances.py`, `server_meta.py`, `ssh_keys.py`). JarvisLabs
 publishes no description of its REST API.
 

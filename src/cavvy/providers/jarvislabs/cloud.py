@@ -1,5 +1,5 @@
 """Calls JarvisLabs's API. JarvisLabs documents a Python package but no REST API, so this module
-makes the same calls as the package `jarvislabs` 0.2.19 (https://pypi.org/project/jarvislabs/).
+makes the same calls as the package `jarvislabs` 0.2.19 (https://docs.jarvislabs.ai/sdk).
 """
 
 import re

@@ -22,7 +22,7 @@ MANIFEST = make_manifest(
     rights="an API key of the account; JarvisLabs describes no narrower rights",
     unsupported={
         Feature.GANG: "JarvisLabs's containers cannot join a private network; only its virtual "
-        "machines can (https://pypi.org/project/jarvislabs/)",
+        "machines can (https://docs.jarvislabs.ai/sdk)",
         Feature.IMAGE: f"{_CONTAINER}; the setting `template` selects it for all instances",
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: _CONTAINER,
