@@ -12,6 +12,7 @@ from cavvy.providers.abilities import (
     TELLS_QUOTAS,
     WHO_AM_I,
 )
+from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource
 from cavvy.providers.settings import flag, number, text
@@ -77,21 +78,8 @@ MANIFEST = Manifest(
         "zone": "the availability zone, such as us-east-1a",
     },
     settings=(
-        text(
-            "regions",
-            "The regions to use, separated by commas. The default is the region of the AWS "
-            "configuration.",
-        ),
-        text(
-            "profile",
-            "The profile of `~/.aws` to use. By default, boto3 searches for credentials in its "
-            "usual order.",
-        ),
-        text(
-            "endpoint",
-            "The address for all AWS calls, such as a private endpoint. The default is AWS's own "
-            "address.",
-        ),
+        REGIONS,
+        *ACCOUNT,
         text(
             "instances",
             "Patterns of the instance types to offer, separated by commas, such as `p5.*, "

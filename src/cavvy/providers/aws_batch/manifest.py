@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from cavvy.providers.aws.settings import ACCOUNT
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
@@ -43,16 +44,7 @@ MANIFEST = Manifest(
             "regions",
             "The region of the queues. The default is the region of the AWS configuration.",
         ),
-        text(
-            "profile",
-            "The profile of `~/.aws` to use. By default, boto3 searches for credentials in its "
-            "usual order.",
-        ),
-        text(
-            "endpoint",
-            "The address for all AWS calls, such as a private endpoint. The default is AWS's own "
-            "address.",
-        ),
+        *ACCOUNT,
         text(
             "queues",
             "The job queues to use, separated by commas. Each must have one compute environment "

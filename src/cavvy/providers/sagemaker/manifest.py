@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
@@ -45,21 +46,8 @@ MANIFEST = Manifest(
         "warm_s": "as the setting `warm_s`",
     },
     settings=(
-        text(
-            "regions",
-            "The regions to use, separated by commas. The default is the region of the AWS "
-            "configuration.",
-        ),
-        text(
-            "profile",
-            "The profile of `~/.aws` to use. By default, boto3 searches for credentials in its "
-            "usual order.",
-        ),
-        text(
-            "endpoint",
-            "The address for all AWS calls, such as a private endpoint. The default is AWS's own "
-            "address.",
-        ),
+        REGIONS,
+        *ACCOUNT,
         text(
             "role",
             "The ARN of the execution role of jobs. SageMaker uses it to pull the image and to "
