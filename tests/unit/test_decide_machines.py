@@ -16,6 +16,7 @@ from cavvy.control.decide.machines import (
     describe_hardware,
     extend_machine,
     find_gang,
+    is_leaving,
     make_start,
     object_to_task,
     record_holder,
@@ -150,11 +151,22 @@ def test_the_task_that_starts_a_machine_has_its_setup_and_no_work() -> None:
     assert (found.setup, found.resources, found.secrets) == ("make", GPU, ("A",))
 
 
-def test_states_are_those_that_users_see() -> None:
-    assert state_of(None, HOLDER) == "stopped"
-    assert state_of(KEPT, HOLDER) == "idle"
-    assert state_of(GANG, HOLDER) == "busy"
-    assert state_of(GANG, replace(HOLDER, phase=JobPhase.STARTING)) == "starting"
+@pytest.mark.parametrize("leaving", [False, True])
+def test_states_are_those_that_users_see(leaving: bool) -> None:
+    starting = replace(HOLDER, phase=JobPhase.STARTING)
+    assert state_of(None, HOLDER, leaving=leaving) == ("stopping" if leaving else "stopped")
+    assert state_of(KEPT, HOLDER, leaving=leaving) == "idle"
+    assert state_of(GANG, HOLDER, leaving=leaving) == "busy"
+    assert state_of(GANG, starting, leaving=leaving) == "starting"
+
+
+def test_a_machine_is_not_stopped_while_its_nodes_are_released() -> None:
+    ending, ended = (
+        replace(GANG, phase=phase) for phase in (AttemptPhase.ENDING, AttemptPhase.ENDED)
+    )
+    assert find_gang([ended, ending], HOLDER) is None
+    assert is_leaving([ended, ending])
+    assert not is_leaving([ended])
 
 
 @pytest.mark.parametrize(

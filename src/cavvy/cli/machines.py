@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cavvy.client import Client
 
 _LOOK_AGAIN_S = 0.2
+_QUIET_S = 5  # seconds of waiting before a message says what is waited for
 
 
 @click.group("machines", invoke_without_command=True)
@@ -135,8 +136,12 @@ def _stop(client: "Client", project: str, name: str, yes: bool) -> None:
         jobs = found.waiting + busy
         click.confirm(f"stop {jobs} job{'' if jobs == 1 else 's'} of machine {name}?", abort=True)
     client.stop_machine(project, name)
+    told = time.monotonic() + _QUIET_S
     while True:
         found = client.machine(project, name)
         if found.state == "stopped" and not found.waiting:
             return
+        if time.monotonic() > told:
+            click.echo(f"waiting until the nodes of machine {name} are released", err=True)
+            told = float("inf")
         time.sleep(_LOOK_AGAIN_S)

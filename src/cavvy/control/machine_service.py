@@ -149,18 +149,20 @@ class MachineService:
     async def forget(self, project: str, name: str) -> None:
         """Delete the row of a stopped machine. Raises RowNotFound, MachineInUse."""
         machine = await self._store.machine(project, name)
-        _, gang = await self._pool.gang_of(machine)
-        if gang is not None or await self._store.jobs_of_machine(project, name):
+        holder, gang = await self._pool.gang_of(machine)
+        leaving = await self._pool.is_leaving(holder)
+        if gang is not None or leaving or await self._store.jobs_of_machine(project, name):
             raise MachineInUse(f"machine {name} has nodes or unfinished jobs")
         await self._store.delete_machine(machine)
 
     async def _status(self, machine: NamedMachine) -> MachineStatus:
         holder, gang = await self._pool.gang_of(machine)
+        leaving = await self._pool.is_leaving(holder)
         jobs = await self._store.jobs_of_machine(machine.project, machine.name)
         busy = machine.job_id in jobs and gang is not None
         return MachineStatus(
             machine=machine,
-            state=state_of(gang, holder),
+            state=state_of(gang, holder, leaving=leaving),
             holder=holder,
             gang=gang,
             waiting=len(jobs) - busy,

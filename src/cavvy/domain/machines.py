@@ -32,10 +32,10 @@ class NamedMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineStatus:
-    """A machine and the state of its gang; `gang` is None if the machine is stopped."""
+    """A machine and the state of its gang; `gang` is None if the machine is stopping or stopped."""
 
     machine: NamedMachine
-    state: str  # starting, busy, idle or stopped
+    state: str  # starting, busy, idle, stopping or stopped
     holder: Job | None  # the machine's newest job
     gang: Attempt | None
     waiting: int  # number of jobs that wait for the machine

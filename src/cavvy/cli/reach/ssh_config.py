@@ -99,6 +99,6 @@ def _running() -> Sequence[tuple[str, str, int]]:
             key = (row.project, row.job)
             ranks[key] = max(ranks.get(key, 0), (row.rank or 0) + 1)
     for machine in machines:  # The name of a machine means its newest job.
-        if machine.state != "stopped":
+        if machine.state not in ("stopping", "stopped"):
             ranks[machine.project, machine.name] = machine.nodes
     return [(project, name, nodes) for (project, name), nodes in sorted(ranks.items())]

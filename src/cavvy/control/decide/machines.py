@@ -222,10 +222,17 @@ def make_start(machine: NamedMachine) -> Task:
     )
 
 
-def state_of(gang: Attempt | None, holder: Job | None) -> str:
-    """The machine's state, as users see it: stopped, starting, busy or idle."""
+def is_leaving(attempts: Sequence[Attempt]) -> bool:
+    """Whether nodes of one of these gangs are still being released, and are perhaps billed."""
+    return any(each.phase is AttemptPhase.ENDING for each in attempts)
+
+
+def state_of(gang: Attempt | None, holder: Job | None, *, leaving: bool) -> str:
+    """The machine's state, as users see it: stopped, stopping, starting, busy or idle. `leaving`
+    states whether a former gang's nodes are still being released.
+    """
     if gang is None or holder is None:
-        return "stopped"
+        return "stopping" if leaving else "stopped"
     if gang.phase is AttemptPhase.KEPT:
         return "idle"
     return "starting" if holder.phase is JobPhase.STARTING else "busy"

@@ -9,6 +9,7 @@ from cavvy.control.decide.machines import (
     MachineIsUnfit,
     decide_turn_on_machine,
     find_gang,
+    is_leaving,
     record_holder,
 )
 from cavvy.control.warm.pool import WarmPool
@@ -40,6 +41,10 @@ class MachinePool:
         except RowNotFound:
             return None, None
         return holder, find_gang(await self._store.attempts(holder.id), holder)
+
+    async def is_leaving(self, holder: Job | None) -> bool:
+        """Whether nodes of the machine's newest job are still being released."""
+        return holder is not None and is_leaving(await self._store.attempts(holder.id))
 
     async def give_turn(
         self, job: Job, now: datetime
