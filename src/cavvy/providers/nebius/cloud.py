@@ -1,0 +1,260 @@
+"""Implements `Cloud` for Nebius AI Cloud. One machine is one instance with a managed boot disk.
+
+A creation is an operation that can fail later. The instance then remains, with its disk, until it
+is deleted; `list` reports it as stopped, so that the layer deletes it.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import NetworkNeed, Objection, Scalar, Task
+from cavvy.providers.base import GangSpec, Refused
+from cavvy.providers.nebius.api import NebiusApi, find_detail
+from cavvy.providers.nebius.market import ListPrices, NebiusMarket
+from cavvy.providers.nebius.places import NebiusPlaces
+from cavvy.providers.vm.account import keep_ours
+from cavvy.providers.vm.cloud import (
+    BillEnd,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+    SshTarget,
+)
+from cavvy.providers.vm.leftover_scripts import LeftoverScripts
+from cavvy.providers.vm.rest import Json
+
+# `nebius.compute.v1.InstanceStatus.InstanceState`. The status of an instance in the state "ERROR"
+# is not documented; Cavvy deletes it.
+_STATES = {
+    "CREATING": MachineState.STARTING,
+    "STARTING": MachineState.STARTING,
+    "STOPPING": MachineState.STOPPED,
+    "STOPPED": MachineState.STOPPED,
+    "ERROR": MachineState.STOPPED,
+    "DELETING": MachineState.ENDED,
+}
+_FULL = "notEnoughResources"
+# Sizes of these types are multiples of 93 GiB: https://docs.nebius.com/compute/storage/types
+_DISK_TYPES = {
+    "NETWORK_SSD": 1,
+    "NETWORK_HDD": 1,
+    "NETWORK_SSD_NON_REPLICATED": 93,
+    "NETWORK_SSD_IO_M3": 93,
+}
+
+
+class NebiusCloud:
+    """Implements `Cloud`."""
+
+    # User data has at most 32,768 characters (`nebius.compute.v1.InstanceSpec`); the script is
+    # written into it as JSON. A machine is billed from its start until it has stopped
+    # (https://docs.nebius.com/legal/specific-terms/compute). The length of names, and how long a
+    # new machine may be missing from lists, are assumptions.
+    traits = CloudTraits(
+        name_limit=63,
+        tokens=True,
+        list_lag=timedelta(minutes=1),
+        user_data_limit=28_000,
+        bill_ends=BillEnd.SHUTDOWN,
+        quota_codes=frozenset({"quotaFailure"}),
+    )
+
+    def __init__(
+        self,
+        settings: Mapping[str, Scalar],
+        list_prices: ListPrices,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._settings = settings
+        self._api = NebiusApi(settings)
+        self._market = NebiusMarket(self._api, settings, list_prices, now)
+        self._places = NebiusPlaces(self._api, settings)
+        self._leftovers = LeftoverScripts(self._loose_disks, self._delete_disks, now)
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. Call `offers` first, which finds the unknown machines."""
+        unpriced = ", ".join(self._market.unpriced)
+        facts = [("API key", self._api.credentials().source)]
+        facts += [("projects", ", ".join(self._market.project_ids()))]
+        return [*facts, *([("GPU presets without a known price", unpriced)] if unpriced else [])]
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._market.offers()
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        project = await self._market.project_of(request.offer.region)
+        body = await self._make_body(request, project)
+        try:
+            told = await self._api.change("compute.InstanceService/Create", body, request.token)
+        except CloudFault as fault:
+            if fault.status in (400, 404):
+                self._places.forget()
+            raise
+        return [str(told["resourceId"])]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        """All instances of the projects whose names start with Cavvy's prefix."""
+
+        async def read(project: str) -> Sequence[Json]:
+            body = {"parentId": project, "pageSize": 100}
+            told = await self._api.list("compute.InstanceService/List", body)
+            return keep_ours(told)
+
+        told = await asyncio.gather(*(read(each) for each in self._market.project_ids()))
+        machines = [each for some in told for each in some]
+        await self._leftovers.sweep({str(each["name"]) for each in machines})
+        return [await self._read(each) for each in machines]
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        told = await self._api.read("compute.InstanceService/Get", {"id": machine})
+        return await self._read(told)
+
+    async def delete(self, machine: str) -> None:
+        """Delete the instance with its managed disk."""
+        await self._api.change("compute.InstanceService/Delete", {"id": machine})
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code == _FULL
+
+    async def _make_body(self, request: MachineRequest, project: str) -> Json:
+        gang, offer, name = request.gang, request.offer, request.names[0]
+        platform, _, preset = offer.instance_type.partition("_")
+        spec: dict[str, Any] = {
+            "resources": {"platform": platform, "preset": preset},
+            "networkInterfaces": [await self._make_interface(gang.network, project)],
+            "bootDisk": {
+                "attachMode": "READ_WRITE",
+                # a managed disk is deleted with its instance
+                "managedDisk": {"name": name, "spec": await self._make_disk(gang)},
+            },
+            "cloudInitUserData": _wrap(request.user_data[0]),
+            # by default, Nebius restarts an instance that has shut itself down, and bills it
+            "recoveryPolicy": "FAIL",
+        }
+        if offer.purchase is Purchase.SPOT:
+            spec["preemptible"] = {"onPreemption": "STOP"}
+        if cluster := await self._places.cluster(gang, project):
+            spec["gpuCluster"] = {"id": cluster}
+        return {"metadata": {"parentId": project, "name": name}, "spec": spec}
+
+    async def _make_interface(self, need: NetworkNeed | None, project: str) -> Json:
+        need = need or NetworkNeed()
+        interface: dict[str, Any] = {
+            "name": "eth0",
+            "subnetId": await self._places.subnet(project, need.subnet or ""),
+            "ipAddress": {},
+        }
+        public = need.public_ip
+        if bool(self._settings["public_address"]) if public is None else public:
+            interface["publicIpAddress"] = {}
+        if need.security_groups:
+            interface["securityGroups"] = [{"id": each} for each in need.security_groups]
+        return interface
+
+    async def _make_disk(self, gang: GangSpec) -> Json:
+        kind = (gang.disk_type or "NETWORK_SSD").upper()
+        step = _DISK_TYPES.get(kind)
+        if step is None:
+            known = ", ".join(each.lower() for each in _DISK_TYPES)
+            raise Refused(f"disk type {gang.disk_type}: Nebius has the types {known}")
+        size = max(int(gang.disk_gib or self._settings["disk_gib"]), 50)
+        family = await self._places.image_family(gang)
+        return {
+            "type": kind,
+            "sizeGibibytes": str(-(-size // step) * step),
+            "sourceImageFamily": {"imageFamily": family},
+        }
+
+    async def _read(self, told: Json) -> CloudMachine:
+        machine = _read(told)
+        if machine.state in (MachineState.RUNNING, MachineState.ENDED):
+            return machine
+        body = {"resourceId": machine.id, "pageSize": 100}
+        failed = [
+            each["status"]
+            for each in await self._api.list("compute.OperationService/List", body)
+            if (each.get("status") or {}).get("code")
+        ]
+        if not failed:
+            return machine
+        return replace(
+            machine,
+            state=MachineState.STOPPED,
+            preempted=False,
+            no_capacity=any(find_detail(each) == _FULL for each in failed),
+            reason=f"Nebius reports: {failed[0].get('message') or 'the creation failed'}",
+        )
+
+    async def _loose_disks(self) -> Sequence[Json]:
+        """The projects' disks that are attached to no instance, such as those of a creation that
+        failed.
+        """
+        told = [
+            await self._api.list("compute.DiskService/List", {"parentId": project, "pageSize": 100})
+            for project in self._market.project_ids()
+        ]
+        disks = [each for some in told for each in some]
+        return [each for each in disks if not each["status"].get("readWriteAttachment")]
+
+    async def _delete_disks(self, disks: Collection[str]) -> None:
+        for each in sorted(disks):
+            try:
+                await self._api.change("compute.DiskService/Delete", {"id": each})
+            except CloudFault as fault:
+                if fault.status != 404:
+                    raise
+
+
+def _read(told: Json) -> CloudMachine:
+    status, spec = told["status"], told["spec"]
+    word = str(status.get("state") or "CREATING")
+    ports = status.get("networkInterfaces") or []
+    public = [_address(each.get("publicIpAddress")) for each in ports]
+    private = [_address(each.get("ipAddress")) for each in ports]
+    state = _STATES.get(word, MachineState.RUNNING)  # others may be billed, too
+    off = word in ("STOPPING", "STOPPED")
+    created = told.get("createdAt")
+    shown = next(filter(None, [*public, *private]), "")
+    return CloudMachine(
+        id=str(told["id"]),
+        name=str(told["name"]),
+        state=state,
+        address=next(filter(None, [*private, *public]), None),
+        ssh=SshTarget(address=shown) if shown else None,
+        created_at=datetime.fromisoformat(created) if created else None,
+        preempted=off and bool(spec.get("preemptible")),
+        reason=""
+        if state in (MachineState.STARTING, MachineState.RUNNING)
+        else f"Nebius reports: {word}",
+    )
+
+
+def _address(told: Json) -> str:
+    """An address without the length of its prefix, such as "10.0.0.5" for "10.0.0.5/32"."""
+    return str((told or {}).get("address") or "").partition("/")[0]
+
+
+def _wrap(script: str) -> str:
+    """User data in cloud-init's YAML form, of which JSON is a part, that runs the script once."""
+    path = "/var/lib/cloud/cavvy-boot.sh"
+    files = [{"path": path, "permissions": "0700", "content": script}]
+    table = {"write_files": files, "runcmd": [["/bin/sh", path]]}
+    return "#cloud-config\n" + json.dumps(table, ensure_ascii=False)
+
+
+def object_to(task: Task) -> Sequence[Objection]:
+    """What Nebius cannot do for the task."""
+    need = task.resources.network
+    named = need and (("vpc" if need.vpc else "") or ("key" if need.key else ""))
+    if not named:
+        return []
+    reason = "Nebius's machines get a subnet and security groups only; name a subnet by its id"
+    return [Objection(f"resources.network.{named}", reason)]

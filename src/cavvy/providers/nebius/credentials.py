@@ -1,0 +1,65 @@
+"""Finds the credentials of Nebius: an IAM token, or the key of a service account."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Refused
+
+_VARIABLE = "NEBIUS_IAM_TOKEN"
+_FILE = "~/.nebius/credentials.json"
+_PAGE = "https://docs.nebius.com/iam/service-accounts/authorized-keys"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NebiusCredentials:
+    """Credentials and the place where they were found. Either `token` or `file` is set."""
+
+    source: str
+    token: str = ""
+    file: str = ""  # the credentials of a service account, which Nebius's package reads
+
+
+def find_credentials(settings: Mapping[str, Scalar]) -> NebiusCredentials:
+    """The credentials in the file of the setting, else in the environment, else in the usual file.
+    Raises Refused.
+    """
+    named = str(settings.get("key_file") or "")
+    if not named and (token := os.environ.get(_VARIABLE, "").strip()):
+        return NebiusCredentials(source=f"${_VARIABLE}", token=token)
+    file = named or _FILE
+    path = Path(file).expanduser()
+    if not path.exists():
+        places = f"{file} (`key_file`)" if named else f"${_VARIABLE}, {file}"
+        raise _refuse(
+            f"no credentials in {places}; make a key of a service account with `nebius iam "
+            f"auth-public-key generate` ({_PAGE}), and name its file in `key_file`"
+        )
+    try:
+        text = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise _refuse(f"{file} cannot be read: {why}") from error
+    if len(text.split()) == 1 and not text.startswith("{"):
+        return NebiusCredentials(source=file, token=text)
+    if not _is_service_account(text):
+        raise _refuse(
+            f"{file} contains neither an IAM token nor the credentials of a service account; make "
+            f"it with `nebius iam auth-public-key generate` ({_PAGE})"
+        )
+    return NebiusCredentials(source=file, file=str(path))
+
+
+def _is_service_account(text: str) -> bool:
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(told, dict) and isinstance(told.get("subject-credentials"), dict)
+
+
+def _refuse(text: str) -> Refused:
+    return Refused(f"[providers.nebius]: {text}")

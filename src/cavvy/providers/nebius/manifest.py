@@ -1,0 +1,76 @@
+"""The manifest of the Nebius provider. Imports no SDK."""
+
+from dataclasses import replace
+
+from cavvy.providers.base import Feature, ProviderSetting, SettingKind
+from cavvy.providers.settings import flag, number, text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
+
+_DOCS = "https://docs.nebius.com/compute"
+
+_MANIFEST = make_manifest(
+    "nebius",
+    "Nebius AI Cloud",
+    machine="a machine",
+    rights="a service account in a group with the role `editor` for the project, or a user who "
+    "may list the project's platforms, images, subnets, instances and disks, create and delete "
+    "instances, and delete disks",
+    endpoint="api.nebius.cloud:443",
+    endpoint_consequence="The base address of the gRPC API. An address that starts with `http://` "
+    "is called without TLS, for all services alike.",
+    unsupported={
+        Feature.CAPACITY: "Cavvy does not read Nebius's capacity advice; if a region has no free "
+        "machine, Cavvy tries the next best offer "
+        "(https://docs.nebius.com/compute/virtual-machines/types)",
+        Feature.VOLUMES: "disks and shared filesystems cannot be attached yet; copy data from and "
+        f"to a bucket instead ({_DOCS}/storage/types)",
+        Feature.NOTICE: "Compute shuts a preemptible machine down 60 seconds before it stops it, "
+        f"and announces this nowhere earlier ({_DOCS}/virtual-machines/preemptible)",
+    },
+    settings=(
+        ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence="The file with the credentials of a service account, which `nebius iam "
+            "auth-public-key generate` writes, or with an IAM token. The default is "
+            "`$NEBIUS_IAM_TOKEN`, then `~/.nebius/credentials.json`.",
+        ),
+        text(
+            "projects",
+            "The ids of the projects to use, separated by commas. Each project belongs to one "
+            "region; use one project for each region.",
+        ),
+        text(
+            "subnet",
+            "The subnet of machines: its id, or its name in each project. The default is the "
+            "project's only subnet, or the one whose name starts with `default-subnet`.",
+        ),
+        flag(
+            "public_address",
+            "If `true`, machines get a public address. If `false`, the subnet needs another route "
+            "to the server, and `reach_by_ssh` needs a route to private addresses.",
+            default=True,
+        ),
+        text(
+            "image_family",
+            "The family of the boot image. The default is Nebius's newest Ubuntu with CUDA for "
+            "GPUs, and its newest Ubuntu without drivers for other machines.",
+        ),
+        number(
+            "disk_gib",
+            "The size of a machine's boot disk, unless the task requests another size.",
+            default=100,
+            minimum=50,
+            unit="GiB",
+            whole=True,
+        ),
+        text(
+            "gpu_clusters",
+            "The ids of GPU clusters, one for each project that has one, separated by commas. "
+            "Machines with eight GPUs are created in the cluster of their project, which connects "
+            "them by InfiniBand. Without it, tasks with `network: {fabric: rdma}` are refused.",
+        ),
+        reach_setting(),
+    ),
+)
+MANIFEST = replace(_MANIFEST, options={"image_family": "the family of the boot image"})
