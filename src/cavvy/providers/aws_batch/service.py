@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from typing import Any, TypedDict
 
 from cavvy.domain.offers import Offer, Purchase
@@ -12,6 +13,7 @@ from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws_batch.queues import BatchQueues
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.aws_batch.request import (
+    LOST_HOST,
     PRIORITY,
     BatchJobRequest,
     make_job_definition,
@@ -33,9 +35,6 @@ _MOST_DESCRIBED = 100  # jobs in one call
 _FULL = "offer unavailable"  # Cavvy's own code
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}\*?")
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
-# https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html: the status reason of a job
-# whose instance was reclaimed or lost
-_RECLAIMED = "Host EC2"
 
 
 class _Share(TypedDict):
@@ -234,9 +233,17 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
         state=state,
         started_at=started,
         ended_at=ended if state is JobState.ENDED else None,
-        preempted=status == "FAILED" and reason.startswith(_RECLAIMED),
+        preempted=status == "FAILED" and _lost_host(told),
         reason="" if status == "SUCCEEDED" or state is not JobState.ENDED else reason,
     )
+
+
+def _lost_host(told: Mapping[str, Any]) -> bool:
+    """Whether the job's instance was reclaimed or lost. The status reason of a job that a user or
+    Cavvy stopped contains the text of that request.
+    """
+    stopped = told.get("isTerminated") or told.get("isCancelled")
+    return not stopped and fnmatchcase(str(told.get("statusReason") or ""), LOST_HOST)
 
 
 def _is_old(told: Mapping[str, Any], now: datetime) -> bool:

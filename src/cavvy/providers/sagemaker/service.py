@@ -47,7 +47,7 @@ _HOSTS = HostList(
 _IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/\S+")
 # patterns of instance types with chips that the default training image has no driver for
 _OTHER_CHIPS = ("ml.trn*", "ml.inf*")
-_FULL = "CapacityError"  # a failed job's reason starts with this if SageMaker had no capacity
+_FULL = "CapacityError"  # the code of a failure if SageMaker had no capacity
 _ENDED = frozenset({"Completed", "Failed", "Stopped", "Deleting"})
 
 
@@ -183,7 +183,7 @@ class SageMakerService:
             raise
 
     def is_full(self, fault: CloudFault) -> bool:
-        return _FULL in (fault.code, fault.message.partition(":")[0])
+        return _FULL in (fault.code, _read_code(fault.message))
 
     def check(self, task: Task) -> Sequence[Objection]:
         if task.image is None or _IMAGE.fullmatch(task.image):
@@ -264,7 +264,8 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
         ),
         None,
     )
-    reason = str(told.get("FailureReason") or "")
+    failure = str(told.get("FailureReason") or "")
+    reason = failure
     if status in _ENDED:
         state = JobState.ENDED
         billed = told.get("BillableTimeInSeconds")
@@ -285,9 +286,14 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
         started_at=started,
         ended_at=ended,
         preempted=interrupted is not None,
-        no_capacity=reason.startswith(_FULL) or secondary == "MaxWaitTimeExceeded",
+        no_capacity=_read_code(failure) == _FULL or secondary == "MaxWaitTimeExceeded",
         reason=reason,
     )
+
+
+def _read_code(reason: str) -> str:
+    """The code at the start of a failure's reason, such as CapacityError or AlgorithmError."""
+    return reason.partition(":")[0].strip()
 
 
 def _chosen(name: str, patterns: Sequence[str]) -> bool:

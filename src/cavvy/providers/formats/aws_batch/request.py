@@ -12,6 +12,9 @@ from typing import Any
 PRIORITY = 9999  # the highest priority
 NAME_LENGTH = 128  # maximum length of a name of letters, digits, hyphens and underscores
 ATTEMPTS = 10  # maximum number of attempts in a retry strategy
+# The status reason of a job whose instance was reclaimed or lost, as a pattern of `onStatusReason`:
+# https://docs.aws.amazon.com/batch/latest/userguide/job_retries.html
+LOST_HOST = "Host EC2*"
 _CONDITIONS = 5  # maximum number of conditions in a retry strategy
 _SHORTEST_S = 60  # the shortest time limit
 
@@ -142,7 +145,7 @@ def _make_retries(retries: BatchRetries) -> dict[str, Any]:
         return strategy
     codes = list(retries.exit_codes)[: _CONDITIONS - 2]
     strategy["evaluateOnExit"] = [
-        {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the machine was reclaimed or lost
+        {"onStatusReason": LOST_HOST, "action": "RETRY"},
         *({"onExitCode": str(code), "action": "RETRY"} for code in codes),
         {"onReason": "*", "action": "EXIT"},
     ]
