@@ -18,6 +18,7 @@ from tests.contract.rest_stand_in import RestServer
 from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
+from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, Resources, Task
 from cavvy.providers import nebius
@@ -96,6 +97,26 @@ class TestNebius(RestContract):
         assert (spot.accelerator, spot.accelerator_count) == ("H100", 8)
         unpriced = dict(asyncio.run(provider.whoami()))["GPU presets without a known price"]
         assert unpriced == "gpu-next-sxm_1gpu-16vcpu-200gb in eu-north1"
+
+    def test_disks_are_billed_at_the_price_of_the_settings(self, account: NebiusPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("disk")
+            provider = account.provider(gang.installation, disk_usd_gib_month=0.071, disk_gib=120)
+            offer = (await provider.offers())[0]
+            assert [(each.name, each.price.micros) for each in offer.extras] == [
+                ("network_ssd", 71_000)
+            ]
+            await provider.launch(replace(gang, offer=offer))
+            await account.settle()
+            (seen,) = await provider.gangs(gang.name)
+            (extra,) = seen.nodes[0].extras
+            assert (extra.kind, extra.name, extra.units) == (ChargeKind.DISK, "network_ssd", 120)
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+        disk = account.api.asked[0]["spec"]["bootDisk"]["managedDisk"]["spec"]
+        assert disk["sizeGibibytes"] == "120"
 
     @pytest.mark.parametrize(
         ("kind", "family"),

@@ -15,7 +15,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import NetworkNeed, Objection, Scalar, Task
 from cavvy.providers.base import GangSpec, Refused
 from cavvy.providers.nebius.api import NebiusApi, find_detail
-from cavvy.providers.nebius.market import ListPrices, NebiusMarket
+from cavvy.providers.nebius.market import LEAST_GIB, USUAL_DISK, ListPrices, NebiusMarket
 from cavvy.providers.nebius.places import NebiusPlaces
 from cavvy.providers.vm.account import keep_ours
 from cavvy.providers.vm.cloud import (
@@ -160,12 +160,12 @@ class NebiusCloud:
         return interface
 
     async def _make_disk(self, gang: GangSpec) -> Json:
-        kind = (gang.disk_type or "NETWORK_SSD").upper()
+        kind = (gang.disk_type or USUAL_DISK).upper()
         step = _DISK_TYPES.get(kind)
         if step is None:
             known = ", ".join(each.lower() for each in _DISK_TYPES)
             raise Refused(f"disk type {gang.disk_type}: Nebius has the types {known}")
-        size = max(int(gang.disk_gib or self._settings["disk_gib"]), 50)
+        size = max(int(gang.disk_gib or self._settings["disk_gib"]), LEAST_GIB)
         family = await self._places.image_family(gang)
         return {
             "type": kind,

@@ -64,6 +64,13 @@ _MANIFEST = make_manifest(
             unit="GiB",
             whole=True,
         ),
+        number(
+            "disk_usd_gib_month",
+            "The price of one GiB of a boot disk of the type `network_ssd` for a month, from the "
+            "list prices in Nebius's console. Without it, bills do not contain the disks, which "
+            "Nebius bills until they are deleted.",
+            unit="USD",
+        ),
         text(
             "gpu_clusters",
             "The ids of GPU clusters, one for each project that has one, separated by commas. "

@@ -2,10 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import parse_usd
 from cavvy.providers.base import Refused
 from cavvy.providers.nebius.api import NebiusApi
 from cavvy.providers.vm.keys import list_setting
@@ -13,6 +17,8 @@ from cavvy.providers.vm.rest import Json
 
 ListPrices = Callable[[str], Sequence[Offer]]
 
+USUAL_DISK = "network_ssd"  # the type of a boot disk, unless the task requests another
+LEAST_GIB = 50  # the smallest boot disk that Cavvy requests
 _AGE = timedelta(hours=1)
 
 
@@ -89,7 +95,23 @@ class NebiusMarket:
                     if gpus and not rows:
                         unpriced.add(f"{name} in {region}")
         self.unpriced = sorted(unpriced)
-        return found
+        return [replace(each, extras=self._extras()) for each in found]
+
+    def _extras(self) -> tuple[ExtraPrice, ...]:
+        """The price of a boot disk, if the settings contain it."""
+        price = parse_usd(Decimal(str(self._settings.get("disk_usd_gib_month") or 0)))
+        if not price.micros:
+            return ()
+        disk = ExtraPrice(
+            kind=ChargeKind.DISK,
+            name=USUAL_DISK,
+            price=price,
+            usual=int(self._settings["disk_gib"]),
+            least=LEAST_GIB,
+            source="the setting `disk_usd_gib_month`",
+            as_of=self._now().date(),
+        )
+        return (disk,)
 
 
 def _presets(platform: Json) -> Sequence[tuple[str, int]]:
