@@ -70,10 +70,13 @@ picture: setup-dev ## record the README's picture from a real run of the demo
 	@.venv/bin/python scripts/docs/picture.py
 
 bench: setup-dev ## run every benchmark and print its table
-	@for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/bars.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; .venv/bin/python $$file || exit 1; done
+
+bars: setup-dev ## measure the bars of commands, server and submissions, in one table
+	@.venv/bin/python benchmarks/bars.py
 
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
-.PHONY: help setup setup-dev demo test test-fast test-provider soak check scenarios docs picture bench clean
+.PHONY: help setup setup-dev demo test test-fast test-provider soak check scenarios docs picture bars bench clean
 .PHONY: format coverage hooks site site-serve lock changelog dist

@@ -9,7 +9,7 @@ If `sky` or `dstack` is installed in this environment, it is measured too.
 
 import shutil
 
-from measure import CAVVY, PYTHON, command_cpu_s, median_of, table
+from measure import CAVVY, PYTHON, command_cpu_s, judge, median_of, record, table
 
 from cavvy.cli.main import COMMANDS
 
@@ -27,9 +27,12 @@ def main() -> None:
                 cpu_s,
                 cpu_s / python_s,
                 BAR_S,
-                "ok" if cpu_s <= BAR_S else "MISSED",
+                judge(cpu_s, BAR_S),
             )
         )
+    record(rows[0][0], rows[0][1], BAR_S, "CPU s")
+    slowest = max(rows[1:], key=lambda row: row[1])
+    record(f"{slowest[0]} (the slowest)", slowest[1], BAR_S, "CPU s")
     for peer in ("sky", "dstack"):
         if path := shutil.which(peer):
             cpu_s = median_of(lambda path=path: command_cpu_s([path, "--help"]))

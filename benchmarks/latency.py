@@ -13,7 +13,7 @@ import statistics
 import time
 from datetime import UTC, datetime
 
-from measure import fresh_home, table
+from measure import fresh_home, record, table
 
 from cavvy.client import Client, connect
 
@@ -71,9 +71,8 @@ def main() -> None:
         ):
             figures = sorted(measure(client) for _ in range(runs))
             median = statistics.median(figures)
-            rows.append(
-                (text, median, figures[-1], bar_s, peer_s, "ok" if median <= bar_s else "MISSED")
-            )
+            verdict = record(text, median, bar_s, "s")
+            rows.append((text, median, figures[-1], bar_s, peer_s, verdict))
     table(f"seconds, median of {runs}", ("what", "median", "worst", "bar", "dstack", ""), rows)
 
 

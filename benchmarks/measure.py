@@ -1,11 +1,12 @@
-"""Code that the benchmarks share: CPU seconds of commands and processes, medians, a temporary state
-folder, and tables.
+"""Code that the benchmarks share: CPU seconds of commands and processes, medians, bars, a temporary
+state folder, and tables.
 
 The benchmarks compare CPU seconds, not wall-clock time, because CPU seconds change little on a busy
 machine.
 """
 
 import contextlib
+import json
 import os
 import resource
 import statistics
@@ -18,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
 CAVVY = str(Path(sys.executable).with_name("cavvy"))
+# environment variable: the file to which each bar is appended, as a line of JSON; see `bars.py`
+BARS_FILE = "CAVVY_BENCH_BARS"
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -70,6 +73,21 @@ def median_of(measure: Callable[[], float], runs: int = 7, warm: int = 1) -> flo
     for _ in range(warm):
         measure()
     return statistics.median(measure() for _ in range(runs))
+
+
+def judge(figure: float, bar: float, *, least: bool = False) -> str:
+    """Whether a figure is at most its bar; with `least`, whether it is at least its bar."""
+    return "ok" if (figure >= bar if least else figure <= bar) else "MISSED"
+
+
+def record(what: str, figure: float, bar: float, unit: str, *, least: bool = False) -> str:
+    """Judge a figure. If `bars.py` runs the benchmark, also hand it the figure and its bar."""
+    verdict = judge(figure, bar, least=least)
+    if file := os.environ.get(BARS_FILE):
+        sign = ">=" if least else "<="
+        with Path(file).open("a", encoding="utf-8") as bars:
+            bars.write(json.dumps([what, figure, f"{sign} {bar:g}", unit, verdict]) + "\n")
+    return verdict
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from measure import fresh_home, process_cpu_s, process_rss_mib, table
+from measure import fresh_home, process_cpu_s, process_rss_mib, record, table
 
 from cavvy.client import Client, connect
 from cavvy.client.embedded import stop_server
@@ -119,7 +119,8 @@ def main() -> None:
     rows: list[tuple[str, float, float, str]] = []
 
     def row(what: str, figure: float, bar: float) -> None:
-        rows.append((what, figure, bar, "ok" if figure <= bar else "MISSED"))
+        name, _, unit = what.rpartition(": ")
+        rows.append((what, figure, bar, record(name, figure, bar, unit)))
 
     with fresh_home():
         home = Path(os.environ["CAVVY_HOME"])
