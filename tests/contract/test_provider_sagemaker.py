@@ -20,7 +20,7 @@ from tests.contract.test_provider_vm import VmContract
 from tests.proofs import Proof
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
+from cavvy.domain.tasks import Scalar, Transfer
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import GangState, ProviderContext, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.contract import ContractHarness, LaunchFault
@@ -158,6 +158,24 @@ class TestSageMaker(VmContract):
         resources = body["ResourceConfig"]
         assert (resources["KeepAlivePeriodInSeconds"], resources["VolumeSizeInGB"]) == (900, 200)
         assert body["AlgorithmSpecification"]["TrainingImage"].endswith("/own:2")
+
+    def test_an_input_at_the_folder_of_a_channel_is_a_channel(
+        self, account: SageMakerPlace
+    ) -> None:
+        train = Transfer(source="s3://data/train/", target="/opt/ml/input/data/train")
+        other = Transfer(source="s3://data/other/", target="data/other")
+        body = self.launch(account, inputs=(train, other), options={"input_mode": "FastFile"})
+        (channel,) = body["InputDataConfig"]
+        assert (channel["ChannelName"], channel["InputMode"]) == ("train", "FastFile")
+        source = channel["DataSource"]["S3DataSource"]
+        assert (source["S3DataType"], source["S3Uri"]) == ("S3Prefix", "s3://data/train/")
+        told = {key: value for key, value in body["Environment"].items() if key.startswith("SM_")}
+        assert told == {
+            "SM_CHANNEL_TRAIN": "/opt/ml/input/data/train",
+            "SM_MODEL_DIR": "/opt/ml/model",
+            "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",
+            "SM_NUM_GPUS": "0",
+        }
 
     def test_the_parameters_of_a_task_are_hyperparameters(self, account: SageMakerPlace) -> None:
         options = {"hyperparameters": {"optimizer": "sgd", "epochs": 3}}

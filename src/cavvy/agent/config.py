@@ -256,6 +256,7 @@ class AgentConfig(ConfigRecord, RankPaths):
     storage: str | None
     taken: ReclaimSignal | None
     notices: list[NoticeAddress]
+    placed: list[str]  # full paths of inputs that the provider has placed on the node
 
     def __init__(self, fields: ConfigFields) -> None:
         super().__init__(fields)

@@ -208,6 +208,7 @@ class GangOperator:
             allocations=tuple(sorted(mine, key=lambda allocation: allocation.rank)),
             labels={**task.tags, "project": job.project, "job": job.name},
             params=task.params,
+            inputs=task.inputs,
             volumes=[  # the agent mounts folders of the node, so the provider does not
                 each for each in task.volumes if each.kind is not VolumeKind.FOLDER
             ],

@@ -24,7 +24,7 @@ from cavvy.domain.gangs import GangState as GangState
 from cavvy.domain.gangs import NodeSeen as NodeSeen
 from cavvy.domain.jobs import FailureKind
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import NetworkNeed, Scalar, Volume
+from cavvy.domain.tasks import NetworkNeed, Scalar, Transfer, Volume
 from cavvy.providers.abilities import Ability
 from cavvy.providers.notices import NoticeSource
 from cavvy.providers.state import MemoryProviderState, ProviderState
@@ -168,6 +168,8 @@ class GangSpec:
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
     # the task's parameters, for services that show a job's parameters to their users
     params: Mapping[str, Scalar] = field(default_factory=dict)
+    # the task's inputs, for services that can place files on a node before the agent starts
+    inputs: Sequence[Transfer] = ()
     # If a volume's path is already a mount point when the agent starts, the agent leaves the path
     # as it is. Since the agent recreates the working folder, a provider may mount a volume within
     # that folder at /cavvy/volumes/ plus the first 12 hex digits of the SHA-256 of the volume's

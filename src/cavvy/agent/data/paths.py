@@ -67,12 +67,28 @@ def _find_output(
             known = {}
             if each.source == target:
                 known = read_known(f"{config.home}/brought-{index}.json")
-            full = f"{config.home}/inputs/{index}"
+            full = _find_full(config, index, source)
             return full if is_full(source) else inside(config.folder, source), known
     for volume in work.volumes:
         if volume.path == source:
             return find_source(config, volume, config.folder), {}
     return (os.path.expanduser(source) if is_full(source) else inside(config.folder, source)), {}
+
+
+def _find_full(config: AgentConfig, index: int, target: str) -> str:
+    """The files of an input whose target is a full path."""
+    return target if target in config.placed else f"{config.home}/inputs/{index}"
+
+
+def _list_given(config: AgentConfig, work: WorkConfig) -> list[str]:
+    """The outputs that the task names by full paths, and the inputs that the provider placed."""
+    elsewhere = {each.target for each in work.inputs} | {each.path for each in work.volumes}
+    outputs = [
+        os.path.expanduser(each.source)
+        for each in work.outputs
+        if is_full(each.source) and each.source not in elsewhere
+    ]
+    return outputs + config.placed
 
 
 def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
@@ -82,16 +98,11 @@ def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
     OSError.
     """
     seen = {
-        os.path.expanduser(each.target): f"{config.home}/inputs/{index}"
+        os.path.expanduser(each.target): _find_full(config, index, each.target)
         for index, each in enumerate(work.inputs)
         if is_full(each.target)
     }
-    elsewhere = {each.target for each in work.inputs} | {each.path for each in work.volumes}
-    given = [
-        os.path.expanduser(each.source)
-        for each in work.outputs
-        if is_full(each.source) and each.source not in elsewhere
-    ]
+    given = _list_given(config, work)
     for each in work.volumes:
         if each.kind != "folder":
             source = find_source(config, each, config.folder)

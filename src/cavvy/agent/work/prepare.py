@@ -128,6 +128,8 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
     folders = list_input_folders(config)
     for index, each in enumerate(work.inputs):
         source, target = each.source, each.target
+        if target in config.placed:
+            continue
         path = find_input(config, index, target)
         if index in work.streams:
             from ..data.stream import make_pipe

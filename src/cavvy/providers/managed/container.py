@@ -33,15 +33,18 @@ def make_container_script(
     traits: ServiceTraits,
     title: str,
     notices: Sequence[NoticeSource] = (),
+    placed: Sequence[str] = (),
 ) -> str:
     """The short script that a container's shell runs. It fetches and runs the longer script, which
-    is the same for all ranks. `title` is the service's name in messages to users. The first call
-    packs the agent, which blocks.
+    is the same for all ranks. `title` is the service's name in messages to users. `placed` are the
+    targets of the inputs that the service places on the nodes. The first call packs the agent,
+    which blocks.
     """
     config = {
         **make_config(gang, endpoint),
         "boxed": True,  # the container already runs the task's image
         "notices": make_notice_fields(notices),
+        "placed": list(placed),
         "taken": {"seconds": max(1.0, traits.stop_s - _SAVING_S), "source": title},
     }
     told = {

@@ -1,7 +1,7 @@
 """The provider that all managed services share."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext
 from cavvy.providers.managed.cloud import ManagedCloud
@@ -18,9 +18,11 @@ def make_provider(
     service: ManagedService,
     *,
     close: Callable[[], None] = lambda: None,
+    list_placed: Callable[[GangSpec], Sequence[str]] = lambda gang: (),
 ) -> VmProvider:
     """A provider of the layer `vm`, whose machines are the instances of the service's jobs. `close`
-    closes the service's connections.
+    closes the service's connections. `list_placed` returns the targets of the inputs that the
+    service itself places on a gang's nodes.
     """
 
     async def make_script(gang: GangSpec, rank: int) -> str:
@@ -33,6 +35,7 @@ def make_provider(
             service.traits,
             manifest.title,
             manifest.notices,
+            list_placed(gang),
         )
 
     cloud = ManagedCloud(service)

@@ -41,6 +41,8 @@ MANIFEST = Manifest(
         "/opt/ml/input/config/hyperparameters.json, in addition to the task's `params`",
         "channels": "S3 URIs by channel; SageMaker copies them to /opt/ml/input/data/CHANNEL "
         "before the work starts",
+        "input_mode": "how SageMaker provides channels: `File` copies all objects before the work "
+        "starts (the default), `FastFile` reads an object when the work opens its file",
         "output": "the S3 URI to which SageMaker copies the folder /opt/ml/model after the work",
         "checkpoints": "the S3 URI that SageMaker keeps equal to the folder /opt/ml/checkpoints",
         "warm_s": "as the setting `warm_s`",

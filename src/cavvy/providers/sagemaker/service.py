@@ -16,7 +16,6 @@ from cavvy.providers.formats.sagemaker.request import (
     HYPERPARAMETER_LENGTH,
     HYPERPARAMETERS,
     LONGEST_RUN,
-    DataChannel,
     TrainingJobRequest,
     fits_hyperparameters,
     make_texts,
@@ -30,6 +29,7 @@ from cavvy.providers.managed.service import (
     ServiceJob,
     ServiceTraits,
 )
+from cavvy.providers.sagemaker.channels import list_channels, list_variables, read_texts
 from cavvy.providers.sagemaker.prices import TrainingPrices
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
 from cavvy.providers.vm.keys import list_setting
@@ -199,6 +199,7 @@ class SageMakerService:
         spot = offer.purchase is Purchase.SPOT
         options, bucket = gang.options, self._need("bucket").rstrip("/")
         run, wait = self._longest_run(gang), timedelta(seconds=int(self._settings["spot_wait_s"]))
+        channels = list_channels(gang)
         warm_s = int(options.get("warm_s", self._settings["warm_s"]))
         return TrainingJobRequest(
             name=request.name,
@@ -208,11 +209,9 @@ class SageMakerService:
             instances=request.nodes,
             volume_gib=gang.disk_gib or int(self._settings["disk_gib"]),
             entrypoint=request.entry.command,
-            environment=request.entry.environment,
+            environment={**list_variables(channels, offer), **request.entry.environment},
             hyperparameters=_list_hyperparameters(gang),
-            channels=[
-                DataChannel(name=name, uri=uri) for name, uri in _texts(options, "channels").items()
-            ],
+            channels=channels,
             output_uri=str(options.get("output") or f"{bucket}/output"),
             checkpoint_uri=str(
                 options.get("checkpoints") or f"{bucket}/checkpoints/{request.name}"
@@ -308,7 +307,7 @@ def _list_hyperparameters(gang: GangSpec) -> Mapping[str, str]:
     more than SageMaker allows. Parameters of the task that do not fit are left out: the work gets
     all of them as variables anyway.
     """
-    named = _texts(gang.options, "hyperparameters")
+    named = read_texts(gang.options, "hyperparameters")
     if not fits_hyperparameters(named):
         raise Refused(
             f"resources.options.sagemaker.hyperparameters: SageMaker allows {HYPERPARAMETERS} "
@@ -316,11 +315,3 @@ def _list_hyperparameters(gang: GangSpec) -> Mapping[str, str]:
         )
     found = {**make_texts(gang.params), **named}
     return found if fits_hyperparameters(found) else named
-
-
-def _texts(options: Mapping[str, Any], name: str) -> Mapping[str, str]:
-    """The option `name`, a table, with its values as strings. Raises Refused."""
-    found = options.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise Refused(f"resources.options.sagemaker.{name} must be a table of names and values")
-    return make_texts(found)

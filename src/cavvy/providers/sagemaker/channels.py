@@ -1,0 +1,95 @@
+"""Chooses the inputs of a task that SageMaker itself copies to the nodes, as data channels.
+
+An input becomes a channel if its target is the folder of a channel, such as
+`/opt/ml/input/data/train`, and its source is a folder of a bucket of S3 in the job's region. The
+agent copies all other inputs, as on every provider.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Transfer
+from cavvy.providers.base import GangSpec, Refused
+from cavvy.providers.formats.sagemaker.request import CHANNELS, DataChannel, make_texts
+
+_INPUTS = "/opt/ml/input/data"
+_TARGET = re.compile(rf"{_INPUTS}/(?P<name>[A-Za-z0-9._-]{{1,64}})/?")
+_MODES = {"File": False, "FastFile": True}  # whether objects are read only when they are opened
+
+
+def list_channels(gang: GangSpec) -> Sequence[DataChannel]:
+    """The data channels of a job: those of the option `channels`, and those of inputs. Raises
+    Refused.
+    """
+    stream, named = _read_mode(gang), read_texts(gang.options, "channels")
+    own = [DataChannel(name=name, uri=uri, stream=stream) for name, uri in named.items()]
+    chosen = [
+        DataChannel(name=_name(each), uri=each.source, stream=stream) for each in _choose(gang)
+    ]
+    if both := sorted({each.name for each in chosen} & named.keys()):
+        raise Refused(
+            f"resources.options.sagemaker.channels: an input has the target "
+            f"{_INPUTS}/{both[0]} too; remove the channel or the input"
+        )
+    return own + chosen
+
+
+def list_placed(gang: GangSpec) -> Sequence[str]:
+    """The targets of the inputs that are channels."""
+    return [each.target for each in _choose(gang)]
+
+
+def list_variables(channels: Sequence[DataChannel], offer: Offer) -> Mapping[str, str]:
+    """The variables of SageMaker's training toolkit that scripts for SageMaker read most. The
+    toolkit is the entry point of AWS's images, which Cavvy's command replaces:
+    https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md
+    """
+    folders = {
+        f"SM_CHANNEL_{re.sub('[^A-Z0-9]', '_', each.name.upper())}": f"{_INPUTS}/{each.name}"
+        for each in channels
+    }
+    return {
+        **folders,
+        "SM_MODEL_DIR": "/opt/ml/model",
+        "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",
+        "SM_NUM_GPUS": str(offer.accelerator_count),
+    }
+
+
+def read_texts(options: Mapping[str, Any], name: str) -> Mapping[str, str]:
+    """The option `name`, a table, with its values as strings. Raises Refused."""
+    found = options.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise Refused(f"resources.options.sagemaker.{name} must be a table of names and values")
+    return make_texts(found)
+
+
+def _choose(gang: GangSpec) -> Sequence[Transfer]:
+    fitting = [
+        each
+        for each in gang.inputs
+        if _name(each)
+        # The prefix of a folder ends with a slash; else it would select train2 for train too.
+        and each.source.startswith("s3://")
+        and each.source.endswith("/")
+        and not each.stream  # the work expects a pipe
+        and each.region in (None, gang.offer.region)
+    ]
+    return fitting[: CHANNELS - len(read_texts(gang.options, "channels"))]
+
+
+def _name(each: Transfer) -> str:
+    """The name of the channel whose folder is the target of an input; "" if it is another path."""
+    found = _TARGET.fullmatch(each.target)
+    return "" if found is None or found["name"] in (".", "..") else found["name"]
+
+
+def _read_mode(gang: GangSpec) -> bool:
+    mode = str(gang.options.get("input_mode", "File"))
+    if mode not in _MODES:
+        raise Refused(
+            f"resources.options.sagemaker.input_mode: {mode} is not one of {', '.join(_MODES)}"
+        )
+    return _MODES[mode]
