@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.container import make_container_script
+from cavvy.providers.managed.options import object_to_options
 from cavvy.providers.managed.service import ManagedService
 from cavvy.providers.vm.provider import VmProvider
 
@@ -45,6 +46,6 @@ def make_provider(
         cloud,
         identity=service.identity,
         make_script=make_script,
-        object_to=service.check,
+        object_to=lambda task: [*service.check(task), *object_to_options(manifest.name, task)],
         close=close,
     )
