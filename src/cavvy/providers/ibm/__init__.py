@@ -1,0 +1,15 @@
+"""IBM Cloud: each node is one virtual server instance in a VPC that starts the agent on boot."""
+
+from cavvy.providers.base import Provider, ProviderContext
+from cavvy.providers.ibm.manifest import MANIFEST
+
+__all__ = ["MANIFEST", "make"]
+
+
+def make(context: ProviderContext) -> Provider:
+    # imported only here, so that listing the providers stays fast
+    from cavvy.providers.ibm.cloud import IbmCloud
+    from cavvy.providers.vm.provider import VmProvider
+
+    cloud = IbmCloud(context.settings, context.list_prices, context.now)
+    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)

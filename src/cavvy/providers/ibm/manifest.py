@@ -1,0 +1,92 @@
+"""The manifest of the IBM Cloud provider."""
+
+from dataclasses import replace
+
+from cavvy.providers.base import Feature
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import make_manifest, reach_setting
+from cavvy.providers.vm.keys import ApiKeySource
+
+_DOCS = "https://cloud.ibm.com/docs/vpc?topic=vpc"
+
+KEYS = ApiKeySource(
+    provider="ibm",
+    variables=("IBMCLOUD_API_KEY", "IC_API_KEY"),
+    files=("~/.ibm/credentials.yaml",),
+    names=("iam_api_key", "apikey"),
+    made_at="https://cloud.ibm.com/iam/apikeys",
+)
+
+_MANIFEST = make_manifest(
+    "ibm",
+    "IBM Cloud",
+    machine="an instance",
+    rights="an API key of a user or service ID with the platform role Editor and the service role "
+    "Writer on VPC Infrastructure Services, for one resource group",
+    endpoint="https://{region}.iaas.cloud.ibm.com/v1",
+    endpoint_consequence="The address of the VPC API, with `{region}` for the region.",
+    unsupported={
+        Feature.CAPACITY: "the VPC API lists the zones of a profile, but not how many instances "
+        f"are free ({_DOCS}-profiles)",
+        Feature.SELF_END: "IBM documents that billing stops when the console, the CLI or the API "
+        "stops an instance, not when it shuts itself down; the server deletes such instances "
+        f"({_DOCS}-suspend-billing)",
+        Feature.VOLUMES: "block volumes cannot be attached yet; copy data from and to a bucket "
+        f"instead ({_DOCS}-attaching-block-storage)",
+        Feature.NETWORK: "instances have one network interface; Cavvy makes no cluster network "
+        f"({_DOCS}-about-cluster-network)",
+        Feature.NOTICE: "IBM describes no notice before it preempts a spot instance "
+        f"({_DOCS}-spot-instances-virtual-servers)",
+    },
+    settings=(
+        KEYS.setting(),
+        text("regions", "The regions to use, separated by commas.", "us-south"),
+        text(
+            "resource_group",
+            "The id of the resource group of instances. The default is the account's default "
+            "resource group.",
+        ),
+        text(
+            "subnet",
+            "The subnet of instances: its id, or its name in each zone. The default is the only "
+            "subnet of the zone.",
+        ),
+        text(
+            "security_groups",
+            "The ids of the security groups of instances, separated by commas. The default is the "
+            "default security group of the VPC, whose members may reach each other.",
+        ),
+        text(
+            "image",
+            "The image of instances: its id, or its name in each region. The default is IBM's "
+            "newest Ubuntu 24.04 for instances without GPUs. IBM has no image with drivers of "
+            "GPUs, so instances with GPUs need an image of yours.",
+        ),
+        text(
+            "cpu_profiles",
+            "The profiles without GPUs to offer, separated by commas. All profiles with GPUs are "
+            "offered.",
+            "bxf-2x8, bxf-4x16, bxf-8x32, bxf-16x64, bx3d-8x40, bx3d-16x80, bx3d-32x160, bx2-8x32",
+        ),
+        number(
+            "disk_gib",
+            "The size of an instance's boot volume, unless the task requests another size.",
+            default=100,
+            minimum=100,
+            unit="GiB",
+            whole=True,
+        ),
+        reach_setting(),
+        text(
+            "iam_endpoint",
+            "The address of the service that exchanges the API key for tokens.",
+            "https://iam.cloud.ibm.com",
+        ),
+        text(
+            "prices_endpoint",
+            "The address of IBM's public price list, the Global Catalog.",
+            "https://globalcatalog.cloud.ibm.com/api/v1",
+        ),
+    ),
+)
+MANIFEST = replace(_MANIFEST, options={"image": "the id or the name of an image"})

@@ -1,0 +1,133 @@
+"""Joins the profiles that the VPC API lists with IBM's price list. The catalog's prices are used
+for profiles that the price list sells by their parts.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import product
+
+from cavvy.catalog.accelerators import KnownAccelerator, identify
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.ibm.api import IbmApi
+from cavvy.providers.ibm.price_list import IbmPrices, ProfilePrices
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.rest import Json
+
+ListPrices = Callable[[str], Sequence[Offer]]
+
+_PROFILES_AGE = timedelta(hours=1)
+_PRICES_AGE = timedelta(days=1)
+_CLASSES = {Purchase.ON_DEMAND: "standard", Purchase.SPOT: "spot"}
+_ARCHITECTURES = {"amd64": "x86_64"}
+
+
+class IbmMarket:
+    """Reads and caches offers. `list_prices` returns the catalog's offers of a provider."""
+
+    def __init__(
+        self,
+        api: IbmApi,
+        settings: Mapping[str, Scalar],
+        list_prices: ListPrices,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._api, self._settings, self._now = api, settings, now
+        self._list_prices, self._list = list_prices, IbmPrices(settings)
+        self.close = self._list.close
+        self.regions = list_setting(settings, "regions")
+        self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        self._prices: tuple[datetime, Sequence[str], ProfilePrices] | None = None
+        self.unpriced: Sequence[str] = ()  # profiles with GPUs that have no price in some region
+        self.unknown: Sequence[str] = ()  # models of GPUs that are not in the catalog
+
+    async def offers(self) -> Sequence[Offer]:
+        """The offers of all regions. Raises CloudFault, Refused."""
+        if self._offers is None or self._now() - self._offers[0] >= _PROFILES_AGE:
+            self._offers = self._now(), await self._join()
+        return self._offers[1]
+
+    async def _join(self) -> Sequence[Offer]:
+        plain = list_setting(self._settings, "cpu_profiles")
+        listed = await asyncio.gather(
+            *(self._api.list(each, "/instance/profiles", "profiles") for each in self.regions)
+        )
+        told = [
+            (region, profile)
+            for region, profiles in zip(self.regions, listed, strict=True)
+            for profile in profiles
+            if _read_fixed(profile.get("gpu_count")) or profile["name"] in plain
+        ]
+        prices = await self._read_prices(sorted({str(profile["name"]) for _, profile in told}))
+        known = await asyncio.to_thread(self._list_prices, "ibm")
+        stored = {(each.instance_type, each.region, each.purchase): each.rate for each in known}
+        found: list[Offer] = []
+        unpriced, unknown = set(), set()
+        for region, profile in told:
+            model, accelerator = _identify(profile)
+            if model and accelerator is None:
+                unknown.add(model)
+                continue
+            offers = list(self._make_offers(region, profile, accelerator, {**stored, **prices}))
+            found += offers
+            if model and not offers:
+                unpriced.add(f"{profile['name']} ({region})")
+        self.unpriced, self.unknown = sorted(unpriced), sorted(unknown)
+        return found
+
+    async def _read_prices(self, profiles: Sequence[str]) -> ProfilePrices:
+        known = self._prices
+        if known is None or self._now() - known[0] >= _PRICES_AGE or known[1] != profiles:
+            known = self._prices = self._now(), profiles, await self._list.read(profiles)
+        return known[2]
+
+    def _make_offers(
+        self,
+        region: str,
+        profile: Json,
+        known: KnownAccelerator | None,
+        prices: Mapping[tuple[str, str, Purchase], HourlyRate],
+    ) -> Iterator[Offer]:
+        name, gpus = str(profile["name"]), _read_fixed(profile.get("gpu_count")) if known else 0
+        classes = profile.get("availability_class") or {}
+        allowed = classes.get("values") or [classes.get("value") or "standard"]
+        architecture = str(profile["vcpu_architecture"]["value"])
+        for purchase, zone in product(_CLASSES, profile["zones"]):
+            rate = prices.get((name, region, purchase))
+            if rate is None or _CLASSES[purchase] not in allowed:
+                continue
+            yield Offer(
+                provider="ibm",
+                region=region,
+                zone=str(zone["name"]),
+                instance_type=name,
+                accelerator=known.accelerator.name if known else None,
+                accelerator_count=gpus,
+                accelerator_memory_mib=(known.memory_mib or 0) if known else 0,
+                vcpus=_read_fixed(profile["vcpu_count"]),
+                memory_mib=_read_fixed(profile["memory"]) * 1024,
+                network_mbps=_read_fixed(profile.get("bandwidth")) or None,
+                purchase=purchase,
+                rate=rate,
+                architecture=_ARCHITECTURES.get(architecture, architecture),
+                source="IBM's VPC API, Global Catalog and the catalog",
+                as_of=self._now().date(),
+            )
+
+
+def _read_fixed(field: Json) -> int:
+    """The value of a profile's field; 0 if the field is missing or has several values."""
+    return int((field or {}).get("value") or 0)
+
+
+def _identify(profile: Json) -> tuple[str, KnownAccelerator | None]:
+    """IBM's name of the profile's GPU, or "", and the GPU if the catalog knows it."""
+    gpus = _read_fixed(profile.get("gpu_count"))
+    if not gpus:
+        return "", None
+    models = (profile.get("gpu_model") or {}).get("values") or ["a GPU without a name"]
+    # the memory is that of all GPUs
+    memory_mib = _read_fixed(profile.get("gpu_memory")) * 1024 // gpus
+    return str(models[0]), identify(str(models[0]), memory_mib or None)

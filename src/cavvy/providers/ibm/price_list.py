@@ -1,0 +1,79 @@
+"""Reads the prices of profiles from IBM's Global Catalog, which is public
+(https://cloud.ibm.com/apidocs/resource-catalog/global-catalog).
+
+The plan of a profile has the profile's name, and its prices differ by region. The catalog sells
+the older profiles gx2 and bx2 by their parts, under one plan; this module does not read it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
+from urllib.parse import quote
+
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.rest import Json, RestClient
+
+_SERVICE = "is.instance"
+_PAGE = 50  # the catalog returns at most this many entries
+_METRICS = {  # the start of the id of the metric that has the price of an instance for one hour
+    Purchase.ON_DEMAND: "part-is.instance-hours-",
+    Purchase.SPOT: "part-is.spot-",
+}
+
+ProfilePrices = Mapping[tuple[str, str, Purchase], HourlyRate]  # by profile, region and purchase
+
+
+class IbmPrices:
+    """Calls the Global Catalog. Calls raise CloudFault."""
+
+    def __init__(self, settings: Mapping[str, Scalar]) -> None:
+        self._api = RestClient(str(settings["prices_endpoint"]), lambda: "", _read_error)
+        self.close = self._api.close
+
+    async def read(self, profiles: Collection[str]) -> ProfilePrices:
+        """The prices of these profiles that the catalog knows."""
+        found: dict[tuple[str, str, Purchase], HourlyRate] = {}
+        for plan in await self._list_plans():
+            name = str(plan["name"])
+            if name in profiles:
+                path = f"/{quote(str(plan['id']))}/pricing/deployment"
+                for each in (await self._api.get(path))["resources"]:
+                    region = str(each.get("deployment_region") or each["deployment_location"])
+                    for purchase, usd in _read_metrics(name, each.get("metrics") or []):
+                        found[name, region, purchase] = parse_rate(usd)
+        return found
+
+    async def _list_plans(self) -> Sequence[Json]:
+        query = quote(f"kind:service {_SERVICE}")
+        services = (await self._api.get(f"/?q={query}"))["resources"]
+        ids = [str(each["id"]) for each in services if each["name"] == _SERVICE]
+        if not ids:
+            raise CloudFault(404, "no prices", f"the Global Catalog has no service {_SERVICE}")
+        plans: list[Json] = []
+        while True:
+            path = f"/{quote(ids[0])}/plan?_limit={_PAGE}&_offset={len(plans)}"
+            page = await self._api.get(path)
+            plans += page["resources"]
+            if not page["resources"] or len(plans) >= int(page["count"]):
+                return plans
+
+
+def _read_metrics(profile: str, metrics: Sequence[Json]) -> Sequence[tuple[Purchase, Decimal]]:
+    """The prices in USD per hour for accounts in the USA, by purchase. A price of 0 means that
+    something else is billed.
+    """
+    by_id = {str(each.get("metric_id")): each for each in metrics}
+    found: list[tuple[Purchase, Decimal]] = []
+    for purchase, start in _METRICS.items():
+        for amount in by_id.get(start + profile, {}).get("amounts") or []:
+            if (amount.get("country"), amount.get("currency")) == ("USA", "USD"):
+                usd = [Decimal(str(each["price"])) for each in amount.get("prices") or []]
+                found += [(purchase, each) for each in usd[:1] if each > 0]
+    return found
+
+
+def _read_error(told: Json) -> tuple[str, str]:
+    first = (told.get("errors") or [told])[0]
+    return first["code"], first["message"]
