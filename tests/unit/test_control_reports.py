@@ -202,6 +202,16 @@ def test_a_checkpoint_tells_of_itself_and_leaves_what_it_does_not_tell() -> None
     )
 
 
+def test_uploads_are_added_up_and_copies_to_a_folder_are_not() -> None:
+    sent = [
+        replace(message(MessageKind.CHECKPOINT, bytes=9, sent=size, number=number), seq=seq)
+        for seq, (size, number) in enumerate([(70, 1), (30, 2), (1000, None), (-5, 3)], 5)
+    ]
+    assert applied(*sent).node.sent_bytes == 100
+    flood = replace(sent[0], sent=1 << 70)
+    assert applied(flood).node.sent_bytes == 1 << 50
+
+
 @pytest.mark.parametrize(
     ("said", "length"),
     [

@@ -24,7 +24,7 @@ from cavvy.control.decide.looks import GangLook, after_look, look_interval
 from cavvy.control.decide.rows import JobRows
 from cavvy.domain.events import Charge, ChargeKind, replace_charges
 from cavvy.domain.gangs import GangSeen, GangState, NodeExtra, NodeSeen
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnsureBill
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, NodePhase, UnsureBill
 from cavvy.domain.offers import ExtraPrice, Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, Money
@@ -259,6 +259,53 @@ def test_disks_and_addresses_are_billed_with_their_node() -> None:
     assert verdict.verdict is BillVerdict.AGREES
     missing = audit_bill(WITH_EXTRAS, told, bill.charges[:1])
     assert missing.verdict is BillVerdict.DIFFERS
+
+
+def sender(rank: int, sent: int, phase: NodePhase = NodePhase.EXITED) -> Node:
+    known = replace(agent(rank, 6, 40), phase=phase, sent_bytes=sent)
+    return replace(known, egress=Money(90_000))  # nine cents per GB
+
+
+def test_uploads_are_billed_by_their_bytes_at_the_price_of_the_cloud() -> None:
+    told = gang(node(0, 5, 45), node(1, 5, 45), state=GangState.ENDED)
+    nodes = [sender(0, 2_000_000_000), replace(sender(1, 10**9), egress=None)]
+    bill = close(after_look(NEW, told, at(99)), nodes=nodes)
+    [traffic] = [each for each in bill.charges if each.kind is ChargeKind.TRAFFIC]
+    assert (traffic.rank, traffic.amount) == (0, Money(180_000))
+    assert (traffic.since, traffic.until) == (at(6), at(40))
+    assert bill.unsure_bill is None
+    assert audit_bill(ATTEMPT, told, bill.charges).verdict is BillVerdict.AGREES
+    again = close(after_look(NEW, told, at(99)), nodes=nodes, stored=bill.charges)
+    assert again.charges == bill.charges
+
+
+def test_an_upload_that_a_loss_cut_off_is_billed_as_a_range() -> None:
+    told = gang(node(0, 5, 45), state=GangState.ENDED)
+    attempt = replace(ATTEMPT, nodes=1, checkpoint_bytes=10**9)
+    lost = sender(0, 2_000_000_000, NodePhase.RUNNING)
+    bill = close(after_look(NEW, told, at(99)), attempt=attempt, nodes=[lost])
+    assert bill.unsure_bill == UnsureBill(latest=None, more=Money(90_000), traffic=Money(90_000))
+    ended = replace(attempt, unsure_bill=bill.unsure_bill)
+    missing = [each for each in bill.charges if each.kind is ChargeKind.TRAFFIC]
+    assert audit_bill(ended, told, missing).verdict is BillVerdict.DIFFERS  # not by its range
+    silent = replace(lost, sent_bytes=0)
+    assert close(after_look(NEW, told, at(99)), attempt=attempt, nodes=[silent]).unsure_bill is None
+
+
+def test_the_uploads_of_a_running_node_count_and_stay_when_its_gang_is_taken_over() -> None:
+    look, nodes = after_look(NEW, gang(node(0, 5), node(1, 5)), at(30)), [sender(0, 10**9)]
+    running = replace(ATTEMPT, phase=AttemptPhase.RUNNING)
+    charges, _ = accrue(running, look, (), nodes)
+    assert kinds(charges)[ChargeKind.TRAFFIC] == 90
+    job = Job(
+        id="j", project="p", name="j", task=Task(name="j", run="true"), submitted_at=T0, since=T0
+    )
+    rows = JobRows(job=job, attempts={1: running}, nodes={running.id: nodes})
+    spent, _ = spending(rows, charges, {running.gang: look}, at(35))
+    assert spent == Money(2 * 30_000 + 90_000)
+    closed = closing_charges(replace(running, kept_since=at(30)), charges, at(35))
+    assert closed is not None
+    assert kinds(closed)[ChargeKind.TRAFFIC] == 90
 
 
 def test_disks_and_addresses_count_for_the_budget() -> None:

@@ -19,7 +19,7 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.candidates import Candidates, rank_candidates
 from cavvy.planner.placements import Placement, PlanningContext
 from cavvy.planner.rank import egress_price, plan
-from cavvy.planner.transfers import estimate_transfers
+from cavvy.planner.transfers import estimate_transfers, price_upload
 from cavvy.store.objects import sizes as listings
 from cavvy.store.objects.base import ObjectInfo
 from cavvy.store.objects.locations import ObjectLocation
@@ -72,6 +72,15 @@ def test_outputs_pay_the_price_of_the_region_that_they_leave() -> None:
     assert cost_of(make_task(outputs=(OUTPUT,)), replace(GCP, region="us")) == 12.0
     assert cost_of(make_task(outputs=(OUTPUT,)), AWS) == 0
     assert cost_of(make_task(outputs=(OUTPUT,)), replace(GCP, provider="x", shared=True)) == 0
+
+
+def test_checkpoints_pay_on_their_way_to_the_server_or_to_the_bucket_of_another_cloud() -> None:
+    assert price_upload(None, GCP, PRICES) == Money(80_000)
+    assert price_upload("gs://b/c", GCP, PRICES) == Money(0)
+    assert price_upload("s3://b/c", GCP, PRICES) == Money(80_000)
+    assert price_upload("gs://b/c", replace(GCP, provider="vertex"), PRICES) == Money(0)
+    assert price_upload(None, replace(GCP, provider="x"), PRICES) is None
+    assert price_upload(None, replace(GCP, provider="x", shared=True), PRICES) == Money(0)
 
 
 def test_copies_without_a_known_price_are_reported() -> None:

@@ -198,6 +198,7 @@ class ControlPlane:
             save_interval=self.checkpoints.save_interval,
             losses=self.checkpoints.losses_per_hour,
             deposit_after_s=lambda job: LEAVES_AFTER_S if self.deposits.find_url(job) else 0,
+            egress=lambda job, attempt: self.advisor.price_uploads(job, attempt.offer),
             notice=lambda attempt: self.pool.notice(attempt.offer.provider),
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
             read_blob=dependencies.read_blob,

@@ -98,7 +98,8 @@ class GangOperator:
         if not is_accrual_due(attempt, self._look(attempt)):
             return RowChanges()
         stored = await self._store.charges(attempt.job_id)
-        charges, self._looks[attempt.gang] = accrue(attempt, self._look(attempt), stored)
+        nodes = await self._store.nodes(attempt.id)
+        charges, self._looks[attempt.gang] = accrue(attempt, self._look(attempt), stored, nodes)
         kept = charges and attempt.phase is AttemptPhase.KEPT
         return RowChanges(charges=charges, attempts=(attempt,) if kept else ())
 

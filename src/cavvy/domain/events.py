@@ -30,6 +30,7 @@ class ChargeKind(StrEnum):
     ROLLED_BACK = "rolled back"  # a machine of a launch that failed, or a duplicate of the node
     DISK = "disk"  # the node's disks, if the provider bills them separately
     ADDRESS = "address"  # the node's public addresses, if the provider bills them separately
+    TRAFFIC = "traffic"  # checkpoints that the node sent out of its cloud
 
     @property
     def is_extra(self) -> bool:
@@ -38,10 +39,16 @@ class ChargeKind(StrEnum):
         """
         return self in (ChargeKind.DISK, ChargeKind.ADDRESS)
 
+    @property
+    def is_machine(self) -> bool:
+        """Whether a charge of this kind is for the time of a machine."""
+        return not self.is_extra and self is not ChargeKind.TRAFFIC
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """The cost of one node in the half-open period [since, until), at one rate.
+    """The cost of one node in the half-open period [since, until), at one rate. The rate of
+    TRAFFIC, which is billed by size, is 0.
 
     No two charges have the same attempt, rank, kind and `since`. A write replaces all charges of a
     rank.

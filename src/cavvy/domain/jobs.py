@@ -288,11 +288,13 @@ class UnsureBill:
 
     The charges contain only the time when the nodes were billed for certain. `more` is the
     additional cost of the longest possible lifetimes. `latest` is when the gang was gone for
-    certain; None if the provider reported the end of each node.
+    certain; None if the provider reported the end of each node. `traffic` is the part of
+    `more` that is for checkpoints which the nodes may have been sending when they were lost.
     """
 
     latest: datetime | None
     more: Money
+    traffic: Money = field(default_factory=Money)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,6 +398,9 @@ class Node:
     last_seq: int = 0  # number of the agent's last message that was applied or refused
     refused: int = 0  # number of the agent's messages that were refused in whole or in part
     told_bytes: int = 0  # total bytes of the events that the agent's messages created
+    sent_bytes: int = 0  # total bytes of the checkpoints that the agent uploaded
+    # price of a GB (10^9 bytes) of these, when the first was uploaded; None if it is unknown
+    egress: Money | None = None
     exit_code: int | None = None
     exit_outcome: AttemptOutcome | None = None
     exit_reason: str = ""

@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from heapq import nsmallest
 from operator import itemgetter
 
-from cavvy.catalog.residency import find_cloud
 from cavvy.costs.extras import expect_extras
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Task
@@ -29,7 +28,7 @@ from cavvy.planner.placements import (
     SpotLoss,
 )
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
-from cavvy.planner.transfers import TransferEstimate, estimate_transfers
+from cavvy.planner.transfers import TransferEstimate, estimate_transfers, find_egress
 from cavvy.planner.work import estimate, shape_of, start_time
 
 _LONG = timedelta.max
@@ -358,10 +357,7 @@ def egress_price(offer: Offer, known: PlanningContext) -> Money | None:
     """The price of one GB (10^9 bytes) of egress from the offer's location; None if it is
     unknown.
     """
-    if offer.shared:
-        return Money(0)
-    cloud = find_cloud(offer.provider)
-    return known.egress.get(f"{cloud}/{offer.region}", known.egress.get(cloud))
+    return find_egress(offer, known.egress)
 
 
 def _egress(offer: Offer, known: PlanningContext) -> Money | None:

@@ -98,6 +98,27 @@ def estimate_transfers(
     )
 
 
+def find_egress(offer: Offer, egress: Mapping[str, Money]) -> Money | None:
+    """The price of one GB (10^9 bytes) of egress from the offer's location; None if it is
+    unknown.
+    """
+    if offer.shared:
+        return Money(0)
+    cloud = find_cloud(offer.provider)
+    return egress.get(f"{cloud}/{offer.region}", egress.get(cloud))
+
+
+def price_upload(url: str | None, offer: Offer, egress: Mapping[str, Money]) -> Money | None:
+    """The price of one GB that a node of the offer uploads to a bucket, or to the server if the URL
+    is None; None if it is unknown. A bucket of the same cloud is assumed to be in the same region,
+    and the server to be outside the cloud.
+    """
+    home = BUCKET_PROVIDERS.get(urlsplit(url).scheme) if url else None
+    if home == find_cloud(offer.provider):
+        return Money(0)
+    return find_egress(offer, egress)
+
+
 @dataclass(frozen=True, slots=True)
 class _Copy:
     """A copy from or to a URL. `sent` is true if the data leaves the nodes. `times` is how often
@@ -131,10 +152,8 @@ def _price(copy: _Copy, offer: Offer, egress: Mapping[str, Money]) -> int | None
     cloud = find_cloud(offer.provider)
     if home == cloud:
         return 0 if region in (None, offer.region) else None
-    if offer.shared and copy.sent:
-        return 0
-    provider, region = (cloud, offer.region) if copy.sent else (home, region)
-    if provider is None:
-        return None
-    found = egress.get(f"{provider}/{region}", egress.get(provider))
+    if copy.sent:
+        found = find_egress(offer, egress)
+    else:
+        found = None if home is None else egress.get(f"{home}/{region}", egress.get(home))
     return None if found is None else found.micros

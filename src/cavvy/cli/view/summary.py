@@ -66,15 +66,14 @@ def bill_text(
     """The bill in one line. `show` formats amounts of micro-dollars."""
     from cavvy.domain.events import ChargeKind
 
-    extra = {kind.value for kind in ChargeKind if kind.is_extra}
-    machines = [charge for charge in cost.charges if charge.kind not in extra]
-    extras = sum(charge.amount_micros for charge in cost.charges if charge.kind in extra)
+    timed = {kind.value for kind in ChargeKind if kind.is_machine}
+    machines = [charge for charge in cost.charges if charge.kind in timed]
     rates = sorted({charge.rate_micros_per_hour for charge in machines})
     nodes = sum((charge.until - charge.since for charge in machines), timedelta(0)).total_seconds()
     at = " and ".join(f"${rate / 1_000_000:.2f}/h" for rate in rates)
     attempts = f"{len(job.attempts)} attempt{'s' if len(job.attempts) != 1 else ''}"
     times = f", {formatting.show_seconds(nodes)} of node time at {at}" if machines else ""
-    times += f", {show(extras)} for disks and addresses" if extras else ""
+    times += _list_extras(cost, show)
     far = "" if all(attempt.phase == "ended" for attempt in job.attempts) else " so far"
     bill = f"{show(cost.total_micros)}{far} ({attempts}{times})"
     if not cost.unsure_micros:
@@ -82,8 +81,19 @@ def bill_text(
     more = show(cost.unsure_micros)
     return (
         f"{bill}, and up to {more} more because a provider did not report when each node started "
-        "or ended; see `cavvy events`"
+        "or ended, or a node was lost while it sent a checkpoint; see `cavvy events`"
     )
+
+
+def _list_extras(cost: "CostView", show: Callable[[int], str]) -> str:
+    """What was charged in addition to the machines, such as ", $0.02 for traffic"."""
+    from cavvy.domain.events import ChargeKind
+
+    extra = {kind.value for kind in ChargeKind if kind.is_extra}
+    extras = sum(each.amount_micros for each in cost.charges if each.kind in extra)
+    sent = sum(each.amount_micros for each in cost.charges if each.kind == ChargeKind.TRAFFIC)
+    parts = [(extras, "disks and addresses"), (sent, "traffic")]
+    return "".join(f", {show(amount)} for {what}" for amount, what in parts if amount)
 
 
 def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[CounterfactualCost]":

@@ -34,6 +34,7 @@ _MOST_TOLD_BYTES = (
     16 << 20
 )  # maximum bytes of one rank's events; later events are dropped to save disk space
 _EVENT_BYTES = 200  # bytes of a stored event without its text
+_MOST_SENT_BYTES = 1 << 50  # maximum bytes of one rank's uploads; further ones are not billed
 _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_STEP_MS = 86_400_000  # one day in ms; a longer step is not plausible
@@ -155,6 +156,9 @@ def _telemetry(report: ReportOutcome, message: AgentMessage, at: datetime, now: 
 def _saved(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
     newest = min(max(message.newest_at or at, _EARLIEST), now).astimezone(UTC)
     report.attempt = _measured(replace(report.attempt, checkpoint_at=newest), message)
+    if message.number is not None:  # otherwise, the files were copied to a folder
+        sent = report.node.sent_bytes + max(0, message.sent)
+        report.node = replace(report.node, sent_bytes=min(sent, _MOST_SENT_BYTES))
     report.saved = True
     tell(report, at, "checkpoint", _checkpoint(message))
 

@@ -66,6 +66,10 @@ async def no_losses(attempt: Attempt) -> None:
     """The default for `losses`: the rate is not known."""
 
 
+async def no_egress(job: Job, attempt: Attempt) -> None:
+    """The default for `egress`: the price is not known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDependencies:
     """Services of other modules that are needed to build a work document."""
@@ -83,6 +87,8 @@ class AgentDependencies:
     )
     # how many seconds an agent waits for the server before it stores results in a bucket; 0: never
     deposit_after_s: Callable[[Job], float] = lambda job: 0
+    # the price of a GB of uploaded checkpoints; None if it is unknown
+    egress: Callable[[Job, Attempt], Awaitable[Money | None]] = no_egress
     notice: Callable[[Attempt], timedelta | None] = lambda attempt: (
         None
     )  # the provider's notice before it reclaims a node
@@ -440,6 +446,7 @@ class AgentSessions:
         report = apply_messages(job, attempt, node, messages, now, skips=heard_at is not None)
         if report.saved:
             await self._repace(report)
+            await self._price_uploads(report)
             self._warn_of_size(report, attempt)
         if report.node.last_seq > node.last_seq:
             attempts = [report.attempt] if report.attempt is not attempt else []
@@ -471,6 +478,12 @@ class AgentSessions:
                 "the node ends is lost"
             )
             tell(report, self._clock.now(), "unsafe", text)
+
+    async def _price_uploads(self, report: ReportOutcome) -> None:
+        """Record the price of the node's uploads when it has sent the first."""
+        if report.node.sent_bytes and report.node.egress is None:
+            price = await self._dependencies.egress(report.job, report.attempt)
+            report.node = replace(report.node, egress=price)
 
     async def _repace(self, report: ReportOutcome) -> None:
         """Change the checkpoint interval if the cost of the newest checkpoint makes another

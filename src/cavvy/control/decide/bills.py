@@ -11,6 +11,7 @@ from cavvy.control.decide.looks import GangLook
 from cavvy.control.decide.rows import JobRows
 from cavvy.costs.extras import bill_extras, rate_extras
 from cavvy.costs.metering import bill, total
+from cavvy.costs.traffic import bill_traffic, bound_lost_traffic
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnsureBill
@@ -20,6 +21,8 @@ from cavvy.domain.units import HourlyRate, Money
 _LONGEST_H = 100_000  # maximum time in hours for which costs are computed
 # micro-dollars; a provider may report start times of the same node that differ by microseconds
 _TOLERANCE = 100
+# charges of which the stored ones are not needed to compute the final ones
+_RECOMPUTED = (ChargeKind.MINIMUM, ChargeKind.TRAFFIC)
 _OF_NODES = (ChargeKind.NODE, ChargeKind.KEPT)  # the charges of a node's machine
 ACCRUE = timedelta(seconds=45)  # time between two writes of the charges of running nodes
 
@@ -46,6 +49,7 @@ def spending(
             continue
         told = look.told
         spent += total(bill_gang(attempt, told, now, final=True, earlier=stored))
+        spent += total(bill_traffic(attempt, rows.nodes_of(attempt)))
         rate += _rate_running(attempt.offer, told, now).micros_per_hour
     return spent, HourlyRate(rate)
 
@@ -84,11 +88,12 @@ def is_accrual_due(attempt: Attempt, look: GangLook) -> bool:
 
 
 def accrue(
-    attempt: Attempt, look: GangLook, stored: Iterable[Charge]
+    attempt: Attempt, look: GangLook, stored: Iterable[Charge], nodes: Sequence[Node] = ()
 ) -> tuple[tuple[Charge, ...], GangLook]:
     """The charges of the gang's nodes until the last observation, if they are due. They replace the
     `stored` charges of the same nodes, which tell what a provider that has lost its record of the
-    gang does not report: disks, addresses, earlier starts, and machines that were rolled back.
+    gang does not report: disks, addresses, earlier starts, and machines that were rolled back. The
+    rows `nodes` tell the traffic.
     """
     if look.told is None or look.told_at is None or not is_accrual_due(attempt, look):
         return (), look
@@ -97,6 +102,7 @@ def accrue(
     charges = bill_gang(attempt, told, look.told_at, final=False, earlier=earlier)
     ranks = {charge.rank for charge in charges}
     charges += [each for each in _list_forgotten(look.told, earlier) if each.rank in ranks]
+    charges += [each for each in bill_traffic(attempt, nodes) if each.rank in ranks]
     look = replace(look, charged_at=look.told_at)
     # If ranks are missing, the provider has not reported the start of all nodes yet.
     if len({charge.rank for charge in charges if charge.kind in _OF_NODES}) == attempt.nodes:
@@ -199,7 +205,7 @@ def close_bill(
     messages. If it turns out that a node is not billed, its stored charges are set to zero.
     """
     billed = [charge for charge in stored if charge.attempt_id == attempt.id]
-    billed = [charge for charge in billed if charge.kind is not ChargeKind.MINIMUM]
+    billed = [charge for charge in billed if charge.kind not in _RECOMPUTED]
     least, most = (
         _from_first_charge(each, billed) for each in _bound_gang(attempt, look, nodes, billed, now)
     )
@@ -210,13 +216,18 @@ def close_bill(
     longest = bill_gang(attempt, most, now, final=True, earlier=billed)
     more = total(longest).micros + total(forgotten).micros - total(charges).micros
     ends = [attempt.finished_at or attempt.since, *(node.ended_at or now for node in least.nodes)]
+    latest = _latest_end(attempt, look, most, now) if more > 0 else None
     return ClosedBill(
-        charges=tuple(charges),
+        charges=(*charges, *bill_traffic(attempt, nodes)),
         ended_at=max(ends),
-        unsure_bill=UnsureBill(latest=_latest_end(attempt, look, most, now), more=Money(more))
-        if more > 0
-        else None,
+        unsure_bill=_make_unsure(max(0, more), latest, bound_lost_traffic(attempt, nodes)),
     )
+
+
+def _make_unsure(more: int, latest: datetime | None, traffic: Money) -> UnsureBill | None:
+    """What is unsure: `more` micro-dollars for the time of machines, and the `traffic`."""
+    whole = traffic + Money(more)
+    return UnsureBill(latest=latest, more=whole, traffic=traffic) if whole.micros else None
 
 
 def _latest_end(attempt: Attempt, look: GangLook, most: GangSeen, now: datetime) -> datetime | None:
@@ -423,7 +434,7 @@ def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> 
     # the last charge of each rank, for its machine (None) and for each kind of extra
     last: dict[tuple[int, ChargeKind | None], Charge] = {}
     for charge in mine:
-        if charge.kind not in (ChargeKind.MINIMUM, ChargeKind.ROLLED_BACK):
+        if charge.kind not in (*_RECOMPUTED, ChargeKind.ROLLED_BACK):
             key = (charge.rank, charge.kind if charge.kind.is_extra else None)
             before = last.get(key)
             if before is None or charge.since >= before.since:
@@ -469,16 +480,19 @@ class AuditedBill:
         if self.reported is None:
             return BillVerdict.FORGOTTEN
         unseen = self.attempt.unsure_bill
-        most = self.billed.micros + (unseen.more.micros if unseen else 0)
+        unsure = unseen.more.micros - unseen.traffic.micros if unseen else 0
+        most = self.billed.micros + unsure
         within = self.billed.micros - _TOLERANCE <= self.reported.micros <= most + _TOLERANCE
         return BillVerdict.AGREES if within else BillVerdict.DIFFERS
 
 
 def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge]) -> AuditedBill:
     """Compare the charges of an ended attempt with the cost according to its provider's record
-    `seen`. `seen` is None if the provider has no record.
+    `seen`. `seen` is None if the provider has no record. No record contains traffic, so the
+    amounts do not contain it either.
     """
     mine = [charge for charge in charges if charge.attempt_id == attempt.id]
+    mine = [charge for charge in mine if charge.kind is not ChargeKind.TRAFFIC]
     billed = total(mine)
     if seen is None:
         return AuditedBill(attempt=attempt, billed=billed, reported=None)

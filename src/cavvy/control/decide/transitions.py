@@ -13,8 +13,9 @@ from cavvy.control.decide.looks import GangLook
 from cavvy.control.decide.market import observations_of
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.costs.metering import total
+from cavvy.costs.traffic import bill_traffic
 from cavvy.domain.allocations import Allocation
-from cavvy.domain.events import Charge, Event
+from cavvy.domain.events import Charge, ChargeKind, Event
 from cavvy.domain.jobs import (
     JOB_ENDS,
     Attempt,
@@ -239,6 +240,7 @@ def _end_work(
         events.append(make_event(rows.job, now, "kept", text, ended.number))
         if look.told is not None:  # a takeover by another job ends these charges
             charges = bill_gang(ended, look.told, now, final=False)
+            charges += bill_traffic(ended, rows.nodes_of(ended))
     if not is_told_by_job(rows.job, action.outcome):
         kind = action.outcome or "ended"
         fact = failure_of(ended)
@@ -256,9 +258,11 @@ def is_told_by_job(job: Job, outcome: AttemptOutcome | None) -> bool:
 def _close(rows: JobRows, ended: Attempt, bill: ClosedBill, now: datetime) -> RowChanges:
     """Close the bill of an attempt whose gang has ended, and release the gang's allocations."""
     cost = total(bill.charges)
-    machines = [each for each in bill.charges if not each.kind.is_extra]
+    machines = [each for each in bill.charges if each.kind.is_machine]
     life = sum((each.until - each.since for each in machines), timedelta(0))
+    sent = total(each for each in bill.charges if each.kind is ChargeKind.TRAFFIC)
     text = f"the gang has ended; it cost {format_usd(cost)} for {format_duration(life)} of use"
+    text += f", of which {format_usd(sent)} is for traffic" if sent.micros else ""
     events = [make_event(rows.job, now, "billed", text, ended.number)] if cost.micros else []
     if (unseen := bill.unsure_bill) is not None:
         text = _say_range(ended.offer.provider, cost, unseen)
@@ -273,6 +277,11 @@ def _close(rows: JobRows, ended: Attempt, bill: ClosedBill, now: datetime) -> Ro
 
 def _say_range(provider: str, cost: Money, unsure: UnsureBill) -> str:
     least, most = format_usd(cost), format_usd(cost + unsure.more)
+    if unsure.more == unsure.traffic:
+        return (
+            f"a node was lost and may have been sending a checkpoint: with its traffic, the gang "
+            f"cost between {least} and {most}"
+        )
     if unsure.latest is None:
         return (
             f"{provider} did not report when the bill of each node began: the gang cost between "

@@ -31,10 +31,12 @@ from cavvy.control.markets.history import MarketHistory
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.costs.metering import total
 from cavvy.domain.jobs import GOING, Attempt, Job, Node
+from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext
+from cavvy.planner.transfers import price_upload
 from cavvy.store.base import Store
 
 _LAST = timedelta(seconds=30)  # maximum age of the offers that are used for a job with a gang
@@ -113,6 +115,11 @@ class DeadlineAdvisor:
         """The prices of data that leaves a provider, if the task states the size of some data."""
         sized = any(each.size_mib is not None for each in (*task.inputs, *task.outputs))
         return await self._prices() if sized else {}
+
+    async def price_uploads(self, job: Job, offer: Offer) -> Money | None:
+        """The price of a GB of checkpoints that a node of the offer uploads; None if unknown."""
+        storage = job.task.checkpoint.storage if job.task.checkpoint is not None else None
+        return price_upload(storage, offer, await self._prices())
 
     async def ahead(
         self, job: Job, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]
