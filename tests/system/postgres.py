@@ -6,7 +6,6 @@ PostgresMissing says how to get one.
 """
 
 import atexit
-import ctypes
 import os
 import pwd
 import shutil
@@ -15,12 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import count
 from pathlib import Path
 
 from tests.system.packages import install_packages
+from tests.system.tied import start_tied
 from tests.waits import START_S
 
 _OPTIONS = {
@@ -34,7 +33,6 @@ _OPTIONS = {
     "log_min_messages": "fatal",
 }
 _numbers = count(1)
-_starter = ThreadPoolExecutor(1)
 
 
 class PostgresMissing(Exception):
@@ -45,7 +43,7 @@ def new_database() -> str:
     """The URL of a new, empty database. Raises PostgresMissing."""
     import psycopg
 
-    folder = _starter.submit(_start).result()
+    folder = _start()
     name = f"cavvy_{next(_numbers)}"
     with psycopg.connect(
         host=str(folder), user="cavvy", dbname="postgres", autocommit=True
@@ -56,10 +54,7 @@ def new_database() -> str:
 
 @cache
 def _start() -> Path:
-    """Start the server once in this process; return the folder of its socket. Linux sends the
-    signal of `_end_with_parent` when the thread that started the server ends, so the thread must
-    last as long as this process.
-    """
+    """Start the server once in this process; return the folder of its socket."""
     programs = find()
     user = "postgres" if os.geteuid() == 0 else None
     folder = Path(tempfile.mkdtemp(prefix="cavvy-pg-"))
@@ -85,13 +80,13 @@ def _start() -> Path:
     )
     options = [part for name, value in _OPTIONS.items() for part in ("-c", f"{name}={value}")]
     with open(folder / "log", "wb") as log:
-        server = subprocess.Popen(
+        server = start_tied(
             [programs / "postgres", "-D", data, "-k", folder, *options],
+            signal.SIGINT,  # the server's fast shutdown
             user=user,
             cwd=folder,
             stdout=log,
             stderr=log,
-            preexec_fn=_end_with_parent,
         )
     atexit.register(_stop, server, folder)
     _wait(server, folder)
@@ -116,13 +111,6 @@ def _installed() -> Path | None:
     )
     program = str(newest[-1]) if newest else shutil.which("initdb")
     return Path(program).parent if program else None
-
-
-def _end_with_parent() -> None:
-    """Runs in the child: a killed test run leaves no server behind."""
-    ctypes.CDLL(None).prctl(
-        1, signal.SIGINT
-    )  # PR_SET_PDEATHSIG; SIGINT is the server's fast shutdown
 
 
 def _wait(server: "subprocess.Popen[bytes]", folder: Path) -> None:

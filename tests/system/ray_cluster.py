@@ -7,11 +7,9 @@ process that started it, killed or not.
 """
 
 import atexit
-import ctypes
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -26,6 +24,7 @@ from tests.proofs import Proof
 from tests.system.hosts import Lab, LabHost, lab_at
 from tests.system.packages import CACHE, install_whole
 from tests.system.storages import once
+from tests.system.tied import start_tied
 from tests.verdict import SkippedForTime
 from tests.waits import START_S
 
@@ -85,18 +84,14 @@ class RayHost(LabHost):
         )
         spaces = ["unshare", "--uts", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
 
-        def tie() -> None:
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
         with open(self.folder / "ray.log", "ab") as log:
-            self._process = subprocess.Popen(
+            self._process = start_tied(
                 ["ip", "netns", "exec", self.space, *spaces, "sh", "-c", script],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=tie,
             )
 
     def has_ended(self) -> bool:

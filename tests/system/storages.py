@@ -6,12 +6,10 @@ it, killed or not. One that does not come up is a skip that says why; nothing is
 """
 
 import atexit
-import ctypes
 import hashlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +30,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from tests.system.packages import CACHE, install_whole
 from tests.system.ports import free_port
+from tests.system.tied import start_tied
 from tests.verdict import SkippedForTime
 from tests.waits import START_S
 
@@ -78,18 +77,8 @@ def start(argv: Sequence[object], ready: Callable[[], bool], log: Path) -> None:
     """Start a server that dies with this process, and wait until it is ready; a skip says why it
     is not.
     """
-
-    def tie() -> None:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [str(each) for each in argv],
-            stdout=file,
-            stderr=file,
-            stdin=subprocess.DEVNULL,
-            preexec_fn=tie,
-        )
+        process = start_tied(argv, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
     atexit.register(stop, process)  # which also keeps it
     give_up = time.monotonic() + START_S
     try:
