@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from measure import fresh_home, table
 
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 
 HEAD = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n"
 Address = tuple[str, int]
@@ -74,7 +74,7 @@ def attack(address: Address, name: str) -> Iterator[None]:
             connection.close()
 
 
-def latencies_ms(client: Client, seconds: float) -> list[float]:
+def latencies_ms(client: ApiClient, seconds: float) -> list[float]:
     found, until = [], time.monotonic() + seconds
     while time.monotonic() < until:
         start = time.perf_counter()

@@ -16,12 +16,12 @@ import time
 
 from measure import adopt_orphans, children_cpu_s, fresh_home, record, table
 
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 
 TASK = "{name: true-job, run: echo ran}"
 
 
-def submit_all(client: Client, jobs: int, connections: int) -> float:
+def submit_all(client: ApiClient, jobs: int, connections: int) -> float:
     """Submit jobs from `connections` threads at the same time. Returns the seconds until the last
     answer.
     """
@@ -45,7 +45,7 @@ def submit_all(client: Client, jobs: int, connections: int) -> float:
     return time.monotonic() - started
 
 
-def wait_for_all(client: Client, jobs: int) -> dict[str, int]:
+def wait_for_all(client: ApiClient, jobs: int) -> dict[str, int]:
     """Wait until all jobs have ended. Returns the number of jobs in each phase."""
     while True:
         phases: dict[str, int] = {}

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 
 from measure import fresh_home, record, table
 
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 
 
-def submit_to_running_s(client: Client) -> float:
+def submit_to_running_s(client: ApiClient) -> float:
     """The time from the submission to `running`, as a client sees it that waits for the event."""
     started = time.monotonic()
     name = client.submit("{name: wait, run: sleep 60}").name
@@ -32,7 +32,7 @@ def submit_to_running_s(client: Client) -> float:
     return waited
 
 
-def exit_to_done_s(client: Client) -> float:
+def exit_to_done_s(client: ApiClient) -> float:
     """The time from just before the task's exit until the job is `done`, and its exit code and last
     log line can be read.
     """
@@ -45,7 +45,7 @@ def exit_to_done_s(client: Client) -> float:
     return seen - float(text.split()[-1])
 
 
-def stop_to_stopped_s(client: Client) -> float:
+def stop_to_stopped_s(client: ApiClient) -> float:
     """The time from the stop to `stopped`, for a task that exits at once."""
     name = client.submit("{name: stop, run: exec sleep 60}").name
     while client.job("default", name).phase != "running":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from measure import table
 
-from cavvy.client import Client
+from cavvy.client import ApiClient
 
 WAIT_S = 60.0
 # reports when the program began, by the machine's clock in steps of 10 ms
@@ -28,7 +28,7 @@ def now_s() -> float:
     return float(Path("/proc/uptime").read_text().split()[0])
 
 
-def cavvy_s(client: Client, resources: str) -> float:
+def cavvy_s(client: ApiClient, resources: str) -> float:
     """The seconds from the client's call to the start of the program. Returns after the job has
     ended.
     """

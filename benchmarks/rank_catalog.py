@@ -17,43 +17,43 @@ from cavvy.catalog.accelerators import names_matching
 from cavvy.catalog.fit import accelerator_fit
 from cavvy.catalog.needs import parse_accelerator
 from cavvy.catalog.regions import locate
-from cavvy.domain.tasks import Resources, SpotPolicy
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.units import parse_rate
 from cavvy.store.snapshot import CatalogSnapshot
 
 ROUNDS = 41
 # request -> (resources, number of requested rows, limit in ms)
-NEEDS: dict[str, tuple[Resources, int | None, float]] = {
-    "A100:8": (Resources(accelerators=parse_accelerator("A100:8")), None, 5.0),
+NEEDS: dict[str, tuple[ResourceSpec, int | None, float]] = {
+    "A100:8": (ResourceSpec(accelerators=parse_accelerator("A100:8")), None, 5.0),
     "H100:8, eu, at most $15": (
-        Resources(
+        ResourceSpec(
             accelerators=parse_accelerator("H100:8"), regions=("eu",), max_rate=parse_rate(15)
         ),
         None,
         20.0,
     ),
     "four alternatives, spot too": (
-        Resources(
+        ResourceSpec(
             accelerators=parse_accelerator("H100|A100:80GB|MI300X|H200:8"), spot=SpotPolicy.AUTO
         ),
         None,
         20.0,
     ),
     "any GPU of 24 GB, spot, eu": (
-        Resources(
+        ResourceSpec(
             accelerators=parse_accelerator("24GB:1.."), spot=SpotPolicy.ONLY, regions=("eu",)
         ),
         None,
         20.0,
     ),
-    "8 CPUs, 32 GiB, first 100": (Resources(cpus_min=8, memory_min_mib=32768), 100, 20.0),
+    "8 CPUs, 32 GiB, first 100": (ResourceSpec(cpus_min=8, memory_min_mib=32768), 100, 20.0),
     "8 CPUs, 32 GiB, eu, first 100": (
-        Resources(cpus_min=8, memory_min_mib=32768, regions=("eu",)),
+        ResourceSpec(cpus_min=8, memory_min_mib=32768, regions=("eu",)),
         100,
         20.0,
     ),
     "8 CPUs, spot, at most $0.10": (
-        Resources(cpus_min=8, spot=SpotPolicy.ONLY, max_rate=parse_rate("0.10")),
+        ResourceSpec(cpus_min=8, spot=SpotPolicy.ONLY, max_rate=parse_rate("0.10")),
         100,
         20.0,
     ),
@@ -80,7 +80,7 @@ def main() -> None:
     table(f"ranking a catalog of {answer.total:,} offers", columns, lines)
 
 
-def _round_ms(need: Resources, limit: int | None) -> float:
+def _round_ms(need: ResourceSpec, limit: int | None) -> float:
     for remembered in (names_matching, accelerator_fit, locate):
         remembered.cache_clear()
     started = time.process_time()

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from measure import fresh_home, process_cpu_s, process_rss_mib, record, table
 
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 from cavvy.client.embedded import stop_server
-from cavvy.domain.jobs import Job, JobPhase
-from cavvy.domain.tasks import Task
+from cavvy.domain.jobs import JobPhase, JobRecord
+from cavvy.domain.tasks import TaskSpec
 from cavvy.store.base import AtomicWrite
 from cavvy.store.open import open_store
 
@@ -35,11 +35,11 @@ def fill(home: Path, count: int) -> None:
         store = open_store(f"sqlite:///{home / 'cavvy.db'}")
         await store.open()
         start = datetime.now(UTC) - timedelta(days=30)
-        first = Job(
+        first = JobRecord(
             id="",
             project="default",
             name="",
-            task=Task(name="bench", run="true"),
+            task=TaskSpec(name="bench", run="true"),
             submitted_at=start,
             since=start,
         )
@@ -51,7 +51,7 @@ def fill(home: Path, count: int) -> None:
     asyncio.run(write())
 
 
-def make_job(first: Job, number: int) -> Job:
+def make_job(first: JobRecord, number: int) -> JobRecord:
     at = first.submitted_at + timedelta(seconds=number)
     text, left = "", number
     for _ in range(8):
@@ -79,7 +79,7 @@ def start() -> tuple[float, float]:
     return process_cpu_s(pid), process_rss_mib(pid)
 
 
-def mix(client: Client, count: int) -> None:
+def mix(client: ApiClient, count: int) -> None:
     """Make `count` requests of various kinds, as users do."""
     made = client.submit("{name: mixed, run: 'true'}", key=None)
     calls = (
@@ -98,7 +98,7 @@ def mix(client: Client, count: int) -> None:
         calls[number % len(calls)](number)
 
 
-def list_pages(client: Client, count: int) -> float:
+def list_pages(client: ApiClient, count: int) -> float:
     """The CPU ms of the server for each page of 10 jobs, from the newest to older jobs by
     cursor."""
     pid = client.server().pid

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from tests.system.slurm import Cluster, cluster_at, why_not
 from tests.system.trust import environment
 
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 
 
 def plain_s(cluster: Cluster, stamp: Path) -> float:
@@ -35,7 +35,7 @@ def plain_s(cluster: Cluster, stamp: Path) -> float:
     return _read(stamp) - began
 
 
-def cavvy_s(client: Client, stamp: Path) -> float:
+def cavvy_s(client: ApiClient, stamp: Path) -> float:
     task = (
         f"{{name: t, resources: {{cpu: 1, memory: 512MiB}}, run: 'date +%s.%N > {stamp}.new; mv "
         f"{stamp}.new {stamp}'}}"

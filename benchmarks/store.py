@@ -17,9 +17,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, Node
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.open import open_store
@@ -31,12 +31,14 @@ OFFER = Offer(
 CLIENTS = 16
 
 
-def make_job(i: int, name: str = "train") -> Job:
-    task = Task(name=name, run="python train.py", params={"lr": 0.1}, env={"A": "b"})
-    return Job(id=f"{i:016}", project="default", name=name, task=task, submitted_at=NOW, since=NOW)
+def make_job(i: int, name: str = "train") -> JobRecord:
+    task = TaskSpec(name=name, run="python train.py", params={"lr": 0.1}, env={"A": "b"})
+    return JobRecord(
+        id=f"{i:016}", project="default", name=name, task=task, submitted_at=NOW, since=NOW
+    )
 
 
-def make_event(job: Job, kind: str) -> Event:
+def make_event(job: JobRecord, kind: str) -> Event:
     return Event(
         project=job.project, job_id=job.id, at=NOW, kind=kind, text=f"{kind}: as it should be"
     )
@@ -69,7 +71,7 @@ async def measure(
     print(f"{name:<58} {cpu / times * 1e3:8.3f} {times / wall:12,.0f}")
 
 
-async def live(store: Store, job: Job) -> None:
+async def live(store: Store, job: JobRecord) -> None:
     """Make the eight commits of one job that runs and ends."""
     name = f"{job.id}-1"
     attempt = Attempt(
@@ -160,7 +162,7 @@ async def list_active(store: Store) -> object:
     )
 
 
-async def submit(store: Store, job: Job) -> Job:
+async def submit(store: Store, job: JobRecord) -> JobRecord:
     return await store.submit(job, make_event(job, "queued"))
 
 

@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 from cavvy.client.wire import JobDetail
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -183,7 +183,7 @@ def train_undisturbed(folder: Path, work: Path, epochs: int) -> Path:
 
 
 def disturb(
-    client: Client, folder: Path, home: Path, count: int, chance: random.Random
+    client: ApiClient, folder: Path, home: Path, count: int, chance: random.Random
 ) -> list[dict[str, Any]]:
     """Reclaim the node `count` times, each time after the attempt has made some steps. Returns the
     number of repeated steps and other facts for each time.

@@ -26,11 +26,11 @@ from typing import Any
 
 from cavvy.domain.tasks import (
     AcceleratorNeed,
-    Resources,
-    Retry,
-    Schedule,
+    JobSchedule,
+    ResourceSpec,
+    RetryPolicy,
     SpotPolicy,
-    Task,
+    TaskSpec,
     VolumeKind,
     Workdir,
 )
@@ -159,7 +159,7 @@ def list_differences(kind: str, their: Facts, found: Translation) -> list[str]:
 Pair = tuple[str, object, object]  # a field: theirs, ours
 
 
-def compare_skypilot(their: Facts, found: Translation, task: Task) -> list[Pair]:
+def compare_skypilot(their: Facts, found: Translation, task: TaskSpec) -> list[Pair]:
     """The values of a SkyPilot task, as SkyPilot and Cavvy understand them."""
     wants, needs = their["resources"], task.resources.choices
     first = wants[0]
@@ -192,7 +192,7 @@ def compare_skypilot(their: Facts, found: Translation, task: Task) -> list[Pair]
     ]
 
 
-def _compare_files(their: Facts, found: Translation, task: Task) -> list[Pair]:
+def _compare_files(their: Facts, found: Translation, task: TaskSpec) -> list[Pair]:
     """The buckets, and this machine's files by their paths."""
     usual = {each["cloud"] for each in their["resources"] if each["cloud"]}
     store = _SCHEMES.get(next(iter(usual)), "s3") if len(usual) == 1 else "s3"
@@ -231,7 +231,7 @@ def _compare_files(their: Facts, found: Translation, task: Task) -> list[Pair]:
     return [*pairs, ("files", missing | (local & ours), ours)]
 
 
-def _our_files(found: Translation, task: Task) -> set[tuple[str, str]]:
+def _our_files(found: Translation, task: TaskSpec) -> set[tuple[str, str]]:
     base = task.workdir.path if task.workdir is not None and task.workdir.path else "."
     sources = {each.inside: each.source for each in found.local}
     shown = {
@@ -269,19 +269,19 @@ def _workdir(workdir: Any) -> object:
     return workdir
 
 
-def _our_workdir(task: Task) -> object:
+def _our_workdir(task: TaskSpec) -> object:
     if task.workdir is None or task.workdir.path is not None:
         return task.workdir and task.workdir.path
     return (task.workdir.git, task.workdir.commit)
 
 
-def _our_volumes(task: Task) -> dict[str, str]:
+def _our_volumes(task: TaskSpec) -> dict[str, str]:
     return {each.path: each.source for each in task.volumes if each.kind is VolumeKind.NAMED}
 
 
-def _recovery(recovery: Facts) -> Retry:
+def _recovery(recovery: Facts) -> RetryPolicy:
     codes = recovery.get("recover_on_exit_codes") or ()
-    again = Retry(
+    again = RetryPolicy(
         exit=None if codes else recovery.get("max_restarts_on_errors") or 0,
         exit_codes=tuple(codes) if isinstance(codes, list | tuple) else (codes,),
     )
@@ -337,7 +337,7 @@ def _points(each: Facts, ours: list[set[Point]]) -> set[Point]:
     }
 
 
-def _points_of(need: Resources) -> set[Point]:
+def _points_of(need: ResourceSpec) -> set[Point]:
     """All resources that Cavvy would accept, in the same form."""
     spots = {SpotPolicy.ONLY: (True,), SpotPolicy.NEVER: (False,), SpotPolicy.AUTO: (True, False)}
     options = {each.provider: json.loads(each.values) for each in need.options}
@@ -402,7 +402,7 @@ def _gib(mib: int | None) -> float | None:
     return None if mib is None else mib / 1024
 
 
-def compare_dstack(their: Facts, found: Translation, task: Task) -> list[Pair]:
+def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pair]:
     """The values of a dstack run, as dstack and Cavvy understand them."""
     need = task.resources
     spot = {SpotPolicy.ONLY: "spot", SpotPolicy.AUTO: "auto", SpotPolicy.NEVER: "on-demand"}
@@ -496,14 +496,14 @@ def try_mutations(kind: str, their: Facts, found: Translation) -> Iterator[tuple
         yield name, bool(list_differences(kind, their, replace(found, tasks=(changed,))))
 
 
-def mutate(task: Task) -> Iterator[tuple[str, Task]]:
+def mutate(task: TaskSpec) -> Iterator[tuple[str, TaskSpec]]:
     """The task with one field changed, for each field that has a value."""
     need = task.resources
-    for field in fields(Task):
+    for field in fields(TaskSpec):
         value = getattr(task, field.name)
         if field.name not in _NOT_OF_A_FILE and value:
             yield field.name, replace(task, **{field.name: _change(value)})
-    for field in fields(Resources):
+    for field in fields(ResourceSpec):
         value = getattr(need, field.name)
         if field.name not in ("any_of", "check", "network", "cpus_max") and value:
             changed = replace(need, **{field.name: _change(value)}, any_of=())
@@ -519,7 +519,7 @@ def mutate(task: Task) -> Iterator[tuple[str, Task]]:
     for name in ("duration", "idle"):
         if length := getattr(task.limits, name):
             yield f"limits.{name}", replace(task, limits=replace(task.limits, **{name: 2 * length}))
-    if task.grace != Task(name="", run="").grace:
+    if task.grace != TaskSpec(name="", run="").grace:
         yield "grace", replace(task, grace=task.grace / 2)
     if need.ordered:
         found = need.any_of[::-1]
@@ -566,7 +566,7 @@ def _change(value: Any) -> Any:
             return replace(value, commit="0" * 40)
         case Workdir():
             return replace(value, path=f"{value.path}/x")
-        case Schedule():
+        case JobSchedule():
             return replace(value, cron="1 1 1 1 1")
         case _:
             raise TypeError(f"no change for {value!r}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.client import ApiError, Client, ConnectionLost, Patience, StartFailed, Unreachable
+from cavvy.client import ApiClient, ApiError, ConnectionLost, Patience, StartFailed, Unreachable
 from cavvy.client.ids import make_id, read_time
 from cavvy.client.transport import ClientConnection
 
@@ -77,12 +77,12 @@ def script(tmp_path: Path) -> Iterator[Script]:
 
 
 @pytest.fixture
-def client(script: Script, tmp_path: Path) -> Iterator[Client]:
-    with Client(f"unix:{tmp_path}/s.sock", "secret-token", timeout_s=5) as made:
+def client(script: Script, tmp_path: Path) -> Iterator[ApiClient]:
+    with ApiClient(f"unix:{tmp_path}/s.sock", "secret-token", timeout_s=5) as made:
         yield made
 
 
-def test_an_answer_may_come_in_any_pieces(script: Script, client: Client) -> None:
+def test_an_answer_may_come_in_any_pieces(script: Script, client: ApiClient) -> None:
     script.answers = [[OK[n : n + 1] for n in range(len(OK))], [OK]]
     assert client.health().status == "ok"
     assert client.health().status == "ok"
@@ -101,7 +101,7 @@ def test_chunked_answers_are_read(script: Script, tmp_path: Path) -> None:
     connection.close()
 
 
-def test_a_lost_connection_is_tried_again(script: Script, client: Client) -> None:
+def test_a_lost_connection_is_tried_again(script: Script, client: ApiClient) -> None:
     script.answers = [[b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{", b""], [b""], [OK]]
     assert client.health().status == "ok"
     assert len(script.requests) == 3
@@ -120,7 +120,7 @@ def test_a_silent_server_is_reported_once_and_waited_for(
     script.hold = answer
     script.answers = [[OK], [OK]]
     patience = Patience(60, report)
-    with Client(f"unix:{tmp_path}/s.sock", "token", patience=patience) as client:
+    with ApiClient(f"unix:{tmp_path}/s.sock", "token", patience=patience) as client:
         assert client.health().status == "ok"
         assert client.health().status == "ok"
     assert [text.split(";")[0] for text in reported] == [
@@ -142,7 +142,7 @@ def test_a_request_outlives_a_server_that_dies_again_and_again(
             raise StartFailed("server-start-failed", "it was killed")
         return f"unix:{tmp_path}/s.sock", "token"
 
-    with Client(f"unix:{tmp_path}/s.sock", "", revive=revive, patience=Patience(60)) as client:
+    with ApiClient(f"unix:{tmp_path}/s.sock", "", revive=revive, patience=Patience(60)) as client:
         assert client.health().status == "ok"
     assert len(revived) == 7
 
@@ -152,20 +152,20 @@ def test_a_server_that_cannot_start_ends_a_request(tmp_path: Path) -> None:
         raise StartFailed("settings-invalid", "line 3")
 
     with (
-        Client(f"unix:{tmp_path}/none.sock", "", revive=revive, patience=Patience(60)) as client,
+        ApiClient(f"unix:{tmp_path}/none.sock", "", revive=revive, patience=Patience(60)) as client,
         pytest.raises(StartFailed, match="line 3"),
     ):
         client.health()
 
 
-def test_what_must_not_happen_twice_is_not_tried_again(script: Script, client: Client) -> None:
+def test_what_must_not_happen_twice_is_not_tried_again(script: Script, client: ApiClient) -> None:
     script.answers = [[b""], [OK]]
     with pytest.raises(ConnectionLost):
         client.retry("default", "x")
     assert len(script.requests) == 1
 
 
-def test_a_connection_closed_while_idle_is_no_loss(script: Script, client: Client) -> None:
+def test_a_connection_closed_while_idle_is_no_loss(script: Script, client: ApiClient) -> None:
     row = b'{"code":"job-done","message":"m","hint":"h"}'
     script.answers = [
         [OK, b""],
@@ -180,7 +180,7 @@ def test_a_connection_closed_while_idle_is_no_loss(script: Script, client: Clien
     assert caught.value.code == "job-done"
 
 
-def test_a_submission_is_sent_again_under_the_same_key(script: Script, client: Client) -> None:
+def test_a_submission_is_sent_again_under_the_same_key(script: Script, client: ApiClient) -> None:
     body = b'{"id":"x","project":"p","name":"n","phase":"queued"}'
     script.answers = [
         [b""],
@@ -197,7 +197,7 @@ def test_a_submission_is_sent_again_under_the_same_key(script: Script, client: C
     assert keys[0] == keys[1]
 
 
-def test_errors_carry_what_the_server_said(script: Script, client: Client) -> None:
+def test_errors_carry_what_the_server_said(script: Script, client: ApiClient) -> None:
     body = b'{"code":"job-not-found","message":"no job x","hint":"look","added_later":1}'
     script.answers = [
         [b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]
@@ -213,7 +213,7 @@ def test_errors_carry_what_the_server_said(script: Script, client: Client) -> No
     )
 
 
-def test_an_error_of_somebody_else_is_told_as_it_is(script: Script, client: Client) -> None:
+def test_an_error_of_somebody_else_is_told_as_it_is(script: Script, client: ApiClient) -> None:
     script.answers = [[b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 5\r\n\r\n<ow!>"]]
     with pytest.raises(ApiError) as caught:
         client.server()
@@ -222,7 +222,7 @@ def test_an_error_of_somebody_else_is_told_as_it_is(script: Script, client: Clie
 
 def test_nobody_there(tmp_path: Path) -> None:
     with (
-        Client(f"unix:{tmp_path}/none.sock", "") as client,
+        ApiClient(f"unix:{tmp_path}/none.sock", "") as client,
         pytest.raises(Unreachable, match="no server answers"),
     ):
         client.health()
@@ -254,7 +254,7 @@ def test_an_address_of_another_form_is_not_contacted(address: str) -> None:
         ClientConnection(address).request("GET", "/v1/server", {})
 
 
-def test_names_are_quoted(script: Script, client: Client) -> None:
+def test_names_are_quoted(script: Script, client: ApiClient) -> None:
     script.answers = [[b"HTTP/1.1 204 No Content\r\n\r\n"]]
     client.delete_secret("a b ü", "x?y")
     assert script.requests[0].startswith(

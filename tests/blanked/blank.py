@@ -28,7 +28,7 @@ def blank_all() -> None:
     from cavvy.scheduler import queue
 
     for kind, *names in (
-        (rows.Job, "reason", "stop_reason"),
+        (rows.JobRecord, "reason", "stop_reason"),
         (rows.Attempt, "reason"),
         (rows.Node, "exit_reason"),
         (rows.Order, "reason"),

@@ -12,9 +12,9 @@ from tests.system.postgres import PostgresMissing, new_database
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.events import Charge, ChargeKind, Event
-from cavvy.domain.jobs import Attempt, Job, Node, RunOrigin, attempt_id
+from cavvy.domain.jobs import Attempt, JobRecord, Node, RunOrigin, attempt_id
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.open import open_store
@@ -48,17 +48,17 @@ def after(seconds: float) -> datetime:
 
 def make_job(
     job_id: str, *, project: str = "p", name: str = "train", priority: int = 0, **fields: Any
-) -> Job:
+) -> JobRecord:
     fields = {
-        "task": Task(name=name, run="true", priority=priority),
+        "task": TaskSpec(name=name, run="true", priority=priority),
         "submitted_at": NOW,
         "since": NOW,
         **fields,
     }
-    return Job(id=job_id, project=project, name=name, **fields)
+    return JobRecord(id=job_id, project=project, name=name, **fields)
 
 
-def make_event(job: Job, text: str = "submitted", **fields: Any) -> Event:
+def make_event(job: JobRecord, text: str = "submitted", **fields: Any) -> Event:
     return Event(
         **{
             "project": job.project,
@@ -71,7 +71,7 @@ def make_event(job: Job, text: str = "submitted", **fields: Any) -> Event:
     )
 
 
-async def submit(store: Store, job_id: str, **fields: Any) -> Job:
+async def submit(store: Store, job_id: str, **fields: Any) -> JobRecord:
     job = make_job(job_id, **fields)
     return await store.submit(job, make_event(job))
 
@@ -80,7 +80,7 @@ def make_offer(instance_type: str = "big", rate: int = 3_600_000) -> Offer:
     return Offer(provider="fake", region="here", instance_type=instance_type, rate=HourlyRate(rate))
 
 
-def make_attempt(job: Job, number: int = 1, **fields: Any) -> Attempt:
+def make_attempt(job: JobRecord, number: int = 1, **fields: Any) -> Attempt:
     name = attempt_id(job.id, number)
     return Attempt(
         **{
@@ -98,7 +98,7 @@ def make_attempt(job: Job, number: int = 1, **fields: Any) -> Attempt:
     )
 
 
-async def begin(store: Store, job: Job, number: int = 1, **fields: Any) -> Attempt:
+async def begin(store: Store, job: JobRecord, number: int = 1, **fields: Any) -> Attempt:
     """Write an attempt and return it as stored."""
     attempt = make_attempt(job, number, **fields)
     await store.commit(AtomicWrite(attempts=[attempt]))

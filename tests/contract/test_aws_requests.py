@@ -26,7 +26,15 @@ from tests.ec2.rules import Reserved, allow_only
 from tests.ec2.server import Front
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Fabric, NetworkNeed, Resources, Scalar, Task, Volume, VolumeKind
+from cavvy.domain.tasks import (
+    Fabric,
+    NetworkNeed,
+    ResourceSpec,
+    Scalar,
+    TaskSpec,
+    Volume,
+    VolumeKind,
+)
 from cavvy.domain.units import parse_rate
 from cavvy.providers import aws
 from cavvy.providers.aws import MANIFEST
@@ -182,8 +190,8 @@ def interfaces(params: Mapping[str, str]) -> list[dict[str, str]]:
 def test_a_task_with_efa_is_refused_if_the_settings_turn_efa_off(
     provider_rig: Callable[..., ProviderRig], fabric: Fabric
 ) -> None:
-    need = Resources(network=NetworkNeed(fabric=fabric))
-    task = Task(name="t", run="x", nodes=2, resources=need)
+    need = ResourceSpec(network=NetworkNeed(fabric=fabric))
+    task = TaskSpec(name="t", run="x", nodes=2, resources=need)
     assert provider_rig().provider.check(task) == []
     (objection,) = provider_rig(efa=False).provider.check(task)
     assert objection.field == "resources.network.fabric"
@@ -702,7 +710,7 @@ def test_volumes_are_used_in_their_zone_and_never_by_two(
         assert list(here.cloud.left()) == ["volumes"]
 
     play(scenario)
-    task = Task(name="t", run="x", nodes=2, volumes=(volume,))
+    task = TaskSpec(name="t", run="x", nodes=2, volumes=(volume,))
     assert any("one node" in each.reason for each in here.provider.check(task))
 
 

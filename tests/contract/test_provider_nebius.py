@@ -20,7 +20,7 @@ from tests.proofs import Proof
 from cavvy.api.open_state import list_prices
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Fabric, NetworkNeed, Resources, Task
+from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, TaskSpec
 from cavvy.providers import nebius
 from cavvy.providers.base import Refused
 from cavvy.providers.nebius.api import flatten
@@ -162,7 +162,9 @@ class TestNebius(RestContract):
         assert network["subnetId"] == "vpcsubnet-e00two"
         assert network["securityGroups"] == [{"id": "vpcsecuritygroup-1"}]
         assert "publicIpAddress" not in network
-        task = Task(name="one", run="true", resources=Resources(network=NetworkNeed(vpc="mine")))
+        task = TaskSpec(
+            name="one", run="true", resources=ResourceSpec(network=NetworkNeed(vpc="mine"))
+        )
         (objection,) = object_to(task)
         assert objection.field == "resources.network.vpc"
 

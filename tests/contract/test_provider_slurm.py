@@ -13,7 +13,7 @@ from tests.proofs import Proof
 from tests.system.slurm import Cluster, cluster_at, why_not
 
 from cavvy.domain.offers import Purchase
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
 from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.rows import SubmissionUnsure
@@ -204,7 +204,9 @@ class TestSlurm(ProviderContract):
     def test_an_image_is_refused_with_its_reason(self, play) -> None:  # type: ignore[no-untyped-def]
         async def scenario(harness: ContractHarness) -> None:
             assert isinstance(harness.ours, BatchProvider)
-            (found,) = list_objections(Task(name="boxed", run="true", image="box:1"), harness.ours)
+            (found,) = list_objections(
+                TaskSpec(name="boxed", run="true", image="box:1"), harness.ours
+            )
             assert found.field == "image"
 
         play(scenario)

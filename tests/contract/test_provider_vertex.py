@@ -22,7 +22,7 @@ from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import ProviderOptions, Resources, Scalar, Task
+from cavvy.domain.tasks import ProviderOptions, ResourceSpec, Scalar, TaskSpec
 from cavvy.providers import vertex
 from cavvy.providers.base import (
     GangState,
@@ -242,13 +242,13 @@ class TestVertex(RestContract):
     def test_a_job_without_an_image_is_refused(self, account: VertexPlace) -> None:
         with pytest.raises(Refused, match="image: no image is set"):
             self.launch(account, table={"image": ""})
-        task, without = Task(name="t", run="true"), account.provider("ours", image="")
+        task, without = TaskSpec(name="t", run="true"), account.provider("ours", image="")
         (objection,) = without.check(task)
         assert objection.field == "image"
         own = ProviderOptions(provider="vertex", values=json.dumps({"image": IMAGE}))
         for each in (
             replace(task, image=IMAGE),
-            replace(task, resources=Resources(options=(own,))),
+            replace(task, resources=ResourceSpec(options=(own,))),
         ):
             assert without.check(each) == []
         assert account.provider("ours").check(task) == []

@@ -20,7 +20,14 @@ from tests.contract.store_suite import (
 )
 
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, NodePhase, Order, StopCause
-from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, Retry, Task, Workload
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    JobLimits,
+    ResourceSpec,
+    RetryPolicy,
+    TaskSpec,
+    Workload,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import (
     PER_MACHINE,
@@ -35,20 +42,20 @@ from cavvy.store.base import (
 
 pytestmark = pytest.mark.anyio
 
-FULL_TASK = Task(
+FULL_TASK = TaskSpec(
     name="train",
     run="python train.py",
     tags={"team": "é"},
     params={"lr": 0.1, "n": 3, "flag": True, "name": "x"},
-    resources=Resources(
+    resources=ResourceSpec(
         accelerators=(AcceleratorNeed(name="H100", count_min=8),),
         regions=("eu",),
         max_rate=HourlyRate(20_000_000),
     ),
-    limits=Limits(
+    limits=JobLimits(
         deadline=NOW + timedelta(days=1), budget=Money(5_000_000), unattended=timedelta(hours=2)
     ),
-    retry=Retry(exit=2, exit_codes=(3, 4), delay=timedelta(seconds=1.5)),
+    retry=RetryPolicy(exit=2, exit_codes=(3, 4), delay=timedelta(seconds=1.5)),
     work=Workload(flops=1e21, rates={"H100": 12.5}),
 )
 
@@ -327,8 +334,8 @@ async def test_what_a_database_cannot_hold_is_made_plain(store: Store) -> None:
 
 async def test_a_task_that_could_not_be_read_back_is_refused(store: Store) -> None:
     for task in (
-        Task(name="t", run="r", params={"lr": float("nan")}),
-        Task(name="t", run="\ud800"),
+        TaskSpec(name="t", run="r", params={"lr": float("nan")}),
+        TaskSpec(name="t", run="\ud800"),
     ):
         with pytest.raises(HashMismatch, match="finite"):
             await submit(store, "j1", task=task)
@@ -372,7 +379,7 @@ async def test_charges_sum_up(store: Store) -> None:
 
 
 async def test_spending_is_added_up_by_job_and_provider(store: Store) -> None:
-    tagged = Task(name="tagged", run="true", tags={"team": "vision"})
+    tagged = TaskSpec(name="tagged", run="true", tags={"team": "vision"})
     job = await submit(store, "j1", name="tagged", task=tagged)
     attempt = await begin(store, job)
     other = await begin(store, await submit(store, "j2", project="q", name="other"))
@@ -521,7 +528,7 @@ async def test_the_queue_goes_by_priority_then_age(store: Store) -> None:
 
 
 async def test_jobs_of_machines_take_no_slot_of_other_jobs(store: Store) -> None:
-    task = Task(name="train", run="true")
+    task = TaskSpec(name="train", run="true")
     urgent, busy, idle = (
         replace(task, machine=machine, priority=priority)
         for machine, priority in (("busy", 9), ("busy", 0), ("idle", 0))

@@ -7,11 +7,11 @@ from tests.contract.store_suite import begin, make_charge, submit
 
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.machines import NamedMachine
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, Store
 
 pytestmark = pytest.mark.anyio
-TASK = Task(name="first", run="true", machine="dev")
+TASK = TaskSpec(name="first", run="true", machine="dev")
 MACHINE = NamedMachine(project="p", name="dev", task=TASK)
 
 

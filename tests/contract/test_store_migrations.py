@@ -26,8 +26,8 @@ from tests.contract.store_suite import (
 from tests.waits import PATIENCE_S
 
 from cavvy.domain.events import Charge
-from cavvy.domain.jobs import AttemptPhase, Job, JobPhase, NodePhase, UnsureBill
-from cavvy.domain.tasks import Task
+from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord, NodePhase, UnsureBill
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.store import migrate
 from cavvy.store.base import AtomicWrite, SealedSecret, StoreUnusable
@@ -74,7 +74,7 @@ def value(session: DatabaseSession, sql: str) -> object:
     return row[0]
 
 
-def write_old_job(connection: DatabaseSession, job: Job) -> None:
+def write_old_job(connection: DatabaseSession, job: JobRecord) -> None:
     """As the program of the first revision wrote it."""
     values = dict(zip(JOB_COLUMNS, job_values(job, 1), strict=True))
     old = {name: values[name] for name in JOB_COLUMNS_0001.split()}
@@ -231,7 +231,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
         attempt=1,
         origin=FULL_ORIGIN,
         version=4,
-        task=Task(name="train", run="true", tags={"team": "vision"}),
+        task=TaskSpec(name="train", run="true", tags={"team": "vision"}),
     )
     waiting = make_job("j2", name="waiting", version=1)
     attempt = make_attempt(job, phase=AttemptPhase.RUNNING, version=3)

@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from cavvy.cli.main import cli
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources
+from cavvy.domain.tasks import ResourceSpec
 from cavvy.store.snapshot import CatalogSnapshot
 
 # A task that uses most keys.
@@ -33,7 +33,7 @@ secrets: [HF_TOKEN]
 """
 
 
-def find_offers(need: Resources) -> Sequence[Offer]:
+def find_offers(need: ResourceSpec) -> Sequence[Offer]:
     with CatalogSnapshot.open() as snapshot:
         return snapshot.match(need, misses=0).offers
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.system.server_state import home_at, wait_until
 
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 from cavvy.client.state import read_server
 
 pytestmark = pytest.mark.system
@@ -24,7 +24,7 @@ GET = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    client: Client
+    client: ApiClient
     unix: str
     tcp: tuple[str, int]
     tls: tuple[str, int]

@@ -42,7 +42,7 @@ from cavvy.control.job_service import JobIds
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.jobs import Attempt, AttemptOutcome, JobPhase, RunOrigin
 from cavvy.domain.messages import AgentMessage, ClaimGranted, ClaimWait, HostFacts, MessageKind
-from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy, Task
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.providers.base import AgentEndpoint, Feature
 from cavvy.providers.vm.cloud import CloudFault, MachineState
 from cavvy.providers.vm.provider import VmProvider
@@ -155,16 +155,16 @@ class Drill:
             if not busy and not await self.store.unfinished():
                 return
 
-    def _make_task(self, number: int) -> Task:
+    def _make_task(self, number: int) -> TaskSpec:
         name = self.random.choice(sorted(self.places))
         spot = SpotPolicy.ONLY if name in SPOT and self.random.random() < 0.5 else SpotPolicy.NEVER
         alone = Feature.GANG in self.places[name].manifest.unsupported
         gpus = (AcceleratorNeed(name=GPUS[name]),) if name in GPUS else ()
-        return Task(
+        return TaskSpec(
             name=f"job-{number}",
             run="true",
             nodes=1 if alone else self.random.choice([1, 1, 2, 3]),
-            resources=Resources(accelerators=gpus, spot=spot, providers=(name,)),
+            resources=ResourceSpec(accelerators=gpus, spot=spot, providers=(name,)),
         )
 
     async def _move(self) -> None:

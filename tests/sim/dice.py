@@ -12,11 +12,11 @@ from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     CheckpointPolicy,
-    Limits,
-    Resources,
-    Retry,
+    JobLimits,
+    ResourceSpec,
+    RetryPolicy,
     SpotPolicy,
-    Task,
+    TaskSpec,
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
@@ -167,7 +167,7 @@ def make_submission(dice: Random, troubles: float) -> SimSubmission:
     needs_s = work_s * 1.01 + 60 + 2 * (START_S + every_s) + troubles
     slack = dice.choice((0.5, 1.0, 1.1, 1.5, 3.0))
     budget = Money(int(dice.choice((0.2, 0.6, 1.2, 3.0)) * work_s / 3600 * 1e6) + 60_000)
-    task = Task(
+    task = TaskSpec(
         name="digits",
         run="train",
         env={
@@ -175,14 +175,14 @@ def make_submission(dice: Random, troubles: float) -> SimSubmission:
             "FAKE_SETUP_S": dice.choice(("0", "60")),
             "FAKE_EXIT_CODE": "0",
         },
-        resources=Resources(spot=SpotPolicy.AUTO),
+        resources=ResourceSpec(spot=SpotPolicy.AUTO),
         checkpoint=CheckpointPolicy(path="c", every=timedelta(seconds=every_s)),
-        limits=Limits(
+        limits=JobLimits(
             deadline_after=timedelta(seconds=needs_s * slack) if dice.random() < 0.85 else None,
             budget=budget if dice.random() < 0.4 else None,
             unattended=LEASE,
         ),
-        retry=Retry(node=None, parallel=dice.choice((1, 1, 2, 3))),
+        retry=RetryPolicy(node=None, parallel=dice.choice((1, 1, 2, 3))),
         work=Workload(samples=work_s, rates={"cpu": 1.0}),
         setup="true" if dice.random() < 0.3 else None,
     )

@@ -29,7 +29,7 @@ from cavvy.control.job_service import JobIds
 from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptOutcome, JobPhase, RunOrigin
 from cavvy.domain.messages import AgentMessage, ClaimGranted, ClaimWait, HostFacts, MessageKind
-from cavvy.domain.tasks import AcceleratorNeed, Resources, Scalar, SpotPolicy, Task
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, Scalar, SpotPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.aws import MANIFEST
 from cavvy.providers.aws.account import AwsAccount
@@ -106,10 +106,10 @@ class World:
         self.cloud.shut_down_itself(life)
 
 
-def make_task(number: int, random: Random) -> Task:
+def make_task(number: int, random: Random) -> TaskSpec:
     spot = random.choice([SpotPolicy.AUTO, SpotPolicy.NEVER, SpotPolicy.ONLY])
-    need = Resources(accelerators=(AcceleratorNeed(name="T4"),), spot=spot)
-    return Task(
+    need = ResourceSpec(accelerators=(AcceleratorNeed(name="T4"),), spot=spot)
+    return TaskSpec(
         name=f"job-{number}", run="true", nodes=random.choice([1, 1, 1, 2, 3]), resources=need
     )
 

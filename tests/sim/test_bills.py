@@ -11,7 +11,7 @@ from tests.sim.scenario_checks import check_nothing_left, stretches, tell
 
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Limits, Retry, Task
+from cavvy.domain.tasks import JobLimits, RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.providers.fake.script import (
     CallOutcome,
@@ -81,13 +81,13 @@ def make_story(number: int, records: RecordScript) -> SimScenario:
         )
         for call in sorted(dice.sample(range(1, 80), dice.randrange(4)))
     )
-    task = Task(
+    task = TaskSpec(
         name="t",
         run="true",
         nodes=dice.choice((1, 1, 2, 3)),
         env={"FAKE_RUN_S": str(dice.randrange(20, 900))},
-        retry=Retry(node=9),
-        limits=Limits(unattended=timedelta(minutes=20)),
+        retry=RetryPolicy(node=9),
+        limits=JobLimits(unattended=timedelta(minutes=20)),
     )
     script = CloudScript(
         offers=(offer,),
@@ -156,8 +156,8 @@ def test_a_tenfold_price_does_not_outrun_a_budget(budget_s: int, share: float) -
     script = CloudScript(
         offers=(offer,), prices=(rise,), launches=launches, removals=(RemovalScript(takes_s=1.0),)
     )
-    limits = Limits(budget=Money(budget_s * 1000))
-    task = Task(name="t", run="true", env={"FAKE_RUN_S": "90000"}, limits=limits)
+    limits = JobLimits(budget=Money(budget_s * 1000))
+    task = TaskSpec(name="t", run="true", env={"FAKE_RUN_S": "90000"}, limits=limits)
     ending = play(
         SimScenario(submissions=(SimSubmission(task=task, consented=True),), script=script)
     )

@@ -9,7 +9,7 @@ from datetime import timedelta
 from tests.sim.test_control_services import HOST, ControlHarness, in_harness, no_secrets
 
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
-from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job
+from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobRecord
 from cavvy.domain.messages import CheckpointWork, ClaimGranted, ClaimRefused, ClaimWait, MessageKind
 from cavvy.domain.protocol import OLDEST, PROTOCOL
 from cavvy.domain.tasks import CheckpointPolicy, Transfer
@@ -82,7 +82,7 @@ def test_an_older_agent_does_not_wait_for_the_next_job_on_a_kept_gang() -> None:
 def test_a_checkpoint_that_nobody_waits_for_any_more_is_not_brought() -> None:
     ended: list[str] = []
 
-    async def slow(job: Job, attempt: Attempt) -> CheckpointWork:
+    async def slow(job: JobRecord, attempt: Attempt) -> CheckpointWork:
         try:
             await asyncio.sleep(1000)
         except asyncio.CancelledError:
@@ -112,7 +112,7 @@ def test_what_starts_from_a_checkpoint_asks_for_the_newest_at_every_start() -> N
     """A rank that comes back later is not given what was newest when the first one came."""
     brought: list[str] = []
 
-    async def ready(job: Job, attempt: Attempt) -> CheckpointWork:
+    async def ready(job: JobRecord, attempt: Attempt) -> CheckpointWork:
         brought.append(attempt.id)
         return CheckpointWork(path="c", sync=True)
 

@@ -20,8 +20,8 @@ from cavvy.domain.jobs import (
     Attempt,
     AttemptOutcome,
     AttemptPhase,
-    Job,
     JobPhase,
+    JobRecord,
     Node,
     NodePhase,
     RunOrigin,
@@ -40,13 +40,13 @@ from cavvy.domain.messages import (
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import (
     CheckpointPolicy,
-    Limits,
-    Resources,
-    Schedule,
+    JobLimits,
+    JobSchedule,
+    ResourceSpec,
     SpotPolicy,
     StartWindow,
-    Task,
-    Webhook,
+    TaskSpec,
+    WebhookTarget,
     WindowSpan,
 )
 from cavvy.domain.units import Money
@@ -87,17 +87,17 @@ class ControlHarness:
     clock: VirtualClock
     posts: list[tuple[str, dict[str, object]]]
 
-    async def submit(self, **changes: object) -> Job:
-        task = replace(Task(name="digits", run="x", secrets=("TOKEN",)), **changes)  # type: ignore[arg-type]
+    async def submit(self, **changes: object) -> JobRecord:
+        task = replace(TaskSpec(name="digits", run="x", secrets=("TOKEN",)), **changes)  # type: ignore[arg-type]
         return await self.control_plane.jobs.submit(task, RunOrigin(), "default", consented=True)
 
     async def wait(self, seconds: float = 2) -> None:
         await self.clock.sleep_until(self.clock.now() + timedelta(seconds=seconds))
 
-    async def gang(self, job: Job) -> str:
+    async def gang(self, job: JobRecord) -> str:
         return (await self.store.attempts(job.id))[-1].gang
 
-    async def node(self, job: Job, rank: int = 0) -> Node:
+    async def node(self, job: JobRecord, rank: int = 0) -> Node:
         return await self.store.node((await self.store.attempts(job.id))[-1].id, rank)
 
     async def report(
@@ -175,7 +175,7 @@ def test_a_claim_is_answered_before_a_large_checkpoint_is_where_the_work_starts(
     """An agent that hears nothing for half a minute takes the server for dead."""
     brought: list[str] = []
 
-    async def slow(job: Job, attempt: Attempt) -> CheckpointWork:
+    async def slow(job: JobRecord, attempt: Attempt) -> CheckpointWork:
         await asyncio.sleep(100)
         brought.append(attempt.id)
         return CheckpointWork(path="c", sync=True)
@@ -310,7 +310,7 @@ def test_a_wrong_clock_on_a_node_moves_no_times() -> None:
 
 def test_a_stop_of_a_queued_job_is_immediate_and_stopping_twice_is_no_error() -> None:
     async def scenario(harness: ControlHarness) -> None:
-        job = await harness.submit(schedule=Schedule(at=START + timedelta(days=1)))
+        job = await harness.submit(schedule=JobSchedule(at=START + timedelta(days=1)))
         stopped = await harness.control_plane.jobs.stop("default", job.name)
         assert stopped.phase is JobPhase.STOPPED
         again = await harness.control_plane.jobs.stop("default", job.id)
@@ -330,13 +330,13 @@ def test_a_stop_of_a_queued_job_is_immediate_and_stopping_twice_is_no_error() ->
 def test_a_schedule_that_never_comes_is_refused_with_its_reason() -> None:
     async def scenario(harness: ControlHarness) -> None:
         with pytest.raises(UnsupportedTask, match=r"schedule\.cron"):
-            await harness.submit(schedule=Schedule(cron="0 0 31 2 *"))
+            await harness.submit(schedule=JobSchedule(cron="0 0 31 2 *"))
 
     in_harness(scenario)
 
 
 def test_names_are_unique_and_ids_sort_by_time() -> None:
-    async def scenario(harness: ControlHarness) -> list[Job]:
+    async def scenario(harness: ControlHarness) -> list[JobRecord]:
         return [await harness.submit() for _ in range(50)]
 
     jobs = in_harness(scenario)
@@ -426,7 +426,7 @@ def test_leases_end_before_the_budget_does_whatever_was_spent_before() -> None:
     """40 cents an hour: the budget pays for an hour, and the end takes 15 s of it."""
 
     async def scenario(harness: ControlHarness) -> None:
-        job = await harness.submit(limits=Limits(budget=Money(400_000)))
+        job = await harness.submit(limits=JobLimits(budget=Money(400_000)))
         await harness.wait(900)
         first, second = await harness.store.attempts(job.id)
         assert first.outcome is AttemptOutcome.PREEMPTED
@@ -493,14 +493,14 @@ def test_down_stops_every_job_and_removes_what_nobody_knows() -> None:
 def test_webhooks_are_told_once_and_tried_again() -> None:
     async def scenario(harness: ControlHarness) -> None:
         hooks = (
-            Webhook(url="https://up.example/path?key=hidden"),
-            Webhook(url="https://down.example/", on=("finish", "failure")),
-            Webhook(url="https://not.example/", on=("budget",)),
+            WebhookTarget(url="https://up.example/path?key=hidden"),
+            WebhookTarget(url="https://down.example/", on=("finish", "failure")),
+            WebhookTarget(url="https://not.example/", on=("budget",)),
         )
         job = await harness.submit(
             webhooks=hooks,
             env={"PASSWORD": "hidden"},
-            schedule=Schedule(at=START + timedelta(days=1)),
+            schedule=JobSchedule(at=START + timedelta(days=1)),
         )
         late = await harness.submit(webhooks=hooks)
         await harness.wait()
@@ -574,7 +574,9 @@ def test_a_job_that_repeats_starts_a_run_each_time_and_leaves_out_those_that_wou
     None
 ):
     async def scenario(harness: ControlHarness) -> None:
-        head = await harness.submit(schedule=Schedule(cron="0 * * * *", time_zone="Europe/Berlin"))
+        head = await harness.submit(
+            schedule=JobSchedule(cron="0 * * * *", time_zone="Europe/Berlin")
+        )
         assert head.held_until is not None
         assert head.held_until > harness.clock.now()
         await harness.wait(300)
@@ -582,7 +584,7 @@ def test_a_job_that_repeats_starts_a_run_each_time_and_leaves_out_those_that_wou
         assert not await harness.store.attempts(head.id)  # it is no work of its own
         await harness.wait((head.held_until - harness.clock.now()).total_seconds() + 5)
 
-        async def runs() -> list[Job]:
+        async def runs() -> list[JobRecord]:
             ids = [key for key in await harness.store.unfinished() if key != head.id]
             return [await harness.store.job(key) for key in sorted(ids)]
 
@@ -631,7 +633,7 @@ def test_a_checkpoint_that_takes_longer_than_the_places_notice_is_told_of_once(
     rate: float, told: bool
 ) -> None:
     async def scenario(harness: ControlHarness) -> None:
-        spot = Resources(spot=SpotPolicy.ONLY)
+        spot = ResourceSpec(spot=SpotPolicy.ONLY)
         job = await harness.submit(checkpoint=CheckpointPolicy(path="c"), resources=spot)
         await harness.wait()
         gang = await harness.gang(job)

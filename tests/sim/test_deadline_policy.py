@@ -16,7 +16,14 @@ from spot_worlds import HOUR, market, random_world, terms, world
 import cavvy
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, SpotPolicy, Task, Workload
+from cavvy.domain.tasks import (
+    CheckpointPolicy,
+    JobLimits,
+    ResourceSpec,
+    SpotPolicy,
+    TaskSpec,
+    Workload,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.deadline import policy as deadline_policy
 from cavvy.planner.deadline.forecast import KINDS, foresee
@@ -57,12 +64,12 @@ OFFERS = [
     for zone, spot, fixed in (("a", 300_000, 10**6), ("b", 320_000, 980_000), ("c", 700_000, 10**6))
     for purchase, micros in ((Purchase.SPOT, spot), (Purchase.ON_DEMAND, fixed))
 ]
-TASK = Task(
+TASK = TaskSpec(
     name="digits",
     run="train",
-    resources=Resources(spot=SpotPolicy.AUTO),
+    resources=ResourceSpec(spot=SpotPolicy.AUTO),
     checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=10)),
-    limits=Limits(deadline_after=timedelta(hours=20)),
+    limits=JobLimits(deadline_after=timedelta(hours=20)),
     work=Workload(samples=36_000, rates={"cpu": 1.0}),
 )
 

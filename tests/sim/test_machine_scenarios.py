@@ -9,7 +9,7 @@ from tests.sim.test_warm_scenarios import bought, spans
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import AttemptOutcome, JobPhase
-from cavvy.domain.tasks import Resources, Retry, SpotPolicy, Task
+from cavvy.domain.tasks import ResourceSpec, RetryPolicy, SpotPolicy, TaskSpec
 from cavvy.providers.fake.script import FaultScript
 from cavvy.sim.scenario import (
     CrashMoment,
@@ -24,11 +24,11 @@ from cavvy.store.base import PER_MACHINE
 KEEP = timedelta(minutes=10)
 
 
-def on_machine(run_s: float = 120, **changes: object) -> Task:
+def on_machine(run_s: float = 120, **changes: object) -> TaskSpec:
     return replace(task(run_s, **{"keep": KEEP, **changes}), machine="dev")
 
 
-def play(*tasks: tuple[Task, float], **more: object) -> ScenarioResult:
+def play(*tasks: tuple[TaskSpec, float], **more: object) -> ScenarioResult:
     submissions = tuple(SimSubmission(task=each, at_s=at_s) for each, at_s in tasks)
     return run_scenario(submissions=submissions, **more)
 
@@ -80,14 +80,14 @@ def test_stopping_a_job_leaves_its_machine(at_s: float) -> None:
 
 
 def test_work_that_is_retried_stays_on_its_machine() -> None:
-    failing = on_machine(env={"FAKE_EXIT_CODE": "3"}, retry=Retry(exit=2))
+    failing = on_machine(env={"FAKE_EXIT_CODE": "3"}, retry=RetryPolicy(exit=2))
     ending = play((failing, 0))
     assert [each.outcome for each in ending.traces[0].attempts] == [AttemptOutcome.EXIT] * 3
     assert bought(ending) == 1
 
 
 def test_a_machine_that_is_stopped_between_two_tries_is_released_at_once() -> None:
-    retry = Retry(exit=2, delay=timedelta(minutes=5))
+    retry = RetryPolicy(exit=2, delay=timedelta(minutes=5))
     failing = on_machine(env={"FAKE_EXIT_CODE": "3"}, retry=retry)
     stop = UserIntervention(action=UserAction.STOP_MACHINE, job=0, at_s=300)
     ending = play((failing, 0), interventions=(stop,))
@@ -100,7 +100,7 @@ def test_a_machine_that_is_stopped_between_two_tries_is_released_at_once() -> No
 
 def test_after_a_preemption_the_name_moves_with_the_job() -> None:
     reclaimed = FaultScript(preempted_after_s=200)
-    spot = Resources(spot=SpotPolicy.ONLY)
+    spot = ResourceSpec(spot=SpotPolicy.ONLY)
     ending = play(
         (on_machine(600, resources=spot), 0),
         (on_machine(name="next", resources=spot), 100),
@@ -115,7 +115,7 @@ def test_after_a_preemption_the_name_moves_with_the_job() -> None:
 
 
 def test_a_job_that_the_machine_cannot_run_fails_with_what_the_machine_has() -> None:
-    large = on_machine(name="large", resources=Resources(cpus_min=500))
+    large = on_machine(name="large", resources=ResourceSpec(cpus_min=500))
     ending = play((on_machine(), 0), (large, 100))
     assert phases(ending) == [JobPhase.DONE, JobPhase.FAILED]
     assert "you asked for at least 500" in ending.traces[1].job.reason
@@ -142,12 +142,12 @@ def test_a_machine_is_bought_once_if_writes_meet_newer_versions() -> None:
 
 
 def test_a_job_that_fits_now_does_not_wait_behind_many_that_wait_for_an_offer() -> None:
-    cpu = Resources(instance="cpu", cpus_min=2)
+    cpu = ResourceSpec(instance="cpu", cpus_min=2)
     full = task(1_000, name="full", resources=cpu)
     wanting = [
         (on_machine(name=f"wanting-{number}", resources=cpu), 10) for number in range(PER_MACHINE)
     ]
-    fits = on_machine(name="fits", resources=Resources(instance="cheap"))
+    fits = on_machine(name="fits", resources=ResourceSpec(instance="cheap"))
     ending = play((full, 0), *wanting, (fits, 20), offers=(FREE, CHEAP))
     first, *_, last = ending.traces
     assert last.job.phase is JobPhase.DONE

@@ -13,11 +13,11 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
-    Limits,
-    Resources,
-    Retry,
+    JobLimits,
+    ResourceSpec,
+    RetryPolicy,
     SpotPolicy,
-    Task,
+    TaskSpec,
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.providers.fake.script import (
@@ -117,7 +117,7 @@ prices = st.builds(
     rate=st.integers(1, 20_000_000).map(HourlyRate),
 )
 limits = st.builds(
-    Limits,
+    JobLimits,
     duration=st.none() | st.integers(60, 4000).map(lambda s: timedelta(seconds=s)),
     deadline_after=st.none()
     | st.none()
@@ -138,12 +138,12 @@ def submissions(draw: st.DrawFn) -> SimSubmission:
         "FAKE_STUBBORN": draw(st.sampled_from(["0", "0", "1"])),
     }
     gpus = draw(st.sampled_from([0, 0, 0, 1, 2]))
-    resources = Resources(
+    resources = ResourceSpec(
         spot=SpotPolicy.AUTO if gpus else draw(st.sampled_from(SpotPolicy)),
         accelerators=(AcceleratorNeed(name="H100", count_min=gpus),) if gpus else (),
         memory_min_mib=draw(st.sampled_from([None, 1024, 3000])),
     )
-    task = Task(
+    task = TaskSpec(
         name=draw(st.sampled_from(["digits", "llama"])),
         run="true",
         priority=draw(st.integers(-1, 1)),
@@ -154,7 +154,7 @@ def submissions(draw: st.DrawFn) -> SimSubmission:
         checkpoint=draw(
             st.none() | st.just(CheckpointPolicy(path="c", every=timedelta(minutes=2)))
         ),
-        retry=Retry(
+        retry=RetryPolicy(
             exit=draw(st.sampled_from([0, 2])),
             delay=draw(st.sampled_from([timedelta(0), timedelta(minutes=3)])),
         ),
@@ -220,7 +220,7 @@ def test_every_job_ends_and_every_second_is_paid_once(scenario: SimScenario) -> 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(2, 40))
 def test_a_store_that_is_full_from_any_write_on_keeps_no_node(first: int) -> None:
-    task = Task(name="t", run="x", env={"FAKE_RUN_S": "20000"})
+    task = TaskSpec(name="t", run="x", env={"FAKE_RUN_S": "20000"})
     stop = UserIntervention(action=UserAction.STOP, job=0, at_s=3600)
     ending = play(
         SimScenario(

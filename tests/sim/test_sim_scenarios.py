@@ -14,12 +14,12 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
-    Limits,
-    Resources,
-    Retry,
-    Schedule,
+    JobLimits,
+    JobSchedule,
+    ResourceSpec,
+    RetryPolicy,
     SpotPolicy,
-    Task,
+    TaskSpec,
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
@@ -66,14 +66,14 @@ FREE = replace(
 HERE = Host(name="fake/here", cpus=2, memory_mib=4096)
 
 
-def task(run_s: float = 600, **changes: object) -> Task:
+def task(run_s: float = 600, **changes: object) -> TaskSpec:
     env = {"FAKE_RUN_S": str(run_s)}
     env.update(changes.pop("env", {}))  # type: ignore[call-overload]
-    return replace(Task(name="digits", run="train", env=env), **changes)  # type: ignore[arg-type]
+    return replace(TaskSpec(name="digits", run="train", env=env), **changes)  # type: ignore[arg-type]
 
 
 def run_scenario(
-    *tasks: Task, offers: tuple[Offer, ...] = (CHEAP, DEAR), **more: object
+    *tasks: TaskSpec, offers: tuple[Offer, ...] = (CHEAP, DEAR), **more: object
 ) -> ScenarioResult:
     launches = more.pop("launches", ())
     removals = more.pop("removals", ())
@@ -138,7 +138,7 @@ def test_a_place_that_took_a_node_back_is_asked_anew_before_the_next_try() -> No
     """Its offers were read two seconds before, for another job, and are kept for five."""
     dearer = PriceChange(offer=SPOT.key, at_s=899, rate=HourlyRate(3_000_000))
     wishes = (
-        SimSubmission(task=task(3600, resources=Resources(spot=SpotPolicy.AUTO))),
+        SimSubmission(task=task(3600, resources=ResourceSpec(spot=SpotPolicy.AUTO))),
         SimSubmission(task=task(), at_s=898),
     )
     ending = run_scenario(
@@ -161,7 +161,7 @@ def test_a_lost_reply_buys_nothing_twice() -> None:
 
 def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
     spot = task(
-        3000, resources=Resources(spot=SpotPolicy.ONLY), checkpoint=CheckpointPolicy(path="c")
+        3000, resources=ResourceSpec(spot=SpotPolicy.ONLY), checkpoint=CheckpointPolicy(path="c")
     )
     ending = run_scenario(
         spot, offers=(SPOT,), launches=(FaultScript(preempted_after_s=2000, notice_s=30),)
@@ -175,7 +175,7 @@ def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
 
 def test_a_preemption_without_notice_loses_only_what_came_after_the_checkpoint() -> None:
     spot = task(
-        3000, resources=Resources(spot=SpotPolicy.ONLY), checkpoint=CheckpointPolicy(path="c")
+        3000, resources=ResourceSpec(spot=SpotPolicy.ONLY), checkpoint=CheckpointPolicy(path="c")
     )
     ending = run_scenario(spot, offers=(SPOT,), launches=(FaultScript(preempted_after_s=2000),))
     total = sum(
@@ -234,7 +234,7 @@ def test_stubborn_ranks_are_removed_before_the_next_try_begins() -> None:
     }
     trace = only(
         run_scenario(
-            task(nodes=2, env=env, retry=Retry(exit=1)),
+            task(nodes=2, env=env, retry=RetryPolicy(exit=1)),
             launches=(FaultScript(boot_s=1), FaultScript(boot_s=1)),
         )
     )
@@ -269,7 +269,7 @@ def test_a_place_that_never_boots_is_left() -> None:
 
 
 def test_a_silent_agent_is_given_up_after_its_lease() -> None:
-    limits = Limits(unattended=timedelta(minutes=30))
+    limits = JobLimits(unattended=timedelta(minutes=30))
     trace = only(run_scenario(task(limits=limits), launches=(FaultScript(dead_after_s=100),)))
     assert outcomes(trace) == [AttemptOutcome.NODE, AttemptOutcome.SUCCEEDED]
     assert "lease" in trace.attempts[0].reason
@@ -293,7 +293,7 @@ def test_a_stop_is_not_delayed_for_ever_by_work_that_ignores_it() -> None:
 
 
 def test_a_budget_is_kept_to_the_cent() -> None:
-    trace = only(run_scenario(task(90_000, limits=Limits(budget=Money(2_000_000)))))
+    trace = only(run_scenario(task(90_000, limits=JobLimits(budget=Money(2_000_000)))))
     spent = sum(charge.amount.micros for charge in trace.charges)
     assert trace.job.phase is JobPhase.FAILED
     assert outcomes(trace) == [AttemptOutcome.LIMIT]
@@ -304,7 +304,9 @@ def test_a_budget_is_kept_to_the_cent() -> None:
 def test_a_budget_holds_even_while_the_server_is_gone() -> None:
     """The lease ends where the budget does, so the node ends itself."""
     down = tuple(ServerCrash(call=call, when=CrashMoment.BEFORE, down_s=40_000) for call in (60,))
-    trace = only(run_scenario(task(90_000, limits=Limits(budget=Money(2_000_000))), crashes=down))
+    trace = only(
+        run_scenario(task(90_000, limits=JobLimits(budget=Money(2_000_000))), crashes=down)
+    )
     assert sum(charge.amount.micros for charge in trace.charges) <= 2_010_000
 
 
@@ -316,7 +318,9 @@ def test_a_budget_is_kept_by_a_new_server_whose_places_do_not_answer(call: int) 
     storm, death = TimeSpan(at_s=300, for_s=20_000), ServerCrash(call=call, when=CrashMoment.BEFORE)
     trace = only(
         run_scenario(
-            task(90_000, limits=Limits(budget=Money(2_000_000))), storms=(storm,), crashes=(death,)
+            task(90_000, limits=JobLimits(budget=Money(2_000_000))),
+            storms=(storm,),
+            crashes=(death,),
         )
     )
     limit = next(event.at for event in trace.events if event.kind == "limit")
@@ -324,8 +328,8 @@ def test_a_budget_is_kept_by_a_new_server_whose_places_do_not_answer(call: int) 
 
 
 def test_a_duration_counts_all_tries_and_a_deadline_the_waiting_too() -> None:
-    duration = only(run_scenario(task(limits=Limits(duration=timedelta(seconds=200)))))
-    deadline = only(run_scenario(task(limits=Limits(deadline_after=timedelta(seconds=200)))))
+    duration = only(run_scenario(task(limits=JobLimits(duration=timedelta(seconds=200)))))
+    deadline = only(run_scenario(task(limits=JobLimits(deadline_after=timedelta(seconds=200)))))
     assert duration.job.phase is deadline.job.phase is JobPhase.FAILED
     assert duration.job.ended_at is not None
     assert deadline.job.ended_at is not None
@@ -335,13 +339,13 @@ def test_a_duration_counts_all_tries_and_a_deadline_the_waiting_too() -> None:
 
 def test_a_start_in_the_future_waits() -> None:
     later = START + timedelta(hours=3)
-    trace = only(run_scenario(task(schedule=Schedule(at=later))))
+    trace = only(run_scenario(task(schedule=JobSchedule(at=later))))
     assert trace.attempts[0].created_at >= later
     assert trace.attempts[0].created_at - later < timedelta(seconds=1)
 
 
 def test_what_fits_nowhere_is_told_what_would_have_to_change() -> None:
-    trace = only(run_scenario(task(resources=Resources(max_rate=HourlyRate(1)))))
+    trace = only(run_scenario(task(resources=ResourceSpec(max_rate=HourlyRate(1)))))
     assert trace.job.phase is JobPhase.FAILED
     assert "$" in trace.job.reason
     assert not trace.attempts
@@ -385,7 +389,7 @@ def test_a_job_that_fits_elsewhere_is_not_held_up() -> None:
     sold = replace(
         DEAR, accelerator="H100", accelerator_count=1, accelerator_memory_mib=81920, capacity=0
     )
-    first = SimSubmission(task=task(name="big", resources=Resources(accelerators=(gpu,))))
+    first = SimSubmission(task=task(name="big", resources=ResourceSpec(accelerators=(gpu,))))
     stop = UserIntervention(action=UserAction.STOP, job=0, at_s=5000)
     ending = run_scenario(
         offers=(sold, CHEAP),
@@ -458,10 +462,10 @@ def test_the_server_may_die_at_every_single_step(when: CrashMoment) -> None:
     )
 
 
-REQUESTS = (Resources(instance="dear", disk_gib=10), Resources(instance="cheap"))
+REQUESTS = (ResourceSpec(instance="dear", disk_gib=10), ResourceSpec(instance="cheap"))
 
 
-def choice(*wishes: Resources, ordered: bool) -> Resources:
+def choice(*wishes: ResourceSpec, ordered: bool) -> ResourceSpec:
     return replace(wishes[0], any_of=wishes, ordered=ordered)
 
 
@@ -475,7 +479,7 @@ def test_of_several_wishes_the_cheapest_is_taken_unless_they_have_an_order() -> 
 def test_of_several_wishes_the_one_that_finishes_at_the_least_cost_is_taken() -> None:
     fast = replace(DEAR, vcpus=16, rate=HourlyRate(1_500_000))
     work = Workload(samples=36000.0, rates={"cpu:8": 10.0, "cpu:16": 20.0})
-    wishes = choice(Resources(instance="cheap"), Resources(instance="dear"), ordered=False)
+    wishes = choice(ResourceSpec(instance="cheap"), ResourceSpec(instance="dear"), ordered=False)
     assert pool(only(run_scenario(task(resources=wishes, work=work), offers=(CHEAP, fast)))) == [
         "dear"
     ]
@@ -494,7 +498,11 @@ def test_a_wish_that_cannot_be_had_makes_room_for_the_next_one_and_comes_again()
 def test_a_job_none_of_whose_wishes_can_ever_be_had_says_so_of_each() -> None:
     trace = only(
         run_scenario(
-            task(resources=choice(Resources(instance="a"), Resources(cpus_min=99), ordered=True))
+            task(
+                resources=choice(
+                    ResourceSpec(instance="a"), ResourceSpec(cpus_min=99), ordered=True
+                )
+            )
         )
     )
     assert trace.job.phase is JobPhase.FAILED

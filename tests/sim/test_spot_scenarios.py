@@ -13,11 +13,11 @@ from cavvy.domain.markets import ObservationKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     CheckpointPolicy,
-    Limits,
-    Resources,
-    Retry,
+    JobLimits,
+    ResourceSpec,
+    RetryPolicy,
     SpotPolicy,
-    Task,
+    TaskSpec,
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
@@ -40,27 +40,27 @@ FIXED_B = replace(FIXED, zone="b")
 HOUR = timedelta(hours=1)
 
 
-def task(hours: float = 4, deadline: timedelta = 8 * HOUR, **changes: object) -> Task:
-    made = Task(
+def task(hours: float = 4, deadline: timedelta = 8 * HOUR, **changes: object) -> TaskSpec:
+    made = TaskSpec(
         name="digits",
         run="train",
         env={"FAKE_RUN_S": str(hours * 3600)},
-        resources=Resources(spot=SpotPolicy.AUTO),
+        resources=ResourceSpec(spot=SpotPolicy.AUTO),
         checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=10)),
-        limits=Limits(deadline_after=deadline),
+        limits=JobLimits(deadline_after=deadline),
         work=Workload(samples=hours * 3600, rates={"cpu": 1.0}),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def run_scenario(
-    job: Task, *launches: FaultScript, offers: tuple[Offer, ...] = (SPOT, FIXED), **more: object
+    job: TaskSpec, *launches: FaultScript, offers: tuple[Offer, ...] = (SPOT, FIXED), **more: object
 ) -> JobTrace:
     return only(play_scenario(job, *launches, offers=offers, **more))
 
 
 def play_scenario(
-    job: Task, *launches: FaultScript, offers: tuple[Offer, ...] = (SPOT, FIXED), **more: object
+    job: TaskSpec, *launches: FaultScript, offers: tuple[Offer, ...] = (SPOT, FIXED), **more: object
 ) -> ScenarioResult:
     script = CloudScript(offers=offers, launches=launches, **more)  # type: ignore[arg-type]
     ending = play(SimScenario(submissions=(SimSubmission(task=job),), script=script))
@@ -142,7 +142,7 @@ def test_a_gang_on_spot_that_does_not_boot_is_left_for_on_demand_in_time() -> No
 
 def test_an_agent_on_spot_that_falls_silent_is_left_while_on_demand_still_ends_in_time() -> None:
     """Its lease is longer than the deadline: nobody may wait for its end."""
-    limits = Limits(deadline_after=6 * HOUR, unattended=12 * HOUR)
+    limits = JobLimits(deadline_after=6 * HOUR, unattended=12 * HOUR)
     trace = run_scenario(task(hours=4, limits=limits), FaultScript(mute_after_s=2 * 3600))
     assert in_time(trace), tell(trace)
     assert bought(trace)[0][:2] == ("a", "spot")
@@ -247,7 +247,7 @@ def test_a_second_gang_that_is_refused_costs_the_first_nothing() -> None:
 def test_places_tried_at_the_same_time_give_the_work_to_the_first_that_is_ready() -> None:
     offers = (SPOT, FIXED, SPOT_B, FIXED_B)
     slow, quick = FaultScript(boot_s=900), FaultScript(boot_s=30)
-    ending = play_scenario(task(retry=Retry(parallel=2)), slow, quick, offers=offers)
+    ending = play_scenario(task(retry=RetryPolicy(parallel=2)), slow, quick, offers=offers)
     trace = only(ending)
     assert bought(trace) == [
         ("a", "spot", AttemptOutcome.STOPPED),
@@ -264,7 +264,7 @@ def test_places_tried_at_the_same_time_give_the_work_to_the_first_that_is_ready(
 def test_of_places_tried_at_the_same_time_those_that_refuse_cost_no_time() -> None:
     offers = (SPOT, FIXED, SPOT_B, FIXED_B)
     trace = run_scenario(
-        task(retry=Retry(parallel=2)),
+        task(retry=RetryPolicy(parallel=2)),
         FaultScript(reply=CallOutcome.NO_CAPACITY),
         FaultScript(),
         offers=offers,
@@ -279,7 +279,7 @@ def test_of_places_tried_at_the_same_time_those_that_refuse_cost_no_time() -> No
 
 
 def test_without_a_deadline_several_places_are_tried_too() -> None:
-    job = task(limits=Limits(), retry=Retry(parallel=3))
+    job = task(limits=JobLimits(), retry=RetryPolicy(parallel=3))
     ending = play_scenario(
         job,
         FaultScript(boot_s=900),
@@ -294,7 +294,7 @@ def test_without_a_deadline_several_places_are_tried_too() -> None:
 
 
 def test_any_job_that_gets_a_notice_has_its_next_gang_started_at_once() -> None:
-    job = task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY))
+    job = task(limits=JobLimits(), work=None, resources=ResourceSpec(spot=SpotPolicy.ONLY))
     trace = run_scenario(
         job, FaultScript(preempted_after_s=4000, notice_s=120), offers=(SPOT, SPOT_B)
     )
@@ -307,7 +307,7 @@ def test_any_job_that_gets_a_notice_has_its_next_gang_started_at_once() -> None:
 
 
 def test_no_gang_is_started_for_a_job_that_may_not_be_preempted_again() -> None:
-    job = task(limits=Limits(), retry=Retry(preemption=0))
+    job = task(limits=JobLimits(), retry=RetryPolicy(preemption=0))
     trace = run_scenario(
         job, FaultScript(preempted_after_s=4000, notice_s=120), offers=(SPOT, SPOT_B, FIXED)
     )
@@ -317,10 +317,10 @@ def test_no_gang_is_started_for_a_job_that_may_not_be_preempted_again() -> None:
 
 def test_a_move_counts_against_no_limit_of_preemptions() -> None:
     job = task(
-        limits=Limits(),
+        limits=JobLimits(),
         work=None,
-        resources=Resources(spot=SpotPolicy.ONLY),
-        retry=Retry(preemption=1),
+        resources=ResourceSpec(spot=SpotPolicy.ONLY),
+        retry=RetryPolicy(preemption=1),
     )
     fault_scripts = (
         FaultScript(advised_after_s=3000, preempted_after_s=9000, notice_s=0),
@@ -332,14 +332,14 @@ def test_a_move_counts_against_no_limit_of_preemptions() -> None:
 
 
 def test_a_job_that_was_interrupted_has_only_the_rest_to_do_before_its_deadline() -> None:
-    job = task(hours=4, deadline=6.5 * HOUR, resources=Resources(spot=SpotPolicy.NEVER))
+    job = task(hours=4, deadline=6.5 * HOUR, resources=ResourceSpec(spot=SpotPolicy.NEVER))
     trace = run_scenario(job, FaultScript(preempted_after_s=3 * 3600, notice_s=0), offers=(FIXED,))
     assert len(trace.attempts) == 2, tell(trace)
     assert in_time(trace)
 
 
 def test_what_an_attempt_before_has_spent_counts_against_the_budget() -> None:
-    limits = Limits(budget=Money(600_000))
+    limits = JobLimits(budget=Money(600_000))
     trace = run_scenario(
         task(limits=limits, work=None), FaultScript(preempted_after_s=5400), offers=(SPOT,)
     )
@@ -357,7 +357,7 @@ def test_a_gang_that_is_said_to_be_at_risk_saves_and_leaves_for_spot_of_about_th
     offers = (SPOT, FIXED, SPOT_B, FIXED_B)
     for job in (
         task(),
-        task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY)),
+        task(limits=JobLimits(), work=None, resources=ResourceSpec(spot=SpotPolicy.ONLY)),
     ):
         ending = play_scenario(job, fault_script, offers=offers)
         trace = only(ending)
@@ -393,7 +393,7 @@ def test_a_gang_that_is_said_to_be_at_risk_saves_and_leaves_for_spot_of_about_th
 def test_places_that_say_again_and_again_that_they_are_at_risk_do_not_keep_a_job_moving() -> None:
     zones = [replace(SPOT_B, zone=zone, rate=SPOT.rate) for zone in "bcdefgh"]
     advised = tuple(FaultScript(advised_after_s=400) for _ in range(60))
-    job = task(hours=8, limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY))
+    job = task(hours=8, limits=JobLimits(), work=None, resources=ResourceSpec(spot=SpotPolicy.ONLY))
     trace = run_scenario(job, *advised, offers=(SPOT, *zones))
     assert trace.job.phase is JobPhase.DONE
     moves = [event.at for event in trace.events if event.kind == "takeover"]
@@ -408,7 +408,7 @@ def test_a_gang_at_risk_stays_where_no_other_spot_is_there_for_about_its_price_a
     dear = (replace(SPOT_B, rate=HourlyRate(600_000)), FIXED_B)
     for job in (
         task(),
-        task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY)),
+        task(limits=JobLimits(), work=None, resources=ResourceSpec(spot=SpotPolicy.ONLY)),
     ):
         trace = run_scenario(job, FaultScript(advised_after_s=3000), offers=(SPOT, FIXED, *dear))
         assert bought(trace) == [("a", "spot", AttemptOutcome.SUCCEEDED)], tell(trace)

@@ -10,7 +10,7 @@ from tests.sim.test_sim_scenarios import CHEAP, DEAR, SPOT, only, run_scenario, 
 
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.jobs import AttemptOutcome, JobPhase
-from cavvy.domain.tasks import Limits, Resources, SpotPolicy, Task
+from cavvy.domain.tasks import JobLimits, ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.providers.fake.script import FaultScript
 from cavvy.sim.scenario import (
@@ -27,11 +27,11 @@ KEEP = timedelta(minutes=10)
 LATER_S = 900  # the work of the first ends at 630 s
 
 
-def warm(run_s: float = 600, **changes: object) -> Task:
+def warm(run_s: float = 600, **changes: object) -> TaskSpec:
     return task(run_s, keep=KEEP, **changes)
 
 
-def two(first: Task, second: Task, at_s: float = LATER_S, **more: object) -> ScenarioResult:
+def two(first: TaskSpec, second: TaskSpec, at_s: float = LATER_S, **more: object) -> ScenarioResult:
     return run_scenario(
         submissions=(SimSubmission(task=first), SimSubmission(task=second, at_s=at_s)), **more
     )
@@ -131,9 +131,9 @@ def test_a_gang_of_two_nodes_is_handed_on_whole() -> None:
         {"image": "ubuntu:24.04"},
         {"tags": {"team": "b"}},
         {"grace": timedelta(seconds=60)},
-        {"resources": Resources(disk_gib=500)},
-        {"resources": Resources(cpus_min=500)},
-        {"resources": Resources(spot=SpotPolicy.ONLY)},
+        {"resources": ResourceSpec(disk_gib=500)},
+        {"resources": ResourceSpec(cpus_min=500)},
+        {"resources": ResourceSpec(spot=SpotPolicy.ONLY)},
     ],
     ids=lambda other: next(iter(other)),
 )
@@ -184,7 +184,7 @@ def test_stopping_a_job_that_is_over_gives_its_gang_back() -> None:
 
 def test_a_budget_pays_for_the_time_in_which_a_gang_is_kept_too() -> None:
     cap = Money(250_000)  # 15 minutes at one dollar per hour; the work takes ten and a half
-    trace = only(run_scenario(warm(limits=Limits(budget=cap))))
+    trace = only(run_scenario(warm(limits=JobLimits(budget=cap))))
     assert trace.job.phase is JobPhase.DONE
     assert (
         timedelta(minutes=2) < spans(trace.charges, ChargeKind.KEPT) < KEEP - timedelta(minutes=3)
@@ -244,7 +244,7 @@ def test_a_kept_gang_of_a_later_wish_waits_for_what_comes_first_in_an_order(
     be had or not.
     """
     dear = replace(DEAR, capacity=0 if full else None)
-    wishes = (Resources(instance="dear"), Resources(instance="cheap"))
+    wishes = (ResourceSpec(instance="dear"), ResourceSpec(instance="cheap"))
     either = replace(wishes[0], any_of=wishes, ordered=ordered)
     first, second = two(warm(), task(name="next", resources=either), offers=(CHEAP, dear)).traces
     assert first.attempts[0].offer.instance_type == "cheap"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.waits import PATIENCE_S, START_S, wait_until
 
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 from cavvy.client.state import process_mark, read_server, server_holds_lock
 
 PYTHON = sys.executable
@@ -66,8 +66,8 @@ def kill_server(folder: Path, number: int = signal.SIGKILL) -> int | None:
     return server.pid
 
 
-def follow_to_end(client: Client, name: str, seconds: float = PATIENCE_S) -> None:
-    """Follow a job's events until it has ended, as `Client.follow` does; where it does not, say
+def follow_to_end(client: ApiClient, name: str, seconds: float = PATIENCE_S) -> None:
+    """Follow a job's events until it has ended, as `ApiClient.follow` does; where it does not, say
     how it is.
     """
     give_up = time.monotonic() + seconds

@@ -25,7 +25,7 @@ from tests.system.ports import free_port
 from tests.system.server_state import home_at, kill_server, wait_until
 from tests.waits import PATIENCE_S
 
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 
 pytestmark = pytest.mark.system
 CAVVY = [sys.executable, "-P", "-c", "from cavvy.cli.main import main; main()"]
@@ -42,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def client(home: Path) -> Iterator[Client]:
+def client(home: Path) -> Iterator[ApiClient]:
     with connect() as client:
         client.submit("{name: box, run: 'exec sleep 1000', env: {COLOUR: bay}}")
         wait_until(lambda: client.job("default", "box").phase == "running")
@@ -99,7 +99,7 @@ class Terminal:
         raise AssertionError("it did not end")
 
 
-def test_commands_have_input_errors_and_exit_codes_of_their_own(client: Client) -> None:
+def test_commands_have_input_errors_and_exit_codes_of_their_own(client: ApiClient) -> None:
     done = cavvy(
         "ssh", "box", "--", 'echo "$COLOUR $CAVVY_JOB"; cat; echo bad >&2; exit 7', stdin=b"given\n"
     )
@@ -121,7 +121,7 @@ def test_commands_have_input_errors_and_exit_codes_of_their_own(client: Client) 
     ]
 
 
-def test_a_shell_has_a_terminal_that_resizes_and_interrupts(client: Client) -> None:
+def test_a_shell_has_a_terminal_that_resizes_and_interrupts(client: ApiClient) -> None:
     terminal = Terminal("ssh", "box")
     terminal.type(b"stty -echo; PS1=; tty; echo term=$TERM\n")
     terminal.expect(rb"/dev/pts/\d+\s+term=xterm")
@@ -137,7 +137,7 @@ def test_a_shell_has_a_terminal_that_resizes_and_interrupts(client: Client) -> N
     assert terminal.exit_code() == 9
 
 
-def test_copies_are_whole_and_go_on_where_they_broke_off(client: Client, tmp_path: Path) -> None:
+def test_copies_are_whole_and_go_on_where_they_broke_off(client: ApiClient, tmp_path: Path) -> None:
     source = tmp_path / "data"
     (source / "inner").mkdir(parents=True)
     (source / "inner/größe").write_bytes(os.urandom(700_000))
@@ -179,7 +179,7 @@ def test_copies_are_whole_and_go_on_where_they_broke_off(client: Client, tmp_pat
     ],
 )
 def test_a_copy_to_nowhere_is_told_in_a_line(
-    client: Client, tmp_path: Path, there: str, here: str, told: bytes
+    client: ApiClient, tmp_path: Path, there: str, here: str, told: bytes
 ) -> None:
     (tmp_path / "file").write_text("text")
     sent = cavvy("cp", str(tmp_path / "file"), "box:nowhere/")
@@ -221,7 +221,7 @@ def talk(port: int, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("way", [[], ["-R"]], ids=["here", "there"])
-def test_ports_are_forwarded_both_ways(client: Client, way: list[str]) -> None:
+def test_ports_are_forwarded_both_ways(client: ApiClient, way: list[str]) -> None:
     server, port = echo_server()
     ports = f"0:{port}" if not way else f"{port}:{free_port()}"
     forward = subprocess.Popen(
@@ -250,7 +250,7 @@ def test_ports_are_forwarded_both_ways(client: Client, way: list[str]) -> None:
 @pytest.mark.parametrize("way", [[], ["-R"]], ids=["here", "there"])
 @pytest.mark.parametrize("served", [False, True], ids=["before the server", "after it"])
 def test_a_port_that_would_lead_to_itself_is_told(
-    client: Client, way: list[str], served: bool
+    client: ApiClient, way: list[str], served: bool
 ) -> None:
     """The job of a local place has this machine's network: its server has the port, or could not
     get it any more.
@@ -271,7 +271,7 @@ def test_a_port_that_would_lead_to_itself_is_told(
             server.close()
 
 
-def test_what_nobody_serves_is_told_with_what_to_do(client: Client) -> None:
+def test_what_nobody_serves_is_told_with_what_to_do(client: ApiClient) -> None:
     nobody = free_port()
     forward = subprocess.Popen([*CAVVY, "forward", "box", f"0:{nobody}"], stdout=-1, stderr=-1)
     assert forward.stdout is not None
@@ -289,7 +289,7 @@ def test_what_nobody_serves_is_told_with_what_to_do(client: Client) -> None:
         forward.communicate(timeout=PATIENCE_S)
 
 
-def test_ports_and_ranks_that_cannot_be_are_told(client: Client) -> None:
+def test_ports_and_ranks_that_cannot_be_are_told(client: ApiClient) -> None:
     for words in (["box", "70000"], ["box", "80:70000"], ["box", "80:x"], ["box", "0"]):
         done = cavvy("forward", *words)
         assert (done.returncode, b"each at most 65535" in done.stderr) == (2, True), done
@@ -303,7 +303,7 @@ def require_clients() -> None:
         pytest.skip(f"OpenSSH's clients are not installed: {why}")
 
 
-def test_plain_ssh_scp_and_sftp_reach_a_node(client: Client, tmp_path: Path) -> None:
+def test_plain_ssh_scp_and_sftp_reach_a_node(client: ApiClient, tmp_path: Path) -> None:
     require_clients()
     (tmp_path / ".ssh").mkdir(mode=0o700)
     (tmp_path / ".ssh/config").write_text("Host other\n  User me\n")
@@ -335,7 +335,7 @@ def test_plain_ssh_scp_and_sftp_reach_a_node(client: Client, tmp_path: Path) -> 
 
 
 def test_a_line_ends_with_its_user_its_job_and_its_server(
-    client: Client, home: Path, tmp_path: Path
+    client: ApiClient, home: Path, tmp_path: Path
 ) -> None:
     server = tmp_path / "server"  # a program that stays, such as an editor's server
     stays = f"nohup sh -c 'echo $$ >{server}; exec sleep 1000' >/dev/null 2>&1 &"

@@ -22,7 +22,7 @@ from tests.system.storages import (
     start_web,
 )
 
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 from cavvy.store.objects.base import ObjectBucket
 from cavvy.store.objects.locations import open_place
 
@@ -43,7 +43,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def run_to_end(client: Client, text: str) -> tuple[str, str]:
+def run_to_end(client: ApiClient, text: str) -> tuple[str, str]:
     """How a job ended, and what its events told."""
     name = client.submit(text).name
     follow_to_end(client, name)

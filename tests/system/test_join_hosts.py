@@ -20,7 +20,7 @@ from tests.system.hosts import Lab, LabHost, lab_at, worked
 from tests.system.server_state import follow_to_end, home_at, kill_server, wait_until
 
 from cavvy.cli.main import cli
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 
 PROOF = Proof("join", True, "hosts in network namespaces that joined over TLS")
 pytestmark = pytest.mark.system
@@ -45,7 +45,7 @@ class Ranch:
         """Paste a line into the host's shell."""
         return host.run(line.replace("sh -s -- ", "sh -s -- --background "))
 
-    def join(self, client: Client, host: LabHost, **how: str) -> str:
+    def join(self, client: ApiClient, host: LabHost, **how: str) -> str:
         """Have a host join; its name."""
         before = {machine.name for machine in client.joined()}
         self.paste(host, client.invite(**how).shell)
@@ -68,16 +68,16 @@ def ranch(tmp_path: Path) -> Iterator[Ranch]:
         yield Ranch(lab, home)
 
 
-def state_of(client: Client, name: str) -> str:
+def state_of(client: ApiClient, name: str) -> str:
     return next((machine.state for machine in client.joined() if machine.name == name), "")
 
 
-def phase(client: Client, name: str) -> str:
+def phase(client: ApiClient, name: str) -> str:
     return client.job("default", name).phase
 
 
 def log_at_the_end(
-    client: Client, name: str, attempt: int | None = None, seconds: float = 120
+    client: ApiClient, name: str, attempt: int | None = None, seconds: float = 120
 ) -> bytes:
     follow_to_end(client, name, seconds)
     return b"".join(client.logs("default", name, attempt=attempt))

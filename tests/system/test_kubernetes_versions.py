@@ -16,7 +16,7 @@ from tests.system.packages import install_whole
 from tests.unit.test_kubernetes_reading import make_node, make_spec
 
 from cavvy.agent.bundle import make_archive
-from cavvy.domain.tasks import Task, Volume, VolumeKind
+from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
 from cavvy.providers.kubernetes import pods
 from cavvy.providers.kubernetes.bundle import make_bundle
 from cavvy.providers.kubernetes.cluster import read_nodes
@@ -91,7 +91,9 @@ def make_all() -> list[dict[str, Any]]:
         (node,) = read_nodes([make_node("a", {"nvidia.com/gpu": "8"}, node_labels)], (), {}, ())
         found.append(pods.make_pod(spec, 1, "m", owner, node, options, "agent"))
         found.append(pods.make_pod(make_spec(), 0, "m", owner, node, read_options({}), "agent"))
-    task = Task(name="t", run="true", nodes=2, env={"A": "b"}, secrets=("KEY",), volumes=VOLUMES)
+    task = TaskSpec(
+        name="t", run="true", nodes=2, env={"A": "b"}, secrets=("KEY",), volumes=VOLUMES
+    )
     found += yaml.safe_load_all(make_export(task, None, 2, options))
     found += yaml.safe_load_all(make_policy("ml"))
     return found

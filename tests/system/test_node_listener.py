@@ -23,7 +23,7 @@ from cavvy.agent.bundle import make_archive
 from cavvy.api.node_listener.certificate import load_certificate
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.tokens import load_tokens
-from cavvy.client import Client, connect
+from cavvy.client import ApiClient, connect
 from cavvy.providers.base import NodeEndpoint
 from cavvy.providers.hosts.bootstrap import make_preamble
 
@@ -44,7 +44,7 @@ capacity = 9
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
+def client(tmp_path: Path) -> Iterator[ApiClient]:
     (tmp_path / "cloud.toml").write_text(CLOUD)
     with home_at(tmp_path / "home") as _:
         (tmp_path / "settings.toml").write_text(
@@ -55,7 +55,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
             yield client
 
 
-def node_endpoint_of(client: Client, home: Path) -> NodeEndpoint:
+def node_endpoint_of(client: ApiClient, home: Path) -> NodeEndpoint:
     """What a provider of that server is told."""
     address = client.server().node_endpoint
     assert address is not None
@@ -74,7 +74,7 @@ def node_endpoint_of(client: Client, home: Path) -> NodeEndpoint:
     )
 
 
-def gang_of(client: Client, name: str) -> str:
+def gang_of(client: ApiClient, name: str) -> str:
     def look() -> str:
         attempts = client.job("default", name).attempts
         return attempts[-1].gang if attempts and attempts[-1].launched_at else ""
@@ -115,7 +115,7 @@ def boot(
 
 @pytest.mark.parametrize("tool", ["curl", "wget", "python3"])
 def test_a_node_boots_from_outside_with_one_tool_alone(
-    client: Client, tmp_path: Path, tool: str
+    client: ApiClient, tmp_path: Path, tool: str
 ) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -151,7 +151,7 @@ def test_a_node_boots_from_outside_with_one_tool_alone(
 
 
 def test_a_bootstrap_token_is_good_for_one_claim_and_nothing_else(
-    client: Client, tmp_path: Path
+    client: ApiClient, tmp_path: Path
 ) -> None:
     client.submit(
         f"{{name: once, run: 'while [ ! -e {tmp_path}/go ]; do sleep 0.05; done', workdir: null}}"
@@ -186,7 +186,7 @@ def test_a_bootstrap_token_is_good_for_one_claim_and_nothing_else(
     wait_until(lambda: client.job("default", "once").phase == "done")
 
 
-def test_users_routes_are_not_outside(client: Client, tmp_path: Path) -> None:
+def test_users_routes_are_not_outside(client: ApiClient, tmp_path: Path) -> None:
     node_endpoint = node_endpoint_of(client, tmp_path / "home")
     token = (tmp_path / "home/token").read_text().strip()
     assert _status(node_endpoint, "/v1/server", token) == 404
@@ -195,7 +195,9 @@ def test_users_routes_are_not_outside(client: Client, tmp_path: Path) -> None:
     assert _status(node_endpoint, "/boot/v1/..%2ftoken", None) in (404, 422)
 
 
-def test_busybox_may_fetch_files_by_hash_and_nothing_else(client: Client, tmp_path: Path) -> None:
+def test_busybox_may_fetch_files_by_hash_and_nothing_else(
+    client: ApiClient, tmp_path: Path
+) -> None:
     busybox = shutil.which("busybox")
     if busybox is None or os.getuid() != 0:
         pytest.skip(
@@ -229,7 +231,7 @@ def test_busybox_may_fetch_files_by_hash_and_nothing_else(client: Client, tmp_pa
     assert b"404" in fetch("/agent/v1/orders?gang=a&rank=0").stderr
 
 
-def test_weak_tls_is_refused_but_for_what_busybox_needs(client: Client, tmp_path: Path) -> None:
+def test_weak_tls_is_refused_but_for_what_busybox_needs(client: ApiClient, tmp_path: Path) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs openssl's client")
@@ -251,7 +253,7 @@ def test_weak_tls_is_refused_but_for_what_busybox_needs(client: Client, tmp_path
     assert shakes(f"-servername 127.0.0.1 {sha1}")
 
 
-def test_an_agent_says_nothing_to_another_certificate(client: Client, tmp_path: Path) -> None:
+def test_an_agent_says_nothing_to_another_certificate(client: ApiClient, tmp_path: Path) -> None:
     client.submit("{name: mitm, run: 'echo no', workdir: null}")
     node_endpoint = replace(node_endpoint_of(client, tmp_path / "home"), pin="0" * 64)
     gang = gang_of(client, "mitm")

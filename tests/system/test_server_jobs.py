@@ -18,7 +18,7 @@ from tests.system.server_state import (
     wait_until,
 )
 
-from cavvy.client import ApiError, Client, connect
+from cavvy.client import ApiClient, ApiError, connect
 from cavvy.client.embedded import ensure_server, stop_server
 from cavvy.client.state import server_holds_lock
 
@@ -31,12 +31,12 @@ def home(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def run_to_end(client: Client, name: str) -> str:
+def run_to_end(client: ApiClient, name: str) -> str:
     follow_to_end(client, name)
     return client.job("default", name).phase
 
 
-def log_of(client: Client, name: str, *, follow: bool = False) -> bytes:
+def log_of(client: ApiClient, name: str, *, follow: bool = False) -> bytes:
     return b"".join(client.logs("default", name, follow=follow))
 
 
@@ -195,7 +195,7 @@ def _stuff(path: Path) -> None:
             file.write(b"x" * 65536)
 
 
-def _submit_until_full(client: Client) -> None:
+def _submit_until_full(client: ApiClient) -> None:
     """What the database file has room for is taken first."""
     for number in range(2000):
         client.submit(

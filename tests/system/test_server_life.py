@@ -16,7 +16,14 @@ import pytest
 from tests.system.server_state import home_at, kill_server, run_python, wait_until
 from tests.waits import PATIENCE_S
 
-from cavvy.client import ApiError, Client, IncompatibleVersions, StartFailed, Unreachable, connect
+from cavvy.client import (
+    ApiClient,
+    ApiError,
+    IncompatibleVersions,
+    StartFailed,
+    Unreachable,
+    connect,
+)
 from cavvy.client.embedded import ensure_server, stop_server
 from cavvy.client.state import ServerFile, read_server, read_token, server_holds_lock, write_server
 
@@ -63,7 +70,7 @@ def test_only_its_user_can_reach_it(home: Path) -> None:
     assert stat.S_IMODE(os.stat(home).st_mode) == 0o700
     for name in ("token", "server.json", "server.log", "server.lock", "cavvy.db"):
         assert stat.S_IMODE(os.stat(home / name).st_mode) == 0o600, name
-    with Client(server.address, "wrong") as client, pytest.raises(ApiError) as caught:
+    with ApiClient(server.address, "wrong") as client, pytest.raises(ApiError) as caught:
         client.server()
     assert (caught.value.status, caught.value.code) == (401, "unauthorised")
 
@@ -256,10 +263,10 @@ def test_loopback_tcp_takes_the_token_too(home: Path) -> None:
     (home.parent / "settings.toml").write_text("[server]\nlisten = '127.0.0.1:0'\n")
     server = ensure_server()
     assert server.listen is not None
-    with Client(server.listen, read_token(str(home))) as client:
+    with ApiClient(server.listen, read_token(str(home))) as client:
         assert client.server().pid == server.pid
     with (
-        Client(server.listen, "") as client,
+        ApiClient(server.listen, "") as client,
         pytest.raises(ApiError, match="does not belong to this server"),
     ):
         client.server()

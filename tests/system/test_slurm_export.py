@@ -10,7 +10,7 @@ import pytest
 from tests.contract.test_provider_slurm import SlurmPlace, slurm_environment
 from tests.system.slurm import Cluster, cluster_at, why_not
 
-from cavvy.domain.tasks import AcceleratorNeed, Resources, Task
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec
 
 pytestmark = pytest.mark.system
 
@@ -23,7 +23,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-TASK = Task(
+TASK = TaskSpec(
     name="exported",
     nodes=2,
     params={"lr": 0.1, "fast": True},
@@ -31,7 +31,7 @@ TASK = Task(
     setup="ready=yes",
     run='echo "$NODE_RANK of $NNODES $CAVVY_PARAM_LR $CAVVY_PARAM_FAST $QUOTED $ready '
     '$NPROC_PER_NODE $MASTER_ADDR" > "$OUT/$NODE_RANK"\n',
-    resources=Resources(
+    resources=ResourceSpec(
         accelerators=(AcceleratorNeed(count_min=2),), cpus_min=1, memory_min_mib=100
     ),
 )
@@ -69,11 +69,11 @@ def test_the_script_is_taken_and_runs(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_the_exit_code_is_the_works(cluster: Cluster, tmp_path: Path) -> None:
     provider = SlurmPlace(cluster, tmp_path).provider("export")
-    script = provider.export(Task(name="fails", run="exit 7"), None, 1)
+    script = provider.export(TaskSpec(name="fails", run="exit 7"), None, 1)
     assert submit(cluster, script, tmp_path, "--wait").returncode == 7
 
 
 def test_what_sbatch_would_refuse_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     provider = SlurmPlace(cluster, tmp_path).provider("export")
-    script = provider.export(Task(name="huge", run="true", nodes=1000), None, 1000)
+    script = provider.export(TaskSpec(name="huge", run="true", nodes=1000), None, 1000)
     assert submit(cluster, script, tmp_path, "--test-only").returncode != 0

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from tests.waits import PATIENCE_S, START_S, wait_until
 
-from cavvy.client import ApiError, Client, connect
+from cavvy.client import ApiClient, ApiError, connect
 from cavvy.client.state import process_mark, read_server
 from cavvy.client.wire import JobDetail
 
@@ -39,7 +39,7 @@ class User:
         self.work.mkdir(parents=True)
         self.config.touch()
         self.variables: dict[str, str] = {}
-        self._client: Client | None = None
+        self._client: ApiClient | None = None
         self._commands: list[subprocess.Popen[str]] = []
 
     # Acting
@@ -117,7 +117,7 @@ class User:
     # Looking
 
     @property
-    def api(self) -> Client:
+    def api(self) -> ApiClient:
         """A client of the server, which it starts where none runs."""
         if self._client is None:
             with environment(self.environ):

@@ -18,7 +18,7 @@ from cavvy.client import ApiError, Patience, wire
 from cavvy.client.client import ExecChunk, LogChunk
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 
 T0 = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -115,7 +115,9 @@ def make_attempt(number: int = 1, **changes: Any) -> wire.AttemptView:
     return wire.AttemptView(**{**facts, **changes})
 
 
-def make_job(name: str, phase: str, *, task: Task | None = None, **changes: Any) -> wire.JobDetail:
+def make_job(
+    name: str, phase: str, *, task: TaskSpec | None = None, **changes: Any
+) -> wire.JobDetail:
     ended = phase in ("done", "failed", "stopped")
     facts: dict[str, Any] = {
         "id": f"id-of-{name}",
@@ -134,7 +136,7 @@ def make_job(name: str, phase: str, *, task: Task | None = None, **changes: Any)
         "exit_code": {"done": 0, "failed": 3}.get(phase),
         "placement": None if phase == "queued" else OFFER.key,
         "spent_micros": 0 if phase == "queued" else 10_000,
-        "task": Raw(encode(task or Task(name=name, run="true"))),
+        "task": Raw(encode(task or TaskSpec(name=name, run="true"))),
         "origin": Raw(encode(RunOrigin(task_text="name: x\nrun: 'true'\n"))),
         "not_before": None,
         "stop_reason": None,
@@ -162,7 +164,7 @@ def make_event(number: int, kind: str, text: str, **changes: Any) -> wire.EventV
 
 @dataclass
 class FakeClient:
-    """What the commands use of `cavvy.client.Client`; `asked` holds what was asked for that
+    """What the commands use of `cavvy.client.ApiClient`; `asked` holds what was asked for that
     changes something.
     """
 

@@ -18,7 +18,7 @@ from cavvy.agent.data.upload import send_file
 from cavvy.agent.work import hide
 from cavvy.agent.work.folder import CannotBuild, transfer
 from cavvy.agent.work.prepare import list_shown
-from cavvy.domain.tasks import Task, Volume, VolumeKind
+from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
 from cavvy.providers.local.tasks import check_task
 
 WORK = """
@@ -212,11 +212,11 @@ def test_a_task_with_such_a_volume_is_refused_before_it_is_queued(
 ) -> None:
     def check(source: Path, image: str | None = "busybox") -> list[str]:
         volume = Volume(kind=VolumeKind.HOST, source=str(source), path="/data")
-        task = Task(name="t", run="x", image=image, volumes=(volume,))
+        task = TaskSpec(name="t", run="x", image=image, volumes=(volume,))
         return [each.field for each in check_task(task, "podman", folder)]
 
     assert check(tmp_path) == check(folder / "storage") == ["volumes"]
     assert check(tmp_path / "elsewhere") == check(tmp_path, None) == []
     volume = Volume(kind=VolumeKind.HOST, source="/", path="/data")
-    task = Task(name="t", run="x", image="busybox", volumes=(volume,))
+    task = TaskSpec(name="t", run="x", image="busybox", volumes=(volume,))
     assert check_task(task, "podman", None) == []  # `hide_server` is off

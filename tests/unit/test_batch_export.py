@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.domain.tasks import AcceleratorNeed, CheckpointPolicy, Resources, Task, Transfer, Workdir
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    CheckpointPolicy,
+    ResourceSpec,
+    TaskSpec,
+    Transfer,
+    Workdir,
+)
 from cavvy.providers.batch.export import here_document, list_exports, list_notes, make_work
 from cavvy.providers.batch.system import JobOptions
 from cavvy.providers.kubernetes import export as kubernetes
@@ -29,7 +36,7 @@ def test_a_here_document_gives_the_text_back(text: str) -> None:
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="\x00", codec="utf-8"), max_size=100))
 def test_variables_keep_their_values(value: str) -> None:
-    (line, *_) = list_exports(Task(name="t", run="true", env={"GIVEN": value}), 1)
+    (line, *_) = list_exports(TaskSpec(name="t", run="true", env={"GIVEN": value}), 1)
     done = subprocess.run(
         ["bash", "-c", f'{line}\nprintf %s "$GIVEN"'], capture_output=True, check=True
     )
@@ -37,17 +44,17 @@ def test_variables_keep_their_values(value: str) -> None:
 
 
 def test_a_setup_that_fails_ends_the_work(tmp_path: Path) -> None:
-    work = make_work(Task(name="t", setup="false", run="echo ran"))
+    work = make_work(TaskSpec(name="t", setup="false", run="echo ran"))
     done = subprocess.run(["bash", "-c", work], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    work = make_work(Task(name="t", setup="true", run="false\necho ran"))
+    work = make_work(TaskSpec(name="t", setup="true", run="false\necho ran"))
     assert subprocess.run(["bash", "-c", work], capture_output=True, text=True).stdout == "ran\n"
 
 
 def test_what_stays_with_the_user_is_said() -> None:
     notes = " ".join(
         list_notes(
-            Task(
+            TaskSpec(
                 name="t",
                 run="true",
                 secrets=("TOKEN",),
@@ -65,11 +72,11 @@ def test_what_stays_with_the_user_is_said() -> None:
 @pytest.mark.parametrize(("nodes", "start"), [(1, 'bash "$work"'), (3, 'pbsdsh -- bash "$work"')])
 def test_a_script_of_pbs_asks_for_what_the_task_asks(nodes: int, start: str) -> None:
     job_options = JobOptions(account="vision")
-    need = Resources(
+    need = ResourceSpec(
         accelerators=(AcceleratorNeed(name="A100", count_min=2),), cpus_min=4, memory_min_mib=2048
     )
     text = pbs.make_export(
-        Task(name="t", run="true", resources=need), None, nodes, job_options, "gpu_type"
+        TaskSpec(name="t", run="true", resources=need), None, nodes, job_options, "gpu_type"
     )
     assert f"#PBS -l select={nodes}:ncpus=4:mem=2048mb:ngpus=2\n" in text
     assert "#PBS -A vision\n" in text
@@ -78,10 +85,10 @@ def test_a_script_of_pbs_asks_for_what_the_task_asks(nodes: int, start: str) -> 
 
 
 def test_memory_for_each_cpu_is_asked_for_as_a_sum() -> None:
-    task = Task(
+    task = TaskSpec(
         name="t",
         run="true",
-        resources=Resources(cpus_min=8, memory_per_cpu_mib=4096, memory_min_mib=1024),
+        resources=ResourceSpec(cpus_min=8, memory_per_cpu_mib=4096, memory_min_mib=1024),
     )
     job_options = JobOptions()
     assert ":ncpus=8:mem=32768mb\n" in pbs.make_export(task, None, 1, job_options, "")

@@ -7,7 +7,7 @@ from cavvy.catalog.fit import explain, first_failing, match_offers, near_miss
 from cavvy.catalog.needs import parse_accelerator
 from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Fabric, NetworkNeed, Resources, SpotPolicy
+from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate
 
 
@@ -32,56 +32,56 @@ EIGHT = parse_accelerator("A100:8")
 @pytest.mark.parametrize(
     ("need", "failed"),
     [
-        (Resources(), None),
-        (Resources(accelerators=EIGHT), None),
+        (ResourceSpec(), None),
+        (ResourceSpec(accelerators=EIGHT), None),
         (
-            Resources(spot=SpotPolicy.ONLY, accelerators=parse_accelerator("H100:1")),
+            ResourceSpec(spot=SpotPolicy.ONLY, accelerators=parse_accelerator("H100:1")),
             Constraint.PURCHASE,
         ),
-        (Resources(accelerators=parse_accelerator("H100:8")), Constraint.ACCELERATOR),
-        (Resources(accelerators=parse_accelerator("H100:8|A100:4")), Constraint.COUNT),
+        (ResourceSpec(accelerators=parse_accelerator("H100:8")), Constraint.ACCELERATOR),
+        (ResourceSpec(accelerators=parse_accelerator("H100:8|A100:4")), Constraint.COUNT),
         (
-            Resources(accelerators=parse_accelerator("A100:80GB:8|A100:4")),
+            ResourceSpec(accelerators=parse_accelerator("A100:80GB:8|A100:4")),
             Constraint.ACCELERATOR_MEMORY,
         ),
         (
-            Resources(accelerators=EIGHT, instance="p4de.24xlarge", cpus_min=500),
+            ResourceSpec(accelerators=EIGHT, instance="p4de.24xlarge", cpus_min=500),
             Constraint.INSTANCE,
         ),
-        (Resources(instance="P4D.24XLARGE"), None),
-        (Resources(cpus_max=64), Constraint.CPUS),
-        (Resources(memory_min_mib=2_000_000), Constraint.MEMORY),
-        (Resources(memory_per_cpu_mib=12 * 1024), None),
-        (Resources(memory_per_cpu_mib=12 * 1024 + 1), Constraint.MEMORY),
-        (Resources(memory_per_cpu_mib=1, memory_min_mib=2_000_000), Constraint.MEMORY),
-        (Resources(memory_per_cpu_mib=1, memory_max_mib=1024), Constraint.MEMORY),
-        (Resources(disk_gib=100_000), None),
-        (Resources(network=NetworkNeed(min_mbps=1)), Constraint.NETWORK),
-        (Resources(network=NetworkNeed(fabric=Fabric.RDMA)), None),
-        (Resources(network=NetworkNeed(fabric=Fabric.EFA)), None),
-        (Resources(network=NetworkNeed(fabric=Fabric.INFINIBAND)), Constraint.NETWORK),
-        (Resources(network=NetworkNeed(fabric=Fabric.EFA, min_mbps=1)), Constraint.NETWORK),
-        (Resources(providers=("gcp",), regions=("eu",)), Constraint.PROVIDER),
-        (Resources(regions=("eu",), max_rate=HourlyRate(1)), Constraint.REGION),
-        (Resources(max_rate=HourlyRate(21_957_639)), Constraint.PRICE),
-        (Resources(max_rate=HourlyRate(21_957_640)), None),
+        (ResourceSpec(instance="P4D.24XLARGE"), None),
+        (ResourceSpec(cpus_max=64), Constraint.CPUS),
+        (ResourceSpec(memory_min_mib=2_000_000), Constraint.MEMORY),
+        (ResourceSpec(memory_per_cpu_mib=12 * 1024), None),
+        (ResourceSpec(memory_per_cpu_mib=12 * 1024 + 1), Constraint.MEMORY),
+        (ResourceSpec(memory_per_cpu_mib=1, memory_min_mib=2_000_000), Constraint.MEMORY),
+        (ResourceSpec(memory_per_cpu_mib=1, memory_max_mib=1024), Constraint.MEMORY),
+        (ResourceSpec(disk_gib=100_000), None),
+        (ResourceSpec(network=NetworkNeed(min_mbps=1)), Constraint.NETWORK),
+        (ResourceSpec(network=NetworkNeed(fabric=Fabric.RDMA)), None),
+        (ResourceSpec(network=NetworkNeed(fabric=Fabric.EFA)), None),
+        (ResourceSpec(network=NetworkNeed(fabric=Fabric.INFINIBAND)), Constraint.NETWORK),
+        (ResourceSpec(network=NetworkNeed(fabric=Fabric.EFA, min_mbps=1)), Constraint.NETWORK),
+        (ResourceSpec(providers=("gcp",), regions=("eu",)), Constraint.PROVIDER),
+        (ResourceSpec(regions=("eu",), max_rate=HourlyRate(1)), Constraint.REGION),
+        (ResourceSpec(max_rate=HourlyRate(21_957_639)), Constraint.PRICE),
+        (ResourceSpec(max_rate=HourlyRate(21_957_640)), None),
     ],
 )
 def test_the_first_constraint_that_fails_is_named(
-    need: Resources, failed: Constraint | None
+    need: ResourceSpec, failed: Constraint | None
 ) -> None:
     assert first_failing(offer(), need) is failed
 
 
 def test_a_fact_that_is_not_stated_meets_no_need_for_it() -> None:
     unknown = offer(vcpus=0, memory_mib=0)
-    assert first_failing(unknown, Resources(cpus_min=1)) is Constraint.CPUS
-    assert first_failing(unknown, Resources(memory_min_mib=1)) is Constraint.MEMORY
-    assert explain(unknown, Resources(memory_min_mib=1024), Constraint.MEMORY).startswith(
+    assert first_failing(unknown, ResourceSpec(cpus_min=1)) is Constraint.CPUS
+    assert first_failing(unknown, ResourceSpec(memory_min_mib=1)) is Constraint.MEMORY
+    assert explain(unknown, ResourceSpec(memory_min_mib=1024), Constraint.MEMORY).startswith(
         "does not state its memory"
     )
-    assert first_failing(offer(disk_gib=100), Resources(disk_gib=101)) is Constraint.DISK
-    each = Resources(memory_per_cpu_mib=1024)
+    assert first_failing(offer(disk_gib=100), ResourceSpec(disk_gib=101)) is Constraint.DISK
+    each = ResourceSpec(memory_per_cpu_mib=1024)
     assert first_failing(offer(vcpus=0), each) is Constraint.MEMORY
     assert (
         explain(offer(vcpus=0), each, Constraint.MEMORY)
@@ -90,15 +90,17 @@ def test_a_fact_that_is_not_stated_meets_no_need_for_it() -> None:
 
 
 def test_a_job_takes_what_it_asks_for_of_a_shared_host() -> None:
-    request = Resources(accelerators=parse_accelerator("A100:2"), cpus_max=8, memory_max_mib=1024)
+    request = ResourceSpec(
+        accelerators=parse_accelerator("A100:2"), cpus_max=8, memory_max_mib=1024
+    )
     assert first_failing(offer(), request) is Constraint.COUNT
     assert first_failing(offer(shared=True), request) is None
     assert (
-        first_failing(offer(shared=True), Resources(accelerators=parse_accelerator("A100:16")))
+        first_failing(offer(shared=True), ResourceSpec(accelerators=parse_accelerator("A100:16")))
         is Constraint.COUNT
     )
     # Of CPUs only those that the job holds need their memory: one, unless it says more.
-    each = Resources(memory_per_cpu_mib=100 * 1024)
+    each = ResourceSpec(memory_per_cpu_mib=100 * 1024)
     assert first_failing(offer(), each) is Constraint.MEMORY
     assert first_failing(offer(shared=True), each) is None
     assert first_failing(offer(shared=True), replace(each, cpus_min=12)) is Constraint.MEMORY
@@ -108,49 +110,49 @@ def test_a_job_takes_what_it_asks_for_of_a_shared_host() -> None:
     ("need", "missed", "text"),
     [
         (
-            Resources(max_rate=HourlyRate(15_000_000)),
+            ResourceSpec(max_rate=HourlyRate(15_000_000)),
             Constraint.PRICE,
             "costs $21.96/h, your limit is $15.00/h",
         ),
         (
-            Resources(accelerators=parse_accelerator("A100:16")),
+            ResourceSpec(accelerators=parse_accelerator("A100:16")),
             Constraint.COUNT,
             "has 8 A100 of 40 GiB, you asked for A100:16",
         ),
-        (Resources(regions=("eu",)), Constraint.REGION, "is in us-east-1, you asked for eu"),
+        (ResourceSpec(regions=("eu",)), Constraint.REGION, "is in us-east-1, you asked for eu"),
         (
-            Resources(spot=SpotPolicy.ONLY),
+            ResourceSpec(spot=SpotPolicy.ONLY),
             Constraint.PURCHASE,
             "is on-demand, you asked for spot (spot: only)",
         ),
         (
-            Resources(cpus_min=100, cpus_max=200),
+            ResourceSpec(cpus_min=100, cpus_max=200),
             Constraint.CPUS,
             "has 96 CPUs, you asked for 100 to 200",
         ),
         (
-            Resources(memory_per_cpu_mib=16 * 1024),
+            ResourceSpec(memory_per_cpu_mib=16 * 1024),
             Constraint.MEMORY,
             "has 1152 GiB memory for 96 CPUs, you asked for 16 GiB for each CPU",
         ),
         (
-            Resources(memory_per_cpu_mib=16 * 1024, memory_min_mib=2048),
+            ResourceSpec(memory_per_cpu_mib=16 * 1024, memory_min_mib=2048),
             Constraint.MEMORY,
             "has 1152 GiB memory for 96 CPUs, you asked for at least 2 GiB and 16 GiB for each CPU",
         ),
         (
-            Resources(network=NetworkNeed(min_mbps=400_000)),
+            ResourceSpec(network=NetworkNeed(min_mbps=400_000)),
             Constraint.NETWORK,
             "does not state its network, you asked for at least 400 Gbit/s",
         ),
         (
-            Resources(network=NetworkNeed(fabric=Fabric.ROCE, min_mbps=400_000)),
+            ResourceSpec(network=NetworkNeed(fabric=Fabric.ROCE, min_mbps=400_000)),
             Constraint.NETWORK,
             "has efa network, you asked for at least 400 Gbit/s roce",
         ),
     ],
 )
-def test_a_near_miss_says_both_figures(need: Resources, missed: Constraint, text: str) -> None:
+def test_a_near_miss_says_both_figures(need: ResourceSpec, missed: Constraint, text: str) -> None:
     near = near_miss(offer(), need)
     assert near is not None
     assert near[0] is missed
@@ -160,11 +162,11 @@ def test_a_near_miss_says_both_figures(need: Resources, missed: Constraint, text
 def test_failing_two_things_is_no_near_miss_nor_is_another_type_or_a_machine_without_accelerators() -> (
     None
 ):
-    assert near_miss(offer(), Resources(regions=("eu",), max_rate=HourlyRate(1))) is None
-    assert near_miss(offer(), Resources(instance="p5.48xlarge")) is None
+    assert near_miss(offer(), ResourceSpec(regions=("eu",), max_rate=HourlyRate(1))) is None
+    assert near_miss(offer(), ResourceSpec(instance="p5.48xlarge")) is None
     bare = offer(accelerator=None, accelerator_count=0)
-    assert near_miss(bare, Resources(accelerators=EIGHT)) is None
-    assert near_miss(offer(purchase=Purchase.RESERVED), Resources(spot=SpotPolicy.ONLY)) is None
+    assert near_miss(bare, ResourceSpec(accelerators=EIGHT)) is None
+    assert near_miss(offer(purchase=Purchase.RESERVED), ResourceSpec(spot=SpotPolicy.ONLY)) is None
 
 
 def test_matches_account_for_every_offer_once() -> None:
@@ -174,7 +176,7 @@ def test_matches_account_for_every_offer_once() -> None:
         for purchase in Purchase
     ]
     answer = match_offers(
-        offers, Resources(accelerators=EIGHT, max_rate=HourlyRate(25_000_000)), limit=1
+        offers, ResourceSpec(accelerators=EIGHT, max_rate=HourlyRate(25_000_000)), limit=1
     )
     assert [found.rate.micros_per_hour for found in answer.offers] == [10_000_000]
     assert (answer.matched, answer.total) == (2, 9)
@@ -208,7 +210,7 @@ def test_the_table_names_the_fabric_of_a_machine(
 
 def test_a_machine_without_a_known_fabric_says_so() -> None:
     plain = offer(instance_type="g5.xlarge", network_mbps=2500)
-    need = Resources(network=NetworkNeed(min_mbps=1000, fabric=Fabric.RDMA))
+    need = ResourceSpec(network=NetworkNeed(min_mbps=1000, fabric=Fabric.RDMA))
     near = near_miss(plain, need)
     assert near is not None
     assert near[0] is Constraint.NETWORK

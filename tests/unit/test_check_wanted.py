@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from cavvy.control.agents.work import make_assignment
-from cavvy.domain.jobs import Attempt, Job, Node
+from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import NetworkNeed, NodeCheck, Resources, Task
+from cavvy.domain.tasks import NetworkNeed, NodeCheck, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
@@ -22,13 +22,13 @@ OFFER = Offer(
 )
 
 
-def wanted(offer: Offer, resources: Resources) -> dict[str, str | float] | None:
+def wanted(offer: Offer, resources: ResourceSpec) -> dict[str, str | float] | None:
     """Without the fields that are not known."""
-    job = Job(
+    job = JobRecord(
         id="j",
         project="p",
         name="n",
-        task=Task(name="n", run="x", resources=resources),
+        task=TaskSpec(name="n", run="x", resources=resources),
         submitted_at=T0,
         since=T0,
     )
@@ -51,12 +51,16 @@ def wanted(offer: Offer, resources: Resources) -> dict[str, str | float] | None:
 
 
 def test_the_figures_are_the_data_sheets_and_the_share_is_of_the_network_too() -> None:
-    assert wanted(OFFER, Resources()) is None
+    assert wanted(OFFER, ResourceSpec()) is None
     kind = {"kind": "A100", "memory_mib": 81920, "bandwidth_gbs": 2039.0}
-    assert wanted(OFFER, Resources(check=NodeCheck())) == {"share": 0.6, "link_mbps": 0.0, **kind}
-    network = Resources(check=NodeCheck(share=0.5), network=NetworkNeed(min_mbps=10_000))
+    assert wanted(OFFER, ResourceSpec(check=NodeCheck())) == {
+        "share": 0.6,
+        "link_mbps": 0.0,
+        **kind,
+    }
+    network = ResourceSpec(check=NodeCheck(share=0.5), network=NetworkNeed(min_mbps=10_000))
     assert wanted(OFFER, network) == {"share": 0.5, "link_mbps": 5000, **kind}
-    assert wanted(OFFER, Resources(check=NodeCheck(link_mbps=700))) == {
+    assert wanted(OFFER, ResourceSpec(check=NodeCheck(link_mbps=700))) == {
         "share": 0.6,
         "link_mbps": 700,
         **kind,
@@ -64,5 +68,5 @@ def test_the_figures_are_the_data_sheets_and_the_share_is_of_the_network_too() -
 
 
 def test_of_an_accelerator_that_is_not_known_only_its_presence_and_memory_are_checked() -> None:
-    found = wanted(replace(OFFER, accelerator="Nobody-9000"), Resources(check=NodeCheck()))
+    found = wanted(replace(OFFER, accelerator="Nobody-9000"), ResourceSpec(check=NodeCheck()))
     assert found == {"share": 0.6, "link_mbps": 0.0}

@@ -13,7 +13,7 @@ from cavvy.cli.view.formatting import show_progress
 from cavvy.cli.view.job_story import JobStory
 from cavvy.cli.view.output import TableColumn, rows_out
 from cavvy.cli.view.screen import open_screen
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 
 FACTS = {"submitted": "submitted", "exit code 0": "succeeded"}
 
@@ -153,7 +153,9 @@ def test_a_pipe_gets_the_log_alone(capfdbinary: pytest.CaptureFixture[bytes]) ->
 def test_lines_of_several_ranks_are_whole_and_named(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    with open_screen(make_job("x", "running", task=Task(name="x", run="true", nodes=2))) as screen:
+    with open_screen(
+        make_job("x", "running", task=TaskSpec(name="x", run="true", nodes=2))
+    ) as screen:
         screen.log(0, b"one ")
         screen.log(1, b"two\nrest")
         screen.log(0, b"line\n")

@@ -29,7 +29,7 @@ from cavvy.cli import down
 from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, wire
-from cavvy.domain.tasks import StartWindow, Task
+from cavvy.domain.tasks import StartWindow, TaskSpec
 
 __all__ = ["client"]
 FOUND = wire.CleanupItem(
@@ -471,7 +471,7 @@ def test_diff_shows_flags_and_dollars_as_people_write_them(client: FakeClient) -
     client.all_jobs["flagged"] = make_job(
         "flagged",
         "done",
-        task=Task(name="flagged", run="true", params={"fast": True}),
+        task=TaskSpec(name="flagged", run="true", params={"fast": True}),
         spent_micros=44,
     )
     assert ["task.params.fast", "-", "true"] in lines(run("diff", "good", "flagged"))
@@ -513,7 +513,7 @@ def test_run_says_where_else_what_no_configured_place_has_is_to_be_had(
 
 
 def test_tags_are_shown_with_the_job_and_exported_with_its_cost(client: FakeClient) -> None:
-    task = Task(name="tagged", run="true", tags={"team": "vision"})
+    task = TaskSpec(name="tagged", run="true", tags={"team": "vision"})
     client.all_jobs["tagged"] = make_job("tagged", "done", task=task)
     assert ["tags", "team=vision"] in lines(run("status", "tagged"))
     assert ["tags", "team=vision"] in lines(run("cost", "tagged"))
@@ -522,7 +522,7 @@ def test_tags_are_shown_with_the_job_and_exported_with_its_cost(client: FakeClie
 
 
 def test_a_job_that_waits_for_its_window_is_said_to_start_in_it(client: FakeClient) -> None:
-    task = Task(
+    task = TaskSpec(
         name="night",
         run="true",
         window=StartWindow(spans=(), text="03:00-04:00", time_zone="Europe/Berlin"),

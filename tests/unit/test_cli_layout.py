@@ -29,7 +29,7 @@ from cavvy.cli.main import cli
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
 from cavvy.client import wire
-from cavvy.domain.tasks import Schedule, Task
+from cavvy.domain.tasks import JobSchedule, TaskSpec
 
 __all__ = ["client"]
 NAME = "fine-tune-llama-of-the-customer-support-team-0042"
@@ -66,7 +66,9 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         NAME: make_job(NAME, "running", attempt=3, avoid={PLACEMENT: at(1e10)}, **facts),
         "b": make_job("b", "failed", **facts),
     }
-    cron = Task(name="n", run="x", schedule=Schedule(cron="0 3 * * 1-5", time_zone="Asia/Tokyo"))
+    cron = TaskSpec(
+        name="n", run="x", schedule=JobSchedule(cron="0 3 * * 1-5", time_zone="Asia/Tokyo")
+    )
     client.all_jobs[NIGHTLY] = make_job(
         NIGHTLY, "queued", task=cron, held=True, not_before=at(9), project=PROJECT, reason=REASON
     )

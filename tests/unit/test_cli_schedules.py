@@ -9,14 +9,14 @@ from msgspec.json import encode
 from tests.unit.cli_client import FakeClient, client, make_job
 
 from cavvy.cli.main import cli
-from cavvy.domain.tasks import Schedule, Task
+from cavvy.domain.tasks import JobSchedule, TaskSpec
 
 __all__ = ["client"]
 
 
 def test_what_repeats_is_listed_with_its_next_time(client: FakeClient) -> None:
-    task = Task(
-        name="nightly", run="x", schedule=Schedule(cron="0 3 * * 1-5", time_zone="Europe/Berlin")
+    task = TaskSpec(
+        name="nightly", run="x", schedule=JobSchedule(cron="0 3 * * 1-5", time_zone="Europe/Berlin")
     )
     client.all_jobs["nightly"] = make_job(
         "nightly",

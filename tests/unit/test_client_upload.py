@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from cavvy.client import ApiError, Client
+from cavvy.client import ApiClient, ApiError
 from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_pack, read_pack
 from cavvy.client.upload import Source, upload
 
@@ -58,7 +58,7 @@ class Server:
 def send(server: Server, *blobs: bytes, steps: list[tuple[int, int]] | None = None) -> int:
     named: dict[str, Source] = {sha256(data).hexdigest(): data for data in blobs}
     progress = None if steps is None else lambda sent, total: steps.append((sent, total))
-    return upload(cast(Client, server), "default", named, progress)
+    return upload(cast(ApiClient, server), "default", named, progress)
 
 
 def test_small_blobs_go_in_packs_and_larger_ones_alone() -> None:
@@ -104,7 +104,7 @@ def test_a_file_that_changes_is_told(tmp_path: Path) -> None:
         named[sha256(data).hexdigest()] = path
     (tmp_path / "two").write_bytes(b"TWO")
     with pytest.raises(ApiError) as told:
-        upload(cast(Client, Server()), "default", named, None)
+        upload(cast(ApiClient, Server()), "default", named, None)
     assert told.value.code == "blob-mismatch"
 
 

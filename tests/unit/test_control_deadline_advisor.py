@@ -16,16 +16,16 @@ from cavvy.control.decide.deadline import usable_now
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.markets.history import MarketHistory
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, RunOrigin
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, Node, NodePhase, RunOrigin
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     CheckpointPolicy,
-    Limits,
+    JobLimits,
     Objection,
-    Resources,
+    ResourceSpec,
     SpotPolicy,
-    Task,
+    TaskSpec,
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
@@ -50,14 +50,14 @@ FIXED = Offer(
     rate=HourlyRate(1_000_000),
 )
 SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
-TASK = Task(
+TASK = TaskSpec(
     name="digits",
     run="train",
-    resources=Resources(spot=SpotPolicy.AUTO),
+    resources=ResourceSpec(spot=SpotPolicy.AUTO),
     checkpoint=CheckpointPolicy(path="c", every=10 * MINUTE),
     work=Workload(samples=36_000, rates={"cpu": 1.0}),  # ten hours
 )
-STEERED = replace(TASK, limits=Limits(deadline_after=20 * HOUR, budget=Money(9_000_000)))
+STEERED = replace(TASK, limits=JobLimits(deadline_after=20 * HOUR, budget=Money(9_000_000)))
 
 
 def spot(zone: str, micros: int) -> Offer:
@@ -76,12 +76,12 @@ class Here:
     async def market(self, *_: object) -> Any:
         return MarketSnapshot(market=OfferedMarket(offers=self.offers), as_of=NOW)
 
-    def objections(self, task: Task, provider: str) -> Sequence[Objection]:
+    def objections(self, task: TaskSpec, provider: str) -> Sequence[Objection]:
         return ()
 
 
-def make_job(task: Task, **changes: object) -> Job:
-    made = Job(
+def make_job(task: TaskSpec, **changes: object) -> JobRecord:
+    made = JobRecord(
         id="j",
         project="p",
         name="digits",
@@ -142,7 +142,7 @@ NODE = Node(
 def ask(
     here: Here,
     scenario: Callable[[DeadlineAdvisor], Awaitable[object]],
-    job: Job,
+    job: JobRecord,
     *attempts: Attempt,
     node: Node = NODE,
 ) -> Any:
@@ -162,7 +162,7 @@ def ask(
     return asyncio.run(main())
 
 
-def told(job: Job, *attempts: Attempt, node: Node = NODE) -> JobProgress:
+def told(job: JobRecord, *attempts: Attempt, node: Node = NODE) -> JobProgress:
     here = Here(SPOT, FIXED)
     found = ask(here, lambda advisor: advisor.policy_inputs(job), job, *attempts, node=node)
     assert found is not None
@@ -206,12 +206,12 @@ def test_risk_setup_and_an_overdrawn_budget_are_told() -> None:
     assert told(job, OWN, node=replace(NODE, running_at=None)).setup is None
     poor = make_job(replace(STEERED, limits=replace(STEERED.limits, budget=Money(1_000_000))))
     assert told(poor, OWN).budget_left == Money(0)
-    free = make_job(replace(STEERED, limits=Limits(deadline_after=20 * HOUR)))
+    free = make_job(replace(STEERED, limits=JobLimits(deadline_after=20 * HOUR)))
     assert told(free, OWN).budget_left is None
 
 
 def test_what_a_job_used_counts_against_its_limits() -> None:
-    def found(task: Task) -> Any:
+    def found(task: TaskSpec) -> Any:
         job = make_job(task)
         return ask(Here(), lambda advisor: advisor.situation(job, (LOST, OWN), NOW), job, LOST, OWN)
 
@@ -228,7 +228,7 @@ def test_what_a_job_used_counts_against_its_limits() -> None:
     assert found(TASK).spent == Money(0), "nobody asks for it"
 
 
-def ahead(task: Task, own: Attempt, *offers: Offer) -> Recommendation | None:
+def ahead(task: TaskSpec, own: Attempt, *offers: Offer) -> Recommendation | None:
     job = make_job(task)
     return cast(
         "Recommendation | None",
@@ -283,7 +283,7 @@ def test_who_follows_a_gang_that_is_taken_is_not_put_where_it_was() -> None:
 
 
 def test_a_gang_whose_work_would_be_lost_is_not_reviewed() -> None:
-    def reviewed(task: Task, own: Attempt) -> object:
+    def reviewed(task: TaskSpec, own: Attempt) -> object:
         job = make_job(task)
         return ask(
             Here(SPOT, FIXED), lambda advisor: advisor.review(job, (own,), (NODE,)), job, own

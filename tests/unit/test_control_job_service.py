@@ -9,7 +9,7 @@ from cavvy.control.clock import WallClock
 from cavvy.control.deferred import Deferred
 from cavvy.control.job_service import JobIds, JobService, TooLate
 from cavvy.domain.checkpoints import RemovedCheckpoints
-from cavvy.domain.jobs import Job, JobPhase
+from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.store.base import AtomicWrite, RowNotFound, StoreFull
 from cavvy.store.memory import MemoryStore
 
@@ -24,7 +24,7 @@ class FullStore(MemoryStore):
             raise StoreFull("no space")
         await super().commit(write)
 
-    async def remove_job(self, job: Job) -> None:
+    async def remove_job(self, job: JobRecord) -> None:
         if self.full:
             raise StoreFull("no space")
         await super().remove_job(job)
@@ -34,7 +34,7 @@ def test_removing_a_job_frees_a_full_disk() -> None:
     async def scenario() -> None:
         store, clock = FullStore(), WallClock()
 
-        async def remove_checkpoints(job: Job) -> RemovedCheckpoints:
+        async def remove_checkpoints(job: JobRecord) -> RemovedCheckpoints:
             store.full = False
             with pytest.raises(TooLate, match="is being removed"):
                 await jobs.retry("p", "train")
@@ -61,7 +61,7 @@ def test_a_job_that_is_being_removed_cannot_be_retried() -> None:
     async def scenario() -> None:
         store, clock, crashes = MemoryStore(), WallClock(), [True, False]
 
-        async def remove_checkpoints(job: Job) -> RemovedCheckpoints:
+        async def remove_checkpoints(job: JobRecord) -> RemovedCheckpoints:
             with pytest.raises(TooLate, match="is being removed"):
                 await jobs.retry("p", "train")
             if crashes.pop(0):

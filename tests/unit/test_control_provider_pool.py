@@ -11,9 +11,9 @@ import pytest
 from cavvy.control.clock import ControlClock
 from cavvy.control.provider_pool import CALL_TIMEOUT, FREED_AGE, OFFERS_AGE, ProviderPool
 from cavvy.domain.allocations import VolumeLocation
-from cavvy.domain.jobs import Job
+from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, Resources, Task, Volume, VolumeKind
+from cavvy.domain.tasks import Objection, ResourceSpec, TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.candidates import find_candidates, match
 from cavvy.planner.placements import PlanningContext
@@ -190,7 +190,7 @@ def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> None:
         assert list(market.offers) == [LARGE, SMALL]
         assert [str(each) for each in market.problems] == ["farm: not allowed"]
         volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
-        plain = Task(name="t", run="x")
+        plain = TaskSpec(name="t", run="x")
         kept, scratch = (
             replace(plain, volumes=(replace(volume, keep=keep),)) for keep in (True, False)
         )
@@ -216,7 +216,7 @@ class HalfFarm(Farm):
         return ["east: cannot be reached"]
 
 
-def no_objections(task: Task, provider: str) -> Sequence[Objection]:
+def no_objections(task: TaskSpec, provider: str) -> Sequence[Objection]:
     return ()
 
 
@@ -231,8 +231,10 @@ def test_what_fits_only_where_nobody_answers_is_waited_for() -> None:
         market = (await pool.market()).market
         assert list(market.offers) == [LARGE, SMALL]
         assert list(market.problems) == [("farm", "east: cannot be reached")]
-        task = Task(name="t", run="x", resources=Resources(instance="t16"))
-        job = Job(id="j", project="p", name="n", task=task, submitted_at=watch.at, since=watch.at)
+        task = TaskSpec(name="t", run="x", resources=ResourceSpec(instance="t16"))
+        job = JobRecord(
+            id="j", project="p", name="n", task=task, submitted_at=watch.at, since=watch.at
+        )
         for each, hopeless in ((market, False), (replace(market, problems=()), True)):
             found = find_candidates(
                 job,

@@ -18,21 +18,21 @@ from cavvy.domain.jobs import (
     AttemptOutcome,
     AttemptPhase,
     FailureKind,
-    Job,
     JobPhase,
+    JobRecord,
     Node,
     NodePhase,
 )
 from cavvy.domain.messages import AgentMessage, MessageKind, TransferWork
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import CheckpointPolicy, Limits, Task, Transfer
+from cavvy.domain.tasks import CheckpointPolicy, JobLimits, TaskSpec, Transfer
 from cavvy.domain.units import HourlyRate, Money
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))
-TASK = Task(name="n", run="x", grace=10 * SECOND, limits=Limits(unattended=10 * HOUR))
-JOB = Job(
+TASK = TaskSpec(name="n", run="x", grace=10 * SECOND, limits=JobLimits(unattended=10 * HOUR))
+JOB = JobRecord(
     id="j",
     project="p",
     name="n",

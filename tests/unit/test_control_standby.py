@@ -21,15 +21,22 @@ from cavvy.domain.jobs import (
     Attempt,
     AttemptOutcome,
     AttemptPhase,
-    Job,
     JobPhase,
+    JobRecord,
     Node,
     NodePhase,
     PlanState,
     RunOrigin,
 )
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, Retry, SpotPolicy, Task
+from cavvy.domain.tasks import (
+    CheckpointPolicy,
+    JobLimits,
+    ResourceSpec,
+    RetryPolicy,
+    SpotPolicy,
+    TaskSpec,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.spot.view import RunMode
@@ -41,14 +48,14 @@ SPOT = Offer(
 FIXED = replace(SPOT, purchase=Purchase.ON_DEMAND, rate=HourlyRate(1_200_000))
 ELSEWHERE = replace(SPOT, region="s")
 NEAR = replace(FIXED, region="s")
-TASK = Task(
+TASK = TaskSpec(
     name="digits",
     run="train",
     nodes=2,
-    resources=Resources(spot=SpotPolicy.AUTO),
-    limits=Limits(deadline_after=timedelta(hours=8), budget=Money(2_000_000)),
+    resources=ResourceSpec(spot=SpotPolicy.AUTO),
+    limits=JobLimits(deadline_after=timedelta(hours=8), budget=Money(2_000_000)),
 )
-JOB = Job(
+JOB = JobRecord(
     id="j",
     project="p",
     name="digits",
@@ -183,7 +190,7 @@ def test_a_gang_that_works_is_left_however_often_the_job_was_preempted(
     risk: datetime | None, allowed: int | None, used: int, starts: bool
 ) -> None:
     """A move is no preemption; but work that bears none at all is not begun again."""
-    task = replace(TASK, retry=Retry(preemption=allowed))
+    task = replace(TASK, retry=RetryPolicy(preemption=allowed))
     job = replace(JOB, task=task, phase=JobPhase.RUNNING, retries={"preemption": used})
     nodes = [replace(node, risk_at=risk) for node in ranks(1, "a", "b")]
     uow = UnitOfWork(job, [attempt(1, AttemptPhase.RUNNING)], [nodes])
@@ -250,7 +257,9 @@ def test_a_second_gang_that_came_to_nothing_counts_as_a_move() -> None:
 
 
 def test_a_gang_that_the_job_leaves_of_its_own_accord_is_no_preemption() -> None:
-    job = replace(JOB, task=replace(TASK, retry=Retry(preemption=2)), retries={"preemption": 2})
+    job = replace(
+        JOB, task=replace(TASK, retry=RetryPolicy(preemption=2)), retries={"preemption": 2}
+    )
     taken = replace(
         attempt(1, AttemptPhase.ENDED), outcome=AttemptOutcome.PREEMPTED, reason="because"
     )
@@ -270,7 +279,7 @@ def test_a_job_that_bears_no_more_preemptions_leaves_on_demand_for_no_spot(
     used: int, offer: Offer, starts: bool
 ) -> None:
     own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED, checkpoint_at=NOW)
-    task = replace(TASK, retry=Retry(preemption=2))
+    task = replace(TASK, retry=RetryPolicy(preemption=2))
     job = replace(JOB, task=task, phase=JobPhase.RUNNING, retries={"preemption": used})
     uow = UnitOfWork(job, [own], [ranks(1, "a", "b")])
     uow.set_spent(Money(0))
@@ -307,7 +316,10 @@ SAVES = replace(TASK, checkpoint=CheckpointPolicy(path="c", every=5 * MINUTE))
 
 
 def watched(
-    task: Task = SAVES, *, own: dict[str, object] | None = None, ready: timedelta | None = MINUTE
+    task: TaskSpec = SAVES,
+    *,
+    own: dict[str, object] | None = None,
+    ready: timedelta | None = MINUTE,
 ) -> tuple[UnitOfWork, timedelta | None]:
     """A job whose gang has worked for four minutes, beside one that has been ready for so long;
     the step's answer.
@@ -345,7 +357,7 @@ def watched(
     ],
 )
 def test_a_gang_that_works_leaves_for_one_that_is_ready_at_a_checkpoint(
-    task: Task, saved: timedelta | None, wait: timedelta | None
+    task: TaskSpec, saved: timedelta | None, wait: timedelta | None
 ) -> None:
     uow, after = watched(task, own={"checkpoint_at": None if saved is None else NOW - saved})
     own = uow.rows.attempts[1]
@@ -451,7 +463,7 @@ def test_a_gang_on_demand_is_given_back_only_where_it_has_just_saved(
 def test_a_gang_that_is_taken_is_followed_only_where_the_job_bears_that(
     used: int, starts: bool
 ) -> None:
-    job = replace(JOB, task=replace(TASK, retry=Retry(preemption=2)), phase=JobPhase.RUNNING)
+    job = replace(JOB, task=replace(TASK, retry=RetryPolicy(preemption=2)), phase=JobPhase.RUNNING)
     noticed = [replace(node, notice_until=NOW + MINUTE) for node in ranks(1, "a", "b")]
     uow = UnitOfWork(
         replace(job, retries={"preemption": used}), [attempt(1, AttemptPhase.RUNNING)], [noticed]

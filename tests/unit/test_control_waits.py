@@ -27,23 +27,23 @@ from cavvy.domain.jobs import (
     AttemptOutcome,
     AttemptPhase,
     FailureKind,
-    Job,
     JobPhase,
+    JobRecord,
     StopCause,
 )
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(3_600_000))
-JOB = Job(
+JOB = JobRecord(
     id="j",
     project="p",
     name="n",
-    task=Task(name="n", run="x"),
+    task=TaskSpec(name="n", run="x"),
     phase=JobPhase.STARTING,
     reason="starts on p/r/t",
     submitted_at=NOW,
@@ -74,7 +74,7 @@ def make_attempt(
 
 
 def tell_wait(
-    seen: Seen, attempt: Attempt, job: Job = JOB, times: int = 1
+    seen: Seen, attempt: Attempt, job: JobRecord = JOB, times: int = 1
 ) -> tuple[JobRows, list[str]]:
     """The rows after so many looks that saw this, and the texts of the events."""
     uow = UnitOfWork(job, [make_attempt(), attempt], [])

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavvy.costs.timeline import TimeUse, trace
-from cavvy.domain.jobs import Attempt, AttemptOutcome, Job
+from cavvy.domain.jobs import Attempt, AttemptOutcome, JobRecord
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -20,12 +20,12 @@ def at(minutes: float) -> datetime:
     return START + timedelta(minutes=minutes)
 
 
-def make_job(ended: float | None = None) -> Job:
-    return Job(
+def make_job(ended: float | None = None) -> JobRecord:
+    return JobRecord(
         id="j",
         project="p",
         name="n",
-        task=Task(name="n", run="true"),
+        task=TaskSpec(name="n", run="true"),
         submitted_at=START,
         since=START,
         ended_at=None if ended is None else at(ended),
@@ -57,7 +57,7 @@ def make_attempt(number: int, created: float, **times: float | AttemptOutcome) -
     )
 
 
-def minutes(job: Job, attempts: list[Attempt], now: float) -> dict[str, float]:
+def minutes(job: JobRecord, attempts: list[Attempt], now: float) -> dict[str, float]:
     totals = trace(job, attempts, at(now)).totals
     return {
         spell.value: length / timedelta(minutes=1) for spell, length in totals.items() if length

@@ -25,8 +25,8 @@ from cavvy.control.agents.checkpoints import Checkpoints, FilesMissing
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.clock import ControlClock
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints, SavedCheckpoint
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job
-from cavvy.domain.tasks import CheckpointPolicy, Task, Transfer
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
+from cavvy.domain.tasks import CheckpointPolicy, TaskSpec, Transfer
 from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StoreFull, StoreUnusable
 from cavvy.store.checkpoints.folders import CheckpointFolders
 from cavvy.store.memory import MemoryStore
@@ -39,7 +39,7 @@ KEYS = {
     "AWS_SECRET_ACCESS_KEY": "x",
     "AWS_ENDPOINT_URL_S3": "http://s3.test",
 }
-TASK = Task(
+TASK = TaskSpec(
     name="t",
     run="x",
     inputs=(Transfer(source="s3://b/in/", target="data"),),
@@ -207,7 +207,7 @@ class OneVault(BucketCheckpointOpener):
     def __init__(self, drawer: Drawer) -> None:
         self._drawer = drawer
 
-    async def open(self, job: Job) -> BucketCheckpoints:
+    async def open(self, job: JobRecord) -> BucketCheckpoints:
         return BucketCheckpoints(self._drawer, f"{job.id}/")
 
 
@@ -279,7 +279,7 @@ def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and_its_u
     asyncio.run(scenario())
 
 
-async def save(drawer: Drawer, *contents: bytes) -> tuple[Checkpoints, Job]:
+async def save(drawer: Drawer, *contents: bytes) -> tuple[Checkpoints, JobRecord]:
     """A job with one checkpoint in the bucket."""
     store = MemoryStore(make_id=lambda: "test")
     job = await submit(store, "j", task=TASK)

@@ -7,7 +7,14 @@ import pytest
 
 from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, SpotPolicy, Task, Workload
+from cavvy.domain.tasks import (
+    CheckpointPolicy,
+    JobLimits,
+    ResourceSpec,
+    SpotPolicy,
+    TaskSpec,
+    Workload,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.deadline.forecast import foresee
 from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, find_inputs
@@ -30,13 +37,13 @@ SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 OFFERS = (SPOT, FIXED)
 
 
-def task(hours: float = 10, **changes: object) -> Task:
-    made = Task(
+def task(hours: float = 10, **changes: object) -> TaskSpec:
+    made = TaskSpec(
         name="digits",
         run="train",
-        resources=Resources(spot=SpotPolicy.AUTO),
+        resources=ResourceSpec(spot=SpotPolicy.AUTO),
         checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=10)),
-        limits=Limits(deadline_after=2 * hours * HOUR),
+        limits=JobLimits(deadline_after=2 * hours * HOUR),
         work=Workload(samples=hours * 3600, rates={"cpu": 1.0}),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
@@ -46,7 +53,9 @@ def at(hours: float = 20, **changes: object) -> JobProgress:
     return replace(JobProgress(submitted_at=NOW, deadline=NOW + hours * HOUR), **changes)  # type: ignore[arg-type]
 
 
-def inputs(job: Task, progress: JobProgress, offers: tuple[Offer, ...] = OFFERS) -> PolicyInputs:
+def inputs(
+    job: TaskSpec, progress: JobProgress, offers: tuple[Offer, ...] = OFFERS
+) -> PolicyInputs:
     found = find_inputs(job, offers, MarketKnowledge(), progress)
     assert found is not None
     return found
@@ -121,7 +130,7 @@ def test_a_first_start_has_no_work_to_do_again(checkpoint: CheckpointPolicy | No
 def test_what_cannot_be_promised_has_no_setting() -> None:
     assert (
         find_inputs(
-            task(resources=Resources(spot=SpotPolicy.NEVER)), OFFERS, MarketKnowledge(), at()
+            task(resources=ResourceSpec(spot=SpotPolicy.NEVER)), OFFERS, MarketKnowledge(), at()
         )
         is None
     )

@@ -12,7 +12,14 @@ import pytest
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, SpotPolicy, Task, Workload
+from cavvy.domain.tasks import (
+    CheckpointPolicy,
+    JobLimits,
+    ResourceSpec,
+    SpotPolicy,
+    TaskSpec,
+    Workload,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.deadline.inputs import (
     JobProgress,
@@ -46,12 +53,12 @@ FIXED = Offer(
 )
 SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 HOME = (SPOT, FIXED)
-TASK = Task(
+TASK = TaskSpec(
     name="digits",
     run="train",
-    resources=Resources(spot=SpotPolicy.AUTO),
+    resources=ResourceSpec(spot=SpotPolicy.AUTO),
     checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=10)),
-    limits=Limits(deadline_after=20 * HOUR),
+    limits=JobLimits(deadline_after=20 * HOUR),
     work=Workload(samples=36_000, rates={"cpu": 1.0}),
 )  # ten hours
 
@@ -64,7 +71,7 @@ def at(hours: float = 20, **changes: object) -> JobProgress:
     return replace(JobProgress(submitted_at=NOW, deadline=NOW + hours * HOUR), **changes)  # type: ignore[arg-type]
 
 
-def inputs_of(progress: JobProgress, *more: Offer, task: Task = TASK) -> PolicyInputs:
+def inputs_of(progress: JobProgress, *more: Offer, task: TaskSpec = TASK) -> PolicyInputs:
     found = find_inputs(task, (*HOME, *more), MarketKnowledge(), progress)
     assert found is not None
     return found

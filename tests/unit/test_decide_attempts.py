@@ -25,8 +25,8 @@ from cavvy.domain.jobs import (
     Attempt,
     AttemptOutcome,
     AttemptPhase,
-    Job,
     JobPhase,
+    JobRecord,
     Node,
     NodePhase,
     Order,
@@ -34,7 +34,7 @@ from cavvy.domain.jobs import (
     StopCause,
 )
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 
@@ -53,7 +53,7 @@ def view(
     ranks: int = 1,
     claimed: bool = True,
     seen: Seen = GangAbsence.UNKNOWN,
-    job: Job | None = None,
+    job: JobRecord | None = None,
     **changes: object,
 ) -> AttemptSnapshot:
     node_phase = NodePhase.RUNNING if claimed else NodePhase.EXPECTED
@@ -95,12 +95,12 @@ def view(
     return replace(made, attempt=replace(attempt, **changes)) if changes else made  # type: ignore[arg-type]
 
 
-def make_job(phase: JobPhase = JobPhase.RUNNING, **changes: object) -> Job:
-    job = Job(
+def make_job(phase: JobPhase = JobPhase.RUNNING, **changes: object) -> JobRecord:
+    job = JobRecord(
         id="j",
         project="p",
         name="n",
-        task=Task(name="n", run="x"),
+        task=TaskSpec(name="n", run="x"),
         phase=phase,
         submitted_at=T0,
         since=T0,

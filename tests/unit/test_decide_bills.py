@@ -24,9 +24,9 @@ from cavvy.control.decide.looks import GangLook, after_look, look_interval
 from cavvy.control.decide.rows import JobRows
 from cavvy.domain.events import Charge, ChargeKind, replace_charges
 from cavvy.domain.gangs import GangSeen, GangState, NodeExtra, NodeSeen
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, NodePhase, UnsureBill
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord, Node, NodePhase, UnsureBill
 from cavvy.domain.offers import ExtraPrice, Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
@@ -170,8 +170,8 @@ def test_charges_of_a_living_gang_end_where_its_end_was_missed() -> None:
 
 
 def test_a_budget_counts_what_an_unseen_end_may_have_cost() -> None:
-    task = Task(name="n", run="x")
-    job = Job(id="j", project="p", name="n", task=task, submitted_at=T0, since=T0, attempt=1)
+    task = TaskSpec(name="n", run="x")
+    job = JobRecord(id="j", project="p", name="n", task=task, submitted_at=T0, since=T0, attempt=1)
     unseen = UnsureBill(latest=at(100), more=Money(500))
     over = replace(ATTEMPT, phase=AttemptPhase.ENDED, unsure_bill=unseen)
     rows = JobRows(job=job, attempts={1: over}, nodes={})
@@ -297,8 +297,13 @@ def test_the_uploads_of_a_running_node_count_and_stay_when_its_gang_is_taken_ove
     running = replace(ATTEMPT, phase=AttemptPhase.RUNNING)
     charges, _ = accrue(running, look, (), nodes)
     assert kinds(charges)[ChargeKind.TRAFFIC] == 90
-    job = Job(
-        id="j", project="p", name="j", task=Task(name="j", run="true"), submitted_at=T0, since=T0
+    job = JobRecord(
+        id="j",
+        project="p",
+        name="j",
+        task=TaskSpec(name="j", run="true"),
+        submitted_at=T0,
+        since=T0,
     )
     rows = JobRows(job=job, attempts={1: running}, nodes={running.id: nodes})
     spent, _ = spending(rows, charges, {running.gang: look}, at(35))
@@ -311,8 +316,13 @@ def test_the_uploads_of_a_running_node_count_and_stay_when_its_gang_is_taken_ove
 def test_disks_and_addresses_count_for_the_budget() -> None:
     look = after_look(NEW, gang(replace(node(0, 5), extras=HAS)), at(30))
     running = replace(WITH_EXTRAS, phase=AttemptPhase.RUNNING)
-    job = Job(
-        id="j", project="p", name="j", task=Task(name="j", run="true"), submitted_at=T0, since=T0
+    job = JobRecord(
+        id="j",
+        project="p",
+        name="j",
+        task=TaskSpec(name="j", run="true"),
+        submitted_at=T0,
+        since=T0,
     )
     rows = JobRows(job=job, attempts={1: running}, nodes={})
     spent, rate = spending(rows, (), {running.gang: look}, at(35))

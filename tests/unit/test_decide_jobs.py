@@ -17,12 +17,12 @@ from cavvy.domain.jobs import (
     Attempt,
     AttemptOutcome,
     AttemptPhase,
-    Job,
     JobPhase,
+    JobRecord,
     StopCause,
 )
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Limits, Retry, Task
+from cavvy.domain.tasks import JobLimits, RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.markets import LONGEST_REST
 
@@ -37,16 +37,16 @@ def view(
     attempt: AttemptPhase | None = AttemptPhase.RUNNING,
     outcome: AttemptOutcome | None = None,
     exit_code: int | None = None,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
-    retry: Retry = Retry(),  # noqa: B008 - frozen
+    limits: JobLimits = JobLimits(),  # noqa: B008 - frozen
+    retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     spent: int = 0,
     rate: int = 0,
     ran: timedelta = timedelta(0),
     shared: bool = False,
     **changes: object,
 ) -> JobSnapshot:
-    task = Task(name="n", run="x", limits=limits, retry=retry)
-    job = Job(
+    task = TaskSpec(name="n", run="x", limits=limits, retry=retry)
+    job = JobRecord(
         id="j", project="p", name="n", task=task, phase=phase, submitted_at=T0, since=T0, attempt=1
     )
     tried = attempt and Attempt(
@@ -99,7 +99,7 @@ def test_the_users_failure_is_not_tried_on_five_clouds(outcome: AttemptOutcome) 
 
 
 def test_chosen_exit_codes_are_tried_again_so_often() -> None:
-    retry = Retry(exit=2, exit_codes=(3,))
+    retry = RetryPolicy(exit=2, exit_codes=(3,))
     again = decide_job(
         ended(AttemptOutcome.EXIT, exit_code=3, retry=retry, retries={"exit": 1}), T0
     )
@@ -121,7 +121,7 @@ def test_a_preemption_is_tried_again_without_end_by_default() -> None:
     action = decide_job(often, T0)
     assert isinstance(action, j.RequeueJob)
     assert action.avoid == timedelta(0)
-    once = ended(AttemptOutcome.PREEMPTED, retry=Retry(preemption=0))
+    once = ended(AttemptOutcome.PREEMPTED, retry=RetryPolicy(preemption=0))
     assert turned(decide_job(once, T0)) == (JobPhase.FAILED, None)
 
 
@@ -138,7 +138,7 @@ def test_a_lost_node_is_tried_three_times_and_elsewhere(outcome: AttemptOutcome 
 def test_an_exit_0_after_a_signal_is_resumed_and_never_the_code_of_a_failure() -> None:
     told = ended(AttemptOutcome.PREEMPTED, exit_code=0)
     assert isinstance(decide_job(told, T0), j.RequeueJob)
-    last = ended(AttemptOutcome.PREEMPTED, exit_code=0, retry=Retry(preemption=0))
+    last = ended(AttemptOutcome.PREEMPTED, exit_code=0, retry=RetryPolicy(preemption=0))
     assert turned(decide_job(last, T0)) == (JobPhase.FAILED, None)
     idle = ended(AttemptOutcome.LIMIT, exit_code=0)
     assert turned(decide_job(idle, T0)) == (JobPhase.FAILED, None)
@@ -195,7 +195,7 @@ def test_what_was_refused_waits_for_a_person() -> None:
 
 
 def test_the_delay_doubles_up_to_an_hour() -> None:
-    retry = Retry(delay=timedelta(minutes=10))
+    retry = RetryPolicy(delay=timedelta(minutes=10))
     delays = []
     for used in (0, 1, 2, 3, 60):
         action = decide_job(
@@ -234,7 +234,7 @@ def test_a_stop_waits_for_the_attempt() -> None:
 
 
 def test_the_deadline_is_the_earlier_of_two() -> None:
-    limits = Limits(deadline=T0 + 3 * HOUR, deadline_after=2 * HOUR)
+    limits = JobLimits(deadline=T0 + 3 * HOUR, deadline_after=2 * HOUR)
     assert decide_job(view(limits=limits), T0) == j.RecheckJob(after=2 * HOUR)
     assert isinstance(decide_job(view(limits=limits), T0 + 2 * HOUR), j.StopAtLimit)
     assert isinstance(
@@ -243,13 +243,13 @@ def test_the_deadline_is_the_earlier_of_two() -> None:
 
 
 def test_the_duration_counts_all_attempts() -> None:
-    limits = Limits(duration=HOUR)
+    limits = JobLimits(duration=HOUR)
     assert decide_job(view(limits=limits, ran=HOUR / 2), T0) == j.RecheckJob(after=HOUR / 2)
     assert isinstance(decide_job(view(limits=limits, ran=HOUR), T0), j.StopAtLimit)
 
 
 def test_the_budget_leaves_room_for_the_end() -> None:
-    limits = Limits(budget=Money(1_000_000))
+    limits = JobLimits(budget=Money(1_000_000))
     action = decide_job(view(limits=limits, rate=3_600_000, spent=400_000), T0)
     # 1,000 micro-dollars a second; the grace of 10 s and the margin of 5 s cost 15,000.
     assert action == j.RecheckJob(after=timedelta(seconds=585))
@@ -260,7 +260,7 @@ def test_the_budget_leaves_room_for_the_end() -> None:
 
 def test_the_end_takes_no_more_than_half_of_a_budget() -> None:
     """Else work with a long grace would be ended before it begins."""
-    small = Limits(budget=Money(10_000))
+    small = JobLimits(budget=Money(10_000))
     assert decide_job(view(limits=small, rate=3_600_000), T0) == j.RecheckJob(
         after=timedelta(seconds=5)
     )
@@ -270,15 +270,17 @@ def test_the_end_takes_no_more_than_half_of_a_budget() -> None:
 
 
 def test_the_lower_of_budget_and_ceiling_counts() -> None:
-    capped = view(limits=Limits(budget=Money(100)), ceiling=Money(50), spent=50)
+    capped = view(limits=JobLimits(budget=Money(100)), ceiling=Money(50), spent=50)
     limit = decide_job(capped, T0)
     assert isinstance(limit, j.StopAtLimit)
     assert limit.cause is StopCause.BUDGET
 
 
 def test_what_is_free_may_run_on_a_budget_of_nothing() -> None:
-    assert decide_job(view(limits=Limits(budget=Money(0))), T0) == j.RecheckJob()
-    assert isinstance(decide_job(view(limits=Limits(budget=Money(0)), rate=1), T0), j.StopAtLimit)
+    assert decide_job(view(limits=JobLimits(budget=Money(0))), T0) == j.RecheckJob()
+    assert isinstance(
+        decide_job(view(limits=JobLimits(budget=Money(0)), rate=1), T0), j.StopAtLimit
+    )
 
 
 lengths = st.none() | st.integers(0, 10_000).map(lambda seconds: timedelta(seconds=seconds))
@@ -289,12 +291,14 @@ views = st.builds(
     outcome=st.none() | st.sampled_from(AttemptOutcome),
     exit_code=st.none() | st.integers(0, 255),
     limits=st.builds(
-        Limits,
+        JobLimits,
         deadline_after=lengths,
         duration=lengths,
         budget=st.none() | st.integers(0, 10**9).map(Money),
     ),
-    retry=st.builds(Retry, exit=st.none() | st.integers(0, 3), node=st.none() | st.integers(0, 3)),
+    retry=st.builds(
+        RetryPolicy, exit=st.none() | st.integers(0, 3), node=st.none() | st.integers(0, 3)
+    ),
     spent=st.integers(0, 10**9),
     rate=st.integers(0, 10**8),
     ran=st.integers(0, 10_000).map(lambda seconds: timedelta(seconds=seconds)),

@@ -25,11 +25,18 @@ from cavvy.control.decide.machines import (
 from cavvy.control.decide.warm_pool import keeps_until
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, Node, NodePhase, StopCause
 from cavvy.domain.machines import USUAL_KEEP, NamedMachine
-from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, Task, Volume, VolumeKind
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    JobLimits,
+    ResourceSpec,
+    TaskSpec,
+    Volume,
+    VolumeKind,
+)
 from cavvy.domain.units import HourlyRate, Money
 
-GPU = Resources(accelerators=(AcceleratorNeed(name="A10"),))
-REQUEST = Task(
+GPU = ResourceSpec(accelerators=(AcceleratorNeed(name="A10"),))
+REQUEST = TaskSpec(
     name="first", run="x", machine="dev", resources=GPU, keep=timedelta(hours=1), image="cuda:12"
 )
 MACHINE = NamedMachine(project="p", name="dev", task=REQUEST, job_id="h")
@@ -68,7 +75,7 @@ def test_the_gang_is_the_kept_or_the_current_one_of_the_newest_job() -> None:
 
 
 def test_a_task_takes_what_it_does_not_state_from_the_machine() -> None:
-    bare = Task(name="next", run="y", machine="dev")
+    bare = TaskSpec(name="next", run="y", machine="dev")
     assert complete_task(bare, None).keep == USUAL_KEEP
     found = complete_task(bare, MACHINE)
     assert (found.resources, found.image, found.keep) == (GPU, "cuda:12", timedelta(hours=1))
@@ -78,13 +85,13 @@ def test_a_task_takes_what_it_does_not_state_from_the_machine() -> None:
 
 def test_the_login_of_the_machines_image_is_for_that_image_alone() -> None:
     machine = replace(MACHINE, task=replace(REQUEST, image_login="CORP_LOGIN"))
-    bare = Task(name="next", run="y", machine="dev")
+    bare = TaskSpec(name="next", run="y", machine="dev")
     assert complete_task(bare, machine).image_login == "CORP_LOGIN"
     assert complete_task(replace(bare, image="other"), machine).image_login is None
 
 
 def test_a_longer_keep_time_ends_with_the_budget() -> None:
-    limits = Limits(budget=Money(10_000_000))
+    limits = JobLimits(budget=Money(10_000_000))
     holder = replace(HOLDER, task=replace(REQUEST, limits=limits))
     gang = replace(KEPT, offer=replace(OFFER, rate=HourlyRate(5_000_000)))
     day = timedelta(hours=24)
@@ -109,11 +116,11 @@ def test_a_longer_keep_time_ends_with_the_budget() -> None:
             "machine dev has a value of `volumes` that differs from the task's",
         ),
         (
-            {"resources": Resources(cpus_min=64)},
+            {"resources": ResourceSpec(cpus_min=64)},
             "machine dev has 8 CPUs, you asked for at least 64",
         ),
         (
-            {"resources": Resources(max_rate=HourlyRate(1_000_000))},
+            {"resources": ResourceSpec(max_rate=HourlyRate(1_000_000))},
             "machine dev costs $3.60/h, your limit is $1.00/h",
         ),
     ],
@@ -127,7 +134,7 @@ def test_a_machine_objects_with_what_it_has(changes: dict[str, object], reason: 
 
 def test_a_machine_on_a_shared_host_has_only_what_it_asked_for() -> None:
     shared = replace(GANG, offer=replace(OFFER, shared=True))
-    task = replace(REQUEST, resources=Resources(cpus_min=4))
+    task = replace(REQUEST, resources=ResourceSpec(cpus_min=4))
     assert object_to_task(task, MACHINE, shared) == (
         "machine dev has 1 CPU, you asked for at least 4"
     )
@@ -136,11 +143,11 @@ def test_a_machine_on_a_shared_host_has_only_what_it_asked_for() -> None:
 
 
 def test_a_purchase_changes_the_request_and_a_takeover_does_not() -> None:
-    other = replace(JOB, task=replace(JOB.task, resources=Resources()), user="ada")
+    other = replace(JOB, task=replace(JOB.task, resources=ResourceSpec()), user="ada")
     taken = record_holder(MACHINE, other, bought_at=None)
     assert (taken.job_id, taken.task, taken.user) == ("j", REQUEST, "ada")
     bought = record_holder(MACHINE, other, bought_at=NOW)
-    assert (bought.task.resources, bought.bought_at) == (Resources(), NOW)
+    assert (bought.task.resources, bought.bought_at) == (ResourceSpec(), NOW)
     assert bought.task.keep == REQUEST.keep
 
 

@@ -30,9 +30,16 @@ from cavvy.control.decide.queue import (
     looks_deep,
     note_arrival,
 )
-from cavvy.domain.jobs import Attempt, Job, JobPhase, PlanState
+from cavvy.domain.jobs import Attempt, JobPhase, JobRecord, PlanState
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, Retry, SpotPolicy, Task
+from cavvy.domain.tasks import (
+    CheckpointPolicy,
+    JobLimits,
+    ResourceSpec,
+    RetryPolicy,
+    SpotPolicy,
+    TaskSpec,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.candidates import Candidates, OfferedMarket, rank_candidates
 from cavvy.planner.deadline.recommendation import Recommendation
@@ -47,24 +54,26 @@ NEAR = Offer(
 )
 FAR_OFF = replace(NEAR, region="s", rate=HourlyRate(20))
 DEAR = replace(NEAR, region="d", rate=HourlyRate(30))
-TASK = Task(name="n", run="x")
-JOB = Job(id="j", project="p", name="n", task=TASK, submitted_at=NOW, since=NOW, consented=True)
+TASK = TaskSpec(name="n", run="x")
+JOB = JobRecord(
+    id="j", project="p", name="n", task=TASK, submitted_at=NOW, since=NOW, consented=True
+)
 
 
 def snapshot(*offers: Offer) -> MarketSnapshot:
     return MarketSnapshot(market=OfferedMarket(offers=offers), as_of=NOW)
 
 
-def no_objections(task: Task, provider: str) -> Sequence[str]:
+def no_objections(task: TaskSpec, provider: str) -> Sequence[str]:
     return ()
 
 
-def ask(job: Job, *offers: Offer) -> Candidates:
+def ask(job: JobRecord, *offers: Offer) -> Candidates:
     return find_placement(job, snapshot(*offers), no_objections, PlanningContext(), NOW)
 
 
 def turn(
-    job: Job, *offers: Offer, scheduler: JobScheduler | None = None
+    job: JobRecord, *offers: Offer, scheduler: JobScheduler | None = None
 ) -> Start | QueueWait | AdvanceJob:
     found = find_placements(job, snapshot(*offers), no_objections, PlanningContext(), NOW)
     taken = scheduler or JobScheduler(QueueCapacity())
@@ -81,7 +90,7 @@ def test_the_offers_of_a_task_are_those_that_fit_cheapest_first() -> None:
 
 
 def test_each_wish_is_asked_for_by_itself() -> None:
-    wishes = tuple(Resources(providers=(name,)) for name in ("p", "q"))
+    wishes = tuple(ResourceSpec(providers=(name,)) for name in ("p", "q"))
     job = replace(JOB, task=replace(TASK, resources=replace(wishes[0], any_of=wishes)))
     other = replace(NEAR, provider="q")
     found = find_placements(job, snapshot(NEAR, other), no_objections, PlanningContext(), NOW)
@@ -91,7 +100,7 @@ def test_each_wish_is_asked_for_by_itself() -> None:
 def test_matches_are_found_once_for_equal_resources() -> None:
     market = snapshot(NEAR)
     assert market.match(JOB) is market.match(replace(JOB, id="k"))
-    bigger = replace(JOB, task=replace(TASK, resources=Resources(cpus_min=8)))
+    bigger = replace(JOB, task=replace(TASK, resources=ResourceSpec(cpus_min=8)))
     assert market.match(bigger) is not market.match(JOB)
 
 
@@ -99,17 +108,17 @@ def test_an_offer_without_free_capacity_is_allowed_all_the_same() -> None:
     full = replace(NEAR, capacity=0)
     allows = find_allowed(JOB, snapshot(full), no_objections, PlanningContext(), NOW)
     assert allows(full)
-    small = replace(JOB, task=replace(TASK, resources=Resources(cpus_min=64)))
+    small = replace(JOB, task=replace(TASK, resources=ResourceSpec(cpus_min=64)))
     assert not find_allowed(small, snapshot(full), no_objections, PlanningContext(), NOW)(full)
 
 
 def test_a_deadline_with_automatic_spot_is_steered_and_any_limit_is_a_limit() -> None:
-    auto = replace(TASK, resources=Resources(spot=SpotPolicy.AUTO))
-    due = Limits(deadline_after=HOUR)
+    auto = replace(TASK, resources=ResourceSpec(spot=SpotPolicy.AUTO))
+    due = JobLimits(deadline_after=HOUR)
     assert is_steered(replace(JOB, task=replace(auto, limits=due)))
     assert not is_steered(replace(JOB, task=auto))
     assert not is_steered(replace(JOB, task=replace(TASK, limits=due)))
-    for limits in (due, Limits(budget=Money(1)), Limits(duration=HOUR)):
+    for limits in (due, JobLimits(budget=Money(1)), JobLimits(duration=HOUR)):
         assert is_limited(replace(JOB, task=replace(TASK, limits=limits)))
     assert not is_limited(JOB)
 
@@ -182,7 +191,9 @@ def test_a_job_is_lined_up_without_the_hosts_that_failed_it() -> None:
     assert (waiting.gang, waiting.avoid) == ("gang-j-3", frozenset({"farm/a"}))
 
 
-def placed(task: Task, chosen: Offer, *offers: Offer, plan: PlanState | None = None) -> list[str]:
+def placed(
+    task: TaskSpec, chosen: Offer, *offers: Offer, plan: PlanState | None = None
+) -> list[str]:
     job = replace(JOB, task=task, plan_state=plan)
     candidates = Candidates(offers=offers, plan_state=plan)
     market = MarketSnapshot(
@@ -199,8 +210,8 @@ def placed(task: Task, chosen: Offer, *offers: Offer, plan: PlanState | None = N
 
 
 def test_a_job_that_races_starts_on_others_that_have_room() -> None:
-    two = replace(TASK, retry=Retry(parallel=2))
-    three = replace(TASK, retry=Retry(parallel=3))
+    two = replace(TASK, retry=RetryPolicy(parallel=2))
+    three = replace(TASK, retry=RetryPolicy(parallel=3))
     shared = replace(FAR_OFF, region="h", shared=True)
     full = replace(FAR_OFF, region="f", capacity=0)
     assert placed(TASK, NEAR, NEAR, FAR_OFF) == ["r"]
@@ -212,7 +223,7 @@ def test_a_job_that_races_starts_on_others_that_have_room() -> None:
     assert placed(TASK, NEAR, NEAR, plan=plan) == ["r"]
 
 
-def wait(job: Job, reason: str, plan: PlanState | None = None) -> QueueWait:
+def wait(job: JobRecord, reason: str, plan: PlanState | None = None) -> QueueWait:
     return QueueWait(wait=JobWait(job=job, reason=reason, behind=()), plan=plan)
 
 
@@ -274,5 +285,5 @@ def test_arrivals_wait_while_nothing_is_free_and_in_a_burst_for_a_second() -> No
 
 def test_spot_that_the_job_may_use_is_an_offer_like_others() -> None:
     spot = replace(NEAR, purchase=Purchase.SPOT, rate=HourlyRate(3))
-    asked = replace(JOB, task=replace(TASK, resources=Resources(spot=SpotPolicy.AUTO)))
+    asked = replace(JOB, task=replace(TASK, resources=ResourceSpec(spot=SpotPolicy.AUTO)))
     assert spot in ask(asked, NEAR, spot).offers

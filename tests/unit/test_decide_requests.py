@@ -36,9 +36,9 @@ from cavvy.control.decide.schedule import (
     say_left_out,
 )
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
-from cavvy.domain.jobs import FAR, Attempt, AttemptPhase, Job, JobPhase, StopCause
+from cavvy.domain.jobs import FAR, Attempt, AttemptPhase, JobPhase, JobRecord, StopCause
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import CheckpointPolicy, Delivery, Limits, Schedule, Task
+from cavvy.domain.tasks import CheckpointPolicy, Delivery, JobLimits, JobSchedule, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.calendar import TimeInterval
 from cavvy.planner.candidates import Candidates
@@ -51,9 +51,9 @@ SPOT = Offer(
     provider="p", region="r", instance_type="t", purchase=Purchase.SPOT, rate=HourlyRate(100)
 )
 FIXED = replace(SPOT, purchase=Purchase.ON_DEMAND)
-TASK = Task(name="n", run="x")
-HOURLY = Schedule(cron="0 * * * *", time_zone="UTC")
-JOB = Job(
+TASK = TaskSpec(name="n", run="x")
+HOURLY = JobSchedule(cron="0 * * * *", time_zone="UTC")
+JOB = JobRecord(
     id="j",
     project="p",
     name="n",
@@ -78,7 +78,7 @@ ATTEMPT = Attempt(
 )
 
 
-def asking(**changes: object) -> Job:
+def asking(**changes: object) -> JobRecord:
     return replace(JOB, task=replace(TASK, **changes))  # type: ignore[arg-type]
 
 
@@ -93,7 +93,7 @@ def test_a_job_is_queued_at_once_or_held_until_its_time() -> None:
         "submitted",
         "submitted",
     )
-    later, event = hold_job(asking(schedule=Schedule(at=NOW + HOUR)), NOW)
+    later, event = hold_job(asking(schedule=JobSchedule(at=NOW + HOUR)), NOW)
     assert (later.not_before, later.held_until, event.fact) == (NOW + HOUR, None, "scheduled")
     repeats, event = hold_job(asking(schedule=HOURLY), NOW)
     assert (repeats.not_before, repeats.held_until) == (FAR, NOW + HOUR)
@@ -103,8 +103,8 @@ def test_a_job_is_queued_at_once_or_held_until_its_time() -> None:
 
 def test_a_job_with_a_time_is_looked_at_while_it_waits() -> None:
     assert is_timed(replace(JOB, held_until=NOW))
-    assert is_timed(asking(limits=Limits(deadline=NOW)))
-    assert is_timed(asking(limits=Limits(deadline_after=HOUR)))
+    assert is_timed(asking(limits=JobLimits(deadline=NOW)))
+    assert is_timed(asking(limits=JobLimits(deadline_after=HOUR)))
     assert not is_timed(JOB)
 
 
@@ -152,7 +152,9 @@ def test_only_what_failed_or_was_stopped_is_retried() -> None:
 
 
 def test_a_retry_starts_counting_anew_and_waits_for_no_time_that_is_over() -> None:
-    old = replace(asking(schedule=Schedule(at=NOW - HOUR)), retries={"node": 1}, avoid={"x": NOW})
+    old = replace(
+        asking(schedule=JobSchedule(at=NOW - HOUR)), retries={"node": 1}, avoid={"x": NOW}
+    )
     fresh = retry_job(old, NOW).job
     assert fresh is not None
     assert (fresh.phase, fresh.retries, fresh.avoid) == (JobPhase.QUEUED, {}, {})
@@ -193,7 +195,7 @@ def test_a_schedule_is_held_until_its_next_run() -> None:
     assert left.job.last_run == "old"
     assert left.events[0].text.startswith("the run of 2030-01-01 12:00 UTC is skipped")
     with pytest.raises(ValueError, match="no day ever matches"):
-        find_hold(replace(TASK, schedule=Schedule(cron="0 0 31 2 *", time_zone="UTC")), NOW)
+        find_hold(replace(TASK, schedule=JobSchedule(cron="0 0 31 2 *", time_zone="UTC")), NOW)
 
 
 def test_a_job_waits_for_its_window_no_longer_than_its_deadline() -> None:
@@ -206,7 +208,7 @@ def test_a_job_waits_for_its_window_no_longer_than_its_deadline() -> None:
     assert (again.job, again.events) == (changes.job, ())
     words = hold_window(replace(changes.job, reason="x"), interval, (), NOW)
     assert (words.job, words.events) == (changes.job, ())
-    late = replace(job, task=replace(TASK, limits=Limits(deadline=NOW + MINUTE)))
+    late = replace(job, task=replace(TASK, limits=JobLimits(deadline=NOW + MINUTE)))
     bound = hold_window(late, interval, (), NOW).job
     assert bound is not None
     assert bound.held_until == NOW + MINUTE

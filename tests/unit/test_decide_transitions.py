@@ -29,8 +29,8 @@ from cavvy.domain.jobs import (
     AttemptOutcome,
     AttemptPhase,
     AttemptWait,
-    Job,
     JobPhase,
+    JobRecord,
     Node,
     NodePhase,
     Order,
@@ -38,17 +38,17 @@ from cavvy.domain.jobs import (
     WaitKind,
 )
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Delivery, Limits, Task, Webhook
+from cavvy.domain.tasks import Delivery, JobLimits, TaskSpec, WebhookTarget
 from cavvy.domain.units import HourlyRate, Money
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(3_600_000))
-JOB = Job(
+JOB = JobRecord(
     id="j",
     project="p",
     name="n",
-    task=Task(name="n", run="x"),
+    task=TaskSpec(name="n", run="x"),
     phase=JobPhase.RUNNING,
     submitted_at=NOW,
     since=NOW - MINUTE,
@@ -75,7 +75,7 @@ ATTEMPT = Attempt(
 NODES = [Node(attempt_id="j-1", project="p", rank=rank, claim="c") for rank in range(2)]
 
 
-def rows(attempt: Attempt = ATTEMPT, *nodes: Node, job: Job = JOB) -> JobRows:
+def rows(attempt: Attempt = ATTEMPT, *nodes: Node, job: JobRecord = JOB) -> JobRows:
     return JobRows(job=job, attempts={1: attempt}, nodes={"j-1": nodes or NODES})
 
 
@@ -145,7 +145,7 @@ def test_a_job_that_waits_again_avoids_what_failed_and_forgets_cooldowns_that_ar
 
 def test_a_webhook_is_owed_what_it_wants_and_has_not_heard() -> None:
     hooks = tuple(
-        Webhook(url=f"http://{name}", on=on)
+        WebhookTarget(url=f"http://{name}", on=on)
         for name, on in (("a", (Delivery.BUDGET, Delivery.FAILURE)), ("b", (Delivery.FAILURE,)))
     )
     failed = replace(
@@ -168,7 +168,7 @@ def test_a_webhook_is_owed_what_it_wants_and_has_not_heard() -> None:
 
 
 def advance(
-    attempt: Attempt, phase: AttemptPhase, *nodes: Node, job: Job = JOB, **fields: Any
+    attempt: Attempt, phase: AttemptPhase, *nodes: Node, job: JobRecord = JOB, **fields: Any
 ) -> RowChanges:
     action = gangs.AdvanceAttempt(phase=phase, reason="next", **fields)
     look = GangLook(
@@ -319,7 +319,7 @@ def test_what_a_job_spends_is_known_before_the_first_look() -> None:
 
 
 def test_no_more_is_left_than_the_budget() -> None:
-    capped = replace(JOB, task=replace(JOB.task, limits=Limits(budget=Money(10))))
+    capped = replace(JOB, task=replace(JOB.task, limits=JobLimits(budget=Money(10))))
     assert budget_left(capped, Money(4)) == Money(6)
     assert budget_left(capped, Money(40)) == Money(0)
     assert budget_left(JOB, Money(4)) is None

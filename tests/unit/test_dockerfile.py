@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from cavvy.cli.main import cli
-from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Workdir
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec, Workdir
 from cavvy.importers import parse_task
 from cavvy.spec.dockerfile import (
     CUDA_BUILD,
@@ -47,13 +47,13 @@ def test_two_stages_leave_the_build_behind() -> None:
     setup = (
         "apt-get update\napt-get install -y libgl1\n# why\npip install \\\n  -r requirements.txt\n"
     )
-    task = Task(
+    task = TaskSpec(
         name="t",
         run="x",
         workdir=Workdir(path="."),
         setup=setup,
         setup_uses=("requirements.txt",),
-        resources=Resources(accelerators=(AcceleratorNeed(name="H100"),)),
+        resources=ResourceSpec(accelerators=(AcceleratorNeed(name="H100"),)),
     )
     recipe = make_recipe(task)
     build, final = recipe.text.split("\n\nFROM ", 1)
@@ -91,7 +91,7 @@ def test_equal_tasks_give_equal_recipes() -> None:
 
 def test_one_file_alone_writes_the_setup_itself(tmp_path: Path) -> None:
     setup = "pip install 'numpy>=1'\npip install \"a b\" $HOME\n"
-    text = make_dockerfile(Task(name="t", run="x", setup=setup))
+    text = make_dockerfile(TaskSpec(name="t", run="x", setup=setup))
     assert "COPY" not in text.split("\n\nFROM ")[0]
     at = text.index("RUN printf")
     command = text[at + 4 : text.index(f">/tmp/{SETUP_FILE}", at)].replace("\\\n", " ")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.exports.aws_model import check_request, service_model
 from tests.exports.tasks import FULL, export
 
-from cavvy.domain.tasks import Resources, Task
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.providers.formats.index import list_formats
 from cavvy.providers.formats.program import split_program
 from cavvy.providers.formats.sagemaker.export import make_export
@@ -24,7 +24,7 @@ from cavvy.providers.formats.sagemaker.request import is_training_type
 from cavvy.store.snapshot import CatalogSnapshot
 
 MINIMAL = "run: echo hello\nresources: {cpu: 2}"
-NAMED = Resources(instance="ml.m5.large")
+NAMED = ResourceSpec(instance="ml.m5.large")
 
 
 def read_request(text: str, folder: Path) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def test_the_shell_joins_the_arguments_to_the_program(text: str) -> None:
     check_request(
         "sagemaker",
         "CreateTrainingJob",
-        yaml.safe_load(make_export(Task(name="t", run=text, resources=NAMED), lambda need: ())),
+        yaml.safe_load(make_export(TaskSpec(name="t", run=text, resources=NAMED), lambda need: ())),
     )
     done = subprocess.run(["sh", "-c", 'printf %b "$@"', "sh", *parts], capture_output=True)
     assert done.stdout.decode() == program
@@ -221,7 +221,7 @@ def test_training_types_are_those_of_the_service_model() -> None:
         for each in job.members["ResourceConfig"].members["InstanceType"].enum
     }
     with CatalogSnapshot.open() as snapshot:
-        offers = snapshot.match(Resources(providers=("aws",)), misses=0).offers
+        offers = snapshot.match(ResourceSpec(providers=("aws",)), misses=0).offers
     sold = {each.instance_type for each in offers}
     assert {each for each in sold if is_training_type(each)} == sold & types
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.exports.google_schema import check_value
 from tests.exports.tasks import FULL, export
 
-from cavvy.domain.tasks import Resources
+from cavvy.domain.tasks import ResourceSpec
 from cavvy.providers.formats.program import escape_references
 from cavvy.providers.formats.vertex.request import (
     find_accelerator,
@@ -145,7 +145,7 @@ def test_the_container_gets_each_variable_unchanged(text: str) -> None:
 
 def test_every_gpu_of_a_supported_machine_has_a_type() -> None:
     with CatalogSnapshot.open() as snapshot:
-        offers = snapshot.match(Resources(providers=("gcp",)), misses=0).offers
+        offers = snapshot.match(ResourceSpec(providers=("gcp",)), misses=0).offers
     machines = {
         each.instance_type: (each.accelerator, each.accelerator_memory_mib)
         for each in offers

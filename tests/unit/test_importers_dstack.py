@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from cavvy.domain.tasks import AcceleratorNeed, Retry, Schedule, SpotPolicy, Workdir
+from cavvy.domain.tasks import AcceleratorNeed, JobSchedule, RetryPolicy, SpotPolicy, Workdir
 from cavvy.domain.units import HourlyRate
 from cavvy.importers import Translation, parse_file, parse_task
 from cavvy.importers.dstack.tasks import join_commands
@@ -66,7 +66,7 @@ def test_a_whole_task() -> None:
     )
     assert (task.tags, task.priority) == ({"team": "vision"}, 5)
     assert (task.limits.duration, task.grace) == (timedelta(hours=6), timedelta(minutes=2))
-    assert task.retry == Retry(preemption=None, node=None, exit=0)
+    assert task.retry == RetryPolicy(preemption=None, node=None, exit=0)
     request = task.resources
     assert request.accelerators == tuple(
         AcceleratorNeed(name=name, count_min=4, count_max=8, memory_min_mib=81_920)
@@ -97,7 +97,10 @@ def test_what_dstack_asks_for_where_a_file_is_silent() -> None:
         100,
         (),
     )
-    assert (task.retry, task.grace) == (Retry(preemption=0, node=0, exit=0), timedelta(minutes=5))
+    assert (task.retry, task.grace) == (
+        RetryPolicy(preemption=0, node=0, exit=0),
+        timedelta(minutes=5),
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,7 +248,7 @@ def test_a_dev_environment_is_a_task_that_waits() -> None:
 def test_a_schedule_is_in_utc() -> None:
     task = run("schedule: {cron: '0 8 * * mon-fri'}").task
     assert task is not None
-    assert task.schedule == Schedule(cron="0 8 * * mon-fri")
+    assert task.schedule == JobSchedule(cron="0 8 * * mon-fri")
 
 
 def test_what_becomes_something_near_is_noted() -> None:

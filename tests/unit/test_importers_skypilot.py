@@ -6,7 +6,14 @@ from datetime import timedelta
 import pytest
 
 from cavvy.catalog.regions import is_region
-from cavvy.domain.tasks import AcceleratorNeed, Resources, Retry, SpotPolicy, Transfer, Workdir
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    ResourceSpec,
+    RetryPolicy,
+    SpotPolicy,
+    Transfer,
+    Workdir,
+)
 from cavvy.domain.units import HourlyRate
 from cavvy.importers import Translation, parse_file, parse_task
 from cavvy.spec import SpecError
@@ -71,7 +78,7 @@ def test_a_whole_task() -> None:
     assert task.env == {"WHICH": "model", "COUNT": "8", "SWITCH": "False", "RATIO": "1.5"}
     assert task.secrets == ("TOKEN", "HF_TOKEN")
     assert task.workdir == Workdir(path="src/model")
-    assert (task.tags, task.priority, task.retry) == ({"team": "vision"}, 20, Retry(exit=3))
+    assert (task.tags, task.priority, task.retry) == ({"team": "vision"}, 20, RetryPolicy(exit=3))
     request = task.resources
     assert request.accelerators == (
         AcceleratorNeed(name="A100", count_min=8, memory_min_mib=81_920, memory_max_mib=81_920),
@@ -179,7 +186,7 @@ def test_a_disk_tier_is_the_disk_type_of_skypilot_on_aws(tier: str, kind: str | 
     assert (found.task.resources.disk_type, found.refused) == (kind, ())
 
 
-def options_of(needs: Resources) -> list[tuple[tuple[str, ...], object]]:
+def options_of(needs: ResourceSpec) -> list[tuple[tuple[str, ...], object]]:
     return [
         (each.regions, {one.provider: json.loads(one.values) for one in each.options})
         for each in needs.choices
@@ -652,7 +659,7 @@ def test_parameters_are_ours_alone() -> None:
 def test_recovery_on_exit_codes() -> None:
     task = need("{cpus: 1, job_recovery: {recover_on_exit_codes: [33, 34]}}").task
     assert task is not None
-    assert task.retry == Retry(exit=None, exit_codes=(33, 34))
+    assert task.retry == RetryPolicy(exit=None, exit_codes=(33, 34))
     assert task.grace == timedelta(seconds=10)
 
 

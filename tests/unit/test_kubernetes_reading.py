@@ -21,8 +21,8 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     ProviderOptions,
-    Resources,
-    Task,
+    ResourceSpec,
+    TaskSpec,
     Volume,
     VolumeKind,
 )
@@ -661,9 +661,9 @@ def test_a_pod_starts_only_without_the_containers_of_earlier_pods(
 
 def test_an_export_has_the_pod_fields_of_settings_and_task() -> None:
     values = json.dumps({"pod": {"spec": {"priorityClassName": "high"}}})
-    asked = Resources(options=(ProviderOptions(provider="kubernetes", values=values),))
+    asked = ResourceSpec(options=(ProviderOptions(provider="kubernetes", values=values),))
     read = read_options({"pod": "{spec: {hostIPC: true}}"})
-    text = make_export(Task(name="t", run="true", resources=asked), None, 1, read)
+    text = make_export(TaskSpec(name="t", run="true", resources=asked), None, 1, read)
     pod = next(each for each in yaml.safe_load_all(text) if each["kind"] == "Pod")
     assert (pod["spec"]["hostIPC"], pod["spec"]["priorityClassName"]) == (True, "high")
 
@@ -686,11 +686,13 @@ def test_a_wrong_mode_of_docker_is_an_objection(option: object, right: bool) -> 
 
 
 def test_an_export_names_what_it_leaves_out() -> None:
-    text = make_export(Task(name="t", run="torchrun x", nodes=2), None, 2, read_options({}))
+    text = make_export(TaskSpec(name="t", run="torchrun x", nodes=2), None, 2, read_options({}))
     assert "retry" in text.partition("apiVersion")[0]
     assert text.count("kind: Pod") == 2
     assert "value: t-0.t" in text
-    queued = make_export(Task(name="t", run="x", nodes=2), None, 2, read_options({"queue": "gold"}))
+    queued = make_export(
+        TaskSpec(name="t", run="x", nodes=2), None, 2, read_options({"queue": "gold"})
+    )
     assert (
         queued.count("kueue.x-k8s.io/queue-name: gold")
         == queued.count("retriable-in-group: 'false'")
@@ -712,7 +714,7 @@ def test_an_export_runs_the_work_as_cavvy_does() -> None:
         'false\n[[ $CAVVY_PARAM_FAST = true ]] && echo "$CAVVY_HOSTS $CAVVY_PARAM_TO_GO" && exit '
         "7\n"
     )
-    task = Task(
+    task = TaskSpec(
         name="t",
         setup="echo set",
         run=run,
@@ -743,7 +745,7 @@ def test_an_export_runs_the_work_as_cavvy_does() -> None:
 
 def test_a_kubelet_changes_nothing_of_what_is_exported() -> None:
     run = "echo $$ $(NAME) $(date $(NAME)) $$$ $$$(NAME) $( ${NAME} $"
-    task = Task(name="t", run=run, env={"NAME": "n", "ODD": "a$$b$(NAME)$"})
+    task = TaskSpec(name="t", run=run, env={"NAME": "n", "ODD": "a$$b$(NAME)$"})
     (container,) = yaml.safe_load(make_export(task, None, 1, read_options({})))["spec"][
         "containers"
     ]
@@ -764,8 +766,8 @@ def test_an_export_asks_for_the_accelerators_of_the_task() -> None:
         ("H100", "nvidia.com/gpu"),
         ("MI300X", "amd.com/gpu"),
     ):
-        task = Task(
-            name="t", run="x", resources=Resources(accelerators=(AcceleratorNeed(name=name),))
+        task = TaskSpec(
+            name="t", run="x", resources=ResourceSpec(accelerators=(AcceleratorNeed(name=name),))
         )
         blind = make_export(task, None, 1, read_options({}))
         assert f"any {resource} is accepted; add a nodeSelector for {name}" in blind

@@ -6,15 +6,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
-from cavvy.domain.jobs import Job, PlanState
+from cavvy.domain.jobs import JobRecord, PlanState
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
-    Limits,
+    JobLimits,
     Objection,
-    Resources,
-    Task,
+    ResourceSpec,
+    TaskSpec,
     Volume,
     VolumeKind,
     Workload,
@@ -47,7 +47,7 @@ WORK = Workload(samples=3600.0, rates={"cpu": 1.0})
 
 
 def look(
-    job: Job,
+    job: JobRecord,
     market: OfferedMarket,
     situation: PlanningContext | None = None,
     objections: tuple[Objection, ...] = (),
@@ -59,9 +59,9 @@ def look(
     )
 
 
-def make_job(task: Task | None = None, consented: bool = True) -> Job:
-    the_task = task or Task(name="t", run="true")
-    return Job(
+def make_job(task: TaskSpec | None = None, consented: bool = True) -> JobRecord:
+    the_task = task or TaskSpec(name="t", run="true")
+    return JobRecord(
         id="j",
         project="p",
         name="n",
@@ -82,7 +82,7 @@ def test_the_cheapest_comes_first_and_paid_offers_need_consent() -> None:
 
 
 def test_what_fits_nowhere_is_said_with_what_would_have_to_change() -> None:
-    task = Task(name="t", run="true", resources=Resources(cpus_min=8))
+    task = TaskSpec(name="t", run="true", resources=ResourceSpec(cpus_min=8))
     found = look(make_job(task), OfferedMarket(offers=[PAID]))
     assert found.hopeless
     assert found.reason.startswith("No offer: ")
@@ -90,7 +90,9 @@ def test_what_fits_nowhere_is_said_with_what_would_have_to_change() -> None:
 
 
 def test_a_limit_that_no_offer_keeps_is_said_with_what_would_have_to_change() -> None:
-    task = Task(name="t", run="true", work=WORK, limits=Limits(duration=timedelta(minutes=30)))
+    task = TaskSpec(
+        name="t", run="true", work=WORK, limits=JobLimits(duration=timedelta(minutes=30))
+    )
     found = look(make_job(task), OfferedMarket(offers=[FREE], hosts=[HOST]))
     assert found.hopeless
     assert found.reason.endswith(
@@ -99,8 +101,8 @@ def test_a_limit_that_no_offer_keeps_is_said_with_what_would_have_to_change() ->
 
 
 def test_the_rest_of_an_interrupted_job_is_not_ruled_out_by_the_estimate_of_the_whole() -> None:
-    limits = Limits(duration=timedelta(minutes=65))
-    task = Task(
+    limits = JobLimits(duration=timedelta(minutes=65))
+    task = TaskSpec(
         name="t", run="true", work=WORK, limits=limits, checkpoint=CheckpointPolicy(path="c")
     )
     situation = PlanningContext(ran=timedelta(minutes=30), done=0.5)
@@ -110,22 +112,24 @@ def test_the_rest_of_an_interrupted_job_is_not_ruled_out_by_the_estimate_of_the_
 
 
 def test_the_rest_is_ruled_out_where_the_limit_was_never_enough_for_the_whole() -> None:
-    task = Task(name="t", run="true", work=WORK, checkpoint=CheckpointPolicy(path="c"))  # an hour
+    task = TaskSpec(
+        name="t", run="true", work=WORK, checkpoint=CheckpointPolicy(path="c")
+    )  # an hour
     half = PlanningContext(ran=timedelta(minutes=40), done=0.5, spent=Money(1_500_000))
     for minutes, fits in ((50, False), (65, True)):
-        limited = replace(task, limits=Limits(duration=timedelta(minutes=minutes)))
+        limited = replace(task, limits=JobLimits(duration=timedelta(minutes=minutes)))
         assert (
             bool(look(make_job(limited), OfferedMarket(offers=[FREE], hosts=[HOST]), half).offers)
             is fits
         )
     for budget, fits in ((2_000_000, False), (2_400_000, True)):
-        limited = replace(task, limits=Limits(budget=Money(budget)))
+        limited = replace(task, limits=JobLimits(budget=Money(budget)))
         assert bool(look(make_job(limited), OfferedMarket(offers=[PAID]), half).offers) is fits
 
 
 def test_nothing_is_hopeless_while_a_place_has_not_answered() -> None:
-    task = Task(
-        name="t", run="true", resources=Resources(accelerators=(AcceleratorNeed(name="H100"),))
+    task = TaskSpec(
+        name="t", run="true", resources=ResourceSpec(accelerators=(AcceleratorNeed(name="H100"),))
     )
     found = look(
         make_job(task),
@@ -171,17 +175,17 @@ def test_what_a_provider_refuses_is_passed_on() -> None:
 
 
 def test_a_gang_that_does_not_fit_the_host_is_refused() -> None:
-    task = Task(name="t", run="true", nodes=5)
+    task = TaskSpec(name="t", run="true", nodes=5)
     found = look(make_job(task), OfferedMarket(offers=[FREE], hosts=[HOST]))
     assert found.hopeless
     assert "5 nodes with 1 CPU each do not fit" in found.reason
 
 
 def test_what_no_configured_place_has_is_said_with_the_places() -> None:
-    task = Task(
+    task = TaskSpec(
         name="t",
         run="true",
-        resources=Resources(accelerators=(AcceleratorNeed(name="H100", count_min=8),)),
+        resources=ResourceSpec(accelerators=(AcceleratorNeed(name="H100", count_min=8),)),
     )
     found = look(make_job(task), OfferedMarket(offers=[FREE], hosts=[HOST]))
     assert found.hopeless
@@ -189,7 +193,7 @@ def test_what_no_configured_place_has_is_said_with_the_places() -> None:
 
 
 def test_a_provider_that_is_not_configured_is_named_with_those_that_are() -> None:
-    task = Task(name="t", run="true", resources=Resources(providers=("aws",)))
+    task = TaskSpec(name="t", run="true", resources=ResourceSpec(providers=("aws",)))
     found = look(make_job(task), OfferedMarket(offers=[FREE, PAID], hosts=[HOST]))
     assert found.hopeless
     assert (
@@ -200,7 +204,7 @@ def test_a_provider_that_is_not_configured_is_named_with_those_that_are() -> Non
 
 @pytest.mark.parametrize("asked", [(), ("azure",)])
 def test_offers_that_could_not_be_read_are_not_said_to_be_missing(asked: tuple[str, ...]) -> None:
-    task = Task(name="t", run="true", resources=Resources(providers=asked))
+    task = TaskSpec(name="t", run="true", resources=ResourceSpec(providers=asked))
     problems = [SilentPlace("azure", "the price list cannot be read: HTTP 503")]
     offers = [FREE] if asked else []
     found = look(make_job(task), OfferedMarket(offers=offers, hosts=[HOST], problems=problems))
@@ -216,8 +220,8 @@ def test_a_volume_that_exists_rules_out_the_offers_of_other_zones() -> None:
     volumes = [VolumeLocation(provider="cloud", names=("vol-1", "data"), region="a", zone="a-2")]
     market = OfferedMarket(offers=[*zones, everywhere, abroad], volumes=volumes)
 
-    def task(source: str, keep: bool = True) -> Task:
-        return Task(
+    def task(source: str, keep: bool = True) -> TaskSpec:
+        return TaskSpec(
             name="t",
             run="true",
             volumes=(Volume(kind=VolumeKind.NAMED, source=source, path="/d", keep=keep),),
@@ -243,9 +247,9 @@ def lined_up(
     work: Workload | None, *offers: Offer, ordered: bool = False, avoid: tuple[str, ...] = ()
 ) -> list[str]:
     """The types that a job with a wish for each offer is tried at, in order."""
-    wishes = tuple(Resources(instance=offer.instance_type) for offer in offers)
+    wishes = tuple(ResourceSpec(instance=offer.instance_type) for offer in offers)
     resources = replace(wishes[0], any_of=wishes, ordered=ordered)
-    job = make_job(Task(name="t", run="true", nodes=2, work=work, resources=resources))
+    job = make_job(TaskSpec(name="t", run="true", nodes=2, work=work, resources=resources))
     market = OfferedMarket(offers=offers)
     lines = rank_candidates([(each, look(each, market)) for each in jobs_of(job)], avoid)
     assert all(
@@ -271,9 +275,9 @@ def test_a_wish_whose_place_failed_others_a_moment_ago_or_is_full_comes_last() -
 
 def test_a_wish_with_an_order_of_its_own_keeps_it() -> None:
     third = replace(PAID, instance_type="third", rate=HourlyRate(1_000_000))
-    wishes = (Resources(cpus_min=1), Resources(cpus_min=2))
+    wishes = (ResourceSpec(cpus_min=1), ResourceSpec(cpus_min=2))
     first, second = jobs_of(
-        make_job(Task(name="t", run="true", resources=replace(wishes[0], any_of=wishes)))
+        make_job(TaskSpec(name="t", run="true", resources=replace(wishes[0], any_of=wishes)))
     )
     lines = rank_candidates(
         [(first, Candidates(offers=(FAST, third))), (second, Candidates(offers=(SLOW,)))]

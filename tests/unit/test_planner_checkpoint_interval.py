@@ -9,7 +9,7 @@ import pytest
 
 from cavvy.catalog.notices import SPOT_NOTICES
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import CheckpointPolicy, Task
+from cavvy.domain.tasks import CheckpointPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.checkpoint_interval import (
     FAILURES_PER_NODE_HOUR,
@@ -91,7 +91,7 @@ def test_a_checkpoint_fits_if_step_and_bytes_do() -> None:
 
 def test_a_plan_says_whether_a_checkpoint_fits_into_the_notice() -> None:
     def say(size_mib: int | None, notice: timedelta) -> str:
-        task = Task(name="x", run="x", checkpoint=CheckpointPolicy(path="c", size_mib=size_mib))
+        task = TaskSpec(name="x", run="x", checkpoint=CheckpointPolicy(path="c", size_mib=size_mib))
         return " ".join(say_fit(task, notice))
 
     assert say(None, 30 * SECOND) == ""
@@ -101,7 +101,7 @@ def test_a_plan_says_whether_a_checkpoint_fits_into_the_notice() -> None:
 
 def test_the_step_in_hand_decides_whether_a_checkpoint_fits() -> None:
     def say(step: timedelta | None, notice: timedelta | None) -> str:
-        task = Task(
+        task = TaskSpec(
             name="x", run="x", checkpoint=CheckpointPolicy(path="c", size_mib=12 * 1024, step=step)
         )
         return " ".join(say_fit(task, notice))
@@ -123,7 +123,7 @@ def test_spot_whose_notice_is_too_short_is_warned_of_wherever_it_ranks() -> None
         replace(spot, provider="azure"),
         replace(spot, provider="x"),
     ]
-    task = Task(name="x", run="x", checkpoint=CheckpointPolicy(path="c", size_mib=12 * 1024))
+    task = TaskSpec(name="x", run="x", checkpoint=CheckpointPolicy(path="c", size_mib=12 * 1024))
     short, unknown = warn_of_notices(task, offers, SPOT_NOTICES)
     assert short.startswith("spot at azure, gcp: ")
     assert "a checkpoint of 12" in short

@@ -7,7 +7,14 @@ import pytest
 
 from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, SpotPolicy, Task, Workload
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    JobLimits,
+    ResourceSpec,
+    SpotPolicy,
+    TaskSpec,
+    Workload,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.explain import FIELDS, Rejection, explain, say_no_offer, wish
 from cavvy.planner.placements import PlacementPlan
@@ -33,14 +40,14 @@ def make_offer(
     )
 
 
-def make_task(limits: Limits | None = None, usd: float = 15) -> Task:
-    need = Resources(
+def make_task(limits: JobLimits | None = None, usd: float = 15) -> TaskSpec:
+    need = ResourceSpec(
         accelerators=(AcceleratorNeed(name="H100", count_min=8),),
         regions=("eu",),
         max_rate=HourlyRate(round(usd * 1e6)),
     )
     work = Workload(samples=3600.0, rates={"H100": 1.0})
-    return Task(name="t", run="true", resources=need, limits=limits or Limits(), work=work)
+    return TaskSpec(name="t", run="true", resources=need, limits=limits or JobLimits(), work=work)
 
 
 def make_matches(*misses: NearMiss, rejected: dict[Constraint, int] | None = None) -> OfferMatches:
@@ -77,7 +84,7 @@ def test_another_constraint_is_said_with_the_nearest_offer() -> None:
 
 
 def test_a_limit_is_nearer_than_any_constraint() -> None:
-    task = make_task(Limits(budget=Money(5_000_000)))
+    task = make_task(JobLimits(budget=Money(5_000_000)))
     matches = make_matches(NearMiss(offer=make_offer(), constraint=Constraint.PRICE, text="costs"))
     found = explain([matches], plan(task, [make_offer(12)], now=NOW))
     assert say_no_offer(task, found) == (
@@ -87,7 +94,7 @@ def test_a_limit_is_nearer_than_any_constraint() -> None:
 
 
 def test_a_slow_offer_is_said_with_the_time_that_is_missing() -> None:
-    task = make_task(Limits(duration=timedelta(minutes=30)))
+    task = make_task(JobLimits(duration=timedelta(minutes=30)))
     found = explain([make_matches()], plan(task, [make_offer(12)], now=NOW))
     (miss,) = found.misses
     assert (miss.reason, miss.change) == ("duration", "raise limits.duration by 30m00s")
@@ -131,7 +138,7 @@ def test_where_all_fail_at_one_thing_it_is_named() -> None:
 
 
 def test_every_offer_is_accounted_for_over_several_catalogs() -> None:
-    task = make_task(Limits(budget=Money(5_000_000)))
+    task = make_task(JobLimits(budget=Money(5_000_000)))
     fitting = [make_offer(12), make_offer(1, "eu-2")]
     first = OfferMatches(
         offers=fitting, matched=2, total=7, rejected={Constraint.PRICE: 2, Constraint.COUNT: 3}
@@ -172,11 +179,11 @@ def test_every_constraint_names_its_field_and_what_to_change(constraint: Constra
 @pytest.mark.parametrize(
     ("need", "text"),
     [
-        (Resources(), "node"),
-        (Resources(cpus_min=8, memory_min_mib=65536), "node with 8 CPUs and 64 GiB"),
-        (Resources(instance="p5.48xlarge", providers=("aws",)), "p5.48xlarge at aws"),
+        (ResourceSpec(), "node"),
+        (ResourceSpec(cpus_min=8, memory_min_mib=65536), "node with 8 CPUs and 64 GiB"),
+        (ResourceSpec(instance="p5.48xlarge", providers=("aws",)), "p5.48xlarge at aws"),
         (
-            Resources(
+            ResourceSpec(
                 accelerators=(AcceleratorNeed(name="A100"),),
                 spot=SpotPolicy.ONLY,
                 regions=("eu", "us"),
@@ -185,7 +192,7 @@ def test_every_constraint_names_its_field_and_what_to_change(constraint: Constra
         ),
     ],
 )
-def test_the_wish_in_words(need: Resources, text: str) -> None:
+def test_the_wish_in_words(need: ResourceSpec, text: str) -> None:
     assert wish(need) == text
 
 

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import AcceleratorNeed, Resources, Task
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 
-CPU_TASK = Task(name="t", run="true")
-GPU_TASK = Task(name="t", run="true", resources=Resources(accelerators=(AcceleratorNeed(),)))
+CPU_TASK = TaskSpec(name="t", run="true")
+GPU_TASK = TaskSpec(name="t", run="true", resources=ResourceSpec(accelerators=(AcceleratorNeed(),)))
 
 
 def make_offer(count: int, kind: str = "cpu", region: str = "a", shared: bool = True) -> Offer:
@@ -59,9 +59,9 @@ def test_every_host_keeps_an_offer(offers: list[Offer]) -> None:
 
 def test_all_nodes_must_fit_at_once() -> None:
     host = Host(name="p/a", cpus=8, memory_mib=1024)
-    asks = Resources(cpus_min=4)
+    asks = ResourceSpec(cpus_min=4)
     for nodes, fits in ((1, True), (2, True), (3, False)):
-        task = Task(name="t", run="true", nodes=nodes, resources=asks)
+        task = TaskSpec(name="t", run="true", nodes=nodes, resources=asks)
         assert fits_empty(task, make_offer(0), [host]) is fits
     assert not fits_empty(CPU_TASK, make_offer(0, region="nowhere"), [host])
 

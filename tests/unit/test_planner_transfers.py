@@ -12,9 +12,9 @@ from cavvy.catalog.residency import list_unplaced, say_unplaced
 from cavvy.cli.main import cli
 from cavvy.cli.task import sizes
 from cavvy.cli.task.sizes import with_sizes
-from cavvy.domain.jobs import Job
+from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Resources, Task, Transfer, Workload
+from cavvy.domain.tasks import ResourceSpec, TaskSpec, Transfer, Workload
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.candidates import Candidates, rank_candidates
 from cavvy.planner.placements import Placement, PlanningContext
@@ -35,17 +35,17 @@ OUTPUT = Transfer(source="out", target="s3://results/", size_mib=SIZE)
 WORK = Workload(samples=3600.0, rates={"cpu": 1.0})
 
 
-def cost_of(task: Task, offer: Offer, starts: float = 1) -> float:
+def cost_of(task: TaskSpec, offer: Offer, starts: float = 1) -> float:
     found = estimate_transfers(task, offer, PRICES, starts)
     assert found is not None
     return round(found.cost.micros / 1e6, 2)
 
 
-def make_task(*inputs: Transfer, outputs: tuple[Transfer, ...] = (), nodes: int = 1) -> Task:
-    return Task(name="t", run="true", inputs=inputs, outputs=outputs, nodes=nodes, work=WORK)
+def make_task(*inputs: Transfer, outputs: tuple[Transfer, ...] = (), nodes: int = 1) -> TaskSpec:
+    return TaskSpec(name="t", run="true", inputs=inputs, outputs=outputs, nodes=nodes, work=WORK)
 
 
-def place(task: Task, *offers: Offer) -> tuple[Placement, ...]:
+def place(task: TaskSpec, *offers: Offer) -> tuple[Placement, ...]:
     return plan(task, offers, now=NOW, situation=PlanningContext(egress=PRICES)).placements
 
 
@@ -149,10 +149,11 @@ def test_a_copy_that_is_free_only_within_a_region_says_so() -> None:
 
 def test_alternatives_are_compared_with_their_copies() -> None:
     cheap = replace(GCP, rate=HourlyRate(100_000), instance_type="cpu")
-    choices = (Resources(providers=("aws",)), Resources(providers=("gcp",)))
+    choices = (ResourceSpec(providers=("aws",)), ResourceSpec(providers=("gcp",)))
     tasks = [replace(make_task(INPUT), resources=each) for each in choices]
     jobs = [
-        Job(id="j", project="p", name="n", task=task, submitted_at=NOW, since=NOW) for task in tasks
+        JobRecord(id="j", project="p", name="n", task=task, submitted_at=NOW, since=NOW)
+        for task in tasks
     ]
     found = [
         (job, Candidates(offers=(offer,))) for job, offer in zip(jobs, (AWS, cheap), strict=True)
@@ -242,6 +243,6 @@ def test_a_bucket_inside_is_accepted_and_an_unknown_region_is_said(tmp_path: Pat
     code, shown = run(tmp_path, "validate", "")
     assert code == 0
     assert "does not know whether" in " ".join(shown.split())
-    task = replace(make_task(INPUT), resources=Resources(regions=("eu",)))
+    task = replace(make_task(INPUT), resources=ResourceSpec(regions=("eu",)))
     assert list_unplaced(task) == ["s3://data/"]
     assert say_unplaced(make_task(INPUT)) == ""

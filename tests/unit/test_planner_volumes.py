@@ -4,7 +4,7 @@ import pytest
 
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task, Volume, VolumeKind
+from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.volumes import explain_misplaced
 
@@ -13,8 +13,8 @@ def offer(region: str = "r1", zone: str | None = None) -> Offer:
     return Offer(provider="cloud", region=region, zone=zone, instance_type="m", rate=HourlyRate(1))
 
 
-def task(*names: str) -> Task:
-    return Task(
+def task(*names: str) -> TaskSpec:
+    return TaskSpec(
         name="t",
         run="x",
         volumes=tuple(Volume(kind=VolumeKind.NAMED, source=n, path=f"/{n}") for n in names),

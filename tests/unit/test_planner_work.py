@@ -7,7 +7,7 @@ import pytest
 
 from cavvy.catalog.accelerators import Precision, find_accelerator
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Workload
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.work import (
     CPU_PEAK_FP32,
@@ -34,10 +34,10 @@ def make_offer(
     )
 
 
-def make_task(work: Workload | None, nodes: int = 1, accelerated: bool = True) -> Task:
+def make_task(work: Workload | None, nodes: int = 1, accelerated: bool = True) -> TaskSpec:
     needs = (AcceleratorNeed(),) if accelerated else ()
-    return Task(
-        name="t", run="true", work=work, nodes=nodes, resources=Resources(accelerators=needs)
+    return TaskSpec(
+        name="t", run="true", work=work, nodes=nodes, resources=ResourceSpec(accelerators=needs)
     )
 
 
@@ -47,7 +47,7 @@ def peak(name: str, precision: Precision) -> float:
     return known.accelerator.peak[precision]
 
 
-def seconds(task: Task, offer: Offer) -> float:
+def seconds(task: TaskSpec, offer: Offer) -> float:
     length = estimate(task, offer).run_time
     assert length is not None
     return length.total_seconds()
@@ -136,7 +136,7 @@ def test_a_bare_name_is_a_node_as_the_task_asks_for() -> None:
         AcceleratorNeed(name="A100", count_min=2, count_max=4),
     )
     work = Workload(samples=1000.0, rates={"H100": 80.0, "A100": 10.0})
-    task = Task(name="t", run="true", work=work, resources=Resources(accelerators=needs))
+    task = TaskSpec(name="t", run="true", work=work, resources=ResourceSpec(accelerators=needs))
     assert seconds(task, make_offer("H100", 8)) == pytest.approx(1000 / 80)
     assert seconds(task, make_offer("A100", 4)) == pytest.approx(1000 / 20)
 
@@ -184,17 +184,17 @@ HOURS = timedelta(hours=10)
     ],
 )
 def test_a_named_instance_counts_with_its_accelerators(work: Workload, hours: float) -> None:
-    task = Task(name="t", run="x", work=work, resources=Resources(instance="t"))
+    task = TaskSpec(name="t", run="x", work=work, resources=ResourceSpec(instance="t"))
     found = estimate(task, make_offer("V100", 8)).run_time
     assert found == timedelta(hours=hours)
 
 
 def test_an_instance_on_a_shared_host_holds_no_accelerators() -> None:
-    task = Task(
+    task = TaskSpec(
         name="t",
         run="x",
         work=Workload(samples=60, rates={"V100": 60, "cpu": 1}),
-        resources=Resources(instance="t"),
+        resources=ResourceSpec(instance="t"),
     )
     assert seconds(task, replace(make_offer("V100", 8), shared=True)) == 60
 
@@ -277,8 +277,8 @@ def test_on_a_shared_host_only_the_share_that_is_held_counts() -> None:
     shared = Offer(
         provider="p", region="r", instance_type="cpu", vcpus=64, rate=HourlyRate(0), shared=True
     )
-    silent = Task(name="t", run="true", work=work)
-    asking = Task(name="t", run="true", work=work, resources=Resources(cpus_min=4))
+    silent = TaskSpec(name="t", run="true", work=work)
+    asking = TaskSpec(name="t", run="true", work=work, resources=ResourceSpec(cpus_min=4))
     assert seconds(silent, shared) == pytest.approx(1e15 / CPU_PEAK_FP32)
     assert seconds(asking, shared) == pytest.approx(1e15 / (4 * CPU_PEAK_FP32))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.domain.tasks import ProviderOptions, Resources, Task
+from cavvy.domain.tasks import ProviderOptions, ResourceSpec, TaskSpec
 from cavvy.importers import parse_task
 from cavvy.providers.base import Manifest
 from cavvy.providers.objections import list_objections
@@ -22,7 +22,7 @@ def test_an_unknown_option_is_an_objection_of_its_provider_only() -> None:
     manifest = Manifest(name="aws", title="AWS", docs="x", options={"image": "an AMI"})
     provider: Any = SimpleNamespace(manifest=manifest)
     options = (option("aws", image="ami-1", colour="red"), option("gcp", size=1))
-    task = Task(name="a", run="x", resources=Resources(options=options))
+    task = TaskSpec(name="a", run="x", resources=ResourceSpec(options=options))
     (found,) = list_objections(task, provider)
     assert str(found) == "resources.options.aws.colour: aws has no such option"
     assert read_options(task.resources, "aws") == {"image": "ami-1", "colour": "red"}

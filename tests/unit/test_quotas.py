@@ -10,10 +10,10 @@ from tests.unit.cli_client import FakeClient, client, make_quota
 
 from cavvy.cli.main import cli
 from cavvy.client import wire
-from cavvy.domain.jobs import Job
+from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.candidates import Candidates, OfferedMarket, find_candidates, match
 from cavvy.planner.placements import PlanningContext
@@ -31,8 +31,10 @@ OFFER = Offer(
 
 
 def look(nodes: int, *offers: Offer) -> Candidates:
-    task = Task(name="t", run="true", nodes=nodes)
-    job = Job(id="j", project="p", name="n", task=task, submitted_at=NOW, since=NOW, consented=True)
+    task = TaskSpec(name="t", run="true", nodes=nodes)
+    job = JobRecord(
+        id="j", project="p", name="n", task=task, submitted_at=NOW, since=NOW, consented=True
+    )
     market = OfferedMarket(offers=offers)
     known = PlanningContext()
     return find_candidates(job, market, match(job, market), lambda *_: (), situation=known, now=NOW)
@@ -82,8 +84,8 @@ def test_a_job_for_which_the_quota_is_in_use_waits_and_takes_other_offers_first(
     offer, other = limit_offer(OFFER, [(QUOTA, 96)]), replace(OFFER, instance_type="q")
     assert look(2, offer, replace(other, rate=HourlyRate(99))).offers[0].instance_type == "q"
     assert look(2, offer).offers == (offer,)
-    assert explain_quota(Task(name="t", run="true", nodes=2), offer) is None
-    (shown,) = plan(Task(name="t", run="true", nodes=2), [offer], now=NOW).placements
+    assert explain_quota(TaskSpec(name="t", run="true", nodes=2), offer) is None
+    (shown,) = plan(TaskSpec(name="t", run="true", nodes=2), [offer], now=NOW).placements
     assert not shown.available
     assert shown.notes[0] == (
         "only 1 of 2 nodes are free now, limited by the quota GPU vCPUs in a (96 of 192 vCPUs "
@@ -93,7 +95,7 @@ def test_a_job_for_which_the_quota_is_in_use_waits_and_takes_other_offers_first(
 
 def test_a_quota_of_0_rejects_a_single_node() -> None:
     refusal = explain_quota(
-        Task(name="t", run="true"), limit_offer(OFFER, [(replace(QUOTA, limit=0, used=0), 96)])
+        TaskSpec(name="t", run="true"), limit_offer(OFFER, [(replace(QUOTA, limit=0, used=0), 96)])
     )
     assert refusal is not None
     assert refusal.field == "resources"
@@ -108,7 +110,7 @@ def test_the_message_names_the_quota_that_allows_too_few_nodes() -> None:
     )
     for capacity in (None, 1):
         offer = limit_offer(replace(OFFER, capacity=capacity), [(busy, 96), (low, 96)])
-        refusal = explain_quota(Task(name="t", run="true", nodes=3), offer)
+        refusal = explain_quota(TaskSpec(name="t", run="true", nodes=3), offer)
         assert refusal is not None
         assert "than the quota low in a (0 of 192 vCPUs used" in refusal.reason
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cavvy.domain.jobs import Job
+from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import ProviderOptions, Resources, Task
+from cavvy.domain.tasks import ProviderOptions, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.candidates import Candidates, OfferedMarket, find_candidates, match
 from cavvy.planner.placements import PlanningContext
@@ -40,9 +40,9 @@ PART = replace(
 AMD = replace(V100, provider="oci", instance_type="BM.GPU.MI300X.8", accelerator="MI300X")
 
 
-def look(offers: list[Offer], need: Resources) -> Candidates:
-    task = Task(name="t", run="true", resources=need)
-    job = Job(id="j", project="p", name="n", task=task, submitted_at=NOW, since=NOW)
+def look(offers: list[Offer], need: ResourceSpec) -> Candidates:
+    task = TaskSpec(name="t", run="true", resources=need)
+    job = JobRecord(id="j", project="p", name="n", task=task, submitted_at=NOW, since=NOW)
     market = OfferedMarket(offers=tuple(offers))
     known = PlanningContext()
     return find_candidates(job, market, match(job, market), lambda *_: (), situation=known, now=NOW)
@@ -57,15 +57,15 @@ def test_an_offer_without_an_image_is_planned_only_for_tasks_that_name_one(
     offer: Offer, find_default: Callable[[Offer], object]
 ) -> None:
     (marked,) = require_images([offer], None, find_default)
-    found = look([marked], Resources())
+    found = look([marked], ResourceSpec())
     assert found.hopeless
     assert found.reason.startswith(f"{offer.provider}: image: ")
     assert "name an image in the setting `image`" in found.reason
     own = ProviderOptions(provider=offer.provider, values='{"image": "mine"}')
-    assert look([marked], Resources(options=(own,))).offers == (marked,)
+    assert look([marked], ResourceSpec(options=(own,))).offers == (marked,)
     assert require_images([offer], "mine", find_default) == [offer]
 
 
 def test_other_offers_are_used_instead() -> None:
     offers = require_images([V100, T4], None, find_google)
-    assert look(offers, Resources()).offers == (T4,)
+    assert look(offers, ResourceSpec()).offers == (T4,)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavvy.domain.allocations import Allocation, Host
-from cavvy.domain.jobs import Job
+from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import AcceleratorNeed, Resources, Task
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.scheduler.packing import AllocationOwner, allocate_on, allocate_one, host_of
 from cavvy.scheduler.pools import count_left, pool_of, take
@@ -36,13 +36,13 @@ def job(
     cpus: float | None = None,
     memory: int | None = None,
     priority: int = 0,
-) -> Job:
-    need = Resources(cpus_min=cpus, memory_min_mib=memory)
-    task = Task(name=name, run="x", nodes=nodes, resources=need, priority=priority)
-    return Job(id=name, project="p", name=name, task=task, submitted_at=T0, since=T0)
+) -> JobRecord:
+    need = ResourceSpec(cpus_min=cpus, memory_min_mib=memory)
+    task = TaskSpec(name=name, run="x", nodes=nodes, resources=need, priority=priority)
+    return JobRecord(id=name, project="p", name=name, task=task, submitted_at=T0, since=T0)
 
 
-def waiting_job(wanting: Job, *offers: Offer) -> WaitingJob:
+def waiting_job(wanting: JobRecord, *offers: Offer) -> WaitingJob:
     return WaitingJob(job=wanting, gang=f"gang-{wanting.id}", offers=offers)
 
 
@@ -90,7 +90,9 @@ def test_only_devices_of_the_offers_kind_are_taken() -> None:
 def test_memory_and_cpus_are_counted() -> None:
     assert allocate_one(job("j", memory=8193).task, CPU, HOST, (), ANY, 0) is None
     assert allocate_one(job("j", cpus=4.5).task, CPU, HOST, (), ANY, 0) is None
-    each = replace(job("j", cpus=2).task, resources=Resources(cpus_min=2, memory_per_cpu_mib=4096))
+    each = replace(
+        job("j", cpus=2).task, resources=ResourceSpec(cpus_min=2, memory_per_cpu_mib=4096)
+    )
     allocation = allocate_one(each, CPU, HOST, (), ANY, 0)
     assert allocation is not None
     assert allocation.memory_mib == 8192
@@ -382,11 +384,11 @@ def test_a_job_waits_if_it_could_delay_any_of_several_earlier_ones() -> None:
 
 needs = st.builds(
     lambda cpus, memory, nodes, gpus: (
-        Task(
+        TaskSpec(
             name="n",
             run="x",
             nodes=nodes,
-            resources=Resources(
+            resources=ResourceSpec(
                 cpus_min=cpus,
                 memory_min_mib=memory,
                 accelerators=(AcceleratorNeed(name="H100", count_min=gpus),) if gpus else (),
@@ -402,7 +404,9 @@ needs = st.builds(
 
 
 @given(st.lists(needs, max_size=12))
-def test_no_device_is_held_twice_and_no_host_is_overfull(wanted: list[tuple[Task, Offer]]) -> None:
+def test_no_device_is_held_twice_and_no_host_is_overfull(
+    wanted: list[tuple[TaskSpec, Offer]],
+) -> None:
     waiting = [
         waiting_job(replace(job(f"{number:02}"), task=task), offer)
         for number, (task, offer) in enumerate(wanted)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 from cavvy.control.agents.work import setup_key
-from cavvy.domain.jobs import Job, RunOrigin
-from cavvy.domain.tasks import Task, Workdir
+from cavvy.domain.jobs import JobRecord, RunOrigin
+from cavvy.domain.tasks import TaskSpec, Workdir
 from cavvy.spec.uses import explain_unused, is_used
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -32,12 +32,12 @@ def manifest(**changes: str) -> bytes:
 
 
 def key(content: bytes, **changes: object) -> str | None:
-    task = Task(
+    task = TaskSpec(
         name="t", run="x", setup="pip install", workdir=Workdir(path="."), params={"lr": 0.1}
     )
     task = replace(task, **changes)  # type: ignore[arg-type]  # any field
     snapshot = sha256(content).hexdigest()
-    job = Job(
+    job = JobRecord(
         id="j",
         project="p",
         name="t",

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import ImageBuild, Task, Volume, VolumeKind
+from cavvy.domain.tasks import ImageBuild, TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import AgentEndpoint, GangSpec, Refused
 from cavvy.providers.batch.system import JobFiles
@@ -46,8 +46,8 @@ def test_the_setting_says_what_can_be_honoured(container: str, refused: set[str]
         str(feature): reason
         for feature, reason in with_containers(MANIFEST, container).unsupported.items()
     }
-    named = Task(name="t", run="x", image="a:1", image_login="L")
-    built = Task(name="t", run="x", image_build=ImageBuild(path="."))
+    named = TaskSpec(name="t", run="x", image="a:1", image_login="L")
+    built = TaskSpec(name="t", run="x", image_build=ImageBuild(path="."))
     found = {
         objection.field for task in (named, built) for objection in refusals(task, unsupported)
     }

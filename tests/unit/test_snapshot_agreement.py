@@ -15,7 +15,7 @@ from cavvy.catalog.fit import match_offers
 from cavvy.catalog.needs import parse_accelerator
 from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Purchase
-from cavvy.domain.tasks import Fabric, NetworkNeed, Resources, SpotPolicy
+from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED
@@ -88,7 +88,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sample]:
 
 
 @st.composite
-def needs(draw: st.DrawFn) -> Resources:
+def needs(draw: st.DrawFn) -> ResourceSpec:
     low, more = draw(st.tuples(st.sampled_from([1, 4, 8, 30, 96]), st.sampled_from([0, 4, 100])))
     memory, more_memory = draw(
         st.tuples(st.sampled_from([1, 16, 32, 640]), st.sampled_from([0, 200]))
@@ -100,7 +100,7 @@ def needs(draw: st.DrawFn) -> Resources:
     network = draw(st.none() | st.sampled_from([10_000, 400_000, 3_200_000]))
     fabric = draw(st.none() | st.sampled_from(Fabric)) if draw(st.booleans()) else None
     rate = draw(st.none() | st.sampled_from(["0.05", "1", "3.67", "15", "40"]))
-    return Resources(
+    return ResourceSpec(
         instance=draw(
             st.none() | st.sampled_from(["p4d.24xlarge", "STANDARD_ND96ASR_V4", "no-such-type"])
         )
@@ -126,7 +126,7 @@ def needs(draw: st.DrawFn) -> Resources:
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(need=needs(), limit=st.none() | st.integers(0, 40), misses=st.integers(0, 7))
 def test_sql_and_the_pure_functions_agree(
-    sample: Sample, need: Resources, limit: int | None, misses: int
+    sample: Sample, need: ResourceSpec, limit: int | None, misses: int
 ) -> None:
     expected = match_offers(sample.offers, need, limit=limit, misses=misses)
     found = sample.snapshot.match(need, limit=limit, misses=misses)
@@ -141,7 +141,7 @@ def test_sql_and_the_pure_functions_agree(
 
 
 def test_a_reserved_offer_fits_no_task_and_is_listed_on_request(sample: Sample) -> None:
-    need = Resources(accelerators=parse_accelerator("gpu:1.."), spot=SpotPolicy.AUTO)
+    need = ResourceSpec(accelerators=parse_accelerator("gpu:1.."), spot=SpotPolicy.AUTO)
     assert all(
         offer.purchase is not Purchase.RESERVED for offer in sample.snapshot.match(need).offers
     )
@@ -154,7 +154,7 @@ def test_a_reserved_offer_fits_no_task_and_is_listed_on_request(sample: Sample) 
 
 def test_near_misses_say_what_would_have_to_change() -> None:
     with CatalogSnapshot.open(SHIPPED) as shipped:
-        need = Resources(
+        need = ResourceSpec(
             accelerators=parse_accelerator("H100:8"),
             regions=("eu",),
             max_rate=HourlyRate(15_000_000),
@@ -174,7 +174,7 @@ def test_near_misses_say_what_would_have_to_change() -> None:
 def test_prices_that_print_alike_are_told_apart() -> None:
     with CatalogSnapshot.open(SHIPPED) as shipped:
         limit = HourlyRate(999_999)
-        answer = shipped.match(Resources(cpus_min=4, max_rate=limit), limit=1)
+        answer = shipped.match(ResourceSpec(cpus_min=4, max_rate=limit), limit=1)
         texts = [miss.text for miss in answer.misses if miss.constraint is Constraint.PRICE]
         assert texts
         for text in texts:

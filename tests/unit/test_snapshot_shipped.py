@@ -16,7 +16,7 @@ from cavvy.catalog.needs import parse_accelerator
 from cavvy.catalog.regions import is_region, locate
 from cavvy.catalog.retired import find_retired, list_retired, successor
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Fabric, NetworkNeed, Resources, SpotPolicy
+from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, SpotPolicy
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, check
 
@@ -216,7 +216,7 @@ def test_flexible_shapes_of_oci_cost_the_same_for_each_vcpu(offers: list[Offer])
 
 
 def test_a_fast_rdma_network_is_found_at_every_large_cloud() -> None:
-    need = Resources(
+    need = ResourceSpec(
         network=NetworkNeed(min_mbps=400_000, fabric=Fabric.RDMA),
         accelerators=parse_accelerator("gpu:8"),
         spot=SpotPolicy.AUTO,
@@ -244,7 +244,7 @@ def test_parts_of_gpus_are_listed_and_never_taken_for_whole_ones(offers: list[Of
     }
     with CatalogSnapshot.open(SHIPPED) as snapshot:
         for text, fractions in (("A10:1", 0), ("gpu:1", 0), ("A10:0.5", 1), ("A10:0.167", 3)):
-            need = Resources(accelerators=parse_accelerator(text), spot=SpotPolicy.AUTO)
+            need = ResourceSpec(accelerators=parse_accelerator(text), spot=SpotPolicy.AUTO)
             found = snapshot.match(need).offers
             assert found
             assert (
@@ -256,7 +256,7 @@ def test_parts_of_gpus_are_listed_and_never_taken_for_whole_ones(offers: list[Of
 def test_the_slices_of_tpus_are_found_by_name_and_by_topology() -> None:
     with CatalogSnapshot.open(SHIPPED) as snapshot:
         for text in ("TPU-v5e:8", "tpu-v5litepod-8", "TPU-v5e:2x4"):
-            need = Resources(accelerators=parse_accelerator(text), spot=SpotPolicy.AUTO)
+            need = ResourceSpec(accelerators=parse_accelerator(text), spot=SpotPolicy.AUTO)
             found = snapshot.match(need).offers
             assert {each.instance_type for each in found} == {"tpu-v5litepod-8"}
             assert len({each.region for each in found}) == 16

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
-    Limits,
+    JobLimits,
     NetworkNeed,
-    Resources,
-    Retry,
+    ResourceSpec,
+    RetryPolicy,
     SpotPolicy,
-    Task,
+    TaskSpec,
     Workdir,
     Workload,
 )
@@ -134,7 +134,7 @@ accelerators = st.builds(
     memory_max_mib=st.just(80 * 1024),
 )
 resources = st.builds(
-    Resources,
+    ResourceSpec,
     accelerators=st.lists(accelerators, max_size=3, unique=True).map(tuple),
     cpus_min=st.integers(1, 64).map(float),
     cpus_max=st.none() | st.integers(64, 128).map(float),
@@ -148,7 +148,7 @@ resources = st.builds(
     max_rate=st.none() | st.builds(HourlyRate, st.integers(0, 1 << 50)),
 )
 limits = st.builds(
-    Limits,
+    JobLimits,
     deadline=st.none()
     | st.datetimes(datetime(2030, 1, 2), datetime(2090, 1, 1), timezones=st.just(UTC)),
     duration=st.none() | seconds,
@@ -157,7 +157,7 @@ limits = st.builds(
     unattended=seconds.filter(lambda length: length >= timedelta(seconds=10)),
 )
 tasks = st.builds(
-    Task,
+    TaskSpec,
     name=slugs,
     project=slugs,
     run=filled,
@@ -177,7 +177,7 @@ tasks = st.builds(
     checkpoint=st.none() | st.builds(CheckpointPolicy, path=slugs, every=st.none() | seconds),
     limits=limits,
     retry=st.builds(
-        Retry,
+        RetryPolicy,
         preemption=st.none() | st.integers(0, 9),
         node=st.none() | st.integers(0, 9),
         exit=st.none() | st.integers(1, 9),
@@ -198,12 +198,12 @@ tasks = st.builds(
 )
 
 
-def _setup(task: Task) -> object:
+def _setup(task: TaskSpec) -> object:
     text = escape(task.setup) if task.setup else None
     return text if task.setup_uses is None else {"run": text, "uses": list(task.setup_uses)}
 
 
-def written(task: Task) -> dict[str, Any]:
+def written(task: TaskSpec) -> dict[str, Any]:
     """The document that an author would write for this task."""
     need, limit, retry, work = task.resources, task.limits, task.retry, task.work
     folder = task.workdir
@@ -269,7 +269,7 @@ def written(task: Task) -> dict[str, Any]:
 
 @settings(max_examples=200)
 @given(tasks)
-def test_a_task_survives_being_written_and_read(task: Task) -> None:
+def test_a_task_survives_being_written_and_read(task: TaskSpec) -> None:
     assert parse_task(json.dumps(written(task), ensure_ascii=False), now=NOW) == task
 
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from cavvy.domain.tasks import SpotPolicy, Task
+from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.importers import ReadOptions, parse_task
 from cavvy.spec import SpecError
@@ -19,7 +19,7 @@ FILES = {
 }
 
 
-def read(text: str, overrides: str) -> Task:
+def read(text: str, overrides: str) -> TaskSpec:
     return parse_task(text, options=ReadOptions(overrides=overrides))
 
 
@@ -83,4 +83,4 @@ def test_another_command_gets_the_variables_of_the_tool() -> None:
 @pytest.mark.parametrize("text", ["[1]", "nodes: 0", "colour: red", "limits: {budget: 0}", "a: ["])
 def test_wrong_ones_are_refused(text: str) -> None:
     with pytest.raises(SpecError):
-        apply_overrides(Task(name="a", run="x"), text)
+        apply_overrides(TaskSpec(name="a", run="x"), text)

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from cavvy.domain.tasks import Scalar, Task
+from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.importers import parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.fields.params import escape
 
 
-def task(params: str, run: str = "run: x", given: Mapping[str, Scalar] = {}) -> Task:
+def task(params: str, run: str = "run: x", given: Mapping[str, Scalar] = {}) -> TaskSpec:
     return parse_task(f"name: t\nparams: {params}\n{run}\n", params=given)
 
 

@@ -9,17 +9,17 @@ import pytest
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
-    Limits,
+    JobLimits,
+    JobSchedule,
     NetworkNeed,
     NodeCheck,
-    Resources,
-    Retry,
-    Schedule,
+    ResourceSpec,
+    RetryPolicy,
     SpotPolicy,
     StartWindow,
-    Task,
+    TaskSpec,
     Transfer,
-    Webhook,
+    WebhookTarget,
     WindowSpan,
     Workdir,
     Workload,
@@ -85,13 +85,13 @@ def one(line: str) -> str:
 
 
 def test_every_key_reaches_the_task() -> None:
-    assert parse_task(FULL, now=NOW) == Task(
+    assert parse_task(FULL, now=NOW) == TaskSpec(
         name="train",
         project="vision",
         tags={"team": "vision", "number": "3"},
         priority=-5,
         params={"lr": 0.1},
-        resources=Resources(
+        resources=ResourceSpec(
             instance="p5.48xlarge",
             accelerators=(
                 AcceleratorNeed(name="H100", count_min=8),
@@ -124,31 +124,31 @@ def test_every_key_reaches_the_task() -> None:
         inputs=(Transfer(source="/data/a", target="data"),),
         outputs=(Transfer(source="results", target="/data/b"),),
         checkpoint=CheckpointPolicy(path="checkpoints", every=timedelta(minutes=10)),
-        limits=Limits(
+        limits=JobLimits(
             deadline=datetime(2031, 1, 1, 8, tzinfo=UTC),
             duration=timedelta(hours=6),
             budget=Money(25_000_000),
             idle=timedelta(minutes=30),
             unattended=timedelta(hours=12),
         ),
-        retry=Retry(
+        retry=RetryPolicy(
             preemption=5, node=None, exit=2, exit_codes=(1, 137), delay=timedelta(seconds=30)
         ),
-        schedule=Schedule(at=datetime(2030, 5, 1, tzinfo=UTC)),
+        schedule=JobSchedule(at=datetime(2030, 5, 1, tzinfo=UTC)),
         work=Workload(
             samples=5e6, rates={"H100": 5200.0, "cpu": 40.0}, precision="fp32", efficiency=0.3
         ),
         webhooks=(
-            Webhook(url="https://example.org/a"),
-            Webhook(url="https://example.org/b", on=("failure",)),
+            WebhookTarget(url="https://example.org/a"),
+            WebhookTarget(url="https://example.org/b", on=("failure",)),
         ),
         grace=timedelta(seconds=60),
     )
 
 
 def test_the_shortest_file() -> None:
-    assert parse_task("run: x", file="/some/My Train.yaml") == Task(name="my-train", run="x")
-    assert parse_task("run: x\nresources:\nenv:\nlimits:\n", file="a.yaml") == Task(
+    assert parse_task("run: x", file="/some/My Train.yaml") == TaskSpec(name="my-train", run="x")
+    assert parse_task("run: x\nresources:\nenv:\nlimits:\n", file="a.yaml") == TaskSpec(
         name="a", run="x"
     )
 
@@ -516,11 +516,11 @@ def test_how_often_a_checkpoint_is_written_may_be_left_to_cavvy() -> None:
 
 def test_schedules_and_windows() -> None:
     task = parse_task("name: x\nrun: x\nschedule: 0 3 * * 1-5\nwindow: off-peak Europe/Berlin")
-    assert task.schedule == Schedule(cron="0 3 * * 1-5")
+    assert task.schedule == JobSchedule(cron="0 3 * * 1-5")
     assert task.window is not None
     assert (task.window.time_zone, len(task.window.spans)) == ("Europe/Berlin", 2)
     table = parse_task("name: x\nrun: x\nschedule: {cron: '*/5 * * * *', time_zone: Asia/Tokyo}")
-    assert table.schedule == Schedule(cron="*/5 * * * *", time_zone="Asia/Tokyo")
+    assert table.schedule == JobSchedule(cron="*/5 * * * *", time_zone="Asia/Tokyo")
     window = parse_task("name: x\nrun: x\nwindow: Fri-Mon 20:00-08:00").window
     assert window == StartWindow(
         spans=(WindowSpan(days=(0, 4, 5, 6), start_minute=1200, end_minute=480),),

@@ -4,7 +4,7 @@ refuse them.
 
 import pytest
 
-from cavvy.domain.tasks import Objection, Task, Volume, VolumeKind
+from cavvy.domain.tasks import Objection, TaskSpec, Volume, VolumeKind
 from cavvy.importers import parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.support import refusals
@@ -81,10 +81,10 @@ def test_two_at_one_path() -> None:
 
 
 def test_places_refuse_by_feature() -> None:
-    task = Task(name="t", run="x", volumes=(Volume(kind=NAMED, source="a", path="/a"),))
+    task = TaskSpec(name="t", run="x", volumes=(Volume(kind=NAMED, source="a", path="/a"),))
     assert refusals(task, {"volumes": "none here", "mounts": "no"}) == [
         Objection("volumes", "none here")
     ]
-    task = Task(name="t", run="x", volumes=(Volume(kind=HOST, source="/a", path="/a"),))
+    task = TaskSpec(name="t", run="x", volumes=(Volume(kind=HOST, source="/a", path="/a"),))
     assert refusals(task, {"volumes": "none here", "mounts": "no"}) == [Objection("volumes", "no")]
     assert refusals(task, {"volumes": "none here"}) == []

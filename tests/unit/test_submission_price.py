@@ -5,7 +5,7 @@ from datetime import timedelta
 from cavvy.api.routes.submission import describe_price
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice, Offer
-from cavvy.domain.tasks import Limits, Task
+from cavvy.domain.tasks import JobLimits, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 
 ADDRESS = ExtraPrice(kind=ChargeKind.ADDRESS, price=Money(250_000), usual=1)
@@ -13,8 +13,8 @@ RATE = HourlyRate(1_000_000)
 
 
 def describe(minutes: int, **offer: object) -> str:
-    limits = Limits(duration=timedelta(minutes=minutes))
-    task = Task(name="t", run="true", nodes=2, limits=limits)
+    limits = JobLimits(duration=timedelta(minutes=minutes))
+    task = TaskSpec(name="t", run="true", nodes=2, limits=limits)
     made = Offer(provider="c", region="r", instance_type="i", rate=RATE, **offer)  # type: ignore[arg-type] # fields of an offer
     return describe_price(task, made)
 

@@ -13,7 +13,7 @@ from tests.contract.test_provider_aws import make_node_endpoint
 from tests.contract.test_provider_vm import ATOMIC, BARE, SLOW, TOKENS
 from tests.contract.vm_cloud import MANIFEST, MemoryCloud, MemoryPlace
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.providers.base import (
     AgentEndpoint,
     GangSpec,
@@ -135,7 +135,7 @@ def test_all_machines_of_a_gang_have_names_of_one_kind(nodes: int, length: int) 
 
 def test_gangs_that_take_too_many_requests_are_refused_beforehand(tmp_path: Path) -> None:
     provider = MemoryPlace(SLOW, tmp_path).provider(OURS)
-    task = Task(name="t", run="true", nodes=30)
+    task = TaskSpec(name="t", run="true", nodes=30)
     assert provider.check(task) == []
     (objection,) = provider.check(replace(task, nodes=31))
     assert (objection.field, "at most 30 nodes" in objection.reason) == ("nodes", True)
@@ -146,7 +146,7 @@ def test_without_a_node_endpoint_nothing_is_launched(tmp_path: Path) -> None:
     provider = VmProvider(MANIFEST, ProviderContext(installation=OURS, home=tmp_path), place.cloud)
     with pytest.raises(Refused, match=r"server\.tls_listen"):
         asyncio.run(provider.launch(make_gang(place)))
-    assert [each.field for each in provider.check(Task(name="t", run="true"))] == ["providers"]
+    assert [each.field for each in provider.check(TaskSpec(name="t", run="true"))] == ["providers"]
     assert place.cloud.requests == []
 
 

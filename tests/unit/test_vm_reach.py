@@ -16,7 +16,7 @@ from tests.contract.vm_cloud import BOOT, MANIFEST, MemoryPlace, Rented
 from tests.unit.test_vm_layer import OURS, make_gang
 from tests.waits import patience
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.providers.base import GangSeen, GangSpec, GangState, ProviderContext
 from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.fleet.host_link import HostSetup
@@ -332,7 +332,7 @@ def test_the_reason_of_a_deletion_outlives_what_the_cloud_reports(scene: Scene) 
 def test_a_server_that_machines_cannot_call_has_no_objection(scene: Scene) -> None:
     async def scenario() -> None:
         async with scene.server() as provider:
-            assert provider.check(Task(name="t", run="true")) == []
+            assert provider.check(TaskSpec(name="t", run="true")) == []
             assert dict(await provider.whoami())["nodes"] == "reached by SSH"
 
     asyncio.run(scenario())

@@ -20,9 +20,17 @@ from cavvy.control.decide.warm_pool import fits, keeps_until
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.costs.metering import total
 from cavvy.domain.events import Charge, ChargeKind
-from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, JobPhase, Node, NodePhase
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptOutcome,
+    AttemptPhase,
+    JobPhase,
+    JobRecord,
+    Node,
+    NodePhase,
+)
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Limits, NetworkNeed, Retry, Task, Volume, VolumeKind
+from cavvy.domain.tasks import JobLimits, NetworkNeed, RetryPolicy, TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 from cavvy.store.base import AtomicWrite
@@ -30,8 +38,8 @@ from cavvy.store.memory import MemoryStore
 
 LATER = NOW + timedelta(minutes=5)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))
-TASK = Task(name="n", run="x", keep=timedelta(minutes=10))
-JOB = Job(
+TASK = TaskSpec(name="n", run="x", keep=timedelta(minutes=10))
+JOB = JobRecord(
     id="j",
     project="p",
     name="n",
@@ -70,14 +78,14 @@ FAILED = replace(END, outcome=AttemptOutcome.EXIT, exit_code=3)
 
 
 def kept_for(
-    job: Job, attempt: Attempt, node: Node, end: AdvanceAttempt, spent: Money | None = None
+    job: JobRecord, attempt: Attempt, node: Node, end: AdvanceAttempt, spent: Money | None = None
 ) -> timedelta | None:
     """How long the gang is kept; None where it is not."""
     until = keeps_until(job, attempt, [node], (end.outcome, end.exit_code), spent, NOW)
     return None if until is None else until - NOW
 
 
-def asking(**changes: object) -> Job:
+def asking(**changes: object) -> JobRecord:
     return replace(JOB, task=replace(TASK, **changes))  # type: ignore[arg-type]
 
 
@@ -99,7 +107,7 @@ def test_nodes_are_kept_when_their_work_ends_the_job_by_itself() -> None:
             NODE,
             END,
         ),
-        (asking(limits=Limits(duration=timedelta(hours=1))), ATTEMPT, NODE, END),
+        (asking(limits=JobLimits(duration=timedelta(hours=1))), ATTEMPT, NODE, END),
         (replace(JOB, stop_reason="enough"), ATTEMPT, NODE, END),
         (replace(JOB, attempt=2), ATTEMPT, NODE, END),
         (replace(JOB, standbys=(2,)), ATTEMPT, NODE, END),
@@ -125,20 +133,20 @@ def test_nodes_are_kept_when_their_work_ends_the_job_by_itself() -> None:
     ],
 )
 def test_other_nodes_are_given_back(
-    job: Job, attempt: Attempt, node: Node, end: AdvanceAttempt
+    job: JobRecord, attempt: Attempt, node: Node, end: AdvanceAttempt
 ) -> None:
     assert kept_for(job, attempt, node, end) is None
 
 
 def test_work_that_is_tried_again_keeps_nothing() -> None:
-    job, node = asking(retry=Retry(exit=1)), replace(NODE, exit_outcome=AttemptOutcome.EXIT)
+    job, node = asking(retry=RetryPolicy(exit=1)), replace(NODE, exit_outcome=AttemptOutcome.EXIT)
     assert kept_for(job, ATTEMPT, node, FAILED) is None
     assert kept_for(replace(job, retries={"exit": 1}), ATTEMPT, node, FAILED) == TASK.keep
-    assert kept_for(asking(retry=Retry(exit=None)), ATTEMPT, node, FAILED) is None
+    assert kept_for(asking(retry=RetryPolicy(exit=None)), ATTEMPT, node, FAILED) is None
 
 
 def test_no_longer_than_the_budget_pays() -> None:
-    job = asking(limits=Limits(budget=Money(200_000)))  # a dollar an hour: 12 minutes in all
+    job = asking(limits=JobLimits(budget=Money(200_000)))  # a dollar an hour: 12 minutes in all
     removal = timedelta(seconds=5)
     assert kept_for(job, ATTEMPT, NODE, END, Money(100_000)) == timedelta(minutes=6) - removal
     assert kept_for(job, ATTEMPT, NODE, END, Money(200_000)) is None
@@ -153,7 +161,7 @@ def test_a_kept_gang_is_for_a_job_of_its_project_that_wants_the_same() -> None:
     assert not fits(ATTEMPT, JOB, replace(JOB, project="q"))
     assert not fits(ATTEMPT, JOB, asking(nodes=2))
     assert not fits(ATTEMPT, JOB, asking(image="ubuntu:24.04"))
-    assert not fits(ATTEMPT, JOB, asking(retry=Retry(parallel=2)))
+    assert not fits(ATTEMPT, JOB, asking(retry=RetryPolicy(parallel=2)))
     assert not fits(ATTEMPT, JOB, asking(image_login="KEY"))
     assert not fits(ATTEMPT, JOB, asking(grace=TASK.grace + MINUTE))
     assert not fits(ATTEMPT, JOB, asking(tags={"team": "vision"}))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .loop import EventLoop, LoopTimer
     from .outbox import MessageOutbox
 
-    class Listener(Protocol):
+    class OrderListener(Protocol):
         """Events that the client reports to the agent."""
 
         def ordered(self, kind: str, seconds: float, reason: str) -> None: ...
@@ -134,7 +134,7 @@ class ControlPlaneClient:
         nonce: str,
         outbox: MessageOutbox,
         log: LogSpool,
-        listener: Listener,
+        listener: OrderListener,
     ) -> None:
         self.loop = loop
         self.address = ServerAddress(config.address, config.pin)

@@ -69,7 +69,7 @@ def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_Server(home, configured, word).run())
+            return runner.run(_ServerRun(home, configured, word).run())
     except (StateDirError, StoreError, OSError) as error:
         if not word.said_ready and is_full(home.path) and Reserve(Path(home.path)).give_up():
             return _serve(home, configured, word)
@@ -99,7 +99,7 @@ def _fail(home: StateDir, word: "_Word", error: Exception) -> None:
         word.fail("database-unusable", str(error), f"the database is in {home.file('cavvy.db')}")
 
 
-class _Server:
+class _ServerRun:
     """One run of the server, until it stops or must be restarted."""
 
     def __init__(self, home: StateDir, configured: settings.Settings, word: "_Word") -> None:
@@ -338,7 +338,7 @@ def _family(host: str) -> "socket.AddressFamily":
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-class _Lines(logging.Formatter):
+class _JsonLines(logging.Formatter):
     """Formats each log record as one line of JSON, with the `extra` fields of the logging call."""
 
     _plain = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -360,7 +360,7 @@ class _Lines(logging.Formatter):
 
 def _start_log() -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines())
+    handler.setFormatter(_JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 

@@ -29,7 +29,7 @@ from cavvy.control.agents.deposits import DepositDependencies
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources, SpotPolicy
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.units import Money
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
@@ -212,7 +212,7 @@ def find_instance(provider: str, instance: str) -> Offer | None:
 @lru_cache(maxsize=_MOST_INSTANCES)
 def _find_instance(provider: str, instance: str, refreshed_at: int) -> Offer | None:
     """Raises SnapshotError."""
-    need = Resources(instance=instance, providers=(provider,))
+    need = ResourceSpec(instance=instance, providers=(provider,))
     with CatalogSnapshot.open() as snapshot:
         return next(iter(snapshot.match(need, limit=1, misses=0).offers), None)
 
@@ -239,7 +239,7 @@ def list_instance(provider: str, instance: str) -> Sequence[Offer]:
 
 
 def _list_prices(provider: str, instance: str | None) -> Sequence[Offer]:
-    need = Resources(providers=(provider,), instance=instance, spot=SpotPolicy.AUTO)
+    need = ResourceSpec(providers=(provider,), instance=instance, spot=SpotPolicy.AUTO)
     try:
         with CatalogSnapshot.open() as snapshot:
             return snapshot.match(need, misses=0).offers

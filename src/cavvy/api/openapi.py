@@ -17,14 +17,14 @@ from cavvy.api.errors import CODES
 from cavvy.client import wire
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_documented: set[type] = {wire.ErrorBody, Task, RunOrigin, Offer}
+_documented: set[type] = {wire.ErrorBody, TaskSpec, RunOrigin, Offer}
 # Fields that contain undecoded JSON, and the type of that JSON.
-_RAW = {"task": "Task", "origin": "RunOrigin", "offer": "Offer"}
+_RAW = {"task": "TaskSpec", "origin": "RunOrigin", "offer": "Offer"}
 _BEARER = {"type": "http", "scheme": "bearer"}
 _SCHEMES = {
     "user": {**_BEARER, "description": "The user's token, which is in the state folder."},

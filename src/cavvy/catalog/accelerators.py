@@ -55,7 +55,7 @@ class MemorySize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
+class AcceleratorModel:
     """One product. A request for its `family` accepts every product of the family: for example,
     H100 accepts SXM, PCIe and NVL.
     """
@@ -88,22 +88,22 @@ class Accelerator:
 class KnownAccelerator:
     """What a name means: a product and, if the name states it, the memory size."""
 
-    accelerator: Accelerator
+    accelerator: AcceleratorModel
     memory_mib: int | None = None
 
 
 @cache
-def list_accelerators() -> tuple[Accelerator, ...]:
+def list_accelerators() -> tuple[AcceleratorModel, ...]:
     """Every accelerator of `accelerators.csv`, grouped by vendor, newest first."""
     return tuple(map(_make_row, read_table(__package__, "accelerators")))
 
 
-def _make_row(row: Mapping[str, str]) -> Accelerator:
+def _make_row(row: Mapping[str, str]) -> AcceleratorModel:
     """Convert a row of the table. Its `memory` has the form "GiB[@GB/s] ...", and its `peak` the
     form "precision TFLOPS ...".
     """
     peak = row["peak"].split()
-    return Accelerator(
+    return AcceleratorModel(
         name=row["name"],
         family=row["family"] or row["name"],
         vendor=Vendor(row["vendor"]),
@@ -159,7 +159,7 @@ def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | 
     )
 
 
-def nominal_memory(accelerator: Accelerator, memory_mib: int | None) -> int | None:
+def nominal_memory(accelerator: AcceleratorModel, memory_mib: int | None) -> int | None:
     """The memory size of the product that is closest to the reported size. If no size of the
     product is within 12 %, the reported size itself is returned.
 

@@ -17,7 +17,7 @@ from cavvy.catalog.needs import format_need
 from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.catalog.regions import is_region
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import DEFAULT_CPUS, AcceleratorNeed, NetworkNeed, Resources, SpotPolicy
+from cavvy.domain.tasks import DEFAULT_CPUS, AcceleratorNeed, NetworkNeed, ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate, format_memory, format_rate
 
 PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
@@ -34,7 +34,7 @@ _ROUNDED = 0.99  # the tolerance with which a request for 0.167 accepts 1/6
 UNKNOWN = 1.5  # the distance of an offer that does not state the property
 
 
-def first_failing(offer: Offer, need: Resources) -> Constraint | None:
+def first_failing(offer: Offer, need: ResourceSpec) -> Constraint | None:
     """The first constraint that the offer fails, in the order of `Constraint`; None if the offer
     fits.
     """
@@ -44,7 +44,7 @@ def first_failing(offer: Offer, need: Resources) -> Constraint | None:
 
 
 def match_offers(
-    offers: Iterable[Offer], need: Resources, *, limit: int | None = None, misses: int = 5
+    offers: Iterable[Offer], need: ResourceSpec, *, limit: int | None = None, misses: int = 5
 ) -> OfferMatches:
     """Match offers in memory. The result is the same as that of `Catalog.match`."""
     fitting: list[Offer] = []
@@ -66,7 +66,7 @@ def match_offers(
     )
 
 
-def _nearest(offers: Iterable[Offer], need: Resources, count: int) -> list[NearMiss]:
+def _nearest(offers: Iterable[Offer], need: ResourceSpec, count: int) -> list[NearMiss]:
     """The near misses, nearest first. Of all offers with the same constraint, provider and instance
     type, only the nearest one is kept.
     """
@@ -97,7 +97,7 @@ def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
     )
 
 
-def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
+def near_miss(offer: Offer, need: ResourceSpec) -> tuple[Constraint, float] | None:
     """If the offer fails exactly one constraint, this constraint and the distance; otherwise None.
 
     If accelerators are required, a machine without any is never a near miss. If an instance type is
@@ -126,7 +126,7 @@ def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
     return missed
 
 
-def make_miss(offer: Offer, need: Resources, constraint: Constraint) -> NearMiss:
+def make_miss(offer: Offer, need: ResourceSpec, constraint: Constraint) -> NearMiss:
     """Describe an offer that fails only this constraint."""
     per_cpu = need.memory_per_cpu_mib is not None
     return NearMiss(
@@ -134,7 +134,7 @@ def make_miss(offer: Offer, need: Resources, constraint: Constraint) -> NearMiss
     )
 
 
-def explain(offer: Offer, need: Resources, constraint: Constraint) -> str:
+def explain(offer: Offer, need: ResourceSpec, constraint: Constraint) -> str:
     """Why an offer fails a constraint, with the value of the offer and the required one: "costs
     $19.92/h, your limit is $15.00/h".
     """
@@ -229,7 +229,7 @@ def relative_gap(value: float, low: float | None, high: float | None) -> float:
     return value / high - 1 if high else 0.0
 
 
-def meets(offer: Offer, need: Resources, constraint: Constraint) -> bool:
+def meets(offer: Offer, need: ResourceSpec, constraint: Constraint) -> bool:
     """Whether the offer meets this constraint."""
     match constraint:
         case Constraint.PURCHASE:
@@ -256,7 +256,7 @@ def meets(offer: Offer, need: Resources, constraint: Constraint) -> bool:
             return need.max_rate is None or offer.rate <= need.max_rate
 
 
-def _meets_accelerators(offer: Offer, need: Resources, constraint: Constraint) -> bool:
+def _meets_accelerators(offer: Offer, need: ResourceSpec, constraint: Constraint) -> bool:
     if not need.accelerators:
         return True
     failed, _ = accelerator_fit(
@@ -271,7 +271,7 @@ def _meets_accelerators(offer: Offer, need: Resources, constraint: Constraint) -
 
 
 def memory_bounds(
-    need: Resources, memory_mib: int, cpus: float
+    need: ResourceSpec, memory_mib: int, cpus: float
 ) -> tuple[int, int | None, int | None]:
     """Return a node's memory, and the required minimum and maximum. If memory is required per CPU
     but the number of CPUs is unknown, the node's memory is returned as 0.
@@ -281,7 +281,7 @@ def memory_bounds(
     return memory_mib if cpus else 0, need.least_memory_mib(cpus), need.memory_max_mib
 
 
-def _memory(offer: Offer, need: Resources) -> tuple[int, int | None, int | None]:
+def _memory(offer: Offer, need: ResourceSpec) -> tuple[int, int | None, int | None]:
     """The result of `memory_bounds` for an offer. For a shared host, only the CPUs that the job
     requests are counted.
     """
@@ -290,7 +290,7 @@ def _memory(offer: Offer, need: Resources) -> tuple[int, int | None, int | None]
     )
 
 
-def _memory_gap(offer: Offer, need: Resources) -> str:
+def _memory_gap(offer: Offer, need: ResourceSpec) -> str:
     fixed = need.memory_min_mib is not None or need.memory_max_mib is not None
     asked = [_range(need.memory_min_mib, need.memory_max_mib, format_memory)] if fixed else []
     if need.memory_per_cpu_mib is not None:
@@ -327,7 +327,7 @@ def _within(value: float, low: float | None, high: float | None, shared: bool) -
     return bool(value) and value >= (low or 0) and (shared or high is None or value <= high)
 
 
-def _distance(offer: Offer, need: Resources, constraint: Constraint) -> float:
+def _distance(offer: Offer, need: ResourceSpec, constraint: Constraint) -> float:
     match constraint:
         case Constraint.CPUS:
             return relative_gap(offer.vcpus, need.cpus_min, need.cpus_max)
@@ -384,7 +384,7 @@ def _gbits(mbps: int) -> str:
     return f"{mbps / 1000:g} Gbit/s"
 
 
-def _meets_region(offer: Offer, need: Resources) -> bool:
+def _meets_region(offer: Offer, need: ResourceSpec) -> bool:
     wanted = need.regions
     return not wanted or any(
         is_region(each, offer.provider, offer.region, offer.zone) for each in wanted

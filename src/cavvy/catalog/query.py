@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources
+from cavvy.domain.tasks import ResourceSpec
 
 
 class Constraint(StrEnum):
@@ -58,7 +58,9 @@ class OfferMatches:
 class Catalog(Protocol):
     """A source of offers."""
 
-    def match(self, need: Resources, *, limit: int | None = None, misses: int = 5) -> OfferMatches:
+    def match(
+        self, need: ResourceSpec, *, limit: int | None = None, misses: int = 5
+    ) -> OfferMatches:
         """Find the offers that fit one node of `need`. The result has at most `limit` offers,
         cheapest first, or all offers if `limit` is None, and at most `misses` near misses.
         """

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from cavvy.catalog.regions import is_region, locate
-from cavvy.domain.tasks import Resources, Task, Transfer
+from cavvy.domain.tasks import ResourceSpec, TaskSpec, Transfer
 
 OUTSIDE_HINT = "use a bucket in an allowed region, or change `resources.regions`"
 # the provider that each URL scheme of a bucket belongs to
@@ -38,7 +38,7 @@ def find_cloud(provider: str) -> str:
 
 
 def list_outside(
-    inputs: Sequence[Transfer], outputs: Sequence[Transfer], needs: Resources
+    inputs: Sequence[Transfer], outputs: Sequence[Transfer], needs: ResourceSpec
 ) -> Iterator[OutsideBucket]:
     """The buckets whose stated region is not allowed by some alternative of the task."""
     named = [("inputs", each.source, each.region) for each in inputs]
@@ -47,7 +47,7 @@ def list_outside(
 
 
 def _list_outside(
-    named: Sequence[tuple[str, str, str | None]], needs: Resources
+    named: Sequence[tuple[str, str, str | None]], needs: ResourceSpec
 ) -> Iterator[OutsideBucket]:
     for field, url, region in named:
         provider = BUCKET_PROVIDERS.get(urlsplit(url).scheme)
@@ -60,7 +60,7 @@ def _list_outside(
                 break
 
 
-def list_unplaced(task: Task) -> Sequence[str]:
+def list_unplaced(task: TaskSpec) -> Sequence[str]:
     """The buckets whose region is unknown. The result is empty if the task allows all regions."""
     if not any(need.regions for need in task.resources.choices):
         return ()
@@ -91,7 +91,7 @@ def explain_unlocated(found: Mapping[str, str]) -> Mapping[str, str]:
     }
 
 
-def list_found_outside(task: Task, found: Mapping[str, str]) -> Iterator[OutsideBucket]:
+def list_found_outside(task: TaskSpec, found: Mapping[str, str]) -> Iterator[OutsideBucket]:
     """The buckets that one of the task's alternatives does not allow by their regions in `found`
     (by URL). A region whose place is unknown is not counted as outside.
     """
@@ -105,7 +105,7 @@ def list_found_outside(task: Task, found: Mapping[str, str]) -> Iterator[Outside
         yield from _list_outside([(field, url, region)], task.resources)
 
 
-def list_unknown(task: Task) -> Sequence[str]:
+def list_unknown(task: TaskSpec) -> Sequence[str]:
     """The buckets whose region is not stated and matters: for `resources.regions`, or for the price
     of copies of known size.
     """
@@ -116,7 +116,7 @@ def list_unknown(task: Task) -> Sequence[str]:
     return list(dict.fromkeys([*list_unplaced(task), *buckets]))
 
 
-def fill_regions(task: Task, found: Mapping[str, str]) -> Task:
+def fill_regions(task: TaskSpec, found: Mapping[str, str]) -> TaskSpec:
     """The task with the regions in `found` (by URL) for inputs and outputs that state none."""
 
     def fill(transfer: Transfer, url: str) -> Transfer:
@@ -127,7 +127,7 @@ def fill_regions(task: Task, found: Mapping[str, str]) -> Task:
     return replace(task, inputs=inputs, outputs=outputs)
 
 
-def say_unplaced(task: Task, problems: Mapping[str, str] | None = None) -> str:
+def say_unplaced(task: TaskSpec, problems: Mapping[str, str] | None = None) -> str:
     """A sentence about the buckets of `list_unplaced`, without a full stop; "" if there are none.
     After a look-up, `problems` are the reasons why regions are unknown, by URL; other buckets are
     left out.

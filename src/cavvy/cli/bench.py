@@ -19,7 +19,7 @@ from cavvy.cli.view.formatting import ENDED
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import ApiClient
     from cavvy.client.wire import JobDetail
 
 _POLL_S = 0.5
@@ -205,7 +205,7 @@ def keep(path: Path, runs: list[MachineRun]) -> None:
 
 
 def _measure(
-    client: "Client",
+    client: "ApiClient",
     loaded: Any,
     text: str,
     file: str,
@@ -232,7 +232,7 @@ def _measure(
 
 
 def _watch(
-    client: "Client", project: str, name: str, seconds: float
+    client: "ApiClient", project: str, name: str, seconds: float
 ) -> "tuple[float | None, JobDetail]":
     """Measure the samples per second of one node for `seconds` after the first progress report.
     Returns the rate (None if there are too few reports) and the job's last known state.
@@ -283,12 +283,12 @@ def read_machine(job: "JobDetail") -> tuple[str, float | None]:
     from msgspec.json import decode
 
     from cavvy.domain.offers import Offer
-    from cavvy.domain.tasks import Task
+    from cavvy.domain.tasks import TaskSpec
 
     if not job.attempts:
         return "-", None
     offer = decode(job.attempts[-1].offer, type=Offer)
-    resources = decode(job.task, type=Task).resources
+    resources = decode(job.task, type=TaskSpec).resources
     is_used = offer.accelerator is not None and resources.uses_accelerators(offer.shared)
     count = offer.accelerator_count if is_used else f"{offer.vcpus:g}"
     return f"{offer.provider}/{offer.instance_type}:{count}", float(offer.rate.usd)
@@ -298,12 +298,12 @@ def node_key(job: "JobDetail") -> str | None:
     """The key in `work.rates` for the kind of node that the job runs on."""
     from msgspec.json import decode
 
-    from cavvy.domain.tasks import Task
+    from cavvy.domain.tasks import TaskSpec
 
     if not job.attempts:
         return None
     offer = decode(job.attempts[-1].offer)
-    task = decode(job.task, type=Task)
+    task = decode(job.task, type=TaskSpec)
     shared = bool(offer.get("shared"))
     if not offer.get("accelerator") or not task.resources.uses_accelerators(shared):
         return "cpu"
@@ -314,7 +314,7 @@ def node_key(job: "JobDetail") -> str | None:
     return f"{offer['accelerator']}{f'-{size // 1024}GB' if size else ''}:{count}"
 
 
-def _stop(client: "Client", project: str, name: str) -> None:
+def _stop(client: "ApiClient", project: str, name: str) -> None:
     from cavvy.client import ApiError
 
     try:

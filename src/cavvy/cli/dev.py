@@ -20,7 +20,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import UNFINISHED
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import ApiClient
     from cavvy.client.tunnel.mux import NodeTunnel
     from cavvy.client.wire import JobDetail
     from cavvy.importers import LoadedTask, ReadOptions
@@ -141,7 +141,7 @@ def _is_session(job: "JobDetail") -> bool:
     return bool(json.loads(bytes(job.task)).get("session"))
 
 
-def _find_session(client: "Client", project: str, name: str) -> "JobDetail | None":
+def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | None":
     """The session on this machine, or None if there is none. Raises CommandFailure if the machine
     runs other work.
     """
@@ -160,7 +160,7 @@ def _find_session(client: "Client", project: str, name: str) -> "JobDetail | Non
     )
 
 
-def _wait(client: "Client", job: "JobDetail") -> None:
+def _wait(client: "ApiClient", job: "JobDetail") -> None:
     """Print the session's events until it runs. Raises CommandFailure if the session ends."""
     if job.phase == "running":
         return

@@ -9,7 +9,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import ApiClient
     from cavvy.client.wire import CleanupItem
 
 _PATIENCE_S = 120.0
@@ -69,7 +69,7 @@ def command(
 
 
 def _wait(
-    client: "Client", project: str | None, found: "list[CleanupItem]"
+    client: "ApiClient", project: str | None, found: "list[CleanupItem]"
 ) -> set[tuple[str, str]]:
     """Wait at most two minutes until every item in `found` is removed. Returns the kind and name of
     each item that is left.

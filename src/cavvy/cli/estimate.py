@@ -319,14 +319,14 @@ def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
     """The cheapest on-demand offer with at least `count` accelerators, by accelerator name and
     memory."""
     from cavvy.domain.offers import Purchase
-    from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
+    from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, SpotPolicy
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
 
     best: dict[tuple[str, int], Offer] = {}
     try:
         with CatalogSnapshot.open() as snapshot:
-            need = Resources(
+            need = ResourceSpec(
                 accelerators=(AcceleratorNeed(count_min=count, count_max=max(count, 64)),),
                 spot=SpotPolicy.NEVER,
             )

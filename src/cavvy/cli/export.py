@@ -14,7 +14,7 @@ from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     from cavvy.domain.offers import Offer
-    from cavvy.domain.tasks import Resources, Task
+    from cavvy.domain.tasks import ResourceSpec, TaskSpec
     from cavvy.providers.base import Provider
     from cavvy.providers.formats.index import JobFormat
 
@@ -67,7 +67,7 @@ def command(
     click.echo(f"wrote {target}", err=True)
 
 
-def _write_dockerfile(task: "Task") -> str:
+def _write_dockerfile(task: "TaskSpec") -> str:
     if task.image_build is not None:
         own = f"{task.image_build.path}/{task.image_build.dockerfile}"
         raise CommandFailure(
@@ -80,12 +80,12 @@ def _write_dockerfile(task: "Task") -> str:
     return make_dockerfile(task)
 
 
-def _write_request(name: str, job_format: "JobFormat", task: "Task") -> str:
+def _write_request(name: str, job_format: "JobFormat", task: "TaskSpec") -> str:
     from cavvy.providers.base import ProviderError
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
 
-    def find_offers(need: "Resources") -> Sequence["Offer"]:
+    def find_offers(need: "ResourceSpec") -> Sequence["Offer"]:
         with CatalogSnapshot.open() as snapshot:
             return snapshot.match(need, misses=0).offers
 
@@ -95,7 +95,7 @@ def _write_request(name: str, job_format: "JobFormat", task: "Task") -> str:
         raise CommandFailure(f"{name}: {error}", exit_code=2) from error
 
 
-async def _export(name: str, task: "Task", ask: bool) -> str:
+async def _export(name: str, task: "TaskSpec", ask: bool) -> str:
     from cavvy.providers import registry
     from cavvy.providers.abilities import CLOSEABLE, EXPORTS_TASKS, ability
     from cavvy.providers.base import ProviderContext, ProviderError
@@ -134,7 +134,7 @@ def _suggest_provider(name: str, installed: Collection[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
-async def _choose(provider: "Provider", task: "Task") -> "Offer":
+async def _choose(provider: "Provider", task: "TaskSpec") -> "Offer":
     """The provider's cheapest offer that fits the task."""
     import asyncio
 

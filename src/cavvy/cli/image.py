@@ -17,7 +17,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.domain.tasks import ImageBuild, Task
+    from cavvy.domain.tasks import ImageBuild, TaskSpec
     from cavvy.spec.dockerfile import DockerfileRecipe
     from cavvy.spec.workdir import FolderEntry, FolderSnapshot
 
@@ -92,7 +92,7 @@ def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, 
     click.echo(f"image: {push or name}")
 
 
-def _recipe(task: "Task", base: str) -> "DockerfileRecipe":
+def _recipe(task: "TaskSpec", base: str) -> "DockerfileRecipe":
     from cavvy.spec.dockerfile import DockerfileRecipe, make_recipe
 
     if task.image_build is None:
@@ -109,7 +109,7 @@ def _recipe(task: "Task", base: str) -> "DockerfileRecipe":
     )
 
 
-def _freeze(task: "Task", beside: Path) -> "FolderSnapshot":
+def _freeze(task: "TaskSpec", beside: Path) -> "FolderSnapshot":
     from cavvy.client.state import default_home
     from cavvy.spec.workdir import FreezeError, freeze
 
@@ -123,7 +123,7 @@ def _freeze(task: "Task", beside: Path) -> "FolderSnapshot":
         raise CommandFailure(str(error), exit_code=2) from error
 
 
-def _key(recipe: "DockerfileRecipe", snapshot: "FolderSnapshot | None", task: "Task") -> str:
+def _key(recipe: "DockerfileRecipe", snapshot: "FolderSnapshot | None", task: "TaskSpec") -> str:
     """A hash of everything that determines the contents of the image."""
     build = task.image_build
     parts: list[object] = [recipe.text, sorted(recipe.files.items())]
@@ -146,7 +146,7 @@ def _chosen(recipe: "DockerfileRecipe", snapshot: "FolderSnapshot | None") -> li
 def _build(
     engine: str,
     name: str,
-    task: "Task",
+    task: "TaskSpec",
     recipe: "DockerfileRecipe",
     snapshot: "FolderSnapshot | None",
 ) -> None:

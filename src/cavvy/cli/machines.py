@@ -12,7 +12,7 @@ from cavvy.cli.task.load import yes_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import ApiClient
 
 _LOOK_AGAIN_S = 0.2
 _QUIET_S = 5  # seconds of waiting before a message says what is waited for
@@ -128,7 +128,7 @@ def remove(name: str, project: str, yes: bool) -> None:
     click.echo(f"machine {name} is removed")
 
 
-def _stop(client: "Client", project: str, name: str, yes: bool) -> None:
+def _stop(client: "ApiClient", project: str, name: str, yes: bool) -> None:
     """Stop the machine and wait until it has no nodes and no unfinished jobs."""
     found = client.machine(project, name)
     busy = found.state in ("busy", "starting")

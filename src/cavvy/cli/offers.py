@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cavvy.cli.task.available import LiveMatches
     from cavvy.client.wire import MarketListing
     from cavvy.domain.offers import Offer, Readiness
-    from cavvy.domain.tasks import Resources, SpotPolicy
+    from cavvy.domain.tasks import ResourceSpec, SpotPolicy
     from cavvy.store.snapshot import CatalogSnapshot
 
 _TABLE_ROWS = 20
@@ -123,7 +123,7 @@ _FAULTS = {
 
 
 def _list_offers(
-    snapshot: "CatalogSnapshot", need: "Resources", given: dict[str, object], output: str
+    snapshot: "CatalogSnapshot", need: "ResourceSpec", given: dict[str, object], output: str
 ) -> None:
     limit, sort, reserved = given["limit"], str(given["sort"]), given["reserved"] is not None
     rows = limit if isinstance(limit, int) else _TABLE_ROWS if output == "table" else 0
@@ -162,7 +162,9 @@ def _offers_out(
     rows_out([*_columns(reserved), TableColumn("readiness", drop=8), about_seen], shown, output)
 
 
-def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources", ready: bool) -> "LiveMatches":
+def _ask_configured(
+    snapshot: "CatalogSnapshot", need: "ResourceSpec", ready: bool
+) -> "LiveMatches":
     """If `ready`, return the current offers of all configured providers. Otherwise, return only the
     offers of configured providers that are not in the catalog and that `need` names; the remaining
     configured providers are only asked whether they can be used.
@@ -179,7 +181,7 @@ def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources", ready: bool)
 
 def _match(
     snapshot: "CatalogSnapshot",
-    need: "Resources",
+    need: "ResourceSpec",
     limit: int | None,
     reserved: bool,
     term: int | None,
@@ -295,9 +297,9 @@ def _whole(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
-def _read_need(given: dict[str, object]) -> "Resources":
+def _read_need(given: dict[str, object]) -> "ResourceSpec":
     from cavvy.catalog.needs import NeedError, parse_accelerator
-    from cavvy.domain.tasks import Resources
+    from cavvy.domain.tasks import ResourceSpec
 
     try:
         cpus = _read_range("--cpus", given["cpus"], float)
@@ -307,7 +309,7 @@ def _read_need(given: dict[str, object]) -> "Resources":
         gpus = parse_accelerator(str(given["gpu"])) if given["gpu"] else ()
     except (UnitError, NeedError) as error:
         raise click.UsageError(str(error)) from error
-    return Resources(
+    return ResourceSpec(
         instance=_words(given["instance"])[0] if given["instance"] else None,
         accelerators=gpus,
         cpus_min=cpus[0],
@@ -392,7 +394,7 @@ def _sort_key(name: str) -> "Callable[[Offer], tuple[float | str, ...]]":
 
 def _explain_nothing(
     snapshot: "CatalogSnapshot",
-    need: "Resources",
+    need: "ResourceSpec",
     output: str,
     reserved: bool,
     live: "OfferMatches | None",

@@ -16,7 +16,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
 if TYPE_CHECKING:
     from cavvy.cli.task.available import AvailableOffers
     from cavvy.domain.offers import Offer
-    from cavvy.domain.tasks import Task
+    from cavvy.domain.tasks import TaskSpec
     from cavvy.importers import ReadOptions
     from cavvy.planner.deadline.forecast import Forecast
     from cavvy.planner.explain import Explanation, OfferMiss
@@ -100,7 +100,7 @@ def command(
         raise CommandFailure(join_reasons([each.message for each in answers]))
 
 
-def show_plan(task: "Task") -> None:
+def show_plan(task: "TaskSpec") -> None:
     """Print the best offers of the configured providers. Raises CommandFailure if none fits."""
     from cavvy.planner.candidates import join_reasons, tasks_of
 
@@ -111,7 +111,7 @@ def show_plan(task: "Task") -> None:
         raise CommandFailure(join_reasons([each.message for each in answers]))
 
 
-def _print_notes(answers: "Sequence[_Answer]", output: str) -> None:
+def _print_notes(answers: "Sequence[_Alternative]", output: str) -> None:
     warnings = [
         warning for each in answers for warning in each.warnings
     ]  # the JSON output contains the warnings
@@ -122,10 +122,10 @@ def _print_notes(answers: "Sequence[_Answer]", output: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Alternative:
     """The plan for one of the alternatives under a task's resources."""
 
-    task: "Task"
+    task: "TaskSpec"
     by: str
     offered: "AvailableOffers"
     made: "PlacementPlan"
@@ -136,8 +136,8 @@ class _Answer:
 
 
 def _answer(
-    task: "Task", by: str, limit: int, all_locations: bool, ready: bool, output_mib: int | None
-) -> _Answer:
+    task: "TaskSpec", by: str, limit: int, all_locations: bool, ready: bool, output_mib: int | None
+) -> _Alternative:
     from cavvy.cli.task.available import gather
     from cavvy.cli.task.forecast import tell_forecast
     from cavvy.planner.explain import explain, say_no_offer
@@ -163,10 +163,10 @@ def _answer(
     message = ""
     if not made.placements:
         message = _say_missing(task, offered, ready) or say_no_offer(task, found)
-    return _Answer(task, by, offered, made, found, message, forecast, warnings)
+    return _Alternative(task, by, offered, made, found, message, forecast, warnings)
 
 
-def _say_missing(task: "Task", offered: "AvailableOffers", ready: bool) -> str:
+def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> str:
     """Why there is no offer, if the task's requirements are not the reason; otherwise "". The
     reason can be an unknown name. With `ready`, it can also be that providers did not answer.
     """
@@ -178,7 +178,7 @@ def _say_missing(task: "Task", offered: "AvailableOffers", ready: bool) -> str:
     return f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
 
 
-def _warn_of_waits(task: "Task", offered: "AvailableOffers") -> tuple[str, ...]:
+def _warn_of_waits(task: "TaskSpec", offered: "AvailableOffers") -> tuple[str, ...]:
     """Warn about providers whose nodes keep running, and are billed, if the server is unreachable
     when the work ends. This affects configured providers for which no bucket for results is set.
     """
@@ -206,7 +206,7 @@ def _warn_of_waits(task: "Task", offered: "AvailableOffers") -> tuple[str, ...]:
     )
 
 
-def _csv_out(answers: Sequence[_Answer]) -> None:
+def _csv_out(answers: Sequence[_Alternative]) -> None:
     """Print all plans as one CSV table. If the task has several alternatives, each row has the
     number of its alternative.
     """
@@ -217,7 +217,7 @@ def _csv_out(answers: Sequence[_Answer]) -> None:
         rows_out((TableColumn("alternative"), *_COLUMNS), [(at, *row) for at, row in found], "csv")
 
 
-def _show(answers: Sequence[_Answer], ordered: bool, all_locations: bool) -> None:
+def _show(answers: Sequence[_Alternative], ordered: bool, all_locations: bool) -> None:
     which = "" if all_locations else " (the best location of each machine type)"
     order = "the first available one is used" if ordered else "the cheapest one is used"
     for at, each in enumerate(answers, 1):
@@ -306,7 +306,7 @@ _COLUMNS = (
 )
 
 
-def _rows(answer: _Answer, notes: Sequence[str] = ()) -> list[tuple[object, ...]]:
+def _rows(answer: _Alternative, notes: Sequence[str] = ()) -> list[tuple[object, ...]]:
     """The cells of each row. If `notes` is given, it lists all notes and the rows refer to them by
     number. If it is (), the rows contain their notes in full.
     """
@@ -370,7 +370,7 @@ def accelerators_text(offer: "Offer") -> str | None:
     return f"{offer.accelerators_text} x {offer.accelerator}" if offer.accelerator else None
 
 
-def _placements_out(answer: _Answer, which: str) -> None:
+def _placements_out(answer: _Alternative, which: str) -> None:
     from cavvy.planner.explain import wish
 
     task, made = answer.task, answer.made
@@ -389,7 +389,7 @@ def _placements_out(answer: _Answer, which: str) -> None:
         text_out(f"{_sources_text(made, which)}; `cavvy run` can use {_usable_text(answer)}")
 
 
-def _order_text(task: "Task", by: str) -> str:
+def _order_text(task: "TaskSpec", by: str) -> str:
     if task.work is None:
         return (
             "the task file has no `work`, so offers have no times and are ordered by price per hour"
@@ -408,7 +408,7 @@ def _sources_text(made: "PlacementPlan", which: str) -> str:
     return text
 
 
-def _usable_text(answer: _Answer) -> str:
+def _usable_text(answer: _Alternative) -> str:
     """The names of the configured providers that have an offer for this alternative."""
     from cavvy.planner.placements import RankingView
     from cavvy.planner.rank import plan
@@ -428,7 +428,7 @@ def _usable_text(answer: _Answer) -> str:
     return f"none of them: {reason}"
 
 
-def _rejections_out(answer: _Answer) -> None:
+def _rejections_out(answer: _Alternative) -> None:
     found = answer.found
     count = found.considered - found.kept
     click.echo()
@@ -492,7 +492,7 @@ def _forecast_out(forecast: "Sequence[Forecast]") -> None:
     )
 
 
-def _document(answer: _Answer) -> dict[str, object]:
+def _document(answer: _Alternative) -> dict[str, object]:
     from msgspec import to_builtins
 
     return {

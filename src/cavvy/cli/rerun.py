@@ -26,13 +26,13 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
     from cavvy.cli.task.submission import submit
     from cavvy.client import ApiError
     from cavvy.domain.jobs import RunOrigin
-    from cavvy.domain.tasks import Task
+    from cavvy.domain.tasks import TaskSpec
 
     changed = read_params(param)
     with session() as client:
         old = client.job(project, name)
         origin = msgspec.json.decode(old.origin, type=RunOrigin)
-        task = msgspec.json.decode(old.task, type=Task)
+        task = msgspec.json.decode(old.task, type=TaskSpec)
         if not origin.task_text:
             raise CommandFailure(
                 f"{name} was not submitted from a file and cannot be run again",

@@ -11,7 +11,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED, show_size
 
 if TYPE_CHECKING:
-    from cavvy.client.client import Client
+    from cavvy.client.client import ApiClient
 
 
 @click.command("rm")
@@ -44,7 +44,7 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
             click.echo(f"project {project} has no ended jobs")
 
 
-def _find_ended(client: "Client", project: str, name: str) -> str:
+def _find_ended(client: "ApiClient", project: str, name: str) -> str:
     """The name of the ended job with this name or ID. Raises CommandFailure."""
     job = client.job(project, name)
     if job.phase not in ENDED:
@@ -53,7 +53,7 @@ def _find_ended(client: "Client", project: str, name: str) -> str:
     return job.name
 
 
-def _remove(client: "Client", project: str, name: str, *, skip_busy: bool) -> None:
+def _remove(client: "ApiClient", project: str, name: str, *, skip_busy: bool) -> None:
     """Remove a job. If its nodes are not released yet, raises CommandFailure or, with `skip_busy`,
     only prints a message.
     """

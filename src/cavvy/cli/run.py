@@ -13,7 +13,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import ApiClient
     from cavvy.client.wire import MachineView, Submitted
     from cavvy.importers import LoadedTask, ReadOptions
 
@@ -101,7 +101,7 @@ def _show(loaded: "LoadedTask", name: str | None) -> None:
 
 
 def submit_loaded(
-    client: "Client",
+    client: "ApiClient",
     loaded: "LoadedTask",
     file: str,
     params: dict[str, str],

@@ -14,7 +14,7 @@ from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out,
 from cavvy.domain.units import format_duration
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import ApiClient
     from cavvy.client.wire import ForecastView, JobDetail
 
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def command(name: str, project: str, watch: bool, output: str) -> None:
     """Show one job: phase, placement, attempts, reasons, position in the queue."""
 
-    def read(client: "Client") -> "tuple[JobDetail, ForecastView | None]":
+    def read(client: "ApiClient") -> "tuple[JobDetail, ForecastView | None]":
         job = client.job(project, name, session=True)
         planned = job.plan_state is not None and job.ended_at is None
         return job, client.forecast(project, job.id) if planned else None

@@ -10,7 +10,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED, UNFINISHED
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import ApiClient
 
 
 @click.command("stop")
@@ -44,7 +44,7 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
             click.echo(f"project {project} has no unfinished jobs")
 
 
-def _find(client: "Client", project: str, name: str) -> str:
+def _find(client: "ApiClient", project: str, name: str) -> str:
     """The ID of a job. If `name` is a machine and not a job, raises a CommandFailure that shows the
     command to stop the machine.
     """
@@ -60,7 +60,7 @@ def _find(client: "Client", project: str, name: str) -> str:
         raise CommandFailure(error.message, hint) from error
 
 
-def _wait(client: "Client", project: str, job_id: str) -> None:
+def _wait(client: "ApiClient", project: str, job_id: str) -> None:
     for _ in client.follow(project, job_id):
         pass
     job = client.job(project, job_id)

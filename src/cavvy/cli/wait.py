@@ -12,7 +12,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
 
 if TYPE_CHECKING:
-    from cavvy.client import Client, wire
+    from cavvy.client import ApiClient, wire
 
 _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
 
@@ -50,7 +50,7 @@ def command(names: tuple[str, ...], project: str, what: str, timeout: str | None
 
 
 def _wait(
-    client: "Client", project: str, name: str, reached: Collection[str], until: float | None
+    client: "ApiClient", project: str, name: str, reached: Collection[str], until: float | None
 ) -> "wire.JobDetail":
     pause = _SHORTEST_S
     while (job := client.job(project, name, session=True)).phase not in reached:

@@ -1,6 +1,6 @@
-"""The Python client: `connect()` finds or starts the server and returns a `Client`."""
+"""The Python client: `connect()` finds or starts the server and returns an `ApiClient`."""
 
-from cavvy.client.client import API, REVISION, Client, ExecChunk, LogChunk
+from cavvy.client.client import API, REVISION, ApiClient, ExecChunk, LogChunk
 from cavvy.client.embedded import connect
 from cavvy.client.errors import (
     ApiError,
@@ -15,8 +15,8 @@ from cavvy.client.patience import Patience
 __all__ = [
     "API",
     "REVISION",
+    "ApiClient",
     "ApiError",
-    "Client",
     "ConnectionLost",
     "ExecChunk",
     "IncompatibleVersions",

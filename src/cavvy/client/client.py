@@ -49,7 +49,7 @@ class ExecChunk(Struct, frozen=True, kw_only=True):
     exit_code: int | None
 
 
-class Client:
+class ApiClient:
     """A connection to one server, for use by one thread. If the server does not answer, the request
     is repeated until the time limit of `patience`. Before each repetition, `revive` is called,
     which returns the server's address and token at that time.
@@ -456,9 +456,9 @@ class Client:
         ask = wire.BlobsAsk(blobs=list(blobs))
         return self._ask(f"{project_path(project)}/blobs/missing", wire.BlobsMissing, ask).missing
 
-    def sibling(self) -> "Client":
+    def sibling(self) -> "ApiClient":
         """Open another connection to the same server, for another thread."""
-        return Client(
+        return ApiClient(
             self.address,
             self._token,
             timeout_s=self._timeout_s,

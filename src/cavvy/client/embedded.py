@@ -9,7 +9,7 @@ import re
 import time
 
 from cavvy import __version__
-from cavvy.client.client import API, REVISION, Client
+from cavvy.client.client import API, REVISION, ApiClient
 from cavvy.client.errors import ApiError, IncompatibleVersions, StartFailed, Unreachable
 from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.state import (
@@ -31,7 +31,7 @@ def connect(
     home: str | None = None,
     timeout_s: float = 30.0,
     patience: Patience | None = None,
-) -> Client:
+) -> ApiClient:
     """Connect to the embedded server. If the server is not running, it is started, unless `start`
     is False. If it stops answering later, requests are repeated until the time limit of `patience`.
 
@@ -48,7 +48,7 @@ def connect(
         again = _ensure(folder, patience, start=start)
         return again.address, read_token(folder)
 
-    return Client(
+    return ApiClient(
         server.address, read_token(folder), timeout_s=timeout_s, revive=revive, patience=patience
     )
 
@@ -80,7 +80,7 @@ def _ensure(home: str, patience: Patience, *, start: bool) -> ServerFile:
 
 
 def _answers(server: ServerFile, patience: Patience) -> bool:
-    with Client(server.address, "", timeout_s=5.0, patience=patience) as client:
+    with ApiClient(server.address, "", timeout_s=5.0, patience=patience) as client:
         try:
             client.send("GET", "/v1/health")
         except Unreachable:
@@ -144,7 +144,9 @@ def _stop(home: str, server: ServerFile, patience: Patience) -> None:
     server as soon as the old one stops answering.
     """
     try:
-        with Client(server.address, read_token(home), timeout_s=5.0, patience=patience) as client:
+        with ApiClient(
+            server.address, read_token(home), timeout_s=5.0, patience=patience
+        ) as client:
             client.send("POST", "/v1/server/stop")
     except ApiError:
         if process_mark(server.pid) == server.process != "":

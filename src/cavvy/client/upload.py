@@ -12,7 +12,7 @@ from cavvy.client.errors import ApiError
 from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, make_pack, size_in_pack
 
 if TYPE_CHECKING:
-    from cavvy.client.client import Client
+    from cavvy.client.client import ApiClient
     from cavvy.client.transport import HttpAnswer
 
 _CONNECTIONS = 4
@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 def upload(
-    client: "Client", project: str, blobs: Mapping[str, Source], progress: Progress | None
+    client: "ApiClient", project: str, blobs: Mapping[str, Source], progress: Progress | None
 ) -> int:
     """Upload the missing blobs, and return the number of bytes sent. Raises the first ApiError or
     OSError of any thread.
@@ -46,7 +46,11 @@ class _Upload:
     failed."""
 
     def __init__(
-        self, client: "Client", project: str, blobs: Mapping[str, Source], progress: Progress | None
+        self,
+        client: "ApiClient",
+        project: str,
+        blobs: Mapping[str, Source],
+        progress: Progress | None,
     ) -> None:
         self._client, self._project, self._blobs, self._progress = client, project, blobs, progress
         self._sizes = {name: _size(source) for name, source in blobs.items()}
@@ -86,7 +90,7 @@ class _Upload:
                 except BaseException as error:  # noqa: BLE001 - raised again by run()
                     self._failure = error
 
-    def _send(self, connection: "Client", names: list[str]) -> None:
+    def _send(self, connection: "ApiClient", names: list[str]) -> None:
         if len(names) > 1 and self._packs:
             try:
                 self._put(connection, "pack", make_pack((name, self._read(name)) for name in names))
@@ -104,7 +108,7 @@ class _Upload:
             self._put(connection, name, self._blobs[name])
             self._count([name])
 
-    def _put(self, connection: "Client", name: str, source: Source) -> None:
+    def _put(self, connection: "ApiClient", name: str, source: Source) -> None:
         target = f"/v1/projects/{self._project}/blobs/{name}"
 
         def send() -> "HttpAnswer":

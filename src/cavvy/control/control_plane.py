@@ -39,8 +39,8 @@ from cavvy.control.warm.pool import WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from cavvy.control.worklist import Worklist
 from cavvy.domain.checkpoints import RemovedCheckpoints
-from cavvy.domain.jobs import Job
-from cavvy.domain.tasks import Delivery, Task
+from cavvy.domain.jobs import JobRecord
+from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.providers.abilities import (
     CLOSEABLE,
     RELAYS_AGENTS,
@@ -77,7 +77,7 @@ class ControlPlaneDependencies:
         [str], AgentEndpoint
     ]  # returns the server's address for the agents of a gang
     open_secrets: OpenSecrets
-    storage: Callable[[Job], str]  # returns the folder of a job, which outlives its attempts
+    storage: Callable[[JobRecord], str]  # returns the folder of a job, which outlives its attempts
     folders: CheckpointFolders | None = (
         None  # where checkpoints are stored; None if every provider has access to `storage`
     )
@@ -150,7 +150,7 @@ class ControlPlane:
             remove_checkpoints=self._remove_files,
         )
 
-    async def _remove_files(self, job: Job) -> RemovedCheckpoints:
+    async def _remove_files(self, job: JobRecord) -> RemovedCheckpoints:
         """Delete the checkpoints of a job that has ended, and its results in a bucket."""
         removed, left = await self.checkpoints.remove(job), await self.deposits.remove(job)
         return replace(removed, kept="; ".join(each for each in (removed.kept, left) if each))
@@ -416,7 +416,7 @@ class ControlPlane:
                     if known.get(host.name) != host:
                         await self._store.put_host(host)
 
-    async def _start_run(self, schedule: Job, task: Task, run_id: str) -> Job:
+    async def _start_run(self, schedule: JobRecord, task: TaskSpec, run_id: str) -> JobRecord:
         """Submit one run of a repeating job, with the consent and spending limit that its user
         gave. Raises StaleVersion if the run already exists.
         """

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge, replace_charges
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, Node
 from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,
@@ -49,7 +49,7 @@ class Deferred:
         self._store = store
         self._notes = notes
         self._kept: list[AtomicWrite] = []
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, JobRecord] = {}
         self._attempts: dict[str, Attempt] = {}
         self._nodes: dict[tuple[str, int], Node] = {}
         self._order = asyncio.Lock()
@@ -134,16 +134,16 @@ class Deferred:
 
     # Reading
 
-    def _job(self, job: Job) -> Job:
+    def _job(self, job: JobRecord) -> JobRecord:
         return self._jobs.get(job.id, job)
 
     def _attempt(self, attempt: Attempt) -> Attempt:
         return self._attempts.get(attempt.id, attempt)
 
-    async def job(self, job_id: str) -> Job:
+    async def job(self, job_id: str) -> JobRecord:
         return self._job(await self._store.job(job_id))
 
-    async def find_job(self, project: str, name_or_id: str) -> Job:
+    async def find_job(self, project: str, name_or_id: str) -> JobRecord:
         return self._job(await self._store.find_job(project, name_or_id))
 
     async def list_jobs(
@@ -173,7 +173,7 @@ class Deferred:
 
     async def waiting(
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
-    ) -> Sequence[Job]:
+    ) -> Sequence[JobRecord]:
         """Like `Store.waiting`, but without jobs that have unwritten changes: such jobs must not
         start.
         """
@@ -215,12 +215,12 @@ class Deferred:
         return [each for each in await self._store.allocations(host) if each.gang not in released]
 
 
-def _check(version: int, kept: Job | Attempt | Node | None) -> None:
+def _check(version: int, kept: JobRecord | Attempt | Node | None) -> None:
     if kept is not None and kept.version != version:
         raise StaleVersion("this row has changed meanwhile; read it again")
 
 
 def _takes_on(changes: AtomicWrite) -> bool:
     """Whether the changes create jobs, attempts or allocations, which cannot be deferred."""
-    rows: list[Job | Attempt] = [*changes.jobs, *changes.attempts]
+    rows: list[JobRecord | Attempt] = [*changes.jobs, *changes.attempts]
     return bool(changes.allocations) or any(each.version == 0 for each in rows)

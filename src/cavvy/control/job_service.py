@@ -33,8 +33,8 @@ from cavvy.control.decide.schedule import EPOCH, spell_id
 from cavvy.control.deferred import Deferred
 from cavvy.control.unit_of_work import make_write
 from cavvy.domain.checkpoints import RemovedCheckpoints
-from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, RunOrigin
-from cavvy.domain.tasks import Delivery, Task
+from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobRecord, RunOrigin
+from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, StoreFull
 
@@ -107,7 +107,7 @@ class JobService:
         hint: Callable[[str], None],
         arrived: Callable[[], None],
         notify: Callable[[str, Delivery], None],
-        remove_checkpoints: Callable[[Job], Awaitable[RemovedCheckpoints]],
+        remove_checkpoints: Callable[[JobRecord], Awaitable[RemovedCheckpoints]],
     ) -> None:
         self._store = store.as_store()
         self._put = store.put
@@ -121,7 +121,7 @@ class JobService:
 
     async def submit(
         self,
-        task: Task,
+        task: TaskSpec,
         origin: RunOrigin,
         project: str,
         *,
@@ -130,7 +130,7 @@ class JobService:
         ceiling: Money | None = None,
         job_id: str | None = None,
         note: str = "",
-    ) -> Job:
+    ) -> JobRecord:
         """Queue a job for the task. The job gets the task's name or, if that is in use, the first
         free name of NAME-2, NAME-3 and so on. `note` is appended to the text of the first event.
         Raises UnsupportedTask.
@@ -139,7 +139,7 @@ class JobService:
         if a job with this ID exists already.
         """
         now = self._clock.now()
-        job = Job(
+        job = JobRecord(
             id=job_id or self._ids.make(),
             project=project,
             name=task.name,
@@ -163,13 +163,13 @@ class JobService:
         self._arrived()
         return stored
 
-    async def find_session(self, project: str, name: str) -> Job:
+    async def find_session(self, project: str, name: str) -> JobRecord:
         """Return the job with this name or ID. If there is none, or it is a session that has ended,
         return the newest unfinished session of the machine with this name, if there is one. That
         session may have another name, so callers must then use its ID. Raises RowNotFound.
         """
         try:
-            job: Job | None = await self._store.find_job(project, name)
+            job: JobRecord | None = await self._store.find_job(project, name)
         except RowNotFound:
             job = None
         if job is None or (job.phase in JOB_ENDS and job.task.session):
@@ -185,14 +185,14 @@ class JobService:
         reason: str = "stopped by the user",
         *,
         release: bool = False,
-    ) -> Job:
+    ) -> JobRecord:
         """Stop a job: at once if it is queued, otherwise with its grace period. Raises RowNotFound.
 
         If the job has ended, the nodes that are kept after it are released. A machine's nodes are
         released only if `release` is set, but then even if the job is waiting for a retry.
         """
 
-        async def stop(job: Job) -> Job:
+        async def stop(job: JobRecord) -> JobRecord:
             now, machine = self._clock.now(), job.task.machine is not None
             if machine and release and not job.released:
                 released = RowChanges(job=replace(job, released=True))
@@ -207,12 +207,12 @@ class JobService:
 
         return await self._on_job(project, name, stop)
 
-    async def retry(self, project: str, name: str) -> Job:
+    async def retry(self, project: str, name: str) -> JobRecord:
         """Queue a failed or stopped job again, with its retry counts reset. Raises RowNotFound,
         TooLate.
         """
 
-        async def retry(job: Job) -> Job:
+        async def retry(job: JobRecord) -> JobRecord:
             removing = job.removing or job.id in self._removing
             if objection := object_to_retry(replace(job, removing=removing)):
                 raise TooLate(*objection)
@@ -223,13 +223,13 @@ class JobService:
 
         return await self._on_job(project, name, retry)
 
-    async def remove(self, project: str, name: str) -> tuple[Job, RemovedCheckpoints]:
+    async def remove(self, project: str, name: str) -> tuple[JobRecord, RemovedCheckpoints]:
         """Delete an ended job and its checkpoints, but keep its bill. If a crash interrupts the
         removal, a repeated request completes it; the job cannot be retried in between. Raises
         RowNotFound, TooLate.
         """
 
-        async def remove(job: Job) -> tuple[Job, RemovedCheckpoints]:
+        async def remove(job: JobRecord) -> tuple[JobRecord, RemovedCheckpoints]:
             attempts = await self._store.attempts(job.id)
             if job.phase not in JOB_ENDS or any(
                 each.phase is not AttemptPhase.ENDED for each in attempts
@@ -257,7 +257,7 @@ class JobService:
         TooLate.
         """
 
-        async def drill(job: Job) -> Attempt:
+        async def drill(job: JobRecord) -> Attempt:
             live = find_live(job, await self._store.attempts(job.id))
             if live is None:
                 text = f"job {job.name} is {job.phase}; it has no node to reclaim"
@@ -269,7 +269,7 @@ class JobService:
 
         return await self._on_job(project, name, drill)
 
-    async def _on_job(self, project: str, name: str, act: Callable[[Job], Awaitable[T]]) -> T:
+    async def _on_job(self, project: str, name: str, act: Callable[[JobRecord], Awaitable[T]]) -> T:
         """Apply `act` to the current state of the job. If the job was changed meanwhile, try again
         with its new state."""
         for _ in range(_TRIES):
@@ -278,8 +278,8 @@ class JobService:
         raise StaleVersion(f"job {name} was changed by other writers in every try")
 
     async def _write(
-        self, write: Callable[[AtomicWrite], Awaitable[None]], job: Job, changes: RowChanges
-    ) -> Job:
+        self, write: Callable[[AtomicWrite], Awaitable[None]], job: JobRecord, changes: RowChanges
+    ) -> JobRecord:
         """Write the changes. `write` is `put` for stops: they free nodes, so they must work even if
         the disk is full."""
         await write(make_write(changes))

@@ -28,7 +28,7 @@ from cavvy.control.warm.machines import MachinePool
 from cavvy.costs.metering import total
 from cavvy.domain.jobs import Attempt, RunOrigin
 from cavvy.domain.machines import MachineStatus, NamedMachine
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, Store
 
@@ -51,7 +51,7 @@ class MachineInUse(JobServiceError):
 class MachineSubmission:
     """A task as it will run on its machine, the machine's row, and its gang if it has one."""
 
-    task: Task
+    task: TaskSpec
     machine: NamedMachine | None
     gang: Attempt | None
 
@@ -81,7 +81,7 @@ class MachineService:
         """One machine. Raises RowNotFound."""
         return await self._status(await self._store.machine(project, name))
 
-    async def prepare(self, task: Task) -> MachineSubmission:
+    async def prepare(self, task: TaskSpec) -> MachineSubmission:
         """Complete a task with the settings of its machine. Raises MachineUnfit."""
         assert task.machine is not None
         machine = await self._pool.read(task.project, task.machine)
@@ -106,7 +106,7 @@ class MachineService:
             with suppress(StaleVersion):  # another request has just stored the machine
                 await self._store.commit(AtomicWrite(machines=[changed]))
 
-    async def start_task(self, project: str, name: str) -> tuple[Task, RunOrigin]:
+    async def start_task(self, project: str, name: str) -> tuple[TaskSpec, RunOrigin]:
         """The task that starts the machine, and the origin of the files that its setup uses. Raises
         RowNotFound.
         """

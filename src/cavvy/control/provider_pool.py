@@ -14,7 +14,7 @@ from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.planner.candidates import OfferedMarket
 from cavvy.providers.abilities import (
     HAS_PARTS,
@@ -161,7 +161,7 @@ class ProviderPool:
         telling = ability(self._provider(provider), TELLS_QUOTAS)
         return () if telling is None else telling.untold_quotas()
 
-    def objections(self, task: Task, provider: str) -> Sequence[Objection]:
+    def objections(self, task: TaskSpec, provider: str) -> Sequence[Objection]:
         """The reasons why this provider could not run the task even if all its capacity were
         free."""
         return list_objections(task, self._provider(provider))

@@ -42,7 +42,7 @@ from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.unit_of_work import make_write
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
-from cavvy.domain.jobs import Job, JobPhase
+from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.tasks import Delivery
 from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
@@ -126,7 +126,9 @@ class QueueReconciler:
             self._hint(_HOSTS)
             return timedelta(seconds=1)
 
-    async def _place_all(self, head: Sequence[Job], limit: int, now: datetime) -> timedelta | None:
+    async def _place_all(
+        self, head: Sequence[JobRecord], limit: int, now: datetime
+    ) -> timedelta | None:
         """Give each job a turn: start it, fail it, or record why it waits. Jobs that wait for their
         machine do not block other jobs."""
         if not head:
@@ -148,7 +150,11 @@ class QueueReconciler:
         return await self._until_next([*stays, *on_machines], now)
 
     async def _give_turns(
-        self, head: Sequence[Job], scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
+        self,
+        head: Sequence[JobRecord],
+        scheduler: JobScheduler,
+        snapshot: MarketSnapshot,
+        now: datetime,
     ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]]]:
         """Give each job a turn. Returns why the jobs without a machine wait, and why the jobs of
         each machine wait. If a machine is busy, its later jobs wait for the same reason as its
@@ -172,7 +178,7 @@ class QueueReconciler:
         return stays, machines.values()
 
     async def _give_turn(
-        self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
+        self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
         """Start the job if it can start now. If it can never start, end it as failed. Otherwise
         return why it waits."""
@@ -191,7 +197,7 @@ class QueueReconciler:
         return await self._place(job, scheduler, snapshot, now)
 
     async def _give_machine(
-        self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
+        self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
         """Start the job on its machine. If the machine has no gang, buy one for the job. Returns
         why the job waits, or None."""
@@ -210,7 +216,7 @@ class QueueReconciler:
 
     async def _place(
         self,
-        job: Job,
+        job: JobRecord,
         scheduler: JobScheduler,
         snapshot: MarketSnapshot,
         now: datetime,
@@ -234,7 +240,7 @@ class QueueReconciler:
         await self._commit(job, changes)
         return None
 
-    async def _commit(self, job: Job, changes: RowChanges) -> None:
+    async def _commit(self, job: JobRecord, changes: RowChanges) -> None:
         await self._store.commit(make_write(changes))
         for attempt in changes.attempts:
             self._pool.place(attempt.gang, attempt.offer, attempt.nodes)
@@ -243,7 +249,7 @@ class QueueReconciler:
             self._notify(job.id, what)
 
     async def _take_warm(
-        self, job: Job, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
+        self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> WarmGang | WarmGangNotReady | None:
         """Give the job a kept gang of its project, if one fits. Jobs with a deadline policy get no
         kept gang.
@@ -276,7 +282,9 @@ class QueueReconciler:
         waits += [self._pool.next_news(_LOOK_AGAIN)] if stays else []
         return max(timedelta(0), min(waits)) if waits else None
 
-    async def _candidates(self, job: Job, snapshot: MarketSnapshot, now: datetime) -> Candidates:
+    async def _candidates(
+        self, job: JobRecord, snapshot: MarketSnapshot, now: datetime
+    ) -> Candidates:
         if is_steered(job):
             recommendation = await self._advisor.place(job, snapshot)
             if recommendation is not None:
@@ -284,7 +292,7 @@ class QueueReconciler:
         situation = await self._situation(job, now)
         return find_placement(job, snapshot, self._pool.objections, situation, now)
 
-    async def _situation(self, job: Job, now: datetime) -> PlanningContext:
+    async def _situation(self, job: JobRecord, now: datetime) -> PlanningContext:
         """The planner's context for the job: its progress, spending and cooldowns. Its earlier
         attempts are read only if it has limits.
         """

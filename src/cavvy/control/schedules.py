@@ -21,8 +21,8 @@ from cavvy.control.decide.schedule import (
 from cavvy.control.markets.history import MarketHistory
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.unit_of_work import make_write
-from cavvy.domain.jobs import JOB_ENDS, Job
-from cavvy.domain.tasks import Schedule, Task
+from cavvy.domain.jobs import JOB_ENDS, JobRecord
+from cavvy.domain.tasks import JobSchedule, TaskSpec
 from cavvy.planner.calendar import HISTORY, Prices, TimeInterval
 from cavvy.planner.candidates import jobs_of
 from cavvy.store.base import RowNotFound, StaleVersion, Store
@@ -31,7 +31,7 @@ _OLD = timedelta(seconds=60)  # maximum age of the offers whose prices are used
 
 # Submits one run of a repeating job. The arguments are the repeating job, the run's task, and the
 # run's ID.
-Submit = Callable[[Job, Task, str], Awaitable[Job]]
+Submit = Callable[[JobRecord, TaskSpec, str], Awaitable[JobRecord]]
 
 
 class ScheduleReconciler:
@@ -53,7 +53,7 @@ class ScheduleReconciler:
         self._submit = submit
         self._arrived = arrived
 
-    async def step(self, job: Job) -> timedelta:
+    async def step(self, job: JobRecord) -> timedelta:
         """Start the job or its next run if it is due. Returns the time until the next step. Raises
         StaleVersion, RowNotFound.
         """
@@ -74,7 +74,7 @@ class ScheduleReconciler:
         self._arrived()
         return timedelta(0)
 
-    async def _start_run(self, job: Job, schedule: Schedule, now: datetime) -> RowChanges:
+    async def _start_run(self, job: JobRecord, schedule: JobSchedule, now: datetime) -> RowChanges:
         running = await self._unfinished(job)
         if running is not None:
             return hold_schedule(job, schedule, None, say_left_out(job, running, now), now)
@@ -86,7 +86,7 @@ class ScheduleReconciler:
             text = "the run had already been submitted"
         return hold_schedule(job, schedule, run.run_id, text, now)
 
-    async def _unfinished(self, job: Job) -> Job | None:
+    async def _unfinished(self, job: JobRecord) -> JobRecord | None:
         if job.last_run is None:
             return None
         try:
@@ -95,7 +95,7 @@ class ScheduleReconciler:
             return None
         return None if last.phase in JOB_ENDS else last
 
-    async def _prices(self, job: Job, interval: TimeInterval, now: datetime) -> Prices:
+    async def _prices(self, job: JobRecord, interval: TimeInterval, now: datetime) -> Prices:
         """The recent prices of the offer that is cheapest now. () if the window is not open yet, or
         if there is no offer."""
         if now < interval.start:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cavvy.control.decide.rows import JobRows, RowChanges
-from cavvy.domain.jobs import ATTEMPT_MOVES, JOB_MOVES, Attempt, Job, Node
+from cavvy.domain.jobs import ATTEMPT_MOVES, JOB_MOVES, Attempt, JobRecord, Node
 from cavvy.domain.units import Money
 from cavvy.store.base import AtomicWrite
 
@@ -22,7 +22,7 @@ class UnitOfWork:
     """The rows of a job with all changes so far, and the changes that are not written yet."""
 
     def __init__(
-        self, job: Job, attempts: Sequence[Attempt], nodes: Iterable[Sequence[Node]]
+        self, job: JobRecord, attempts: Sequence[Attempt], nodes: Iterable[Sequence[Node]]
     ) -> None:
         self.rows = JobRows(
             job=job,
@@ -32,7 +32,7 @@ class UnitOfWork:
         self._changes = _NOTHING
 
     @property
-    def job(self) -> Job:
+    def job(self) -> JobRecord:
         return self.rows.job
 
     @property

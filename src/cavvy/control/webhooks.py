@@ -18,8 +18,9 @@ from datetime import timedelta
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.rows import make_event
 from cavvy.control.decide.transitions import find_undelivered, wanted_deliveries
-from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase
-from cavvy.domain.tasks import Delivery, Webhook
+from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
+from cavvy.domain.tasks import Delivery, WebhookTarget
+from cavvy.providers.redirects import NoRedirects
 from cavvy.store.base import AtomicWrite, RowNotFound, Store
 from cavvy.store.objects.base import ObjectDenied
 from cavvy.store.objects.http import check_host
@@ -94,7 +95,7 @@ class Webhooks:
                 keys += [webhook_key(job.id, what) for what in missing]
         return keys
 
-    async def _tell(self, job: Job, hook: Webhook, what: Delivery, text: str) -> None:
+    async def _tell(self, job: JobRecord, hook: WebhookTarget, what: Delivery, text: str) -> None:
         host = (
             urllib.parse.urlsplit(hook.url).hostname or "the receiver"
         )  # show only the host, because the rest of a URL may be a secret
@@ -110,14 +111,7 @@ async def post_json(url: str, body: bytes) -> str:
     return await asyncio.to_thread(_post, url, body)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Returns a redirect as the answer. Following it would repeat the request without its body."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirects)
+_OPENER = urllib.request.build_opener(NoRedirects)
 
 
 def _post(url: str, body: bytes) -> str:
@@ -140,7 +134,7 @@ def _post(url: str, body: bytes) -> str:
         return str(getattr(error, "reason", error))[:_MOST_SAID] or type(error).__name__
 
 
-def _payload(job: Job, what: Delivery) -> bytes:
+def _payload(job: JobRecord, what: Delivery) -> bytes:
     return json.dumps(
         {
             "event": what,

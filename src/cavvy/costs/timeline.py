@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import zip_longest
 
-from cavvy.domain.jobs import Attempt, AttemptOutcome, Job
+from cavvy.domain.jobs import Attempt, AttemptOutcome, JobRecord
 
 
 class TimeUse(StrEnum):
@@ -61,7 +61,7 @@ class JobTimeline:
 _LOSSES = frozenset({AttemptOutcome.PREEMPTED, AttemptOutcome.NODE})
 
 
-def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
+def trace(job: JobRecord, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
     """The periods of `job` from its submission to its end, or to `now` if it has not ended.
 
     Lost work begins at the newest checkpoint or, if there is none, when the work began to run. It
@@ -89,7 +89,7 @@ def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
     return JobTimeline(stretches=tuple(stretches))
 
 
-def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> list[Attempt]:
+def _one_after_another(job: JobRecord, attempts: Iterable[Attempt], end: datetime) -> list[Attempt]:
     """The attempts, sorted by number. Standby gangs that never got the work are left out."""
     kept: list[Attempt] = []
     for attempt in sorted(attempts, key=lambda attempt: attempt.number):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 
 # value of `not_before` that keeps a job out of the queue without a time limit
@@ -214,7 +214,7 @@ class PlanState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class JobRecord:
     """One submitted task. A write fails if the stored `version` has changed; `since` is when the
     current phase began.
     """
@@ -223,7 +223,7 @@ class Job:
     project: str
     name: str  # unique in the project
     user: str = ""
-    task: Task
+    task: TaskSpec
     origin: RunOrigin = RunOrigin()
     phase: JobPhase = JobPhase.QUEUED
     reason: str = "submitted"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cavvy.domain.jobs import Attempt, Job
-from cavvy.domain.tasks import Task
+from cavvy.domain.jobs import Attempt, JobRecord
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 
 USUAL_KEEP = timedelta(minutes=30)  # keep time of a machine whose first task sets no keep time
@@ -23,7 +23,7 @@ class NamedMachine:
     project: str
     name: str
     user: str = ""
-    task: Task
+    task: TaskSpec
     job_id: str | None = None  # the newest job that ran on the machine
     consented: bool = False  # the user agreed to pay for the machine
     bought_at: datetime | None = None  # when the machine's newest gang was launched
@@ -36,7 +36,7 @@ class MachineStatus:
 
     machine: NamedMachine
     state: str  # starting, busy, idle, stopping or stopped
-    holder: Job | None  # the machine's newest job
+    holder: JobRecord | None  # the machine's newest job
     gang: Attempt | None
     waiting: int  # number of jobs that wait for the machine
     spent: Money  # cost of the gang so far

@@ -110,7 +110,7 @@ class ProviderOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
+class ResourceSpec:
     """Requirements that each node must meet. Empty tuples and None mean no constraint."""
 
     instance: str | None = None
@@ -132,7 +132,7 @@ class Resources:
     check: NodeCheck | None = None
     options: tuple[ProviderOptions, ...] = ()
     any_of: tuple[
-        "Resources", ...
+        "ResourceSpec", ...
     ] = ()  # all alternatives, including this one; () if there are no others
     ordered: bool = False  # prefer the first available alternative, not the cheapest
 
@@ -147,7 +147,7 @@ class Resources:
         return bool(self.accelerators) or (self.instance is not None and not shared)
 
     @property
-    def choices(self) -> tuple["Resources", ...]:
+    def choices(self) -> tuple["ResourceSpec", ...]:
         """All acceptable alternatives. Each of them has the whole list in `any_of`."""
         return tuple(
             replace(each, any_of=self.any_of, ordered=self.ordered) for each in self.any_of
@@ -249,7 +249,7 @@ class CheckpointPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class JobLimits:
     """The limits at which Cavvy must stop the job. `deadline_after` is counted from the
     submission."""
 
@@ -264,7 +264,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
+class RetryPolicy:
     """How often a job is retried after each kind of failure; None means without limit.
 
     `exit_codes` lists the exit codes to retry; () means any non-zero code. `delay` doubles with
@@ -281,7 +281,7 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class JobSchedule:
     """When a job starts: at one time, or repeatedly according to a cron line in a time zone.
     Exactly one of `at` and `cron` is set.
     """
@@ -349,7 +349,7 @@ class Delivery(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Webhook:
+class WebhookTarget:
     """The URL to which a JSON message is posted when the job ends, fails or reaches its budget."""
 
     url: str
@@ -368,7 +368,7 @@ class Objection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class TaskSpec:
     """One unit of work as its author describes it, after defaults and parameters were filled in."""
 
     name: str
@@ -381,7 +381,7 @@ class Task:
     tags: dict[str, str] = field(default_factory=dict)
     priority: int = 0  # -100 to 100; tasks with higher values go first
     params: dict[str, Scalar] = field(default_factory=dict)
-    resources: Resources = Resources()
+    resources: ResourceSpec = ResourceSpec()
     nodes: int = 1
     image: str | None = None
     image_build: ImageBuild | None = None  # how to build the image; cannot be combined with `image`
@@ -395,12 +395,12 @@ class Task:
     outputs: tuple[Transfer, ...] = ()
     volumes: tuple[Volume, ...] = ()
     checkpoint: CheckpointPolicy | None = None
-    limits: Limits = Limits()
-    retry: Retry = Retry()
-    schedule: Schedule | None = None
+    limits: JobLimits = JobLimits()
+    retry: RetryPolicy = RetryPolicy()
+    schedule: JobSchedule | None = None
     window: StartWindow | None = None
     work: Workload | None = None
-    webhooks: tuple[Webhook, ...] = ()
+    webhooks: tuple[WebhookTarget, ...] = ()
     grace: timedelta = timedelta(seconds=10)  # time between SIGTERM and SIGKILL
     keep: timedelta = timedelta(
         0

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cavvy.domain.tasks import Scalar, Task
+from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.importers.detect import Dialect, find_by_path, find_dialect, names_no_tool
 from cavvy.importers.kept_keys import KeptKey, Translation
 from cavvy.spec import SpecError, check_uses, parse_own, read_file
@@ -68,7 +68,7 @@ class LoadedTask:
     that were not translated.
     """
 
-    task: Task
+    task: TaskSpec
     text: str
     folder: Path
     source: Translation
@@ -126,7 +126,7 @@ def parse_task(
     params: Mapping[str, Scalar] = {},
     now: datetime | None = None,
     options: ReadOptions = ReadOptions(),
-) -> Task:
+) -> TaskSpec:
     """Read the task that `text` describes, ready to run. If the text has no `name`, the task is
     named after `file`.
 
@@ -145,7 +145,7 @@ def find_local(path: str, folder: Path) -> Path:
     return here if not (folder / given).exists() and here.exists() else folder / given
 
 
-def _make_ready(found: Translation, notes: ProblemNotes) -> Task:
+def _make_ready(found: Translation, notes: ProblemNotes) -> TaskSpec:
     """The only task of a file, with the variables and the shell that its commands expect. Raises
     SpecError if the file needs a key that is not supported.
     """

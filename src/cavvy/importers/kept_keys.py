@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cavvy.domain.tasks import Task, Volume, VolumeKind, Workdir
+from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind, Workdir
 from cavvy.importers.readers import mark_of
 from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import Node, ScalarNode
@@ -56,13 +56,13 @@ class Translation:
 
     kind: str  # the name of the tool
     what: str  # the kind of thing that the file describes, such as a task, a service or a fleet
-    tasks: tuple[Task, ...] = ()
+    tasks: tuple[TaskSpec, ...] = ()
     kept: tuple[KeptKey, ...] = ()
     before: str = ""  # commands to insert before `run`
     local: tuple[LocalPath, ...] = ()
 
     @property
-    def task(self) -> Task | None:
+    def task(self) -> TaskSpec | None:
         """The task; None if the file describes no task or several tasks."""
         return self.tasks[0] if len(self.tasks) == 1 else None
 

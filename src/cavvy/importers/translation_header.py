@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import replace
 from shlex import quote
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.importers.node_keeper import KEEPER, STARTS_PROCESSES
 
 # The variables of each tool. The values are shell words.
@@ -87,7 +87,7 @@ WAITS = "the job waits for `cavvy ssh NAME` until `cavvy stop NAME`"
 VARIABLES = {"SkyPilot": _SKYPILOT, "dstack": _DSTACK}
 
 
-def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
+def add_translation_header(task: TaskSpec, kind: str, before: str = "") -> TaskSpec:
     """Add lines before the commands of a task. The lines set the other tool's variables, then run
     the commands in `before`.
     """
@@ -116,7 +116,7 @@ def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
     )
 
 
-def _move_setup(task: Task) -> Task:
+def _move_setup(task: TaskSpec) -> TaskSpec:
     """If the setup starts processes, move it to the start of the commands. Otherwise these
     processes would end together with the setup, although the commands need them.
     """

@@ -13,9 +13,9 @@ from itertools import groupby
 from cavvy.catalog.fit import match_offers
 from cavvy.catalog.query import Constraint, OfferMatches
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
-from cavvy.domain.jobs import Job, PlanState
+from cavvy.domain.jobs import JobRecord, PlanState
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import DEFAULT_CPUS, Objection, Task
+from cavvy.domain.tasks import DEFAULT_CPUS, Objection, TaskSpec
 from cavvy.domain.units import Money, format_memory, format_rate
 from cavvy.planner.explain import explain, say_no_offer, wish
 from cavvy.planner.placements import PlacementPlan, PlanningContext
@@ -38,7 +38,7 @@ _LONG = timedelta(hours=2)
 _NO_PRICES: Mapping[str, Money] = {}
 
 # A function that returns the reasons why a provider cannot run a task; [] if it can.
-Objections = Callable[[Task, str], Sequence[Objection]]
+Objections = Callable[[TaskSpec, str], Sequence[Objection]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Candidates:
 
 
 def find_candidates(
-    job: Job,
+    job: JobRecord,
     market: OfferedMarket,
     matches: OfferMatches,
     objections: Objections,
@@ -116,7 +116,7 @@ def find_candidates(
 
 
 def find_usable(
-    job: Job, market: OfferedMarket, matches: OfferMatches, objections: Objections
+    job: JobRecord, market: OfferedMarket, matches: OfferMatches, objections: Objections
 ) -> Sequence[Offer]:
     """The offers that this job may use, cheapest first. The job's limits and recent failures are
     ignored.
@@ -125,13 +125,13 @@ def find_usable(
     return able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
 
 
-def match(job: Job, market: OfferedMarket) -> OfferMatches:
+def match(job: JobRecord, market: OfferedMarket) -> OfferMatches:
     """The offers that fit one node of the job. The result depends only on the job's resources."""
     return match_offers(market.offers, job.task.resources)
 
 
 def _able(
-    job: Job, market: OfferedMarket, offers: Iterable[Offer], objections: Objections
+    job: JobRecord, market: OfferedMarket, offers: Iterable[Offer], objections: Objections
 ) -> tuple[list[Offer], Sequence[str]]:
     """Return the offers on which the task could run if all nodes were idle, and the reasons against
     the other offers.
@@ -158,7 +158,7 @@ def _able(
     return able, list(dict.fromkeys(reasons))
 
 
-def _too_many(task: Task, offer: Offer) -> str:
+def _too_many(task: TaskSpec, offer: Offer) -> str:
     """Why a gang does not fit on a shared host; the text states the size of the host."""
     need = replace(task.resources, cpus_min=task.resources.cpus_min or DEFAULT_CPUS)
     node = wish(need).removeprefix("node with ")
@@ -172,7 +172,7 @@ def _too_many(task: Task, offer: Offer) -> str:
     )
 
 
-def _none_fits(task: Task, market: OfferedMarket, matches: OfferMatches) -> Candidates:
+def _none_fits(task: TaskSpec, market: OfferedMarket, matches: OfferMatches) -> Candidates:
     if not matches.total and not market.problems:
         return Candidates(reason="no provider has an offer now; see `cavvy check`")
     need, names = task.resources, sorted({offer.provider for offer in market.offers})
@@ -197,7 +197,7 @@ def _none_fits(task: Task, market: OfferedMarket, matches: OfferMatches) -> Cand
     )
 
 
-def _say(task: Task, matches: OfferMatches, ranked: PlacementPlan) -> str:
+def _say(task: TaskSpec, matches: OfferMatches, ranked: PlacementPlan) -> str:
     """One sentence, without a full stop, that says why there is no offer and what to change."""
     return say_no_offer(task, explain([matches], ranked))
 
@@ -207,13 +207,13 @@ def say_unread(problems: Iterable[str]) -> str:
     return f"Cavvy cannot read the offers: {'; '.join(problems)}"
 
 
-def _list_silent(task: Task, market: OfferedMarket) -> list[str]:
+def _list_silent(task: TaskSpec, market: OfferedMarket) -> list[str]:
     """The providers that the task may use and that did not answer completely, with the reasons."""
     asked = task.resources.providers
     return [str(each) for each in market.problems if not asked or each.provider in asked]
 
 
-def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
+def _hopeless(task: TaskSpec, market: OfferedMarket, reason: str) -> Candidates:
     """The result if there are no offers. It is hopeless only if every provider that the job may use
     has answered, because a provider that did not answer may have an offer that fits.
     """
@@ -227,14 +227,14 @@ def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
 # alternative that got an offer, and keeps the other alternatives for its next attempt.
 
 
-def tasks_of(task: Task) -> tuple[Task, ...]:
+def tasks_of(task: TaskSpec) -> tuple[TaskSpec, ...]:
     """One task for each alternative, in the order of the task file."""
     if not task.resources.any_of:
         return (task,)
     return tuple(replace(task, resources=each) for each in task.resources.choices)
 
 
-def jobs_of(job: Job) -> tuple[Job, ...]:
+def jobs_of(job: JobRecord) -> tuple[JobRecord, ...]:
     """One job for each alternative of its task."""
     return (
         (job,)
@@ -244,10 +244,10 @@ def jobs_of(job: Job) -> tuple[Job, ...]:
 
 
 def rank_candidates(
-    found: Sequence[tuple[Job, Candidates]],
+    found: Sequence[tuple[JobRecord, Candidates]],
     avoid: Collection[str] = (),
     egress: Mapping[str, Money] = _NO_PRICES,
-) -> list[tuple[Job, tuple[Offer, ...]]]:
+) -> list[tuple[JobRecord, tuple[Offer, ...]]]:
     """The offers to try, best first, each with the job of its alternative.
 
     If the task states that its alternatives are ordered, all offers of an alternative come before

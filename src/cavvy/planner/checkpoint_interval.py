@@ -10,7 +10,7 @@ Gamma prior.
 from dataclasses import dataclass
 from datetime import timedelta
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import format_duration, format_memory
 from cavvy.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval
 
@@ -93,7 +93,7 @@ def fit_notice(
     return NoticeFit(needed=needed, notice=notice)
 
 
-def fit_stated(task: Task, notice: timedelta) -> NoticeFit | None:
+def fit_stated(task: TaskSpec, notice: timedelta) -> NoticeFit | None:
     """Compare the notice with the time to save a checkpoint of the size that the task states.
     Returns None if the task states no size.
     """
@@ -103,7 +103,7 @@ def fit_stated(task: Task, notice: timedelta) -> NoticeFit | None:
     return fit_notice(task.checkpoint.size_mib << 20, ASSUMED_BYTES_PER_S, notice, step)
 
 
-def say_fit(task: Task, notice: timedelta | None) -> tuple[str, ...]:
+def say_fit(task: TaskSpec, notice: timedelta | None) -> tuple[str, ...]:
     """Describe whether a checkpoint of the size that the task states can be saved within the
     notice. Returns () if the task states no size.
 

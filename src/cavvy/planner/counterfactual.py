@@ -8,7 +8,7 @@ from datetime import timedelta
 from cavvy.catalog.architectures import find_architecture
 from cavvy.costs.counterfactual import CounterfactualCost, price_counterfactuals
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.planner.work import MACHINE_START, estimate, shape_of
 
 # Memory for the operating system and the agent, in addition to the memory for the work. The value
@@ -17,7 +17,7 @@ SYSTEM_MIB = 1024
 
 
 def compare_counterfactuals(
-    task: Task, ran: timedelta, here: Offer, offers: Iterable[Offer], *, count: int = 3
+    task: TaskSpec, ran: timedelta, here: Offer, offers: Iterable[Offer], *, count: int = 3
 ) -> list[CounterfactualCost]:
     """The `count` offers on which a run that took `ran` on `here` would have cost least.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cavvy.catalog.needs import format_need
 from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase, Readiness
-from cavvy.domain.tasks import Resources, SpotPolicy, Task
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, format_usd
 from cavvy.planner.limits import ceil_cent
 from cavvy.planner.placements import PlacementPlan, PlanLimit
@@ -113,7 +113,7 @@ def _list_broken(plan: PlacementPlan) -> list[OfferMiss]:
     ]
 
 
-def say_no_offer(task: Task, found: Explanation) -> str:
+def say_no_offer(task: TaskSpec, found: Explanation) -> str:
     """One sentence, without a full stop, that states why there is no offer and what to change."""
     if not found.considered:
         return "No offer: there are no offers; configure a provider, or run `cavvy catalog refresh`"
@@ -164,7 +164,7 @@ def _far_from_all(found: Explanation) -> str:
     )
 
 
-def wish(need: Resources) -> str:
+def wish(need: ResourceSpec) -> str:
     """A short description of the requested node, such as "H100:8 in eu or us" or "node with 8
     CPUs".
     """

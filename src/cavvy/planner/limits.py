@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money, format_duration, format_usd
 from cavvy.planner.placements import LimitMiss, PlanLimit, PlanningContext
 
@@ -16,7 +16,7 @@ class TaskLimiter:
     limit; the limits are checked again while the job runs.
     """
 
-    def __init__(self, task: Task, situation: PlanningContext, now: datetime) -> None:
+    def __init__(self, task: TaskSpec, situation: PlanningContext, now: datetime) -> None:
         limits = task.limits
         self._limits, self._to_do = limits, max(0.0, 1 - situation.done)
         self._goes_on = task.checkpoint is not None
@@ -151,7 +151,7 @@ class TaskLimiter:
         )
 
 
-def deadline_of(task: Task, submitted_at: datetime) -> datetime | None:
+def deadline_of(task: TaskSpec, submitted_at: datetime) -> datetime | None:
     """The earlier of the task's two deadlines (absolute, and relative to `submitted_at`). None if
     it has no deadline.
     """

@@ -3,10 +3,10 @@ unused.
 """
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 
 
-def explain_quota(task: Task, offer: Offer) -> Objection | None:
+def explain_quota(task: TaskSpec, offer: Offer) -> Objection | None:
     """Why the quotas are too small for the task's nodes on this offer even if nothing else runs;
     None if they are large enough. An offer whose quota is only in use at the moment is not
     rejected.

@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from cavvy.costs.extras import expect_extras
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_rate, format_usd
 from cavvy.planner.checkpoint_interval import fit_stated, say_fit
 from cavvy.planner.limits import TaskLimiter
@@ -38,7 +38,7 @@ _NO_PRICES: Mapping[str, Money] = {}
 
 
 def warn_of_notices(
-    task: Task, offers: Iterable[Offer], notices: Mapping[str, timedelta]
+    task: TaskSpec, offers: Iterable[Offer], notices: Mapping[str, timedelta]
 ) -> tuple[str, ...]:
     """Warn about each provider whose spot preemption notice is unknown or too short to save a
     checkpoint of the size that the task states. `offers` may include offers that are not in the
@@ -57,7 +57,7 @@ def warn_of_notices(
 
 
 def warn_of_dear_spot(
-    task: Task,
+    task: TaskSpec,
     spots: Iterable[Offer],
     fixed: Iterable[Offer],
     now: datetime,
@@ -90,7 +90,7 @@ def warn_of_dear_spot(
 
 
 def _cheapest(
-    task: Task, offers: Iterable[Offer], now: datetime, situation: PlanningContext
+    task: TaskSpec, offers: Iterable[Offer], now: datetime, situation: PlanningContext
 ) -> Placement | None:
     return next(
         iter(
@@ -101,7 +101,7 @@ def _cheapest(
 
 
 def rank(
-    task: Task,
+    task: TaskSpec,
     offers: Iterable[Offer],
     *,
     now: datetime,
@@ -117,7 +117,7 @@ def rank(
 
 
 def plan(
-    task: Task,
+    task: TaskSpec,
     offers: Iterable[Offer],
     *,
     now: datetime,
@@ -180,7 +180,7 @@ class _Misses:
 
 
 def order_of(
-    task: Task, avoid: Collection[str] = (), egress: Mapping[str, Money] = _NO_PRICES
+    task: TaskSpec, avoid: Collection[str] = (), egress: Mapping[str, Money] = _NO_PRICES
 ) -> Callable[[Offer], tuple[object, ...]]:
     """Return a function that computes the key by which `plan` sorts an offer if the objective is
     cost. Lower is better.
@@ -211,7 +211,7 @@ class _Courses:
     shapes.
     """
 
-    def __init__(self, task: Task, done: float) -> None:
+    def __init__(self, task: TaskSpec, done: float) -> None:
         self._task = task
         self._done = done
         self._known: dict[tuple[object, ...], _Course] = {}
@@ -227,7 +227,7 @@ class _Courses:
 class _Copies:
     """Estimates the copies of each location, network speed and number of starts only once."""
 
-    def __init__(self, task: Task, egress: Mapping[str, Money]) -> None:
+    def __init__(self, task: TaskSpec, egress: Mapping[str, Money]) -> None:
         self._task, self._egress = task, egress
         self._known: dict[tuple[object, ...], TransferEstimate | None] = {}
 
@@ -238,7 +238,7 @@ class _Copies:
         return self._known[key]
 
 
-def _expect(task: Task, offer: Offer, done: float) -> _Course:
+def _expect(task: TaskSpec, offer: Offer, done: float) -> _Course:
     estimated = estimate(task, offer)
     start = start_time(offer)
     run = None if estimated.run_time is None else estimated.run_time * (1 - done)
@@ -280,7 +280,7 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
     return replace(steady, wall_time=course.wall_time, loss=loss, notes=notes)
 
 
-def _spot_notes(task: Task, per_hour: float, every: timedelta | None) -> tuple[str, ...]:
+def _spot_notes(task: TaskSpec, per_hour: float, every: timedelta | None) -> tuple[str, ...]:
     between = f"preempted about every {format_duration(timedelta(hours=1 / per_hour))} (assumed)"
     if every is None:
         return (f"{between}; without a checkpoint, the work restarts from the beginning each time",)
@@ -322,7 +322,7 @@ def _explain(limiter: TaskLimiter, scored: _Scored) -> LimitMiss:
 
 
 def _score(
-    task: Task, offer: Offer, course: _Course, known: PlanningContext, copies: "_Copies"
+    task: TaskSpec, offer: Offer, course: _Course, known: PlanningContext, copies: "_Copies"
 ) -> _Scored:
     rate = offer.rate.times(task.nodes)
     extras = _extras(task, offer)
@@ -342,12 +342,12 @@ def _score(
     return replace(scored, cost=cost + scored.egress if scored.egress else cost)
 
 
-def _has_unsized(task: Task) -> bool:
+def _has_unsized(task: TaskSpec) -> bool:
     """Whether the task has outputs of unknown size."""
     return any(each.size_mib is None for each in task.outputs)
 
 
-def _extras(task: Task, offer: Offer) -> HourlyRate:
+def _extras(task: TaskSpec, offer: Offer) -> HourlyRate:
     """The expected rate of the disks and public addresses of all nodes together."""
     need = task.resources
     return expect_extras(offer, need.disk_gib, need.disk_type).times(task.nodes)
@@ -382,7 +382,7 @@ def _best(
 
 
 def _order(
-    task: Task, avoid: Collection[str], by: Objective
+    task: TaskSpec, avoid: Collection[str], by: Objective
 ) -> Callable[[_Scored], tuple[object, ...]]:
     def order(scored: _Scored) -> tuple[object, ...]:
         key = scored.offer.key
@@ -395,11 +395,11 @@ def _order(
     return order
 
 
-def _is_available(task: Task, offer: Offer) -> bool:
+def _is_available(task: TaskSpec, offer: Offer) -> bool:
     return offer.capacity is None or offer.capacity >= task.nodes
 
 
-def _placement(task: Task, scored: _Scored, known: PlanningContext, now: datetime) -> Placement:
+def _placement(task: TaskSpec, scored: _Scored, known: PlanningContext, now: datetime) -> Placement:
     offer, course = scored.offer, scored.course
     loss = course.loss
     if loss is not None and loss.time is not None:
@@ -423,7 +423,7 @@ def _placement(task: Task, scored: _Scored, known: PlanningContext, now: datetim
     )
 
 
-def _list_notes(task: Task, scored: _Scored, known: PlanningContext) -> list[str]:
+def _list_notes(task: TaskSpec, scored: _Scored, known: PlanningContext) -> list[str]:
     """The notes that are shown with a placement."""
     offer, notes = scored.offer, []
     if not _is_available(task, offer):

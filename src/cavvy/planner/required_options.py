@@ -3,10 +3,10 @@
 import json
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 
 
-def explain_missing_option(task: Task, offer: Offer) -> Objection | None:
+def explain_missing_option(task: TaskSpec, offer: Offer) -> Objection | None:
     """The reason why the offer cannot run the task; None if the task states the option that the
     offer requires, or if the offer requires none.
     """

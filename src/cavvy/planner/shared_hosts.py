@@ -7,11 +7,11 @@ from itertools import groupby
 
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.scheduler.packing import AllocationOwner, allocate_across
 
 
-def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
+def smallest_shares(task: TaskSpec, offers: Iterable[Offer]) -> list[Offer]:
     """For each shared host, keep only the offer with the fewest devices. Keep all offers of other
     machines.
 
@@ -34,7 +34,7 @@ def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
     return kept
 
 
-def fits_empty(task: Task, offer: Offer, hosts: Sequence[Host]) -> bool:
+def fits_empty(task: TaskSpec, offer: Offer, hosts: Sequence[Host]) -> bool:
     """Whether all nodes of the task would fit on the offer's hosts at the same time if the hosts
     were idle.
     """

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from cavvy.catalog.residency import BUCKET_PROVIDERS, find_cloud
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task, Transfer
+from cavvy.domain.tasks import TaskSpec, Transfer
 from cavvy.domain.units import Money, format_duration, format_memory, format_usd
 
 # The assumed speed of copies between a storage and a node, unless the node's network is slower. The
@@ -64,7 +64,7 @@ class TransferEstimate:
 
 
 def estimate_transfers(
-    task: Task, offer: Offer, egress: Mapping[str, Money], starts: float
+    task: TaskSpec, offer: Offer, egress: Mapping[str, Money], starts: float
 ) -> TransferEstimate | None:
     """The copies of the task's inputs and outputs whose size is known; None if there are none.
 
@@ -132,7 +132,7 @@ class _Copy:
     sent: bool
 
 
-def _list_copies(task: Task, starts: float) -> Iterator[_Copy]:
+def _list_copies(task: TaskSpec, starts: float) -> Iterator[_Copy]:
     for each in task.inputs:
         if each.size_mib and "://" in each.source:
             yield _Copy(each, each.source, each.size_mib, task.nodes * starts, sent=False)

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, Task, VolumeKind
+from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
 
 
 def explain_misplaced(
-    task: Task, offer: Offer, volumes: Sequence[VolumeLocation], blind: Collection[str] = ()
+    task: TaskSpec, offer: Offer, volumes: Sequence[VolumeLocation], blind: Collection[str] = ()
 ) -> Objection | None:
     """Why nodes of the offer cannot use a volume of the task; None if they can use all of its
     volumes.

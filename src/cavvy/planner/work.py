@@ -13,7 +13,7 @@ from cavvy.catalog.accelerators import (
     names_matching,
 )
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import DEFAULT_CPUS, Task, Workload
+from cavvy.domain.tasks import DEFAULT_CPUS, TaskSpec, Workload
 from cavvy.planner.estimate.devices import device_of
 from cavvy.planner.estimate.transfer import MeasuredRate, carry, spread_of
 
@@ -66,7 +66,7 @@ def start_time(offer: Offer) -> timedelta:
     return SHARED_HOST_START if offer.shared else MACHINE_START
 
 
-def shape_of(offer: Offer, task: Task) -> tuple[object, ...]:
+def shape_of(offer: Offer, task: TaskSpec) -> tuple[object, ...]:
     """The properties of an offer that determine the estimate. Offers of the same shape differ only
     in location and price. They may also differ in provider if no rate was measured on this machine.
     """
@@ -82,7 +82,7 @@ def shape_of(offer: Offer, task: Task) -> tuple[object, ...]:
     )
 
 
-def estimate(task: Task, offer: Offer) -> TimeEstimate:
+def estimate(task: TaskSpec, offer: Offer) -> TimeEstimate:
     """The running time of `task.work` on `task.nodes` nodes of `offer`.
 
     For work stated in FLOPs, the time is FLOPs / (nodes x accelerators x peak at the precision x
@@ -106,7 +106,7 @@ def estimate(task: Task, offer: Offer) -> TimeEstimate:
     return _by_duration(work, counted)
 
 
-def _on_a_part(task: Task, offer: Offer) -> TimeEstimate:
+def _on_a_part(task: TaskSpec, offer: Offer) -> TimeEstimate:
     """The time on a fraction of an accelerator. It is the time on a whole accelerator divided by
     the fraction.
     """
@@ -170,7 +170,7 @@ def _not_scaled(work: Workload, offer: Offer) -> str:
     )
 
 
-def _as_used(offer: Offer, task: Task) -> Offer:
+def _as_used(offer: Offer, task: TaskSpec) -> Offer:
     """The part of the offer that the task uses. Accelerators are left out if the task does not
     compute on them. On a shared host, only the task's share of the CPUs is included.
     """
@@ -230,7 +230,7 @@ def _cpu_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str,
     return CPU_PEAK_FP32 * _CPU_SHARES[used] * offer.vcpus, (note,)
 
 
-def _by_rate(work: Workload, offer: Offer, task: Task) -> TimeEstimate:
+def _by_rate(work: Workload, offer: Offer, task: TaskSpec) -> TimeEstimate:
     assert work.samples is not None
     rate, notes = _node_rate(work, offer, task)
     if rate is None or rate <= 0:
@@ -240,7 +240,9 @@ def _by_rate(work: Workload, offer: Offer, task: Task) -> TimeEstimate:
     return TimeEstimate(run_time=_length(work.samples / (rate * task.nodes)), notes=notes)
 
 
-def _node_rate(work: Workload, offer: Offer, task: Task) -> tuple[float | None, tuple[str, ...]]:
+def _node_rate(
+    work: Workload, offer: Offer, task: TaskSpec
+) -> tuple[float | None, tuple[str, ...]]:
     """The rate of one node in samples per second (None if unknown), and notes about how it was
     found.
     """
@@ -250,7 +252,7 @@ def _node_rate(work: Workload, offer: Offer, task: Task) -> tuple[float | None, 
     return _accelerator_rate(work, offer, task) if offer.accelerator else _cpu_rate(work, offer)
 
 
-def _machine_rate(work: Workload, offer: Offer, task: Task) -> float | None:
+def _machine_rate(work: Workload, offer: Offer, task: TaskSpec) -> float | None:
     """The rate that was measured on this machine type of this provider; None if no rate was
     measured. A key with a count, such as "slurm/8xa100:2", is the rate of that many accelerators,
     or of that many vCPUs if the task uses no accelerators, because batch systems offer parts of a
@@ -266,7 +268,7 @@ def _machine_rate(work: Workload, offer: Offer, task: Task) -> float | None:
 
 
 def _accelerator_rate(
-    work: Workload, offer: Offer, task: Task
+    work: Workload, offer: Offer, task: TaskSpec
 ) -> tuple[float | None, tuple[str, ...]]:
     """The rate of one node in samples per second (None if unknown), and notes about how it was
     found.
@@ -335,7 +337,7 @@ def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ..
     )
 
 
-def _fewest(task: Task, offer: Offer) -> int:
+def _fewest(task: TaskSpec, offer: Offer) -> int:
     """The smallest number of the offer's accelerators that a node of the task requests. A task that
     requests an instance type requests all of its accelerators.
     """

@@ -13,7 +13,7 @@ from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 
 if TYPE_CHECKING:
     from cavvy.providers.base import Provider
@@ -81,7 +81,7 @@ class RunsAgentsHere(Protocol):
 class ChecksTasks(Protocol):
     """A provider that can reject a task before the task runs."""
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         """The reasons why the provider cannot run the task; () if it can."""
 
 
@@ -118,7 +118,7 @@ class StatesPolicy(Protocol):
 class ExportsTasks(Protocol):
     """A provider that can write a task as a job of its infrastructure, for `cavvy export`."""
 
-    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+    def export(self, task: TaskSpec, offer: Offer | None, nodes: int) -> str:
         """The task in the infrastructure's own format. The job runs without Cavvy's agent. Works
         offline. If `offer` is None, the job requests any suitable resources.
         """

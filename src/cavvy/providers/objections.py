@@ -1,6 +1,6 @@
 """Finds the reasons why a provider can never run a task, for the planner and the queue."""
 
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.abilities import CHECKS_TASKS, ability
 from cavvy.providers.base import Provider
 from cavvy.spec.support import read_options, refusals
@@ -8,11 +8,11 @@ from cavvy.spec.support import read_options, refusals
 
 def refuses_all(provider: Provider) -> str:
     """The reason why the provider cannot run even a minimal task; "" if it can run one."""
-    reasons = list_objections(Task(name="check", run="true"), provider)
+    reasons = list_objections(TaskSpec(name="check", run="true"), provider)
     return reasons[0].reason if reasons else ""
 
 
-def list_objections(task: Task, provider: Provider) -> list[Objection]:
+def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
     """The objections, without duplicates: features that the manifest lists as unsupported, then
     unknown options, then the provider's own objections.
     """

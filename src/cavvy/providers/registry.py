@@ -62,6 +62,7 @@ _NOT_PROVIDERS = frozenset(
         "page_links",
         "prices",
         "recording",
+        "redirects",
         "registry",
         "required_images",
         "settings",

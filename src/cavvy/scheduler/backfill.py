@@ -10,7 +10,7 @@ from operator import or_
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.scheduler.packing import AllocationOwner, allocate_on, allocate_one, host_of, hosts_of
 
 # These numbers limit the work of one pass over the queue. A job for which a limit is exceeded
@@ -38,7 +38,7 @@ class HostWaits:
         self._hosts = {host.name: host for host in hosts}
         self._wishes: defaultdict[str, list[list[Amounts]]] = defaultdict(list)
 
-    def add(self, choices: Iterable[tuple[Task, Offer]]) -> None:
+    def add(self, choices: Iterable[tuple[TaskSpec, Offer]]) -> None:
         """Add a waiting job. It may use any of the choices."""
         wishes: defaultdict[str, list[Amounts]] = defaultdict(list)
         for task, offer in choices:
@@ -72,7 +72,7 @@ class HostWaits:
         )
 
 
-def _wish(task: Task, offer: Offer, host: Host) -> Amounts | None:
+def _wish(task: TaskSpec, offer: Offer, host: Host) -> Amounts | None:
     """The amounts that a task requests on a host of the offer. None if even the empty host has too
     little room."""
     if host_of(offer, (host,)) is not None:

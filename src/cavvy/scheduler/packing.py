@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import DEFAULT_CPUS, Task
+from cavvy.domain.tasks import DEFAULT_CPUS, TaskSpec
 
 _SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
@@ -40,7 +40,7 @@ def hosts_of(offer: Offer, hosts: Iterable[Host]) -> Sequence[Host]:
 
 
 def allocate_across(
-    task: Task,
+    task: TaskSpec,
     offer: Offer,
     hosts: Sequence[Host],
     allocations: Sequence[Allocation],
@@ -68,7 +68,11 @@ def allocate_across(
 
 
 def allocate_on(
-    task: Task, offer: Offer, host: Host, allocations: Sequence[Allocation], owner: AllocationOwner
+    task: TaskSpec,
+    offer: Offer,
+    host: Host,
+    allocations: Sequence[Allocation],
+    owner: AllocationOwner,
 ) -> tuple[Allocation, ...] | None:
     """The allocations of all ranks of the gang on `host`, in addition to `allocations`, sorted by
     rank. None if not all ranks fit.
@@ -85,7 +89,7 @@ def allocate_on(
 
 
 def allocate_one(
-    task: Task,
+    task: TaskSpec,
     offer: Offer,
     host: Host,
     allocations: Sequence[Allocation],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from cavvy.domain.allocations import Allocation, Host
-from cavvy.domain.jobs import Job
+from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.scheduler.backfill import JOBS, OFFERS, HostWaits
 from cavvy.scheduler.packing import AllocationOwner, allocate_across, hosts_of
@@ -20,7 +20,7 @@ class WaitingJob:
     get.
     """
 
-    job: Job
+    job: JobRecord
     gang: str
     offers: tuple[Offer, ...]
     avoid: frozenset[str] = frozenset()  # names of shared hosts on which this job failed recently
@@ -41,7 +41,7 @@ class QueueCapacity:
 class JobPlacement:
     """The job starts on `offer`, with `allocations` on its shared hosts."""
 
-    job: Job
+    job: JobRecord
     offer: Offer
     allocations: tuple[Allocation, ...] = ()
 
@@ -50,7 +50,7 @@ class JobPlacement:
 class JobWait:
     """The job stays in the queue. `behind` are the hosts or offers that the job waits for."""
 
-    job: Job
+    job: JobRecord
     reason: str
     behind: tuple[str, ...]
 

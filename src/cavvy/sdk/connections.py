@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from cavvy import __version__
-from cavvy.client import API, ApiError, Patience, connect
-from cavvy.client import Client as ApiClient
+from cavvy.client import API, ApiClient, ApiError, Patience, connect
 from cavvy.sdk.errors import CavvyError, public_errors
 
 # how many seconds a request is repeated while no server answers; the commands use the same value

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from cavvy.domain.tasks import Task, VolumeKind
+from cavvy.domain.tasks import TaskSpec, VolumeKind
 from cavvy.importers import Dialect, Translation, find_local
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, check_folder, combine, freeze
 
 MIB = 1 << 20
 
 
-def find_parts(task: Task, source: Translation, folder: Path) -> dict[str, Path]:
+def find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, Path]:
     """Find the local files to submit with the task. The result maps "" to the local path of the
     working folder. It also maps the submitted path of each file outside the working folder to the
     file's local path. `folder` is the folder of the task file. Raises FreezeError if one of the
@@ -41,7 +41,7 @@ def split_parts(parts: Mapping[str, Path]) -> Iterator[tuple[str, Path, str | No
         yield inside, path.parent if single else path, path.name if single else None
 
 
-def check_files(task: Task, sizes: Mapping[str, int], limit_mib: int) -> None:
+def check_files(task: TaskSpec, sizes: Mapping[str, int], limit_mib: int) -> None:
     """Check the files to submit with the task. `sizes` maps their paths to their sizes in bytes.
     `limit_mib` is the server's limit for one file (the setting `server.blob_mib`). Raises
     FreezeError if the server would refuse a file, or if a file that the task uses is missing.
@@ -64,7 +64,7 @@ def check_files(task: Task, sizes: Mapping[str, int], limit_mib: int) -> None:
 
 
 def freeze_parts(
-    task: Task, parts: Mapping[str, Path], home: Path, limit_mib: int
+    task: TaskSpec, parts: Mapping[str, Path], home: Path, limit_mib: int
 ) -> FolderSnapshot:
     """Check the parts that `find_parts` returns, and take a snapshot of them. `home` is Cavvy's
     state folder, in which the hashes of unchanged files are stored. Raises FreezeError.

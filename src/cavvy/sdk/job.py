@@ -111,10 +111,10 @@ class Job:
         its target."""
         from msgspec.json import decode
 
-        from cavvy.domain.tasks import Task as TaskModel
+        from cavvy.domain.tasks import TaskSpec
 
         return {
-            each.source: each.target for each in decode(self._detail().task, type=TaskModel).outputs
+            each.source: each.target for each in decode(self._detail().task, type=TaskSpec).outputs
         }
 
     def stop(self, *, wait: bool = True) -> JobStatus:

@@ -17,7 +17,7 @@ from cavvy.sdk.files import find_parts, freeze_parts
 from cavvy.spec.origin import capture
 
 if TYPE_CHECKING:
-    from cavvy.client import Client as ApiClient
+    from cavvy.client import ApiClient
     from cavvy.client.wire import Submitted
     from cavvy.domain.jobs import RunOrigin
     from cavvy.importers import LoadedTask

@@ -8,7 +8,7 @@ from random import Random
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.job_service import JobIds, JobServiceError
-from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, Job, RunOrigin
+from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobRecord, RunOrigin
 from cavvy.domain.units import Money
 from cavvy.providers.base import AgentEndpoint
 from cavvy.providers.fake import MANIFEST
@@ -167,7 +167,7 @@ class _Harness:
         )
 
 
-async def _wish(control_plane: ControlPlane, job: Job, item: UserIntervention) -> None:
+async def _wish(control_plane: ControlPlane, job: JobRecord, item: UserIntervention) -> None:
     match item.action:
         case UserAction.STOP:
             await control_plane.jobs.stop(job.project, job.id)
@@ -185,5 +185,5 @@ async def _no_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
     return dict.fromkeys(names, "")
 
 
-def _storage(job: Job) -> str:
+def _storage(job: JobRecord) -> str:
     return "/storage"

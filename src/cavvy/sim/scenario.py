@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import Attempt, Job, Node
+from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.markets import Observation
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import CloudScript
@@ -20,7 +20,7 @@ from cavvy.providers.fake.script import CloudScript
 class SimSubmission:
     """A task, and the time of its submission in seconds from the start of the scenario."""
 
-    task: Task
+    task: TaskSpec
     at_s: float = 0.0
     consented: bool = True
     ceiling: Money | None = None
@@ -89,7 +89,7 @@ class SimScenario:
 class JobTrace:
     """What was recorded about one job by the end of the scenario."""
 
-    job: Job
+    job: JobRecord
     attempts: Sequence[Attempt]
     nodes: Sequence[Sequence[Node]]  # the nodes of each attempt
     events: Sequence[Event]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cavvy.domain.tasks import Scalar, Task
+from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.spec.problems import ProblemNotes, SpecError, SpecProblem
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _MOST_BYTES = 4 << 20
 
 def parse_own(
     documents: "Sequence[Node]", notes: ProblemNotes, file: str, params: Mapping[str, Scalar]
-) -> Task:
+) -> TaskSpec:
     """Read the task of a file in Cavvy's own format. Raises SpecError with every problem."""
     from cavvy.spec.fields.params import read_params, substitute
     from cavvy.spec.fields.task import TASK
@@ -39,14 +39,14 @@ def parse_own(
             (k, v if k.text == "params" else substitute(v, values, notes)) for k, v in root.entries
         )
         root = replace(root, entries=entries)
-    task: Task | None = TASK.read(root, notes)
+    task: TaskSpec | None = TASK.read(root, notes)
     notes.check()
     assert task is not None
     settled = {name: written.value for name, written in values.items() if written is not None}
     return replace(task, name=task.name or slug(Path(file).stem) or "task", params=settled)
 
 
-def check_uses(home: Path, task: Task, file: str) -> None:
+def check_uses(home: Path, task: TaskSpec, file: str) -> None:
     """Raise SpecError if the snapshot of the working folder would lack a file that the setup
     uses.
     """

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from cavvy.catalog.residency import say_unplaced
 from cavvy.domain.tasks import (
     AcceleratorNeed,
-    Resources,
+    ResourceSpec,
     SpotPolicy,
-    Task,
+    TaskSpec,
     Transfer,
     Volume,
     Workdir,
@@ -18,7 +18,7 @@ from cavvy.domain.units import format_duration, format_memory, format_rate, form
 from cavvy.spec.problems import listed
 
 
-def describe_task(task: Task) -> list[tuple[str, str]]:
+def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
     """The description as rows of name and text, with the most important row first. Keys that the
     file omits have no row.
     """
@@ -57,13 +57,13 @@ def describe_task(task: Task) -> list[tuple[str, str]]:
     return [(name, text) for name, text in rows if text]
 
 
-def _takes(task: Task) -> str:
+def _takes(task: TaskSpec) -> str:
     if task.work is None or task.work.duration is None:
         return ""
     return f"{format_duration(task.work.duration)} on {task.work.measured_on or 'such a node'}"
 
 
-def describe_nodes(task: Task) -> str:
+def describe_nodes(task: TaskSpec) -> str:
     """A text for the nodes that the task requests, such as "2 nodes, each with 8 H100"."""
     count = f"{task.nodes} nodes, each" if task.nodes > 1 else "1 node"
     return f"{count} {_needs(task.resources)}"
@@ -90,7 +90,7 @@ def describe_accelerator(need: AcceleratorNeed) -> str:
     return f"{count} {need.name or 'accelerators'}{memory}"
 
 
-def _needs(need: Resources) -> str:
+def _needs(need: ResourceSpec) -> str:
     parts = [*_compute(need), *_storage(need)]
     kind = f"of type {need.instance}" if need.instance else ""
     return (
@@ -99,7 +99,7 @@ def _needs(need: Resources) -> str:
     )
 
 
-def _compute(need: Resources) -> Iterator[str]:
+def _compute(need: ResourceSpec) -> Iterator[str]:
     if need.accelerators:
         yield listed(describe_accelerator(each) for each in need.accelerators)
     if need.cpus_min is not None or need.cpus_max is not None:
@@ -111,7 +111,7 @@ def _compute(need: Resources) -> Iterator[str]:
         yield f"at least {format_memory(need.memory_per_cpu_mib)} of memory for each CPU"
 
 
-def _storage(need: Resources) -> Iterator[str]:
+def _storage(need: ResourceSpec) -> Iterator[str]:
     if need.disk_gib is not None or need.disk_type is not None:
         size = f"{need.disk_gib} GiB of " if need.disk_gib is not None else ""
         yield f"{size}{need.disk_type or ''} disk".replace("  ", " ")
@@ -135,7 +135,7 @@ def _range(low: float | None, high: float | None, shown: Callable[[float], str])
     return shown(low) if low == high else f"{shown(low)} to {shown(high)}"
 
 
-def _where(need: Resources) -> str:
+def _where(need: ResourceSpec) -> str:
     places = f"at {listed(need.providers)}" if need.providers else "at any provider"
     regions = f" in {listed(need.regions)}" if need.regions else ""
     spot = {
@@ -149,13 +149,13 @@ def _where(need: Resources) -> str:
     return f"{places}{regions}, {spot}{price}"
 
 
-def _others(need: Resources) -> list[tuple[str, str]]:
+def _others(need: ResourceSpec) -> list[tuple[str, str]]:
     """One row for each alternative of the resources except the first."""
     word = "else" if need.ordered else "or"
     return [(word, f"{_needs(each)}, {_where(each)}") for each in need.any_of[1:]]
 
 
-def _check(need: Resources) -> str:
+def _check(need: ResourceSpec) -> str:
     if need.check is None:
         return ""
     link = (
@@ -169,7 +169,7 @@ def _check(need: Resources) -> str:
     )
 
 
-def _run(task: Task) -> str:
+def _run(task: TaskSpec) -> str:
     lines = [line.strip() for line in task.run.strip().splitlines()]
     if not lines:
         return "nothing" + _image(task)
@@ -193,7 +193,7 @@ def _mode(volume: Volume) -> str:
     return " (read only)" if volume.read_only else ""
 
 
-def _image(task: Task) -> str:
+def _image(task: TaskSpec) -> str:
     if task.image_build is not None:
         path = "" if task.image_build.path == "." else task.image_build.path + "/"
         return f", in the image of {path}{task.image_build.dockerfile}"
@@ -212,7 +212,7 @@ def _scalar(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _checkpoint(task: Task) -> str:
+def _checkpoint(task: TaskSpec) -> str:
     if task.checkpoint is None:
         return ""
     every = f", every {_length(task.checkpoint.every)}" if task.checkpoint.every else ""
@@ -220,7 +220,7 @@ def _checkpoint(task: Task) -> str:
     return f"{task.checkpoint.path}{every}; kept when a node is lost"
 
 
-def _start(task: Task) -> str:
+def _start(task: TaskSpec) -> str:
     window = (
         f"when it is cheapest in {task.window.text} ({task.window.time_zone})"
         if task.window
@@ -233,7 +233,7 @@ def _start(task: Task) -> str:
     return f"{start}, {window}" if window else start
 
 
-def _limits(task: Task) -> str:
+def _limits(task: TaskSpec) -> str:
     limits = task.limits
     parts = [
         f"at {_time(limits.deadline)}" if limits.deadline else "",
@@ -245,7 +245,7 @@ def _limits(task: Task) -> str:
     return listed(part for part in parts if part) if any(parts) else ""
 
 
-def _retry(task: Task) -> str:
+def _retry(task: TaskSpec) -> str:
     retry = task.retry
     parts = [
         _times(retry.preemption, "being preempted"),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cavvy.catalog.accelerators import Vendor, find_accelerator
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 
 # For each vendor, the base image for building and the base image for running. Wheels of PyTorch,
 # JAX and similar packages contain the CUDA libraries, so the `base` image is enough for running.
@@ -56,7 +56,7 @@ class _Setup:
     known: bool
 
 
-def make_recipe(task: Task, *, base: str = "") -> DockerfileRecipe:
+def make_recipe(task: TaskSpec, *, base: str = "") -> DockerfileRecipe:
     """The Dockerfile of an image in which the task's `setup` has run. `base`, if given, replaces
     the default base image.
     """
@@ -68,7 +68,7 @@ def make_recipe(task: Task, *, base: str = "") -> DockerfileRecipe:
     return _two_stages(task, setup, _choose_build(task), run, uses)
 
 
-def make_dockerfile(task: Task, *, base: str = "") -> str:
+def make_dockerfile(task: TaskSpec, *, base: str = "") -> str:
     """The result of `make_recipe` as one Dockerfile. Its build context is the working folder."""
     recipe = make_recipe(task, base=base)
     text = recipe.text
@@ -81,7 +81,7 @@ def make_dockerfile(task: Task, *, base: str = "") -> str:
 
 
 def _one_stage(
-    task: Task, setup: _Setup, base: str, uses: tuple[str, ...] | None
+    task: TaskSpec, setup: _Setup, base: str, uses: tuple[str, ...] | None
 ) -> DockerfileRecipe:
     lines = [f"FROM {base}", "WORKDIR /work"]
     notes = []
@@ -105,7 +105,7 @@ def _one_stage(
 
 
 def _two_stages(
-    task: Task, setup: _Setup, build: str, run: str, uses: tuple[str, ...] | None
+    task: TaskSpec, setup: _Setup, build: str, run: str, uses: tuple[str, ...] | None
 ) -> DockerfileRecipe:
     python = () if build == PYTHON else ("python3", "python3-venv")
     tools = (
@@ -131,7 +131,7 @@ def _two_stages(
     return DockerfileRecipe(text=_join(task, lines), files=files, uses=uses if files else ())
 
 
-def _choose_build(task: Task) -> str:
+def _choose_build(task: TaskSpec) -> str:
     match _vendor(task):
         case Vendor.NVIDIA:
             return CUDA_BUILD if _COMPILES.search(task.setup or "") else _choose_run(task)
@@ -139,7 +139,7 @@ def _choose_build(task: Task) -> str:
             return _choose_run(task)
 
 
-def _choose_run(task: Task) -> str:
+def _choose_run(task: TaskSpec) -> str:
     match _vendor(task):
         case Vendor.NVIDIA:
             return CUDA_WHEELS if re.search(r"\b(pip|uv)\b", task.setup or "") else CUDA_RUN
@@ -149,7 +149,7 @@ def _choose_run(task: Task) -> str:
             return PYTHON
 
 
-def _vendor(task: Task) -> Vendor | None:
+def _vendor(task: TaskSpec) -> Vendor | None:
     """The vendor of the first accelerator that the task requests. Returns NVIDIA if the task
     accepts any vendor, and None if it requests no accelerator.
     """
@@ -165,7 +165,7 @@ def _vendor(task: Task) -> Vendor | None:
     return None
 
 
-def _uses(task: Task) -> tuple[str, ...] | None:
+def _uses(task: TaskSpec) -> tuple[str, ...] | None:
     """The parts of the working folder that the setup uses; None means the whole folder."""
     if task.setup is None or task.workdir is None:
         return ()
@@ -213,11 +213,11 @@ def _copy(uses: tuple[str, ...] | None) -> list[str]:
     return [f"COPY {shlex.quote(use)} ./{shlex.quote(use)}" for use in uses]
 
 
-def _with_env(task: Task) -> str:
+def _with_env(task: TaskSpec) -> str:
     return "".join(f"{name}={shlex.quote(value)} " for name, value in sorted(task.env.items()))
 
 
-def _join(task: Task, lines: list[str]) -> str:
+def _join(task: TaskSpec, lines: list[str]) -> str:
     head = (
         f"# Generated from the setup of {task.name or 'a task'}. The working folder and `run` are "
         "not in the image, but come with each job."

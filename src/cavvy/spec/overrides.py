@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from cavvy.domain.tasks import Resources, Task
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.spec.fields.kinds import SectionReader, SectionSpec
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.problems import ProblemNotes
@@ -33,7 +33,7 @@ _OVERRIDES = replace(
 )
 
 
-def apply_overrides(task: Task, text: str, now: datetime | None = None) -> Task:
+def apply_overrides(task: TaskSpec, text: str, now: datetime | None = None) -> TaskSpec:
     """Replace values of a task by the values in `text`, a YAML table with keys of the task file.
 
     In a section such as `resources`, only the keys in `text` are replaced. They are replaced in
@@ -64,15 +64,15 @@ def list_overridden(text: str) -> frozenset[str]:
 
 def read_variables(text: str) -> Mapping[str, str]:
     """The environment variables that an override text sets. Raises SpecError for invalid values."""
-    return apply_overrides(Task(name="", run=""), text).env
+    return apply_overrides(TaskSpec(name="", run=""), text).env
 
 
-def _merge(task: Task, values: dict[str, Any]) -> Task:
+def _merge(task: TaskSpec, values: dict[str, Any]) -> TaskSpec:
     env, secrets = values.pop("env", {}), values.pop("secrets", ())
     for name, inner in values.items():
         if isinstance(inner, dict):
             old = getattr(task, name)
-            merge = _merge_needs if isinstance(old, Resources) else replace
+            merge = _merge_needs if isinstance(old, ResourceSpec) else replace
             values[name] = merge(old, **inner)
     return replace(
         task,
@@ -82,7 +82,7 @@ def _merge(task: Task, values: dict[str, Any]) -> Task:
     )
 
 
-def _merge_needs(needs: Resources, **values: Any) -> Resources:
+def _merge_needs(needs: ResourceSpec, **values: Any) -> ResourceSpec:
     """Set the attributes in every alternative of the resources. Alternatives that become equal are
     merged.
     """

@@ -8,7 +8,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cavvy.domain.tasks import NetworkNeed, Objection, Resources, SpotPolicy, Task, VolumeKind
+from cavvy.domain.tasks import (
+    NetworkNeed,
+    Objection,
+    ResourceSpec,
+    SpotPolicy,
+    TaskSpec,
+    VolumeKind,
+)
 
 # For each unsupported key, the reason. Nested keys are written with dots.
 NOT_YET: Mapping[str, str] = {
@@ -17,7 +24,7 @@ NOT_YET: Mapping[str, str] = {
 }
 
 
-def refusals(task: Task, unsupported: Mapping[str, str]) -> list[Objection]:
+def refusals(task: TaskSpec, unsupported: Mapping[str, str]) -> list[Objection]:
     """The parts of a task that a provider does not support, with reasons. The list is empty if the
     provider supports all parts.
 
@@ -43,7 +50,7 @@ def refusals(task: Task, unsupported: Mapping[str, str]) -> list[Objection]:
     ]
 
 
-def read_options(need: Resources, provider: str) -> dict[str, Any]:
+def read_options(need: ResourceSpec, provider: str) -> dict[str, Any]:
     """The options that the task states for this provider, by name."""
     found = (json.loads(each.values) for each in need.options if each.provider == provider)
     return next(found, {})

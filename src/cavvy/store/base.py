@@ -22,7 +22,7 @@ from typing import Protocol
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import FAR, Attempt, Job, JobPhase, Node
+from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
@@ -83,7 +83,7 @@ class AtomicWrite:
     Allocations are checked in the same transaction against their host and its other allocations.
     """
 
-    jobs: Sequence[Job] = ()
+    jobs: Sequence[JobRecord] = ()
     attempts: Sequence[Attempt] = ()
     nodes: Sequence[Node] = ()
     events: Sequence[Event] = ()
@@ -130,7 +130,7 @@ class JobSpending:
     amount: Money
 
 
-def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
+def summarize(job: JobRecord, place: str | None, spent: Money) -> JobSummary:
     """Make the summary of a job that was read together with its task."""
     return JobSummary(
         id=job.id,
@@ -198,13 +198,13 @@ class Store(Protocol):
         AllocationConflict, StoreFull.
         """
 
-    async def submit(self, job: Job, event: Event) -> Job:
+    async def submit(self, job: JobRecord, event: Event) -> JobRecord:
         """Insert a new job under `job.name` or, if that is in use, under the first free name of
         NAME-2, NAME-3 and so on. Returns the job as stored.
         """
 
-    async def job(self, job_id: str) -> Job: ...
-    async def find_job(self, project: str, name_or_id: str) -> Job:
+    async def job(self, job_id: str) -> JobRecord: ...
+    async def find_job(self, project: str, name_or_id: str) -> JobRecord:
         """The job of this project that has exactly this name or ID. Raises RowNotFound."""
 
     async def list_jobs(
@@ -217,7 +217,7 @@ class Store(Protocol):
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]: ...
     async def waiting(
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
-    ) -> Sequence[Job]:
+    ) -> Sequence[JobRecord]:
         """The queued jobs that may start, because `not_before` has passed and no stop is requested.
         They are sorted by priority, highest first, and then by ID. At most `limit` jobs without a
         machine are returned, and at most `per_machine` jobs of each machine.
@@ -226,7 +226,7 @@ class Store(Protocol):
     async def next_waiting(self, now: datetime) -> datetime | None:
         """The earliest `not_before` after `now` among queued jobs, or None."""
 
-    async def queue_position(self, job: Job, now: datetime | None = None) -> int:
+    async def queue_position(self, job: JobRecord, now: datetime | None = None) -> int:
         """The position of a job in the queue of all projects: 1 for the next job to start, 0 for a
         job that is not queued. If `now` is given, jobs that may not start before a later time are
         not counted.
@@ -282,7 +282,7 @@ class Store(Protocol):
         charge began before `since`, only its part after `since` is counted.
         """
 
-    async def remove_job(self, job: Job) -> None:
+    async def remove_job(self, job: JobRecord) -> None:
         """Delete an ended job with its events, nodes and checkpoints. Its charges are kept, and its
         name can be used again. Raises StaleVersion.
         """

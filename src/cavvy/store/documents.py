@@ -11,10 +11,10 @@ from typing import Any, TypedDict, get_type_hints
 import msgspec
 
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, Job, Node, RunOrigin
+from cavvy.domain.jobs import Attempt, JobRecord, Node, RunOrigin
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.store.base import HashMismatch
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,13 +42,13 @@ JOB_FIELDS = (
 )
 _rest = {
     name: hint
-    for name, hint in get_type_hints(Job).items()
+    for name, hint in get_type_hints(JobRecord).items()
     if name not in {*JOB_FIELDS, "task", "origin"}
 }
-_rest_fields: Any = TypedDict("_rest_fields", _rest, total=False)  # type: ignore[misc]  # of Job
+_rest_fields: Any = TypedDict("_rest_fields", _rest, total=False)  # type: ignore[misc]  # of JobRecord
 
 _encoder = msgspec.json.Encoder()
-decode_task = msgspec.json.Decoder(Task).decode
+decode_task = msgspec.json.Decoder(TaskSpec).decode
 decode_origin = msgspec.json.Decoder(RunOrigin).decode
 decode_rest: Callable[[str], Any] = msgspec.json.Decoder(_rest_fields).decode
 decode_attempt = msgspec.json.Decoder(Attempt).decode
@@ -72,7 +72,7 @@ def to_time(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-def encode_rest(job: Job) -> str:
+def encode_rest(job: JobRecord) -> str:
     return encode({name: getattr(job, name) for name in _rest})
 
 
@@ -83,7 +83,7 @@ def plain(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def storable_job(job: Job) -> Job:
+def storable_job(job: JobRecord) -> JobRecord:
     """The job as it will be returned when it is read again, with the next version."""
     stop = job.stop_reason if job.stop_reason is None else plain(job.stop_reason)
     return replace(job, reason=plain(job.reason), stop_reason=stop, version=job.version + 1)
@@ -123,7 +123,7 @@ def storable_observation(seen: Observation) -> Observation:
     return replace(seen, text=plain(seen.text))
 
 
-def check_readable(job: Job) -> tuple[str, str]:
+def check_readable(job: JobRecord) -> tuple[str, str]:
     """The JSON texts of the job's task and origin. Raises HashMismatch if they could not be read
     back."""
     try:

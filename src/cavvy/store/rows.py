@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar, cast, get_args, get_type_hints
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import FAR, Attempt, Job, Node, RunOrigin
+from cavvy.domain.jobs import FAR, Attempt, JobRecord, Node, RunOrigin
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import JobSummary, SealedSecret
 from cavvy.store.documents import (
@@ -170,13 +170,13 @@ MACHINES: RowReader[NamedMachine] = RowReader(
 )
 NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: decode_node(row[0]))
 
-_JOBS = RowCodec(Job, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
+_JOBS = RowCodec(JobRecord, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
 JOB_COLUMNS = (*_JOBS.columns, "priority", "machine", "tags", "rest", "document")
 # columns of a row that come after those of the codec
 _APART = ("rest", "document", "task", "origin")
 
 
-def job_values(job: Job, document: int) -> list[object]:
+def job_values(job: JobRecord, document: int) -> list[object]:
     """The encoded values of a job, in the order of JOB_COLUMNS."""
     task = job.task
     beside = (task.priority, task.machine, encode(task.tags))
@@ -193,7 +193,7 @@ class DocumentCache:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[int, Task, RunOrigin]] = {}
+        self._kept: dict[str, tuple[int, TaskSpec, RunOrigin]] = {}
         self._lock = Lock()
         columns = [f"j.{name}" for name in _JOBS.columns]
         self.jobs = RowReader(
@@ -202,13 +202,15 @@ class DocumentCache:
             self._make_job,
         )
 
-    def _make_job(self, row: Row) -> Job:
+    def _make_job(self, row: Row) -> JobRecord:
         known = _JOBS.fields(row)
         apart = dict(zip(_APART, row[len(known) :], strict=True))
         task, origin = self._read(known["id"], apart["document"], apart["task"], apart["origin"])
-        return Job(**known, **decode_rest(apart["rest"]), task=task, origin=origin)
+        return JobRecord(**known, **decode_rest(apart["rest"]), task=task, origin=origin)
 
-    def _read(self, job_id: str, written: int, task: str, origin: str) -> tuple[Task, RunOrigin]:
+    def _read(
+        self, job_id: str, written: int, task: str, origin: str
+    ) -> tuple[TaskSpec, RunOrigin]:
         kept = self._kept.get(job_id)
         if kept is not None and kept[0] == written:
             return kept[1], kept[2]
@@ -217,14 +219,14 @@ class DocumentCache:
             self.keep(job_id, written, *decoded)
         return decoded
 
-    def keep(self, job_id: str, written: int, task: Task, origin: RunOrigin) -> None:
+    def keep(self, job_id: str, written: int, task: TaskSpec, origin: RunOrigin) -> None:
         with self._lock:
             self._kept.pop(job_id, None)
             if len(self._kept) >= _CACHED:
                 del self._kept[next(iter(self._kept))]
             self._kept[job_id] = (written, task, origin)
 
-    def written_at(self, job: Job) -> int | None:
+    def written_at(self, job: JobRecord) -> int | None:
         """The version of the job at which these task and origin objects were written, or None if
         that is not known.
         """

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import JOB_ENDS, Attempt, Job, JobPhase, Node
+from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
@@ -166,15 +166,15 @@ class SqlStore:
             if row.documents:
                 self._documents.keep(row.job.id, row.job.version, row.job.task, row.job.origin)
 
-    async def submit(self, job: Job, event: Event) -> Job:
+    async def submit(self, job: JobRecord, event: Event) -> JobRecord:
         stored = await self._write(lambda session: insert_job(session, job, event))
         self._documents.keep(stored.id, stored.version, stored.task, stored.origin)
         return stored
 
-    async def job(self, job_id: str) -> Job:
+    async def job(self, job_id: str) -> JobRecord:
         return await self._one(f"no job {job_id}", self._documents.jobs, "WHERE j.id = ?", job_id)
 
-    async def find_job(self, project: str, name_or_id: str) -> Job:
+    async def find_job(self, project: str, name_or_id: str) -> JobRecord:
         missing = f"project {project} has no job named {name_or_id}"
         jobs, values = self._documents.jobs, (project, name_or_id)
         try:
@@ -201,7 +201,7 @@ class SqlStore:
 
     async def waiting(
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
-    ) -> Sequence[Job]:
+    ) -> Sequence[JobRecord]:
         micros = to_micros(now)
         values = (micros, limit, micros, per_machine)
         return await self._all(self._documents.jobs, _WAITING, *values)
@@ -214,7 +214,7 @@ class SqlStore:
         micros = await self._value(sql, to_micros(now))
         return None if micros is None else to_time(micros)
 
-    async def queue_position(self, job: Job, now: datetime | None = None) -> int:
+    async def queue_position(self, job: JobRecord, now: datetime | None = None) -> int:
         if job.phase is not JobPhase.QUEUED:
             return 0
         sql = (
@@ -316,7 +316,7 @@ class SqlStore:
         )
         return add_up(charges, attempts, start)
 
-    async def remove_job(self, job: Job) -> None:
+    async def remove_job(self, job: JobRecord) -> None:
         await self._write(lambda session: remove_job(session, job))
 
     # Checkpoints

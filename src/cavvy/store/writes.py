@@ -8,7 +8,7 @@ from types import MappingProxyType
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import Attempt, Job, Node
+from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.store.allocations import check_allocation
 from cavvy.store.base import (
@@ -62,7 +62,7 @@ class WrittenJob:
     """A job as it was written. `documents` says whether the job's task and origin were written
     too."""
 
-    job: Job
+    job: JobRecord
     documents: bool
 
 
@@ -96,7 +96,7 @@ def write_changes(
     return written
 
 
-def insert_job(session: DatabaseSession, job: Job, event: Event) -> Job:
+def insert_job(session: DatabaseSession, job: JobRecord, event: Event) -> JobRecord:
     """Insert the new job, its documents and its first event. If the job's name is in use, the job
     gets the name NAME-N with the first free number N.
     """
@@ -110,7 +110,7 @@ def insert_job(session: DatabaseSession, job: Job, event: Event) -> Job:
     return stored
 
 
-def _insert_job(session: DatabaseSession, stored: Job, texts: tuple[str, str]) -> bool:
+def _insert_job(session: DatabaseSession, stored: JobRecord, texts: tuple[str, str]) -> bool:
     """Insert the job. Returns False if its name is in use."""
     if session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
         if session.run("SELECT 1 FROM jobs WHERE id = ?", (stored.id,)).fetchone():
@@ -121,7 +121,7 @@ def _insert_job(session: DatabaseSession, stored: Job, texts: tuple[str, str]) -
     return True
 
 
-def remove_job(session: DatabaseSession, job: Job) -> None:
+def remove_job(session: DatabaseSession, job: JobRecord) -> None:
     """Implements `Store.remove_job` in the open transaction."""
     change = "removed = name, name = id, machine = NULL, version = version + 1"
     where = "id = ? AND project = ? AND version = ?"
@@ -163,7 +163,7 @@ def save_checkpoint(
     return stored
 
 
-def _write_job(session: DatabaseSession, job: Job, documents: DocumentCache) -> WrittenJob:
+def _write_job(session: DatabaseSession, job: JobRecord, documents: DocumentCache) -> WrittenJob:
     stored = storable_job(job)
     if job.version == 0:
         if not _insert_job(session, stored, check_readable(job)):

@@ -39,7 +39,7 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
 
     Raises: RuntimeError: the script ended without an optimizer step.
     """
-    watch = _Watch()
+    watch = _FirstBatchWatch()
     handles = (
         torch.nn.modules.module.register_module_forward_pre_hook(watch.forward),
         register_optimizer_step_pre_hook(watch.step),
@@ -65,7 +65,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         sys.argv, sys.path = before
 
 
-class _Watch:
+class _FirstBatchWatch:
     """Records the first micro-batch: from the model's first forward pass to the first optimizer
     step.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Event = dict[str, object]
     Answered = Callable[[int, bytes], None]
 
-    class Listener(Protocol):
+    class NoticeListener(Protocol):
         """Callbacks that report the results of the polls to the agent."""
 
         def noticed(self, seconds: float, source: str, reason: str) -> None: ...
@@ -39,7 +39,7 @@ class NoticePoll:
     source requires them.
     """
 
-    def __init__(self, loop: EventLoop, notice: NoticeAddress, listener: Listener) -> None:
+    def __init__(self, loop: EventLoop, notice: NoticeAddress, listener: NoticeListener) -> None:
         self._loop = loop
         self._notice = notice
         self._listener = listener

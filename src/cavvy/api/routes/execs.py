@@ -15,7 +15,7 @@ from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, nam
 from cavvy.api.wire import MIB, PositionQuery, read, read_bytes, reply
 from cavvy.client import wire
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, NodePhase
+from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobRecord, NodePhase
 from cavvy.store.base import AtomicWrite, RowNotFound
 
 router = APIRouter(prefix="/v1/projects/{project}/jobs/{name}/exec", tags=["jobs"])
@@ -141,12 +141,12 @@ async def give(
     return reply(wire.InputTaken(next=wanted, ended=found.exit_code is not None))
 
 
-async def _find(app_state: AppState, project: str, name: str) -> Job:
+async def _find(app_state: AppState, project: str, name: str) -> JobRecord:
     """Find the job that `name` means: the unfinished job with this name, else the newest job of the
     machine with this name, else the ended job with this name. Raises ApiProblem.
     """
     try:
-        job: Job | None = await app_state.store.find_job(project, name)
+        job: JobRecord | None = await app_state.store.find_job(project, name)
         if job is not None and job.phase not in JOB_ENDS:
             return job
     except RowNotFound:
@@ -160,7 +160,7 @@ async def _find(app_state: AppState, project: str, name: str) -> Job:
     return job or await find_job(app_state, project, name)
 
 
-async def _tell(app_state: AppState, job: Job, attempt: Attempt, ask: wire.ExecAsk) -> None:
+async def _tell(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wire.ExecAsk) -> None:
     """Record the user's access to a node as an event of the job, so that everyone who follows the
     job sees it.
     """

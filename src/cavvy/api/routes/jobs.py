@@ -19,7 +19,7 @@ from cavvy.client import wire
 from cavvy.client.ids import PATTERN
 from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total
-from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase
+from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.store.base import RowNotFound
 
 _USUAL_PROJECT = "default"  # the project that commands use by default
@@ -324,7 +324,9 @@ async def drill(request: Request, project: ProjectPath, name: JobPath) -> Respon
     return await _row(app_state, await find_job(app_state, project, name))
 
 
-async def find_job(app_state: AppState, project: str, name: str, *, session: bool = False) -> Job:
+async def find_job(
+    app_state: AppState, project: str, name: str, *, session: bool = False
+) -> JobRecord:
     """A job by its name or ID. With `session`, `JobService.find_session` resolves the name. Raises
     ApiProblem.
     """
@@ -335,12 +337,12 @@ async def find_job(app_state: AppState, project: str, name: str, *, session: boo
         raise ApiProblem("job-not-found", f"project {project} has no job {name}") from None
 
 
-def named(job: Job) -> str:
+def named(job: JobRecord) -> str:
     """The job's name as users must write it in commands. Used in hints."""
     return job.name if job.project == _USUAL_PROJECT else f"{job.name} -p {job.project}"
 
 
-def say_what_to_do(job: Job) -> str:
+def say_what_to_do(job: JobRecord) -> str:
     """A hint for users who tried to reach a node of a job that has no running nodes."""
     if job.phase in JOB_ENDS and job.task.machine is not None:
         return f"`cavvy dev --machine {job.task.machine}` opens a session on its machine"
@@ -351,7 +353,7 @@ def say_what_to_do(job: Job) -> str:
     return f"`cavvy status {named(job)}` shows its nodes, and what it waits for"
 
 
-def _waits_in_line(job: Job, now: datetime) -> bool:
+def _waits_in_line(job: JobRecord, now: datetime) -> bool:
     """Whether the job has a position in the queue. It has none while it waits for its schedule, its
     time window or the end of a delay.
     """
@@ -359,7 +361,7 @@ def _waits_in_line(job: Job, now: datetime) -> bool:
     return job.phase is JobPhase.QUEUED and not early
 
 
-async def _row(app_state: AppState, job: Job) -> Response:
+async def _row(app_state: AppState, job: JobRecord) -> Response:
     attempts = await app_state.store.attempts(job.id)
     spent = total(await app_state.store.charges(job.id))
     return reply(views.changed_row(job, attempts, spent))

@@ -16,7 +16,7 @@ from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named
 from cavvy.api.wire import MIB, PositionQuery
 from cavvy.client import LogChunk
-from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, Job
+from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobRecord
 
 _PIECE = MIB
 _TIMES = 1000  # maximum number of times in the header of an answer
@@ -86,7 +86,7 @@ async def logs(
 
 
 def _find_start(
-    app_state: AppState, job: Job, rank: int, attempt: int | None, since: datetime
+    app_state: AppState, job: JobRecord, rank: int, attempt: int | None, since: datetime
 ) -> tuple[int, int]:
     """Find the first byte that arrived at `since` or later, and return its attempt and its offset.
     If no such byte has arrived yet, this is the end of the log.
@@ -99,7 +99,9 @@ def _find_start(
     return number, app_state.logs.size(job.project, job.id, number, rank) if number else 0
 
 
-def _with_times(app_state: AppState, job: Job, rank: int, chunk: LogChunk) -> tuple[LogChunk, str]:
+def _with_times(
+    app_state: AppState, job: JobRecord, rank: int, chunk: LogChunk
+) -> tuple[LogChunk, str]:
     """Return the chunk with the times at which its bytes arrived, as text: pairs of an offset and
     seconds since 1970. The chunk is shortened so that there are at most `_TIMES` pairs.
     """
@@ -113,7 +115,7 @@ def _with_times(app_state: AppState, job: Job, rank: int, chunk: LogChunk) -> tu
     return chunk, text
 
 
-def _check_exists(job: Job, rank: int, attempt: int | None) -> None:
+def _check_exists(job: JobRecord, rank: int, attempt: int | None) -> None:
     """Raise ApiProblem if the job has no such rank or attempt."""
     if rank >= max(1, job.task.nodes):
         most = job.task.nodes - 1
@@ -129,7 +131,7 @@ def _check_exists(job: Job, rank: int, attempt: int | None) -> None:
 
 async def _piece(
     app_state: AppState,
-    job: Job,
+    job: JobRecord,
     rank: int,
     attempt: int | None,
     offset: int,
@@ -162,7 +164,7 @@ async def _piece(
     return LogChunk(data=b"", attempt=number + 1, offset=0, over=False)
 
 
-async def _settled(app_state: AppState, job: Job, number: int) -> bool:
+async def _settled(app_state: AppState, job: JobRecord, number: int) -> bool:
     """Whether no more bytes will be added to the log of this attempt, because the attempt has
     ended."""
     attempts = await app_state.store.attempts(job.id)

@@ -24,9 +24,9 @@ from cavvy.client.ids import read_time
 from cavvy.control.decide.placement import MarketSnapshot, find_placements
 from cavvy.control.machine_service import MachineUnfit
 from cavvy.costs.extras import expect_extras
-from cavvy.domain.jobs import Job, RunOrigin
+from cavvy.domain.jobs import JobRecord, RunOrigin
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_rate, format_usd
 from cavvy.importers import ReadOptions, parse_task
 from cavvy.planner.candidates import (
@@ -52,7 +52,7 @@ _decode_origin = msgspec.json.Decoder(RunOrigin).decode
 
 async def submit_task(
     app_state: AppState, project: str, ask: wire.SubmitRequest, key: str | None
-) -> tuple[Job, bool]:
+) -> tuple[JobRecord, bool]:
     """Store the job. The second returned value is False if an earlier request with the same `key`
     has already created the job. Raises ApiProblem, SpecError.
     """
@@ -91,7 +91,7 @@ async def submit_task(
 
 async def start_machine(
     app_state: AppState, project: str, name: str, ask: wire.MachineStartAsk
-) -> Job:
+) -> JobRecord:
     """Submit a job that starts a machine. Raises ApiProblem."""
     now = app_state.now()
     task, origin = await app_state.control_plane.machines.start_task(project, name)
@@ -104,8 +104,8 @@ async def start_machine(
 
 
 async def admit_task(
-    app_state: AppState, task: Task, now: datetime, user: str, *, consented: bool
-) -> tuple[Task, bool]:
+    app_state: AppState, task: TaskSpec, now: datetime, user: str, *, consented: bool
+) -> tuple[TaskSpec, bool]:
     """Return the task as it will run, and whether the user has agreed to pay. If the task names a
     machine, missing fields are taken from the machine. Raises ApiProblem if no offer and no machine
     can run the task, or if the user must first agree to pay.
@@ -133,7 +133,7 @@ def _is_of_now(key: str, now: datetime) -> bool:
     return made is not None and abs(made - now.timestamp()) <= _KEY_AGE_S
 
 
-async def _made_before(app_state: AppState, project: str, key: str, origin: RunOrigin) -> Job:
+async def _made_before(app_state: AppState, project: str, key: str, origin: RunOrigin) -> JobRecord:
     try:
         job = await app_state.store.job(key)
     except RowNotFound:
@@ -164,7 +164,7 @@ def read_text(ask: wire.SubmitRequest) -> str:
 
 def read_task(
     project: str, ask: wire.SubmitRequest, text: str, origin: RunOrigin, now: datetime
-) -> Task:
+) -> TaskSpec:
     """Parse the submitted task. Raises SpecError, ApiProblem."""
     options = ReadOptions(dialect=origin.dialect, overrides=origin.overrides)
     task = parse_task(text, file=ask.path, params=ask.params, now=now, options=options)
@@ -192,7 +192,7 @@ def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
     return origin if origin.task_text else replace(origin, task_text=text)
 
 
-async def check_secrets(app_state: AppState, task: Task) -> None:
+async def check_secrets(app_state: AppState, task: TaskSpec) -> None:
     """Raise ApiProblem if the task names a secret that the project does not have."""
     named = [*task.secrets, *([task.image_login] if task.image_login else [])]
     if not named:
@@ -210,7 +210,7 @@ async def check_secrets(app_state: AppState, task: Task) -> None:
         )
 
 
-async def measure_inputs(app_state: AppState, task: Task) -> Task:
+async def measure_inputs(app_state: AppState, task: TaskSpec) -> TaskSpec:
     """The task with the sizes of its inputs in buckets, so that the planner knows the same copies
     as `cavvy plan`. Inputs that cannot be measured have no size.
     """
@@ -228,7 +228,7 @@ async def measure_inputs(app_state: AppState, task: Task) -> Task:
     return replace(task, inputs=tuple(inputs))
 
 
-async def place_buckets(app_state: AppState, task: Task) -> tuple[Task, str]:
+async def place_buckets(app_state: AppState, task: TaskSpec) -> tuple[TaskSpec, str]:
     """The task with the regions of its buckets, as their storages tell them. Also returns a
     sentence about the buckets that may be outside the regions that the task allows; "" if there are
     none. Raises ApiProblem if a bucket is outside.
@@ -259,7 +259,7 @@ async def check_snapshot(app_state: AppState, snapshot: str | None) -> None:
         )
 
 
-async def check_uses(app_state: AppState, task: Task, snapshot: str | None) -> None:
+async def check_uses(app_state: AppState, task: TaskSpec, snapshot: str | None) -> None:
     """Raise ApiProblem if the setup uses files that are not in the working folder's snapshot."""
     if not task.setup_uses or snapshot is None:
         return
@@ -279,7 +279,9 @@ def _missing_parts(app_state: AppState, snapshot: str) -> Sequence[str]:
         raise ApiProblem("invalid-request", told) from error
 
 
-async def check_offers(app_state: AppState, task: Task, now: datetime, *, consented: bool) -> None:
+async def check_offers(
+    app_state: AppState, task: TaskSpec, now: datetime, *, consented: bool
+) -> None:
     """Raise ApiProblem if no offer can ever run the task, or if the user must first agree to the
     costs.
     """
@@ -288,7 +290,7 @@ async def check_offers(app_state: AppState, task: Task, now: datetime, *, consen
             snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     except TimeoutError:
         return  # the queue detects the problem later, and reports it in the job's events
-    job = Job(
+    job = JobRecord(
         id="",
         project=task.project,
         name=task.name,
@@ -313,7 +315,7 @@ async def check_offers(app_state: AppState, task: Task, now: datetime, *, consen
 
 
 def _look(
-    app_state: AppState, job: Job, snapshot: MarketSnapshot, situation: PlanningContext
+    app_state: AppState, job: JobRecord, snapshot: MarketSnapshot, situation: PlanningContext
 ) -> Candidates:
     objections = app_state.control_plane.pool.objections
     found = find_placements(job, snapshot, objections, situation, job.submitted_at)
@@ -324,7 +326,7 @@ def _look(
     return replace(merge_candidates([each for _, each in found]), offers=first)
 
 
-def describe_price(task: Task, offer: Offer) -> str:
+def describe_price(task: TaskSpec, offer: Offer) -> str:
     """Describe the best offer's cost per hour and the spending limit. The hourly cost includes
     disks and public addresses, and the limit also the minimum charge.
     """

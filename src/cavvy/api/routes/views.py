@@ -16,7 +16,7 @@ from cavvy.costs.metering import total
 from cavvy.costs.timeline import TimeUse, trace
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge
-from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, Node, PlanState
+from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobRecord, Node, PlanState
 from cavvy.domain.machines import MachineStatus
 from cavvy.domain.markets import Observation
 from cavvy.domain.units import Money
@@ -32,7 +32,7 @@ def job_row(job: JobSummary) -> wire.JobListing:
     return view(wire.JobListing, job, placement=job.place, spent_micros=job.spent.micros)
 
 
-def changed_row(job: Job, attempts: Sequence[Attempt], spent: Money) -> wire.JobListing:
+def changed_row(job: JobRecord, attempts: Sequence[Attempt], spent: Money) -> wire.JobListing:
     """Make the list entry of a job that was just read or written."""
     # Use the offer of the job's own gang, because the latest attempt may be a standby gang.
     own = (attempt.offer.key for attempt in attempts if attempt.number == job.attempt)
@@ -40,7 +40,7 @@ def changed_row(job: Job, attempts: Sequence[Attempt], spent: Money) -> wire.Job
 
 
 def job_detail(
-    job: Job,
+    job: JobRecord,
     attempts: Sequence[tuple[Attempt, Sequence[Node]]],
     spent: Money,
     queue_position: int | None,
@@ -105,7 +105,7 @@ def attempt_view(attempt: Attempt, nodes: Sequence[Node]) -> wire.AttemptView:
 
 
 def node_row(
-    job: Job, attempt: Attempt, node: Node, allocation: Allocation | None
+    job: JobRecord, attempt: Attempt, node: Node, allocation: Allocation | None
 ) -> wire.NodeListing:
     return view(
         wire.NodeListing,
@@ -170,7 +170,7 @@ def audit_row(job: str, bill: AuditedBill) -> wire.AuditRow:
 
 
 def cost_view(
-    job: Job, attempts: Sequence[Attempt], charges: Sequence[Charge], now: datetime
+    job: JobRecord, attempts: Sequence[Attempt], charges: Sequence[Charge], now: datetime
 ) -> wire.CostView:
     timeline = trace(job, attempts, now)
     seconds = {use: length.total_seconds() for use, length in timeline.totals.items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import ApiClient
     from cavvy.client.wire import JobListing, MachineView
 
 _TIMEOUT_S = 2.0  # maximum seconds that completion waits for the server
@@ -26,7 +26,7 @@ def complete_machines(ctx: click.Context, param: click.Parameter, incomplete: st
 
 def _complete(
     ctx: click.Context,
-    list_named: "Callable[[Client, str], Sequence[JobListing | MachineView]]",
+    list_named: "Callable[[ApiClient, str], Sequence[JobListing | MachineView]]",
     incomplete: str,
 ) -> list[str]:
     from cavvy.cli.reach.session import default_project

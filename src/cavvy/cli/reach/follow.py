@@ -18,7 +18,7 @@ from cavvy.cli.view.screen import job_ranks
 
 if TYPE_CHECKING:
     from cavvy.cli.view.screen import FollowScreen
-    from cavvy.client import Client
+    from cavvy.client import ApiClient
     from cavvy.client.wire import EventView, JobDetail
 
     Item = tuple[int, bytes] | EventView | CommandFailure | None
@@ -30,7 +30,7 @@ _DETACHED = 130  # the exit code that shells report for an interrupt
 
 
 def follow(
-    client: "Client", project: str, name: str, *, after: int = 0, first: int | None = None
+    client: "ApiClient", project: str, name: str, *, after: int = 0, first: int | None = None
 ) -> None:
     """Show the job until it ends, then its summary, and exit with its exit code. Ctrl-C leaves it
     running.
@@ -60,7 +60,7 @@ def follow(
     sys.exit(exit_code(job))
 
 
-def _billed(client: "Client", project: str, job_id: str) -> "JobDetail":
+def _billed(client: "ApiClient", project: str, job_id: str) -> "JobDetail":
     """Wait at most `_BILL_S` seconds until the bill of the job is complete, or its last gang is
     kept for later jobs. Returns the job.
     """
@@ -83,7 +83,7 @@ def exit_code(job: "JobDetail") -> int:
 
 
 def _show(
-    client: "Client", job: "JobDetail", screen: "FollowScreen", after: int, first: int | None
+    client: "ApiClient", job: "JobDetail", screen: "FollowScreen", after: int, first: int | None
 ) -> None:
     """Show the log and the events as they arrive, until both have ended."""
     queue, open_sources = _read_ahead(client, job, after, first)
@@ -109,7 +109,7 @@ def _show(
 
 
 def _read_ahead(
-    client: "Client", job: "JobDetail", after: int, first: int | None
+    client: "ApiClient", job: "JobDetail", after: int, first: int | None
 ) -> "tuple[Queue[Item], int]":
     """Start a thread for the log of each rank and one for the events. Returns the queue that they
     fill and the number of threads.

@@ -19,7 +19,7 @@ from cavvy.cli.reach.session import default_project, make_failure, session
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import ApiClient
     from cavvy.client.wire import JobDetail, Submitted
     from cavvy.domain.offers import Offer
     from cavvy.domain.units import Money
@@ -68,7 +68,7 @@ def check_live(name: str, limit: "Money") -> LiveCheck:
     click.echo(f"{name}: {place}, {format_rate(offer.rate)}", err=True)
     with session() as client:
         job = _submit(client, offer, limit)
-        return _Watch(client, job).run(offer)
+        return _JobWatch(client, job).run(offer)
 
 
 def price_of(offer: "Offer") -> "Money":
@@ -139,7 +139,7 @@ async def _read_offers(name: str) -> "Sequence[Offer]":
             await closeable.close()
 
 
-def _submit(client: "Client", offer: "Offer", limit: "Money") -> "Submitted":
+def _submit(client: "ApiClient", offer: "Offer", limit: "Money") -> "Submitted":
     """Submit the job. It may use only this offer, is tried once, and costs at most the limit."""
     import getpass
 
@@ -167,10 +167,10 @@ def _submit(client: "Client", offer: "Offer", limit: "Money") -> "Submitted":
     )
 
 
-class _Watch:
+class _JobWatch:
     """Follows the job, and makes sure that its machine is removed."""
 
-    def __init__(self, client: "Client", job: "Submitted") -> None:
+    def __init__(self, client: "ApiClient", job: "Submitted") -> None:
         self._client, self._project, self._id = client, job.project, job.id
         self._steps: list[LiveStep] = []
         self._after = 0

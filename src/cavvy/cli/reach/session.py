@@ -10,7 +10,7 @@ import click
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
-    from cavvy.client import ApiError, Client, Patience
+    from cavvy.client import ApiClient, ApiError, Patience
     from cavvy.client.wire import JobListing
 
 _PAGE = 200
@@ -21,7 +21,7 @@ _NO_SERVER = 69
 
 
 @contextmanager
-def session(*, patience_s: float = PATIENCE_S) -> Iterator["Client"]:
+def session(*, patience_s: float = PATIENCE_S) -> Iterator["ApiClient"]:
     """Yield a client of the server, which is started if it is not running. An ApiError becomes a
     CommandFailure.
     """
@@ -99,7 +99,7 @@ def named(project: str, name: str) -> str:
 
 
 def list_jobs(
-    client: "Client", project: str | None, phases: Collection[str] = (), limit: int | None = None
+    client: "ApiClient", project: str | None, phases: Collection[str] = (), limit: int | None = None
 ) -> "tuple[list[JobListing], bool]":
     """At most `limit` jobs, newest first, and whether there are more."""
     rows: list[JobListing] = []

@@ -51,7 +51,7 @@ async def serve_stdio(tunnel: NodeTunnel) -> None:
     ]  # The SSH handshake requires this.
     connection = await asyncssh.run_server(
         theirs,
-        server_factory=lambda: _Server(tunnel),
+        server_factory=lambda: _SshServer(tunnel),
         server_host_keys=[str(key)],
         process_factory=lambda process: _serve(tunnel, process),
         sftp_factory=lambda channel: NodeFiles(channel, tunnel),
@@ -85,7 +85,7 @@ async def _outward(sock: socket.socket) -> None:
         await asyncio.to_thread(write_all, 1, data)
 
 
-class _Server(asyncssh.SSHServer):
+class _SshServer(asyncssh.SSHServer):
     """Accepts the client without authentication, and opens TCP connections that start at the
     node.
     """

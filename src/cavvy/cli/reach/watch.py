@@ -11,7 +11,7 @@ from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, PATIENCE_S, session
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
+    from cavvy.client import ApiClient
 
 _T = TypeVar("_T")
 _REFRESH_S = 2.0
@@ -22,7 +22,7 @@ watch_option = click.option(
 
 
 def show_repeatedly(
-    read: "Callable[[Client], _T]", show: Callable[[_T], None], watch: bool, output: str
+    read: "Callable[[ApiClient], _T]", show: Callable[[_T], None], watch: bool, output: str
 ) -> None:
     """Call `read` and pass its result to `show`. If `watch` is set, clear the terminal and
     repeat.

@@ -17,7 +17,7 @@ from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.offers import Offer, Readiness
-from cavvy.domain.tasks import Objection, Resources, SpotPolicy, Task
+from cavvy.domain.tasks import Objection, ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.planner.explain import Rejection
 from cavvy.planner.placements import PlanningContext
@@ -61,7 +61,7 @@ class AvailableOffers:
     unknown: str = ""  # names in the task that neither the catalog nor a configured provider has
 
 
-def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOffers:
+def gather(task: TaskSpec, *, anywhere: bool, output_mib: int | None) -> AvailableOffers:
     """Collect offers from the configured providers and, with `anywhere`, from the catalog. Raises
     CommandFailure.
     """
@@ -110,7 +110,7 @@ def _leave_out(found: OfferMatches, asked: Collection[tuple[str, str]]) -> Offer
     return replace(found, offers=offers, matched=found.matched - spare, total=found.total - spare)
 
 
-def _rival(task: Task) -> Task | None:
+def _rival(task: TaskSpec) -> TaskSpec | None:
     """A copy of the task for on-demand capacity, with which costs can be compared. Returns None
     unless the task is spot-only and states its work.
     """
@@ -119,7 +119,7 @@ def _rival(task: Task) -> Task | None:
     return replace(task, resources=replace(task.resources, spot=SpotPolicy.NEVER))
 
 
-def _notices(task: Task) -> dict[str, timedelta]:
+def _notices(task: TaskSpec) -> dict[str, timedelta]:
     """The preemption notice of each provider. The result is empty if the task does not state the
     size of its checkpoint.
     """
@@ -134,7 +134,7 @@ def _notices(task: Task) -> dict[str, timedelta]:
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveOffers:
     names: list[str] = field(default_factory=list)
     offers: list[Offer] = field(default_factory=list)  # all offers, including those that do not fit
     usable: set[tuple[str, str]] = field(default_factory=set)  # see `registry.judge_readiness`
@@ -145,7 +145,7 @@ class _Live:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _ProviderAnswer:
     offers: Sequence[Offer]
     hosts: Sequence[Host]
     volumes: Sequence[VolumeLocation] = ()
@@ -165,7 +165,7 @@ class LiveMatches:
     readiness: Callable[[Offer], Readiness]
 
 
-def match_configured(need: Resources, names: Collection[str] | None) -> LiveMatches:
+def match_configured(need: ResourceSpec, names: Collection[str] | None) -> LiveMatches:
     """Query the configured providers, or only those named in `names`. Raises CommandFailure."""
     providers = load_providers(names)
     matches, problems, usable = dict[str, OfferMatches](), list[str](), set[tuple[str, str]]()
@@ -181,7 +181,7 @@ def match_configured(need: Resources, names: Collection[str] | None) -> LiveMatc
     return LiveMatches(matches=matches, offers=offers, problems=problems, readiness=_judge(usable))
 
 
-def _usable(provider: "Provider", answer: "_Answer") -> set[tuple[str, str]]:
+def _usable(provider: "Provider", answer: "_ProviderAnswer") -> set[tuple[str, str]]:
     """The regions of the provider's offers. Returns no regions if the provider cannot run even a
     minimal task.
     """
@@ -194,11 +194,11 @@ def _judge(usable: Collection[tuple[str, str]]) -> Callable[[Offer], Readiness]:
     return partial(registry.judge_readiness, usable=usable, installed=registry.list_known())
 
 
-def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
+def _ask_providers(task: TaskSpec, rival: TaskSpec | None) -> tuple[_LiveOffers, _LiveOffers]:
     """The offers of the configured providers for the task, and their offers for `rival`, its
     on-demand copy.
     """
-    live, rivals, providers = _Live(), _Live(), load_providers()
+    live, rivals, providers = _LiveOffers(), _LiveOffers(), load_providers()
     live.names = sorted(providers)
     for name, answer in asyncio.run(_ask_all(providers)).items():
         if isinstance(answer, str):
@@ -216,7 +216,9 @@ def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
     return live, rivals
 
 
-def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answer) -> None:
+def _add(
+    live: _LiveOffers, task: TaskSpec, name: str, provider: "Provider", answer: _ProviderAnswer
+) -> None:
     """Add a provider's offers to `live`, as fitting offers or as offers that the provider
     refuses.
     """
@@ -241,7 +243,7 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
 
 
 def _add_fitting(
-    live: _Live, task: Task, name: str, offers: Sequence[Offer], answer: _Answer
+    live: _LiveOffers, task: TaskSpec, name: str, offers: Sequence[Offer], answer: _ProviderAnswer
 ) -> None:
     """Add the offers that the quotas allow, from which the task's volumes can be reached, and whose
     required options the task states; add the others as rejected.
@@ -265,20 +267,20 @@ def _reject(provider: str, objection: Objection, count: int) -> Rejection:
     return Rejection(reason=f"{provider}: {objection.reason}", count=count, field=objection.field)
 
 
-async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _Answer | str]:
+async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _ProviderAnswer | str]:
     """The answer of each provider, or the reason why it did not answer."""
     answers = await asyncio.gather(*(_ask(provider) for provider in providers.values()))
     return dict(zip(providers, answers, strict=True))
 
 
-async def _ask(provider: "Provider") -> _Answer | str:
+async def _ask(provider: "Provider") -> _ProviderAnswer | str:
     shares, parts = ability(provider, SHARES_HOSTS), ability(provider, HAS_PARTS)
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             hosts = await shares.hosts() if shares else ()
             offers = await provider.offers()
         silent = parts.silent() if parts else ()
-        answer = _Answer(offers=offers, hosts=hosts, silent=silent)
+        answer = _ProviderAnswer(offers=offers, hosts=hosts, silent=silent)
         return await _with_volumes(provider, answer)
     except TimeoutError:
         return SILENT
@@ -289,7 +291,7 @@ async def _ask(provider: "Provider") -> _Answer | str:
             await closeable.close()
 
 
-async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
+async def _with_volumes(provider: "Provider", answer: _ProviderAnswer) -> _ProviderAnswer:
     """The answer with the provider's volumes. If the volumes cannot be read, only tasks without
     volumes fit.
     """
@@ -306,7 +308,7 @@ async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
 
 
 def _ask_catalog(
-    task: Task, live: _Live, rival: Task | None
+    task: TaskSpec, live: _LiveOffers, rival: TaskSpec | None
 ) -> tuple[OfferMatches, Mapping[str, Money], str, Sequence[Offer]]:
     try:
         with CatalogSnapshot.open() as snapshot:
@@ -322,7 +324,7 @@ def _ask_catalog(
         raise CommandFailure(str(error), "--here does not use the catalog") from error
 
 
-def suggest_offer(task: Task, file: str, *, is_file: bool = True) -> str:
+def suggest_offer(task: TaskSpec, file: str, *, is_file: bool = True) -> str:
     """A hint for a task that no configured provider can run. It names the cheapest offer of a
     provider that can be set up, and the command that sets it up. `is_file` is false if `file` is a
     command or standard input instead of a task file.

@@ -14,12 +14,14 @@ from cavvy.catalog.residency import (
     say_unplaced,
 )
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 
 _PATIENCE_S = 10.0  # for all buckets together
 
 
-def with_regions(task: Task, warnings: tuple[str, ...] = ()) -> tuple[Task, tuple[str, ...]]:
+def with_regions(
+    task: TaskSpec, warnings: tuple[str, ...] = ()
+) -> tuple[TaskSpec, tuple[str, ...]]:
     """The task with the regions of its inputs and outputs as their storages tell them to the keys
     in the environment. Also returns the warnings, with one about the buckets that may be outside
     the regions that the task allows. Raises CommandFailure for a bucket outside.

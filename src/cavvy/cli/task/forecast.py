@@ -6,7 +6,7 @@ from datetime import datetime
 from cavvy.cli.reach.session import make_patience
 from cavvy.client.wire import MarketListing
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.deadline.forecast import KINDS, Forecast, foresee
 from cavvy.planner.markets import MarketKnowledge, MarketRecord
@@ -31,7 +31,7 @@ def seen_here() -> "dict[str, MarketListing]":
 
 
 def tell_forecast(
-    task: "Task", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
+    task: "TaskSpec", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
 ) -> "Sequence[Forecast]":
     """One forecast for each value of `resources.spot`. The result is empty if the task has no
     deadline or the deadline policy cannot be used.

@@ -10,7 +10,7 @@ import click
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
-    from cavvy.domain.tasks import Task
+    from cavvy.domain.tasks import TaskSpec
     from cavvy.importers import LoadedTask, ReadOptions
 
 
@@ -97,7 +97,7 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
 
 def read_any_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
-) -> "Task":
+) -> "TaskSpec":
     """Read a task, even from a file of another tool that `cavvy run` would refuse. Prints notes on
     the translation. Raises CommandFailure.
     """

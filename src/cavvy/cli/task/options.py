@@ -15,7 +15,7 @@ from cavvy.cli.reach.arguments import complete_gpus, complete_machines, complete
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
-    from cavvy.domain.tasks import Task
+    from cavvy.domain.tasks import TaskSpec
     from cavvy.importers import ReadOptions
 
 # the key in the click context under which the words after `--` are stored
@@ -191,20 +191,20 @@ def _read_variable(pair: str) -> tuple[str, str]:
     return name, value if equals else os.environ[name]
 
 
-def read_value(flag: str, path: str, value: object, given: object = None) -> "Task":
+def read_value(flag: str, path: str, value: object, given: object = None) -> "TaskSpec":
     """A task in which the field `path` has this value. If the value is invalid, raises a
     CommandFailure with the name of the option and the text `given`.
     """
     from datetime import UTC, datetime
 
-    from cavvy.domain.tasks import Task
+    from cavvy.domain.tasks import TaskSpec
     from cavvy.spec import SpecError
     from cavvy.spec.overrides import apply_overrides
 
     section, _, key = path.rpartition(".")
     overrides = {section: {key: value}} if section else {key: value}
     try:
-        return apply_overrides(Task(name="", run=""), json.dumps(overrides), datetime.now(UTC))
+        return apply_overrides(TaskSpec(name="", run=""), json.dumps(overrides), datetime.now(UTC))
     except SpecError as error:
         first = error.problems[0]
         shown = " ".join(given) if isinstance(given, tuple) else given or value

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cavvy.cli.reach.providers import load_settings
 from cavvy.client.state import default_home
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.importers import Translation
 from cavvy.sdk.files import MIB, check_files, find_parts, split_parts
 from cavvy.spec import SpecError
@@ -66,7 +66,7 @@ def _explain_size(file: str) -> list[str]:
     ]
 
 
-def _list_unknown(task: Task) -> list[str]:
+def _list_unknown(task: TaskSpec) -> list[str]:
     needs = [
         need
         for need in task.resources.choices
@@ -93,7 +93,7 @@ def _list_unknown(task: Task) -> list[str]:
     return [line for text in dict.fromkeys(texts) for line in text.splitlines()]
 
 
-def _explain_impossible(task: Task, folder: Path) -> str:
+def _explain_impossible(task: TaskSpec, folder: Path) -> str:
     """Why no offer of the catalog or of a configured provider meets the task's resources and
     limits. Returns "" if an offer does, or if a provider that might have one is not configured or
     did not answer. Raises CommandFailure.
@@ -130,7 +130,7 @@ def _explain_impossible(task: Task, folder: Path) -> str:
     return join_reasons(reasons)
 
 
-def _is_limited(task: Task) -> bool:
+def _is_limited(task: TaskSpec) -> bool:
     limits = task.limits
     stated = (limits.budget, limits.duration, limits.deadline, limits.deadline_after)
     return any(limit is not None for limit in stated)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.packages import extra_command, install_command
 from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
 
@@ -110,7 +110,7 @@ def _last_line(script: str, error: Exception) -> str:
     return f"{script}:{here[-1].lineno}: {here[-1].line}" if here else ""
 
 
-def with_rates(task: "Task", folder: Path) -> "Task":
+def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
     """The task with the rates of its work profile added. Rates in the task file take precedence."""
     from dataclasses import replace
 
@@ -138,7 +138,7 @@ def with_rates(task: "Task", folder: Path) -> "Task":
     return replace(task, work=replace(work, rates={**rates, **work.rates}))
 
 
-def text_with_rates(text: str, task: "Task", folder: Path) -> str:
+def text_with_rates(text: str, task: "TaskSpec", folder: Path) -> str:
     """The text of the task file with the rates of its work profile added. The server receives this
     text.
     """

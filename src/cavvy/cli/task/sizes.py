@@ -4,12 +4,12 @@ import os
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 
 _PATIENCE_S = 10.0  # maximum seconds for all inputs together
 
 
-def with_sizes(task: Task) -> tuple[Task, tuple[str, ...]]:
+def with_sizes(task: TaskSpec) -> tuple[TaskSpec, tuple[str, ...]]:
     """The task with the sizes of its inputs, and a warning for each input of unknown size.
 
     Buckets are listed with the access keys in the environment. All listings together take at most

@@ -12,10 +12,10 @@ import click
 
 from cavvy.cli.reach.providers import load_settings
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.client import ApiError, Client, make_key
+from cavvy.client import ApiClient, ApiError, make_key
 from cavvy.client.state import default_home
 from cavvy.domain.jobs import RunOrigin
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.importers import LoadedTask
 from cavvy.sdk.files import find_parts, freeze_parts
 from cavvy.spec.workdir import FolderSnapshot, FreezeError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def submit(
-    client: "Client",
+    client: "ApiClient",
     text: str,
     *,
     path: str,
@@ -77,7 +77,7 @@ def _may_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str) -> "RunOrigin":
+def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: str) -> "RunOrigin":
     """Upload the files of the task, and return the origin of the run. Raises CommandFailure."""
     from dataclasses import replace
 
@@ -99,7 +99,7 @@ def _local_parts(loaded: "LoadedTask") -> dict[str, Path]:
 
 
 def _upload_files(
-    client: "Client", project: str, loaded: "LoadedTask", parts: Mapping[str, Path]
+    client: "ApiClient", project: str, loaded: "LoadedTask", parts: Mapping[str, Path]
 ) -> str:
     """Make a snapshot of the working folder and of the local files outside it, and upload the files
     that the server lacks. Returns the hash of the snapshot. Raises CommandFailure.
@@ -119,7 +119,7 @@ def _upload_files(
     return snapshot.hash
 
 
-def _freeze(task: Task, parts: Mapping[str, Path]) -> "FolderSnapshot":
+def _freeze(task: TaskSpec, parts: Mapping[str, Path]) -> "FolderSnapshot":
     limit_mib = load_settings().whole("server.blob_mib")
     try:
         return freeze_parts(task, parts, Path(default_home()), limit_mib)
@@ -127,7 +127,7 @@ def _freeze(task: Task, parts: Mapping[str, Path]) -> "FolderSnapshot":
         raise CommandFailure(str(error), exit_code=2) from error
 
 
-def _upload(client: "Client", project: str, blobs: Mapping[str, bytes | Path]) -> int:
+def _upload(client: "ApiClient", project: str, blobs: Mapping[str, bytes | Path]) -> int:
     """Upload blobs, with a progress bar on a terminal. Returns the number of bytes sent."""
     if not sys.stderr.isatty():
         return client.upload(project, blobs)

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from cavvy.domain.offers import Offer
-    from cavvy.domain.tasks import Resources
+    from cavvy.domain.tasks import ResourceSpec
     from cavvy.store.snapshot import CatalogSnapshot
 
 
 def unknown_names(
     snapshot: "CatalogSnapshot",
-    need: "Resources",
+    need: "ResourceSpec",
     providers: "Iterable[str]" = (),
     live: "Collection[Offer]" = (),
 ) -> str:
@@ -52,7 +52,7 @@ def unknown_names(
 
 def _list_named(
     snapshot: "CatalogSnapshot",
-    need: "Resources",
+    need: "ResourceSpec",
     providers: "Iterable[str]",
     live: "Collection[Offer]",
 ) -> "Iterator[tuple[str, str, Collection[str]]]":
@@ -73,7 +73,7 @@ def _list_named(
 
 
 def _list_silent(
-    snapshot: "CatalogSnapshot", need: "Resources", live: "Collection[Offer]"
+    snapshot: "CatalogSnapshot", need: "ResourceSpec", live: "Collection[Offer]"
 ) -> list[str]:
     """The providers in `need` whose regions cannot be listed: they have no published prices, and
     they are not configured or did not answer.

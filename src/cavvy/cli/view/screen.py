@@ -43,7 +43,7 @@ def open_screen(job: "JobDetail") -> Iterator[FollowScreen]:
         yield plain
         plain.flush()
         return
-    live = _Live(job)
+    live = _LiveView(job)
     with live.live:
         yield live
         live.flush()
@@ -56,7 +56,7 @@ def job_ranks(job: "JobDetail") -> int:
     return int(decode(job.task).get("nodes", 1))
 
 
-class _Lines:
+class _LineJoiner:
     """Joins chunks of the logs of several ranks into whole lines."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class _Plain:
     """
 
     def __init__(self, several: bool) -> None:
-        self._lines = _Lines() if several else None
+        self._lines = _LineJoiner() if several else None
         self._story = JobStory(several)
 
     def log(self, rank: int, data: bytes) -> None:
@@ -105,7 +105,7 @@ class _Plain:
         """Do nothing, because only the live screen shows progress."""
 
 
-class _Live:
+class _LiveView:
     """Prints log and events above a live line, which shows the phase, the progress and the task's
     metrics.
     """
@@ -117,7 +117,7 @@ class _Live:
         self._console = Console(highlight=False, soft_wrap=True)
         self._bar = ProgressBar(job)
         self.live = Live(self._bar, console=self._console, refresh_per_second=8)
-        self._lines = _Lines()
+        self._lines = _LineJoiner()
         self._several = job_ranks(job) > 1
         self._story = JobStory(self._several)
 

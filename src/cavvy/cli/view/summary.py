@@ -103,14 +103,14 @@ def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[Counterfa
     from msgspec.json import decode
 
     from cavvy.domain.offers import Offer
-    from cavvy.domain.tasks import Task
+    from cavvy.domain.tasks import TaskSpec
     from cavvy.planner.counterfactual import SYSTEM_MIB, compare_counterfactuals
     from cavvy.store.snapshot import CatalogSnapshot
 
     ran = timedelta(seconds=cost.running_s)
     if not ran or not job.attempts:
         return []
-    task, here = decode(job.task, type=Task), decode(job.attempts[-1].offer, type=Offer)
+    task, here = decode(job.task, type=TaskSpec), decode(job.attempts[-1].offer, type=Offer)
     used = [node.telemetry for attempt in job.attempts for node in attempt.nodes]
     peak = max((each.get("memory_peak_mib", 0.0) for each in used), default=0.0)
     least = max(task.resources.memory_min_mib or 0, SYSTEM_MIB + ceil(peak))

@@ -28,7 +28,7 @@ from cavvy.agent.access.frames import (
     encode_frame,
     read_frames,
 )
-from cavvy.client.client import Client
+from cavvy.client.client import ApiClient
 from cavvy.client.tunnel.streams import TunnelStreams
 
 _CREDIT_AT = WINDOW // 4  # after how many received bytes they are confirmed
@@ -166,7 +166,7 @@ class TunnelChannel:
 class NodeTunnel:
     """The tunnel to one node. Use it as an asynchronous context manager."""
 
-    def __init__(self, client: Client, project: str, name: str, rank: int) -> None:
+    def __init__(self, client: ApiClient, project: str, name: str, rank: int) -> None:
         self._client, self._project, self._name, self._rank = client, project, name, rank
         self._channels: dict[int, TunnelChannel] = {}
         self._calls: dict[int, asyncio.Future[tuple[Fields, bytes]]] = {}

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from cavvy.client.client import Client
+from cavvy.client.client import ApiClient
 from cavvy.client.errors import ApiError, Unreachable
 
 # seconds for which requests are repeated if the server is unreachable; a restarted server has lost
@@ -23,7 +23,7 @@ class TunnelStreams:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         project: str,
         name: str,
         exec_id: str,
@@ -51,7 +51,7 @@ class TunnelStreams:
             self._closed = True
             self._news.notify_all()
 
-    def _guard(self, work: Callable[[Client], str], client: Client) -> None:
+    def _guard(self, work: Callable[[ApiClient], str], client: ApiClient) -> None:
         try:
             problem = work(client)
         except ApiError as error:
@@ -64,7 +64,7 @@ class TunnelStreams:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    def _read(self, client: Client) -> str:
+    def _read(self, client: ApiClient) -> str:
         offset, until = 0, 0.0
         while True:
             try:
@@ -86,7 +86,7 @@ class TunnelStreams:
                     else ""
                 )
 
-    def _write(self, client: Client) -> str:
+    def _write(self, client: ApiClient) -> str:
         offset = 0
         while True:
             with self._news:

@@ -15,7 +15,7 @@ import msgspec
 
 from cavvy.control.agents.transfers import SignedObjects
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints
-from cavvy.domain.jobs import Job
+from cavvy.domain.jobs import JobRecord
 from cavvy.store.base import HashMismatch
 from cavvy.store.objects.base import ObjectBucket, ObjectDenied, ObjectError, ObjectMissing
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
@@ -114,7 +114,7 @@ class BucketCheckpointOpener:
         self._environment = environment
         self._now = now
 
-    async def open(self, job: Job) -> BucketCheckpoints | None:
+    async def open(self, job: JobRecord) -> BucketCheckpoints | None:
         """Open the job's bucket, or return None if the job keeps its checkpoints on the server.
         Raises ObjectDenied."""
         url = job.task.checkpoint.storage if job.task.checkpoint is not None else None

@@ -17,7 +17,7 @@ from cavvy.control.agents.claims import find_objection
 from cavvy.control.clock import ControlClock
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints, SavedCheckpoint
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, Job
+from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.markets import LIVES, MarketTally, ObservationKind
 from cavvy.domain.messages import CheckpointWork, ClaimLost
 from cavvy.domain.offers import Purchase
@@ -74,7 +74,7 @@ class Checkpoints:
         clock: ControlClock,
         folders: CheckpointFolders | None,
         *,
-        storage: Callable[[Job], str],
+        storage: Callable[[JobRecord], str],
         shares_files: Callable[[str], bool],
         bucket_opener: BucketCheckpointOpener | None = None,
     ) -> None:
@@ -90,7 +90,7 @@ class Checkpoints:
         self._untidy: set[str] = set()  # gangs for which a failed cleanup was already reported
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def ready(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
+    async def ready(self, job: JobRecord, attempt: Attempt) -> CheckpointWork | None:
         """Make the job's newest checkpoint available to this attempt's nodes, and return how they
         access it. Copying files may take long. Raises StoreFull.
         """
@@ -115,7 +115,7 @@ class Checkpoints:
             )
         return CheckpointWork(path=wanted.path, sync=True, every_s=every_s)
 
-    async def save_interval(self, job: Job, attempt: Attempt) -> CheckpointInterval | None:
+    async def save_interval(self, job: JobRecord, attempt: Attempt) -> CheckpointInterval | None:
         """The current checkpoint interval. None if the task sets the interval itself or saves no
         checkpoints."""
         wanted = job.task.checkpoint
@@ -237,7 +237,7 @@ class Checkpoints:
             except StaleVersion as error:
                 return ClaimLost(reason=str(error))
 
-    async def remove(self, job: Job) -> RemovedCheckpoints:
+    async def remove(self, job: JobRecord) -> RemovedCheckpoints:
         """Delete the checkpoints of a job that has ended. Rows are deleted before files, so that
         after a crash no row refers to missing files; another call then deletes the remaining files.
         If the disk is full, files are deleted first to make space.
@@ -263,7 +263,7 @@ class Checkpoints:
             kept="; ".join(f"{where}: {each.kept}" for where, each in found.items() if each.kept),
         )
 
-    async def _empty_bucket(self, job: Job) -> RemovedCheckpoints:
+    async def _empty_bucket(self, job: JobRecord) -> RemovedCheckpoints:
         """Delete the job's files in its bucket. There is no time limit, because the files must be
         deleted before the job is removed.
         """
@@ -382,7 +382,9 @@ class Checkpoints:
         )
         return saved
 
-    async def _from_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
+    async def _from_folder(
+        self, folders: CheckpointFolders, job: JobRecord, attempt: Attempt
+    ) -> None:
         """Make a checkpoint of the files that work on this machine left in the job's folder. Called
         when the next attempt runs on other nodes.
         """
@@ -399,7 +401,9 @@ class Checkpoints:
         taken = await self._save(folders, attempt, files, made_at, by=user)
         await self._tell(attempt, taken, f"the files that attempt {user} left on this machine")
 
-    async def _to_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
+    async def _to_folder(
+        self, folders: CheckpointFolders, job: JobRecord, attempt: Attempt
+    ) -> None:
         """Fill the job's folder with the newest uploaded checkpoint. Called when the attempt runs
         on this machine."""
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)

@@ -12,7 +12,7 @@ import msgspec
 
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
 from cavvy.control.agents.uploads import RECORDS_OWNER
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, NodePhase
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord, NodePhase
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.store.base import RowNotFound, Store, StoreError, StoreFull
 from cavvy.store.objects.base import ObjectError, ObjectTryAgain
@@ -57,7 +57,7 @@ class DepositedResults:
             await self._swap(attempt.id, record, 1)
             self._recorded.add(attempt.id)
 
-    async def remove_attempt(self, job: Job, attempt: Attempt, url: str = "") -> None:
+    async def remove_attempt(self, job: JobRecord, attempt: Attempt, url: str = "") -> None:
         """Remove the results of an ended attempt. Results that were not applied are kept: those of
         a rank that has a manifest but has reported no exit. `url` is the folder of results that
         have no record because an earlier version stored them. Raises ObjectError, StoreError.
@@ -88,7 +88,7 @@ class DepositedResults:
             else:
                 await self._forget(document)
 
-    async def remove_job(self, job: Job, url: str = "") -> str:
+    async def remove_job(self, job: JobRecord, url: str = "") -> str:
         """Remove all results of a job that has ended. Does not access the bucket if no attempt can
         have results. `url` is the folder of results that have no record because an earlier version
         stored them. If some results cannot be removed, returns their URL and the reason, otherwise
@@ -157,7 +157,7 @@ class DepositedResults:
         if fault is not None:
             raise fault
 
-    async def _is_recorded(self, job: Job) -> bool:
+    async def _is_recorded(self, job: JobRecord) -> bool:
         """Whether all results of the job have records."""
         return job.submitted_at >= await self._read_since()
 

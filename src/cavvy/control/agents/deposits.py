@@ -33,7 +33,7 @@ from cavvy.control.agents.transfers import Transfers
 from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.clock import ControlClock
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, Job, Node, NodePhase
+from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, JobRecord, Node, NodePhase
 from cavvy.domain.messages import AgentMessage, ClaimLost
 from cavvy.store.base import (
     AtomicWrite,
@@ -118,7 +118,7 @@ class Deposits:
         # Billed gangs have their own slots, so that they do not wait for gangs that cost nothing.
         self._slots, self._billed_slots = asyncio.Semaphore(_GANGS), asyncio.Semaphore(_GANGS)
 
-    def find_url(self, job: Job) -> str:
+    def find_url(self, job: JobRecord) -> str:
         """The URL of the folder for the job's deposits, or "" if the job has no bucket."""
         if self._dependencies is None:
             return ""
@@ -150,7 +150,7 @@ class Deposits:
         return SignedDeposit(uploads=uploads, valid=valid)
 
     def collect(
-        self, job: Job, attempt: Attempt, ranks: Ranks, *, billed: bool
+        self, job: JobRecord, attempt: Attempt, ranks: Ranks, *, billed: bool
     ) -> frozenset[int] | None:
         """Read the results of these ranks, whose nodes have ended, from the bucket and apply them.
         This runs in the background. Returns the ranks whose results are still being read; None if
@@ -183,7 +183,7 @@ class Deposits:
             found.task.add_done_callback(found.ended)
         return left
 
-    def note(self, job: Job, attempt: Attempt) -> None:
+    def note(self, job: JobRecord, attempt: Attempt) -> None:
         """Must be called after each write of the attempt. Once the outcome of its work is decided,
         stops reading its results. Once the attempt has ended, removes its objects from the bucket.
         """
@@ -195,7 +195,7 @@ class Deposits:
             if self.find_url(job):
                 self._begin(self._remove(job, attempt))
 
-    async def remove(self, job: Job) -> str:
+    async def remove(self, job: JobRecord) -> str:
         """Remove all results of a job that has ended. If some cannot be removed, returns their URL
         and the reason, otherwise "".
         """
@@ -225,7 +225,7 @@ class Deposits:
         if found is not None:
             found.stop()
 
-    async def _open(self, job: Job, attempt: Attempt) -> tuple[ObjectBucket, str]:
+    async def _open(self, job: JobRecord, attempt: Attempt) -> tuple[ObjectBucket, str]:
         """The bucket, and the prefix of the attempt's objects. Raises ObjectError."""
         folder = f"{FOLDER}{attempt.number}/"
         return await self._opener.open_folder(job.project, job.id, self.find_url(job), folder)
@@ -234,7 +234,7 @@ class Deposits:
         self,
         slot: AbstractAsyncContextManager[None],
         found: "DepositCollection",
-        job: Job,
+        job: JobRecord,
         attempt: Attempt,
         ranks: Ranks,
     ) -> None:
@@ -407,7 +407,7 @@ class Deposits:
         with suppress(StoreFull):
             await self._tell(attempt, None, text)
 
-    async def _remove(self, job: Job, attempt: Attempt) -> None:
+    async def _remove(self, job: JobRecord, attempt: Attempt) -> None:
         with suppress(ObjectError, StoreError):  # the next sweep tries again
             await self._results.remove_attempt(job, attempt, self.find_url(job))
 

@@ -8,7 +8,7 @@ from math import isfinite
 
 from cavvy.control.agents.checkpoints import describe, say_size
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind, Job, Node, NodePhase
+from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind, JobRecord, Node, NodePhase
 from cavvy.domain.messages import AgentMessage, MessageKind
 
 _ENDS = frozenset(
@@ -46,7 +46,7 @@ ADVICE = "advice"  # kind of events which report that a node is at risk
 class ReportOutcome:
     """The rows after messages were applied. If `moved`, the reconciler should run at once."""
 
-    job: Job
+    job: JobRecord
     attempt: Attempt
     node: Node
     events: list[Event] = field(default_factory=list)
@@ -55,7 +55,7 @@ class ReportOutcome:
 
 
 def apply_messages(
-    job: Job,
+    job: JobRecord,
     attempt: Attempt,
     node: Node,
     messages: Sequence[AgentMessage],
@@ -222,7 +222,7 @@ def _checkpoint(message: AgentMessage) -> str:
     )
 
 
-def step_of(job: Job, node: Node) -> timedelta:
+def step_of(job: JobRecord, node: Node) -> timedelta:
     """The time of one step of the work: the time that the work reports, otherwise the time that the
     task declares, otherwise zero.
     """

@@ -19,7 +19,7 @@ from cavvy.control.decide.bills import paid_time
 from cavvy.control.decide.job import MARGIN, cap_of
 from cavvy.control.decide.warm_pool import FAREWELL, waits_on
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import GOING, Attempt, Job, Node, NodePhase, Order
+from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node, NodePhase, Order
 from cavvy.domain.messages import (
     AgentMessage,
     Assignment,
@@ -57,7 +57,7 @@ OpenSecrets = Callable[
 ]  # (project, names) -> secret values
 
 
-async def no_save_interval(job: Job, attempt: Attempt) -> CheckpointInterval | None:
+async def no_save_interval(job: JobRecord, attempt: Attempt) -> CheckpointInterval | None:
     """The default for `save_interval`: Cavvy chooses no save interval."""
     return None
 
@@ -66,7 +66,7 @@ async def no_losses(attempt: Attempt) -> None:
     """The default for `losses`: the rate is not known."""
 
 
-async def no_egress(job: Job, attempt: Attempt) -> None:
+async def no_egress(job: JobRecord, attempt: Attempt) -> None:
     """The default for `egress`: the price is not known."""
 
 
@@ -76,19 +76,19 @@ class AgentDependencies:
 
     open_secrets: OpenSecrets
     checkpoint: Callable[
-        [Job, Attempt], Awaitable[CheckpointWork | None]
+        [JobRecord, Attempt], Awaitable[CheckpointWork | None]
     ]  # returns None if the task saves no checkpoints
-    accelerators: Callable[[Job, Attempt], int]  # per node
-    save_interval: Callable[[Job, Attempt], Awaitable[CheckpointInterval | None]] = (
+    accelerators: Callable[[JobRecord, Attempt], int]  # per node
+    save_interval: Callable[[JobRecord, Attempt], Awaitable[CheckpointInterval | None]] = (
         no_save_interval  # None if Cavvy does not choose the interval
     )
     losses: Callable[[Attempt], Awaitable[float | None]] = (
         no_losses  # expected losses of nodes per hour, for the whole gang
     )
     # how many seconds an agent waits for the server before it stores results in a bucket; 0: never
-    deposit_after_s: Callable[[Job], float] = lambda job: 0
+    deposit_after_s: Callable[[JobRecord], float] = lambda job: 0
     # the price of a GB of uploaded checkpoints; None if it is unknown
-    egress: Callable[[Job, Attempt], Awaitable[Money | None]] = no_egress
+    egress: Callable[[JobRecord, Attempt], Awaitable[Money | None]] = no_egress
     notice: Callable[[Attempt], timedelta | None] = lambda attempt: (
         None
     )  # the provider's notice before it reclaims a node
@@ -297,7 +297,7 @@ class AgentSessions:
         return await self._give(job, attempt, nodes)
 
     async def _give(
-        self, job: Job, attempt: Attempt, nodes: Sequence[Node]
+        self, job: JobRecord, attempt: Attempt, nodes: Sequence[Node]
     ) -> ClaimGranted | ClaimWait:
         """Return the work document if every rank has an agent; otherwise the agent must wait."""
         if not all(other.claim for other in nodes):
@@ -311,7 +311,7 @@ class AgentSessions:
         )
 
     def _claim_next(
-        self, job: Job, attempt: Attempt, node: Node, protocol: int
+        self, job: JobRecord, attempt: Attempt, node: Node, protocol: int
     ) -> ClaimWait | ClaimRefused:
         """Answer a claim of a rank that already has an agent: only an agent on a kept node may
         claim again.
@@ -330,7 +330,7 @@ class AgentSessions:
 
     async def _grant(
         self,
-        job: Job,
+        job: JobRecord,
         attempt: Attempt,
         node: Node,
         nonce: str,
@@ -361,7 +361,7 @@ class AgentSessions:
         return replace(granted, version=node.version + 1)
 
     async def _unknown(
-        self, job: Job, attempt: Attempt, nodes: Sequence[Node], protocol: int
+        self, job: JobRecord, attempt: Attempt, nodes: Sequence[Node], protocol: int
     ) -> str:
         """The fields of the work that an agent with this protocol would ignore, or ""."""
         if protocol >= PROTOCOL:
@@ -383,7 +383,9 @@ class AgentSessions:
         await self._store.commit(AtomicWrite(events=[event]))
         return ClaimRefused(reason=why)
 
-    async def _assignment(self, job: Job, attempt: Attempt, nodes: Sequence[Node]) -> Assignment:
+    async def _assignment(
+        self, job: JobRecord, attempt: Attempt, nodes: Sequence[Node]
+    ) -> Assignment:
         names = [*job.task.secrets, *([job.task.image_login] if job.task.image_login else [])]
         secrets = await self._dependencies.open_secrets(job.project, names) if names else {}
         return make_assignment(
@@ -400,7 +402,7 @@ class AgentSessions:
             deposit_after_s=self._dependencies.deposit_after_s(job),
         )
 
-    async def _checkpoint(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
+    async def _checkpoint(self, job: JobRecord, attempt: Attempt) -> CheckpointWork | None:
         """How the nodes reach the newest checkpoint. Raises _NotYet while files are still being
         copied: copying continues in the background, and the node claims again.
         """
@@ -415,7 +417,7 @@ class AgentSessions:
         self._readying.pop(attempt.id, None)
         return coming.result()
 
-    async def _manifest(self, job: Job) -> bytes | None:
+    async def _manifest(self, job: JobRecord) -> bytes | None:
         """The manifest of the working folder. It is read only if the setup's key depends on some of
         the folder's files; otherwise None.
         """
@@ -510,7 +512,7 @@ class AgentSessions:
             f"saving a checkpoint every {format_duration(save_interval.every)}: {cost}; {often}",
         )
 
-    def _lease(self, job: Job, attempt: Attempt) -> timedelta:
+    def _lease(self, job: JobRecord, attempt: Attempt) -> timedelta:
         """The lease that the task declares, or a shorter one if the budget ends earlier."""
         now = self._clock.now()
         until = self._affordable.get(attempt.id) or _paid_until(job, attempt)
@@ -531,7 +533,7 @@ def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequen
     return [AgentMessage(seq=message.seq, at=message.at, kind=message.kind, fault=str(error)[:300])]
 
 
-def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
+def first_lease(job: JobRecord, attempt: Attempt, spent: Money | None) -> timedelta:
     """The lease at a gang's launch, before its agents have reported; `spent` is the cost of earlier
     attempts.
     """
@@ -540,7 +542,7 @@ def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
     return lease if until is None else max(timedelta(0), min(lease, until - attempt.created_at))
 
 
-def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datetime | None:
+def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) -> datetime | None:
     """The time until which the rest of the budget pays for this attempt alone; used while the
     attempt's own spending is unknown. None means no limit.
     """
@@ -551,7 +553,7 @@ def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datet
     return attempt.created_at + lease_paid_by(left, HourlyRate(rate), job)
 
 
-def lease_paid_by(left: Money, rate: HourlyRate, job: Job) -> timedelta:
+def lease_paid_by(left: Money, rate: HourlyRate, job: JobRecord) -> timedelta:
     """How long work may continue so that `left` also pays for ending it. This is the paid time less
     the time to end the work, but at least half of the paid time.
     """

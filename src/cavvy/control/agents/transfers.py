@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cavvy.control.clock import ControlClock
 from cavvy.domain.jobs import AttemptPhase
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.store.base import RowNotFound, Store
 from cavvy.store.objects.base import (
     ObjectBucket,
@@ -247,7 +247,7 @@ class Transfers:
         return any(each.target == task.inputs[index].source for each in task.outputs)
 
     async def _open(
-        self, gang: str, index: int, list_ends: Callable[[Task], Sequence[str]]
+        self, gang: str, index: int, list_ends: Callable[[TaskSpec], Sequence[str]]
     ) -> SignedObjects:
         attempt = await self._store.attempt_of_gang(gang)
         if attempt.phase is AttemptPhase.ENDED:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from cavvy.control.decide.warm_pool import FAREWELL, may_keep
-from cavvy.domain.jobs import Attempt, Job, Node
+from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.messages import (
     Assignment,
     CheckpointWork,
@@ -18,7 +18,7 @@ from cavvy.domain.messages import (
     WorkdirWork,
 )
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import ImageBuild, Resources, Task, Transfer, Workdir
+from cavvy.domain.tasks import ImageBuild, ResourceSpec, TaskSpec, Transfer, Workdir
 from cavvy.planner.estimate.devices import device_of
 from cavvy.spec.uses import is_used
 
@@ -28,7 +28,7 @@ _FIRST_PORT, _PORTS = 20000, 12000
 
 
 def make_assignment(
-    job: Job,
+    job: JobRecord,
     attempt: Attempt,
     nodes: Sequence[Node],
     *,
@@ -69,7 +69,9 @@ def make_assignment(
     )
 
 
-def _make_bare(job: Job, attempt: Attempt, nodes: Sequence[Node], accelerators: int) -> Assignment:
+def _make_bare(
+    job: JobRecord, attempt: Attempt, nodes: Sequence[Node], accelerators: int
+) -> Assignment:
     """The work without setup, secrets and checkpoints: its job, its nodes, and the files that it
     reads and writes."""
     task, origin = job.task, job.origin
@@ -92,7 +94,7 @@ def _make_bare(job: Job, attempt: Attempt, nodes: Sequence[Node], accelerators: 
     )
 
 
-def _check(need: Resources, offer: Offer) -> CheckWork | None:
+def _check(need: ResourceSpec, offer: Offer) -> CheckWork | None:
     """What the node check requires on this offer: minimum shares of the memory bandwidth in the
     accelerator's data sheet, and of the requested network speed.
     """
@@ -136,7 +138,7 @@ def _gang_key(nodes: Sequence[Node]) -> str:
     return hashlib.sha256(claims.encode()).hexdigest()
 
 
-def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
+def setup_key(job: JobRecord, manifest: bytes | None = None) -> str | None:
     """A hash of everything that a setup can read. If two keys are equal, a finished setup can be
     reused.
 
@@ -165,7 +167,7 @@ def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
     return f"sha256-{hashlib.sha256(json.dumps([*parts, folder]).encode()).hexdigest()}"
 
 
-def name_build(job: Job, build: ImageBuild) -> str:
+def name_build(job: JobRecord, build: ImageBuild) -> str:
     """The image's name on every node. Equal folders and Dockerfiles get the same name, so that each
     node builds them only once."""
     parts = [job.origin.snapshot, _plain(_git(job.task.workdir)), _plain(build)]
@@ -194,7 +196,7 @@ def _used(manifest: bytes, uses: Sequence[str]) -> list[object]:
     return ["uses", *sorted(found, key=lambda each: str(each[0]))]
 
 
-def _params(task: Task) -> list[tuple[str, str]]:
+def _params(task: TaskSpec) -> list[tuple[str, str]]:
     return sorted((name, repr(value)) for name, value in task.params.items())
 
 

@@ -23,8 +23,8 @@ from cavvy.domain.jobs import (
     AttemptOutcome,
     AttemptPhase,
     FailureKind,
-    Job,
     JobPhase,
+    JobRecord,
     Node,
     NodePhase,
     StopCause,
@@ -527,7 +527,7 @@ def _wanted(view: AttemptSnapshot) -> bool:
     return job.stop_reason is None and job.phase not in JOB_ENDS and mine
 
 
-def _stop_outcome(job: Job) -> AttemptOutcome:
+def _stop_outcome(job: JobRecord) -> AttemptOutcome:
     return job.stop_outcome or AttemptOutcome.STOPPED
 
 

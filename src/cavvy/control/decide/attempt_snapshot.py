@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from cavvy.domain.gangs import GangSeen
-from cavvy.domain.jobs import Attempt, AttemptOutcome, Job, Node
+from cavvy.domain.jobs import Attempt, AttemptOutcome, JobRecord, Node
 from cavvy.domain.units import Money
 
 HEARD_LATELY = timedelta(
@@ -34,7 +34,7 @@ Seen = GangSeen | GangAbsence
 class AttemptSnapshot:
     """All inputs of a decision about an attempt."""
 
-    job: Job
+    job: JobRecord
     attempt: Attempt
     nodes: tuple[Node, ...]
     seen: Seen

@@ -14,7 +14,7 @@ from cavvy.costs.metering import bill, total
 from cavvy.costs.traffic import bill_traffic, bound_lost_traffic
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, Node, UnsureBill
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord, Node, UnsureBill
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate, Money
 
@@ -63,7 +63,7 @@ def _rate_running(offer: Offer, told: GangSeen, now: datetime) -> HourlyRate:
     return HourlyRate(price.times(len(alive)).micros_per_hour + sum(extras))
 
 
-def budget_left(job: Job, spent: Money) -> Money | None:
+def budget_left(job: JobRecord, spent: Money) -> Money | None:
     """The rest of the job's budget, or None if the job has no budget."""
     cap = cap_of(job)
     return None if cap is None else Money(max(0, cap.micros - spent.micros))

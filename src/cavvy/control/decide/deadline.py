@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.job import deadline_of
-from cavvy.domain.jobs import COMING, GOING, Attempt, Job, Node
+from cavvy.domain.jobs import COMING, GOING, Attempt, JobRecord, Node
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import Money
 from cavvy.planner.candidates import Candidates
@@ -42,7 +42,7 @@ class StoredFacts:
 
 
 def make_facts(
-    job: Job,
+    job: JobRecord,
     offers: Sequence[Offer],
     knowledge: MarketKnowledge,
     stored: StoredFacts,
@@ -74,26 +74,26 @@ def make_facts(
 
 
 def recommend(
-    facts: PolicyFacts, job: Job, avoid: Mapping[str, datetime], now: datetime
+    facts: PolicyFacts, job: JobRecord, avoid: Mapping[str, datetime], now: datetime
 ) -> Recommendation:
     """The policy's recommendation, restricted to the offers that can be used now."""
     inputs, knowledge, progress = facts
     return usable_now(advise(inputs, knowledge, progress, now, avoid=avoid), job, knowledge, now)
 
 
-def list_worth(job: Job, usable: Sequence[Offer], now: datetime) -> list[Offer]:
+def list_worth(job: JobRecord, usable: Sequence[Offer], now: datetime) -> list[Offer]:
     """The offers that are free now or worth waiting for, because their cooldown ends soon."""
     return [offer for offer in usable if job.avoid.get(offer.key, now) - now <= _LONG]
 
 
-def is_reviewed(job: Job, current: Attempt) -> bool:
+def is_reviewed(job: JobRecord, current: Attempt) -> bool:
     """Whether the policy may move the job. It may not if the job's gang is ending, or if results
     would be lost."""
     saves = job.task.checkpoint is not None or current.running_at is None
     return saves and current.phase not in GOING
 
 
-def leave_offer(job: Job, offer: Offer, now: datetime) -> Job:
+def leave_offer(job: JobRecord, offer: Offer, now: datetime) -> JobRecord:
     """Return the job with a cooldown of one minute for this offer."""
     return replace(job, avoid={**job.avoid, offer.key: now + timedelta(minutes=1)})
 
@@ -106,13 +106,13 @@ def find_successor(candidates: Candidates) -> Recommendation:
     return Recommendation(mode=mode, offers=offers, reason="the best remaining offer")
 
 
-def may_go_ahead(job: Job, own: Attempt) -> bool:
+def may_go_ahead(job: JobRecord, own: Attempt) -> bool:
     """Whether the job can leave a gang at risk, before the gang is reclaimed, without losing
     work."""
     return job.task.checkpoint is not None and own.offer.purchase is Purchase.SPOT
 
 
-def go_ahead(job: Job, own: Attempt, best: Recommendation) -> Recommendation:
+def go_ahead(job: JobRecord, own: Attempt, best: Recommendation) -> Recommendation:
     """Restrict the recommendation to spot offers in other markets that cost about as much as the
     gang. If there are none, the job stays on its gang.
     """
@@ -129,7 +129,7 @@ def go_ahead(job: Job, own: Attempt, best: Recommendation) -> Recommendation:
 
 
 def _done(
-    job: Job,
+    job: JobRecord,
     attempts: Sequence[Attempt],
     nodes: Sequence[Node],
     now: datetime,
@@ -164,7 +164,7 @@ def _unsaved(current: Attempt | None, now: datetime) -> timedelta:
     return now - max(current.running_at, current.checkpoint_at or current.running_at)
 
 
-def _setup_time(job: Job, nodes: Sequence[Node]) -> timedelta | None:
+def _setup_time(job: JobRecord, nodes: Sequence[Node]) -> timedelta | None:
     if job.task.setup is None:
         return timedelta(0)
     spans = [
@@ -174,7 +174,7 @@ def _setup_time(job: Job, nodes: Sequence[Node]) -> timedelta | None:
 
 
 def usable_now(
-    recommendation: Recommendation, job: Job, knowledge: MarketKnowledge, now: datetime
+    recommendation: Recommendation, job: JobRecord, knowledge: MarketKnowledge, now: datetime
 ) -> Recommendation:
     """Return the recommendation without the offers whose cooldown has not ended. If no offer is
     left, it says when the first cooldown ends.

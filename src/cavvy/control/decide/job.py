@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from cavvy.control.decide.failures import cooldown_after, failure_of
 from cavvy.control.decide.rows import NEVER, SOON
-from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, JobPhase, StopCause
+from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobPhase, JobRecord, StopCause
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 
 MARGIN = timedelta(seconds=5)  # how long billing may continue after the grace period of a stop
@@ -18,7 +18,7 @@ _SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED
 class JobSnapshot:
     """All inputs of a decision about a job."""
 
-    job: Job
+    job: JobRecord
     attempt: Attempt | None  # the latest attempt
     spent: Money  # spent by all attempts until now, minimum charges included
     rate: HourlyRate  # hourly rate of all nodes of this job
@@ -42,7 +42,7 @@ class AdvanceJob:
 class RequeueJob:
     """Queue the job again for another attempt."""
 
-    kind: str  # kind of failure, as counted in Job.retries
+    kind: str  # kind of failure, as counted in JobRecord.retries
     reason: str
     by_rules: bool = False  # whether the task's `retry` limits retries of this kind
     delay: timedelta = timedelta(0)
@@ -58,7 +58,7 @@ class RequeueJob:
 class TakeOver:
     """Give the job to a standby gang, because the job's own gang is lost."""
 
-    kind: str  # kind of failure, as counted in Job.retries
+    kind: str  # kind of failure, as counted in JobRecord.retries
     reason: str
 
 
@@ -139,7 +139,7 @@ DECIDE: dict[JobPhase, Callable[[JobSnapshot, datetime], Action]] = {
 }
 
 
-def _stopped(job: Job, exit_code: int | None = None) -> AdvanceJob:
+def _stopped(job: JobRecord, exit_code: int | None = None) -> AdvanceJob:
     phase = JobPhase.FAILED if job.stop_outcome is AttemptOutcome.LIMIT else JobPhase.STOPPED
     return AdvanceJob(phase=phase, reason=job.stop_reason or "stopped", exit_code=exit_code)
 
@@ -178,14 +178,14 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
             return _again_or_fail(view, attempt, "node", retry.node, _rest(job, attempt, "node"))
 
 
-def _limited(job: Job, attempt: Attempt) -> AdvanceJob:
+def _limited(job: JobRecord, attempt: Attempt) -> AdvanceJob:
     """End a job at a limit. A session that was ended because it was idle has not failed."""
     if job.task.session and job.stop_cause is None:
         return AdvanceJob(phase=JobPhase.DONE, reason=f"the session ended: {attempt.reason}")
     return _failed(attempt, attempt.reason)
 
 
-def ends_job(job: Job, outcome: AttemptOutcome | None, exit_code: int | None) -> bool:
+def ends_job(job: JobRecord, outcome: AttemptOutcome | None, exit_code: int | None) -> bool:
     """Whether this outcome and exit code end the job, so that its work is not retried."""
     if outcome is not AttemptOutcome.EXIT:
         return outcome is AttemptOutcome.SUCCEEDED
@@ -193,7 +193,7 @@ def ends_job(job: Job, outcome: AttemptOutcome | None, exit_code: int | None) ->
     return allowed is not None and job.retries.get("exit", 0) >= allowed
 
 
-def _tries_of(job: Job, exit_code: int | None) -> int | None:
+def _tries_of(job: JobRecord, exit_code: int | None) -> int | None:
     """How many retries the task allows after this exit code, or None if there is no limit."""
     retry = job.task.retry
     return retry.exit if not retry.exit_codes or exit_code in retry.exit_codes else 0
@@ -229,7 +229,7 @@ def _failed(attempt: Attempt, reason: str) -> AdvanceJob:
     return AdvanceJob(phase=JobPhase.FAILED, reason=reason, exit_code=attempt.exit_code or None)
 
 
-def _rest(job: Job, attempt: Attempt, kind: str) -> timedelta:
+def _rest(job: JobRecord, attempt: Attempt, kind: str) -> timedelta:
     return cooldown_after(failure_of(attempt), attempt, job.retries.get(kind, 0))
 
 
@@ -272,7 +272,7 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
     return RecheckJob(after=min(times))
 
 
-def gives_back(job: Job) -> bool:
+def gives_back(job: JobRecord) -> bool:
     """Whether the deadline policy has decided to release the job's gang and to wait for spot
     capacity.
     """
@@ -283,7 +283,7 @@ def gives_back(job: Job) -> bool:
     )
 
 
-def deadline_of(job: Job) -> datetime | None:
+def deadline_of(job: JobRecord) -> datetime | None:
     """The earlier of the two deadlines: the absolute one, and the one counted from the
     submission."""
     limits = job.task.limits
@@ -291,7 +291,7 @@ def deadline_of(job: Job) -> datetime | None:
     return min((time for time in (limits.deadline, after) if time is not None), default=None)
 
 
-def cap_of(job: Job) -> Money | None:
+def cap_of(job: JobRecord) -> Money | None:
     """The maximum that the job may spend: its budget or, if lower, the ceiling to which its user
     consented.
     """

@@ -8,7 +8,7 @@ from cavvy.control.decide.attempt import POLL, STEADY_POLL, watch_price
 from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.domain.gangs import GangSeen, GangState
-from cavvy.domain.jobs import Attempt, AttemptPhase, AttemptWait, Job, JobPhase, WaitKind
+from cavvy.domain.jobs import Attempt, AttemptPhase, AttemptWait, JobPhase, JobRecord, WaitKind
 
 _SHORTEST = timedelta(milliseconds=100)
 # Delay of the first poll after a launch was accepted. Short work has ended by then and needs no
@@ -146,7 +146,7 @@ def note_failed_removal(
     )
 
 
-def _is_starting(job: Job, attempt: Attempt) -> bool:
+def _is_starting(job: JobRecord, attempt: Attempt) -> bool:
     return attempt.number == job.attempt and job.phase is JobPhase.STARTING
 
 

@@ -9,10 +9,10 @@ from cavvy.catalog.needs import format_need
 from cavvy.catalog.query import Constraint
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.warm_pool import is_kept, paid_for
-from cavvy.domain.jobs import GOING, Attempt, AttemptPhase, Job, JobPhase
+from cavvy.domain.jobs import GOING, Attempt, AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.machines import USUAL_KEEP, NamedMachine
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import DEFAULT_CPUS, Resources, Task
+from cavvy.domain.tasks import DEFAULT_CPUS, ResourceSpec, TaskSpec
 from cavvy.domain.units import Money, format_duration
 
 # the fields whose values come from the machine unless the job's task sets them
@@ -49,7 +49,7 @@ class MachineIsUnfit:
 MachineTurn = MachineIsFree | MachineIsReady | MachineIsBusy | MachineIsUnfit
 
 
-def find_gang(attempts: Sequence[Attempt], holder: Job | None) -> Attempt | None:
+def find_gang(attempts: Sequence[Attempt], holder: JobRecord | None) -> Attempt | None:
     """The machine's gang, which is among the attempts of its newest job. None if the machine has no
     gang."""
     if holder is None:
@@ -63,9 +63,9 @@ def find_gang(attempts: Sequence[Attempt], holder: Job | None) -> Attempt | None
 
 
 def decide_turn_on_machine(
-    job: Job,
+    job: JobRecord,
     machine: NamedMachine | None,
-    holder: Job | None,
+    holder: JobRecord | None,
     gang: Attempt | None,
     now: datetime,
 ) -> MachineTurn:
@@ -89,7 +89,7 @@ def decide_turn_on_machine(
     return MachineIsBusy(reason=reason)
 
 
-def complete_task(task: Task, machine: NamedMachine | None) -> Task:
+def complete_task(task: TaskSpec, machine: NamedMachine | None) -> TaskSpec:
     """The task as it runs on the machine: fields that the task does not set have the machine's
     values."""
     if machine is None:
@@ -104,12 +104,12 @@ def complete_task(task: Task, machine: NamedMachine | None) -> Task:
         # a login is for one registry, so it belongs to its image
         own = {name: getattr(task, name) for name in _OF_IMAGE}
         found = replace(found, **own)
-    if task.resources == Resources() and task.nodes == 1:
+    if task.resources == ResourceSpec() and task.nodes == 1:
         found = replace(found, resources=request.resources, nodes=request.nodes)
     return found
 
 
-def object_to_task(task: Task, machine: NamedMachine, gang: Attempt) -> str:
+def object_to_task(task: TaskSpec, machine: NamedMachine, gang: Attempt) -> str:
     """The reason why the machine's gang cannot run the task, or "" if it can."""
     has = f"machine {machine.name} has"
     if task.nodes != gang.nodes:
@@ -122,7 +122,7 @@ def object_to_task(task: Task, machine: NamedMachine, gang: Attempt) -> str:
     return f"machine {machine.name} {reasons[0]}" if all(reasons) else ""
 
 
-def _object_to_need(offer: Offer, need: Resources) -> str:
+def _object_to_need(offer: Offer, need: ResourceSpec) -> str:
     need = replace(need, options=())
     failed = [
         each
@@ -132,7 +132,7 @@ def _object_to_need(offer: Offer, need: Resources) -> str:
     return fit.explain(offer, need, failed[0]) if failed else ""
 
 
-def _held_share(offer: Offer, request: Resources) -> Offer:
+def _held_share(offer: Offer, request: ResourceSpec) -> Offer:
     """The part of the offer that the gang occupies: the requested size on a shared host, otherwise
     the whole offer.
     """
@@ -161,7 +161,7 @@ def _count(nodes: int) -> str:
 
 
 def record_holder(
-    machine: NamedMachine | None, job: Job, *, bought_at: datetime | None
+    machine: NamedMachine | None, job: JobRecord, *, bought_at: datetime | None
 ) -> NamedMachine:
     """The machine's row, with the job as its newest job. `bought_at` is set if the job gets a new
     gang. The job's task then becomes the task that defines the machine.
@@ -176,7 +176,7 @@ def record_holder(
 
 
 def extend_machine(
-    job: Job, gang: Attempt, keep: timedelta, spent: Money, now: datetime
+    job: JobRecord, gang: Attempt, keep: timedelta, spent: Money, now: datetime
 ) -> RowChanges:
     """Keep the gang for the time `keep` after its work ends, or from now if it is idle. The time
     may be shorter, because the job's remaining budget limits it.
@@ -195,11 +195,11 @@ def extend_machine(
     )
 
 
-def make_start(machine: NamedMachine) -> Task:
+def make_start(machine: NamedMachine) -> TaskSpec:
     """The task that starts a stopped machine: it runs the machine's setup, and no work."""
     request = machine.task
     return replace(
-        Task(name=f"{machine.name}-start", run="true"),
+        TaskSpec(name=f"{machine.name}-start", run="true"),
         project=machine.project,
         machine=machine.name,
         **{
@@ -227,7 +227,7 @@ def is_leaving(attempts: Sequence[Attempt]) -> bool:
     return any(each.phase is AttemptPhase.ENDING for each in attempts)
 
 
-def state_of(gang: Attempt | None, holder: Job | None, *, leaving: bool) -> str:
+def state_of(gang: Attempt | None, holder: JobRecord | None, *, leaving: bool) -> str:
     """The machine's state, as users see it: stopped, stopping, starting, busy or idle. `leaving`
     states whether a former gang's nodes are still being released.
     """

@@ -8,9 +8,9 @@ from fractions import Fraction
 from cavvy.catalog.query import OfferMatches
 from cavvy.control.decide.job import cap_of, deadline_of
 from cavvy.control.decide.rows import RowChanges, make_event, ran
-from cavvy.domain.jobs import Attempt, Job, JobPhase, Node, PlanState, attempt_id
+from cavvy.domain.jobs import Attempt, JobPhase, JobRecord, Node, PlanState, attempt_id
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources, SpotPolicy
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.units import Money
 from cavvy.planner.candidates import (
     Candidates,
@@ -35,9 +35,9 @@ class MarketSnapshot:
     market: OfferedMarket
     as_of: datetime
     used: dict[str, Fraction] = field(default_factory=dict)
-    _matches: dict[Resources, OfferMatches] = field(default_factory=dict, init=False)
+    _matches: dict[ResourceSpec, OfferMatches] = field(default_factory=dict, init=False)
 
-    def match(self, job: Job) -> OfferMatches:
+    def match(self, job: JobRecord) -> OfferMatches:
         """The offers that can run one node of the job. Computed only once for equal resources."""
         need = job.task.resources
         if need not in self._matches:
@@ -46,7 +46,7 @@ class MarketSnapshot:
 
 
 def find_placement(
-    job: Job,
+    job: JobRecord,
     snapshot: MarketSnapshot,
     objections: Objections,
     situation: PlanningContext,
@@ -62,12 +62,12 @@ def find_placement(
 
 
 def find_placements(
-    job: Job,
+    job: JobRecord,
     snapshot: MarketSnapshot,
     objections: Objections,
     situation: PlanningContext,
     now: datetime,
-) -> list[tuple[Job, Candidates]]:
+) -> list[tuple[JobRecord, Candidates]]:
     """The offers for each alternative of the job."""
     return [
         (wish, find_placement(wish, snapshot, objections, situation, now)) for wish in jobs_of(job)
@@ -75,7 +75,7 @@ def find_placements(
 
 
 def find_allowed(
-    job: Job,
+    job: JobRecord,
     snapshot: MarketSnapshot,
     objections: Objections,
     situation: PlanningContext,
@@ -92,7 +92,9 @@ def find_allowed(
     return allows
 
 
-def list_usable(job: Job, snapshot: MarketSnapshot, objections: Objections) -> Sequence[Offer]:
+def list_usable(
+    job: JobRecord, snapshot: MarketSnapshot, objections: Objections
+) -> Sequence[Offer]:
     """The offers that suit the job, regardless of its limits and of cooldowns."""
     return find_usable(job, snapshot.market, snapshot.match(job), objections)
 
@@ -100,14 +102,14 @@ def list_usable(job: Job, snapshot: MarketSnapshot, objections: Objections) -> S
 # The job's progress and limits
 
 
-def is_steered(job: Job) -> bool:
+def is_steered(job: JobRecord) -> bool:
     """Whether the deadline policy applies to this job. It does not apply to jobs on machines."""
     if job.task.machine is not None:
         return False
     return job.task.resources.spot is SpotPolicy.AUTO and deadline_of(job) is not None
 
 
-def is_limited(job: Job) -> bool:
+def is_limited(job: JobRecord) -> bool:
     """Whether the job has limits. If so, its progress and spending restrict the offers that it may
     use."""
     limits = (cap_of(job), job.task.limits.duration, deadline_of(job))
@@ -115,7 +117,7 @@ def is_limited(job: Job) -> bool:
 
 
 def make_situation(
-    job: Job, attempts: Sequence[Attempt], spent: Money, avoid: Collection[str], now: datetime
+    job: JobRecord, attempts: Sequence[Attempt], spent: Money, avoid: Collection[str], now: datetime
 ) -> PlanningContext:
     """Build the planner's context: the job's progress and spending, and the offers to avoid."""
     current = job.attempt if job.task.checkpoint is not None else 0
@@ -140,8 +142,8 @@ def take_advice(recommendation: Recommendation, now: datetime) -> Candidates:
 
 
 def record_plan(
-    job: Job, recommendation: Recommendation, offer: Offer | None, now: datetime
-) -> Job:
+    job: JobRecord, recommendation: Recommendation, offer: Offer | None, now: datetime
+) -> JobRecord:
     """Return the job with the policy's decision recorded. The time of the decision is when its mode
     or offer last changed.
     """
@@ -168,7 +170,7 @@ def is_news(old: PlanState | None, new: PlanState) -> bool:
 
 
 def make_attempt(
-    job: Job, offer: Offer, name_gang: Callable[[str], str], now: datetime, reason: str
+    job: JobRecord, offer: Offer, name_gang: Callable[[str], str], now: datetime, reason: str
 ) -> tuple[Attempt, list[Node]]:
     """Create the rows of the job's next attempt. They must be written before anything is bought."""
     number = job.last_number + 1
@@ -190,7 +192,7 @@ def make_attempt(
     ]
 
 
-def start_job(job: Job, attempt: Attempt, reason: str, now: datetime) -> Job:
+def start_job(job: JobRecord, attempt: Attempt, reason: str, now: datetime) -> JobRecord:
     """Return the job in phase STARTING, with this attempt as its own."""
     return replace(
         job,
@@ -242,7 +244,7 @@ def place_job(
 
 
 def list_rivals(
-    job: Job, chosen: Offer, offers: Sequence[Offer], snapshot: MarketSnapshot
+    job: JobRecord, chosen: Offer, offers: Sequence[Offer], snapshot: MarketSnapshot
 ) -> Sequence[Offer]:
     """The additional offers on which a job with parallel gangs starts. Shared hosts are left
     out.

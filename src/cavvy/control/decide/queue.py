@@ -8,7 +8,7 @@ from cavvy.control.decide.job import AdvanceJob
 from cavvy.control.decide.placement import MarketSnapshot, date_plan, is_news
 from cavvy.control.decide.rows import make_event
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Job, JobPhase, PlanState, attempt_id
+from cavvy.domain.jobs import JobPhase, JobRecord, PlanState, attempt_id
 from cavvy.domain.offers import Offer
 from cavvy.planner.candidates import Candidates, merge_candidates
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, WaitingJob, place_of
@@ -46,9 +46,9 @@ class Start:
 
 
 def decide_turn(
-    job: Job,
-    found: Sequence[tuple[Job, Candidates]],
-    ranked: Sequence[tuple[Job, tuple[Offer, ...]]],
+    job: JobRecord,
+    found: Sequence[tuple[JobRecord, Candidates]],
+    ranked: Sequence[tuple[JobRecord, tuple[Offer, ...]]],
     scheduler: JobScheduler,
     name_gang: NameGang,
     now: datetime,
@@ -72,7 +72,9 @@ def decide_turn(
     return Start(place=decision, candidates=chosen)
 
 
-def line_up(wish: Job, offers: tuple[Offer, ...], name_gang: NameGang, now: datetime) -> WaitingJob:
+def line_up(
+    wish: JobRecord, offers: tuple[Offer, ...], name_gang: NameGang, now: datetime
+) -> WaitingJob:
     """The job as a queue entry for these offers."""
     gang = name_gang(attempt_id(wish.id, wish.last_number + 1))
     avoid = frozenset(place for place, until in wish.avoid.items() if until > now)
@@ -81,7 +83,7 @@ def line_up(wish: Job, offers: tuple[Offer, ...], name_gang: NameGang, now: date
 
 def explain_waits(
     stays: Sequence[QueueWait], now: datetime, *on_machines: Sequence[QueueWait]
-) -> tuple[Sequence[Job], Sequence[Event]]:
+) -> tuple[Sequence[JobRecord], Sequence[Event]]:
     """Return the first waiting jobs, of the queue and of each machine, whose reasons for waiting
     have changed. Also returns events about new decisions of the deadline policy.
     """

@@ -8,13 +8,13 @@ from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.schedule import find_hold, say_next
 from cavvy.control.decide.transitions import deliveries_of, turn_job
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import FAR, JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, StopCause
+from cavvy.domain.jobs import FAR, JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, StopCause
 
 _LIVE = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING, AttemptPhase.RUNNING})
 _RETRIED = frozenset({JobPhase.FAILED, JobPhase.STOPPED})
 
 
-def hold_job(job: Job, now: datetime) -> tuple[Job, Event]:
+def hold_job(job: JobRecord, now: datetime) -> tuple[JobRecord, Event]:
     """Return the newly submitted job, which waits until it may start, and the event of its
     submission. Raises ValueError if the job would never start."""
     not_before, held_until = find_hold(job.task, now)
@@ -29,19 +29,19 @@ def hold_job(job: Job, now: datetime) -> tuple[Job, Event]:
     return held, make_event(held, now, "queued", text, fact=fact)
 
 
-def is_timed(job: Job) -> bool:
+def is_timed(job: JobRecord) -> bool:
     """Whether a waiting job must be looked at again at a known time."""
     limits = job.task.limits
     times = (job.held_until, limits.deadline, limits.deadline_after)
     return any(time is not None for time in times)
 
 
-def is_stopping(job: Job) -> bool:
+def is_stopping(job: JobRecord) -> bool:
     """Whether the job has ended or is already stopping, so that a stop would change nothing."""
     return job.phase in JOB_ENDS or job.stop_reason is not None
 
 
-def stop_job(job: Job, reason: str, now: datetime) -> RowChanges:
+def stop_job(job: JobRecord, reason: str, now: datetime) -> RowChanges:
     """Stop the job: at once if it is queued, otherwise with its grace period."""
     phase = JobPhase.STOPPED if job.phase is JobPhase.QUEUED else JobPhase.STOPPING
     cause = StopCause.USER
@@ -55,7 +55,7 @@ def stop_job(job: Job, reason: str, now: datetime) -> RowChanges:
     )
 
 
-def release_kept(job: Job, attempts: Sequence[Attempt], now: datetime) -> RowChanges | None:
+def release_kept(job: JobRecord, attempts: Sequence[Attempt], now: datetime) -> RowChanges | None:
     """Release the gangs that are kept after the job's work for the next job. Returns None if there
     are none."""
     kept = [attempt for attempt in attempts if attempt.phase is AttemptPhase.KEPT]
@@ -67,7 +67,7 @@ def release_kept(job: Job, attempts: Sequence[Attempt], now: datetime) -> RowCha
     )
 
 
-def object_to_retry(job: Job) -> tuple[str, str] | None:
+def object_to_retry(job: JobRecord) -> tuple[str, str] | None:
     """The reason why the job cannot be retried, with a hint for the user. None if the job can be
     retried."""
     if job.removing:
@@ -81,7 +81,7 @@ def object_to_retry(job: Job) -> tuple[str, str] | None:
     )
 
 
-def retry_job(job: Job, now: datetime) -> RowChanges:
+def retry_job(job: JobRecord, now: datetime) -> RowChanges:
     """Queue the job again, with its retry counts reset."""
     not_before, held_until = find_hold(job.task, now)
     text = "retried by the user"
@@ -103,14 +103,14 @@ def retry_job(job: Job, now: datetime) -> RowChanges:
     return RowChanges(job=fresh, events=(make_event(job, now, "queued", text),))
 
 
-def find_live(job: Job, attempts: Sequence[Attempt]) -> Attempt | None:
+def find_live(job: JobRecord, attempts: Sequence[Attempt]) -> Attempt | None:
     """The attempt whose nodes a drill can reclaim, or None."""
     own = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
     live = own is not None and own.phase in _LIVE and job.phase not in JOB_ENDS
     return own if live else None
 
 
-def drill_attempt(job: Job, attempt: Attempt, notice: timedelta, now: datetime) -> RowChanges:
+def drill_attempt(job: JobRecord, attempt: Attempt, notice: timedelta, now: datetime) -> RowChanges:
     """Reclaim the attempt's nodes as a spot market would."""
     text = f"a fire drill reclaims the node in {notice.total_seconds():.0f} s"
     return RowChanges(

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge, Event, replace_charges
-from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, Job, Node
+from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
 from cavvy.domain.tasks import Delivery
@@ -17,7 +17,7 @@ SOON = timedelta(seconds=1)
 
 
 def make_event(
-    job: Job,
+    job: JobRecord,
     now: datetime,
     kind: str,
     text: str,
@@ -46,7 +46,7 @@ class RowChanges:
     A row with version 0 is new. `notices` are webhooks to send after the write.
     """
 
-    job: Job | None = None
+    job: JobRecord | None = None
     attempts: tuple[Attempt, ...] = ()
     nodes: tuple[Node, ...] = ()
     events: tuple[Event, ...] = ()
@@ -93,7 +93,7 @@ class JobRows:
     """The rows of one job: the job, its attempts by number, and the nodes of its open attempts by
     attempt ID."""
 
-    job: Job
+    job: JobRecord
     attempts: Mapping[int, Attempt]
     nodes: Mapping[str, Sequence[Node]]
     spent: Money | None = None  # spent until now, if the job has a budget

@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 
 from cavvy.control.decide.job import deadline_of
 from cavvy.control.decide.rows import RowChanges, make_event
-from cavvy.domain.jobs import FAR, Job
-from cavvy.domain.tasks import Schedule, Task
+from cavvy.domain.jobs import FAR, JobRecord
+from cavvy.domain.tasks import JobSchedule, TaskSpec
 from cavvy.planner.calendar import (
     Prices,
     TimeInterval,
@@ -23,7 +23,7 @@ ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def find_hold(task: Task, now: datetime) -> tuple[datetime | None, datetime | None]:
+def find_hold(task: TaskSpec, now: datetime) -> tuple[datetime | None, datetime | None]:
     """Return the values of `not_before` and `held_until` for a newly submitted job. Raises
     ValueError if the job would never start.
     """
@@ -41,11 +41,11 @@ def find_hold(task: Task, now: datetime) -> tuple[datetime | None, datetime | No
 class ScheduledRun:
     """A run that is due. If several servers create the same run, they give it the same `run_id`."""
 
-    task: Task
+    task: TaskSpec
     run_id: str
 
 
-def find_run(job: Job, schedule: Schedule, now: datetime) -> ScheduledRun:
+def find_run(job: JobRecord, schedule: JobSchedule, now: datetime) -> ScheduledRun:
     """Return the schedule's run that starts now."""
     due = job.held_until or now
     task = replace(job.task, schedule=None, name=_run_name(job, schedule, due))
@@ -53,7 +53,7 @@ def find_run(job: Job, schedule: Schedule, now: datetime) -> ScheduledRun:
 
 
 def hold_schedule(
-    job: Job, schedule: Schedule, run_id: str | None, text: str, now: datetime
+    job: JobRecord, schedule: JobSchedule, run_id: str | None, text: str, now: datetime
 ) -> RowChanges:
     """Hold the schedule until its next run; `run_id` is the ID of the run that starts now, or
     None."""
@@ -64,7 +64,7 @@ def hold_schedule(
     return RowChanges(job=held, events=(event,))
 
 
-def say_left_out(job: Job, running: Job, now: datetime) -> str:
+def say_left_out(job: JobRecord, running: JobRecord, now: datetime) -> str:
     """The reason why a due run does not start."""
     due = job.held_until or now
     return (
@@ -93,7 +93,7 @@ def spell_id(value: int) -> str:
 # Windows
 
 
-def find_window(job: Job, now: datetime) -> TimeInterval | None:
+def find_window(job: JobRecord, now: datetime) -> TimeInterval | None:
     """The time window that is open or comes next. None if the job does not wait for a window."""
     window, deadline = job.task.window, deadline_of(job)
     if window is None or (deadline is not None and now >= deadline):
@@ -101,7 +101,9 @@ def find_window(job: Job, now: datetime) -> TimeInterval | None:
     return find_interval(window, ZoneInfo(window.time_zone), now)
 
 
-def hold_window(job: Job, interval: TimeInterval, prices: Prices, now: datetime) -> RowChanges:
+def hold_window(
+    job: JobRecord, interval: TimeInterval, prices: Prices, now: datetime
+) -> RowChanges:
     """Put the job into the queue, or hold it until its start or until prices are checked again. A
     new start time is recorded as an event.
     """
@@ -115,18 +117,18 @@ def hold_window(job: Job, interval: TimeInterval, prices: Prices, now: datetime)
     return RowChanges(job=held, events=(event,) if news else ())
 
 
-def release_job(job: Job, reason: str, now: datetime) -> RowChanges:
+def release_job(job: JobRecord, reason: str, now: datetime) -> RowChanges:
     """Put a held job into the queue."""
     freed = replace(job, not_before=None, held_until=None, reason=reason)
     return RowChanges(job=freed, events=(make_event(job, now, "window", reason),))
 
 
-def _run_name(job: Job, schedule: Schedule, due: datetime) -> str:
+def _run_name(job: JobRecord, schedule: JobSchedule, due: datetime) -> str:
     local = due.astimezone(ZoneInfo(schedule.time_zone))
     return f"{job.name[:48]}-{local:%Y%m%d-%H%M}"
 
 
-def _next(schedule: Schedule, after: datetime) -> datetime:
+def _next(schedule: JobSchedule, after: datetime) -> datetime:
     """The schedule's next time. Raises ValueError if no day ever matches the cron line."""
     found = next_time(parse_cron(schedule.cron or ""), ZoneInfo(schedule.time_zone), after)
     if found is None:

@@ -33,8 +33,8 @@ from cavvy.domain.jobs import (
     AttemptOutcome,
     AttemptPhase,
     AttemptWait,
-    Job,
     JobPhase,
+    JobRecord,
     Node,
     NodePhase,
     WaitKind,
@@ -54,7 +54,7 @@ _RISKY = timedelta(minutes=30)  # how long a job avoids an offer after a warning
 # each further move.
 _CALM = timedelta(minutes=5)
 _LONGEST_CALM = timedelta(hours=6)
-_ADVISED = "advice"  # key in Job.retries that counts moves after a warning
+_ADVISED = "advice"  # key in JobRecord.retries that counts moves after a warning
 _START = timedelta(minutes=10)  # the budget must pay for both gangs for this long
 _MOVED_ENOUGH = (
     "the provider says that this gang is at risk, but the job has already moved after such a "
@@ -188,7 +188,7 @@ def _drop_failed(rows: JobRows, now: datetime) -> RowChanges | None:
     )
 
 
-def _without(job: Job, standbys: Sequence[Attempt]) -> Job:
+def _without(job: JobRecord, standbys: Sequence[Attempt]) -> JobRecord:
     gone = {standby.number for standby in standbys}
     return replace(job, standbys=tuple(number for number in job.standbys if number not in gone))
 
@@ -415,7 +415,7 @@ def start_standby(
     )
 
 
-def _has_capacity(offer: Offer, job: Job) -> bool:
+def _has_capacity(offer: Offer, job: JobRecord) -> bool:
     return not offer.shared and (offer.capacity is None or offer.capacity >= job.task.nodes)
 
 
@@ -428,13 +428,13 @@ def _pays_two(rows: JobRows, offer: Offer) -> bool:
     return left is not None and left.micros > 2 * both.micros
 
 
-def _may_be_preempted(job: Job) -> bool:
+def _may_be_preempted(job: JobRecord) -> bool:
     """Whether the job continues after one more preemption."""
     allowed = job.task.retry.preemption
     return allowed is None or job.retries.get("preemption", 0) < allowed
 
 
-def _may_move(job: Job) -> bool:
+def _may_move(job: JobRecord) -> bool:
     """Whether the job may leave a gang that is working. A move does not count as a preemption; but
     a job whose task allows no preemptions is never moved.
     """

@@ -22,8 +22,8 @@ from cavvy.domain.jobs import (
     AttemptOutcome,
     AttemptPhase,
     FailureKind,
-    Job,
     JobPhase,
+    JobRecord,
     Node,
     Order,
     StopCause,
@@ -36,15 +36,15 @@ from cavvy.domain.units import Money, format_duration, format_usd
 
 
 def turn_job(
-    job: Job, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None
-) -> Job:
+    job: JobRecord, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None
+) -> JobRecord:
     """Return the job, moved to another phase."""
     if phase not in JOB_ENDS:
         return replace(job, phase=phase, reason=reason, since=now, ended_at=None)
     return replace(job, phase=phase, reason=reason, since=now, ended_at=now, exit_code=exit_code)
 
 
-def advance_job(job: Job, action: jobs.AdvanceJob, now: datetime) -> RowChanges:
+def advance_job(job: JobRecord, action: jobs.AdvanceJob, now: datetime) -> RowChanges:
     """Move the job to its next phase. When the job ends, this is also announced to its webhooks."""
     turned = turn_job(job, action.phase, action.reason, now, action.exit_code)
     return RowChanges(
@@ -54,12 +54,12 @@ def advance_job(job: Job, action: jobs.AdvanceJob, now: datetime) -> RowChanges:
     )
 
 
-def deliveries_of(job: Job) -> tuple[Delivery, ...]:
+def deliveries_of(job: JobRecord) -> tuple[Delivery, ...]:
     """The webhook events of an ended job."""
     return (Delivery.FAILURE if job.phase is JobPhase.FAILED else Delivery.FINISH,)
 
 
-def wanted_deliveries(job: Job) -> list[Delivery]:
+def wanted_deliveries(job: JobRecord) -> list[Delivery]:
     """The webhook events that the job has caused so far, if at least one of its webhooks subscribes
     to them."""
     news: tuple[Delivery, ...] = (Delivery.BUDGET,) if job.stop_cause is StopCause.BUDGET else ()
@@ -68,7 +68,7 @@ def wanted_deliveries(job: Job) -> list[Delivery]:
 
 
 def find_undelivered(
-    job: Job, wanted: Sequence[Delivery], events: Sequence[Event]
+    job: JobRecord, wanted: Sequence[Delivery], events: Sequence[Event]
 ) -> list[Delivery]:
     """The deliveries that at least one webhook has not received, and that have not failed for
     good."""
@@ -77,7 +77,7 @@ def find_undelivered(
     return [what for what in wanted if facts.count(what) < sum(what in hook.on for hook in hooks)]
 
 
-def stop_at_limit(job: Job, action: jobs.StopAtLimit, now: datetime) -> RowChanges:
+def stop_at_limit(job: JobRecord, action: jobs.StopAtLimit, now: datetime) -> RowChanges:
     """Stop the job: at once if it is waiting, otherwise with its grace period."""
     stopped = replace(job, stop_reason=action.reason, stop_cause=action.cause)
     changes = RowChanges(
@@ -92,7 +92,7 @@ def stop_at_limit(job: Job, action: jobs.StopAtLimit, now: datetime) -> RowChang
 
 
 def requeue_job(
-    job: Job, own: Attempt | None, action: jobs.RequeueJob, failed: str, now: datetime
+    job: JobRecord, own: Attempt | None, action: jobs.RequeueJob, failed: str, now: datetime
 ) -> RowChanges:
     """Queue the job again. `failed` is the offer or host that the job must avoid, or ""."""
     avoid = drop_past(job.avoid, now)
@@ -124,7 +124,7 @@ def drop_past(avoid: dict[str, datetime], now: datetime) -> dict[str, datetime]:
     return {key: until for key, until in avoid.items() if until > now}
 
 
-def count_retry(job: Job, kind: str) -> dict[str, int]:
+def count_retry(job: JobRecord, kind: str) -> dict[str, int]:
     """The job's retry counts with one more retry of this kind."""
     return {**job.retries, kind: job.retries.get(kind, 0) + 1}
 
@@ -138,7 +138,7 @@ def fails_a_host(attempt: Attempt) -> bool:
 
 
 def failed_place(attempt: Attempt, allocations: Sequence[Allocation]) -> str:
-    """The key for `Job.avoid` after a failure: the offer, or the host of the rank that failed
+    """The key for `JobRecord.avoid` after a failure: the offer, or the host of the rank that failed
     first.
 
     `allocations` are needed only if `fails_a_host` returns True.
@@ -248,7 +248,7 @@ def _end_work(
     return RowChanges(attempts=(ended,), events=tuple(events), charges=tuple(charges))
 
 
-def is_told_by_job(job: Job, outcome: AttemptOutcome | None) -> bool:
+def is_told_by_job(job: JobRecord, outcome: AttemptOutcome | None) -> bool:
     """Whether the job's own events explain why this attempt ended."""
     return outcome in (AttemptOutcome.SUCCEEDED, AttemptOutcome.STOPPED) or (
         outcome is not None and outcome is job.stop_outcome

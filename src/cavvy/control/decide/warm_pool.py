@@ -15,13 +15,13 @@ from cavvy.domain.jobs import (
     Attempt,
     AttemptOutcome,
     AttemptPhase,
-    Job,
+    JobRecord,
     Node,
     NodePhase,
     StopCause,
 )
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money, format_rate, format_usd
 
 # How much longer than the keep time an agent waits, unless the server orders it to exit.
@@ -35,7 +35,7 @@ _WORKED = frozenset({AttemptPhase.BOOTING, AttemptPhase.RUNNING})
 _LONGEST_H = 24
 
 
-def may_keep(task: Task, offer: Offer) -> bool:
+def may_keep(task: TaskSpec, offer: Offer) -> bool:
     """Whether the task asks to keep its nodes, and these nodes can be kept. Nodes of a machine can
     always be kept. Other nodes on a shared host are not kept, because the host frees its devices at
     once. Other nodes with volumes or a time limit are not kept, because they may not suit the next
@@ -47,12 +47,12 @@ def may_keep(task: Task, offer: Offer) -> bool:
     return task.machine is not None or not bound
 
 
-def _endings(task: Task) -> frozenset[AttemptOutcome]:
+def _endings(task: TaskSpec) -> frozenset[AttemptOutcome]:
     """The outcomes of a node's work after which the node can be kept."""
     return _BY_ITSELF if task.machine is None else NODE_SPARED
 
 
-def waits_on(job: Job, attempt: Attempt, node: Node) -> bool:
+def waits_on(job: JobRecord, attempt: Attempt, node: Node) -> bool:
     """Whether an agent that asks for work for this rank may be one that waits for the next job."""
     if attempt.phase is AttemptPhase.KEPT:
         return True
@@ -63,7 +63,7 @@ def waits_on(job: Job, attempt: Attempt, node: Node) -> bool:
 
 
 def keeps_until(
-    job: Job,
+    job: JobRecord,
     attempt: Attempt,
     nodes: Sequence[Node],
     end: tuple[AttemptOutcome | None, int | None],
@@ -90,7 +90,7 @@ def keeps_until(
     return now + length if length > _NOTHING else None
 
 
-def _leaves_nodes(job: Job, end: tuple[AttemptOutcome | None, int | None]) -> bool:
+def _leaves_nodes(job: JobRecord, end: tuple[AttemptOutcome | None, int | None]) -> bool:
     """Whether the nodes can do other work after the job's work has ended this way."""
     if job.task.machine is None:
         return job.stop_reason is None and ends_job(job, *end)
@@ -98,7 +98,7 @@ def _leaves_nodes(job: Job, end: tuple[AttemptOutcome | None, int | None]) -> bo
     return end[0] in NODE_SPARED or (end[0] is AttemptOutcome.LIMIT and timed)
 
 
-def paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
+def paid_for(job: JobRecord, attempt: Attempt, spent: Money | None) -> timedelta:
     """How long the rest of the budget can pay for the gang, less the time to remove the gang."""
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
@@ -108,7 +108,7 @@ def paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
     return paid - min(MARGIN, paid / 2)
 
 
-def fits(kept: Attempt, former: Job, job: Job) -> bool:
+def fits(kept: Attempt, former: JobRecord, job: JobRecord) -> bool:
     """Whether a kept gang would suit the job as well as a new gang on the same offer. The offers
     themselves are compared by the caller.
     """
@@ -150,7 +150,7 @@ def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
 
 
 def hand_over(
-    old: Attempt, former: Job, charges: Sequence[Charge], job: Job, now: datetime
+    old: Attempt, former: JobRecord, charges: Sequence[Charge], job: JobRecord, now: datetime
 ) -> RowChanges:
     """Turn a kept gang into a new attempt of the job. `charges` are the charges of the attempt that
     had the gang before."""

@@ -30,9 +30,9 @@ from cavvy.control.decide.placement import (
 from cavvy.control.markets.history import MarketHistory
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.costs.metering import total
-from cavvy.domain.jobs import GOING, Attempt, Job, Node
+from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext
@@ -66,7 +66,7 @@ class DeadlineAdvisor:
         self._egress: Mapping[str, Money] = {}
         self._egress_read: datetime | None = None
 
-    async def place(self, job: Job, snapshot: MarketSnapshot) -> Recommendation | None:
+    async def place(self, job: JobRecord, snapshot: MarketSnapshot) -> Recommendation | None:
         """Recommend where a job without a gang should start, or that it should wait. Returns None
         if the policy does not apply.
         """
@@ -75,7 +75,7 @@ class DeadlineAdvisor:
         return facts and recommend(facts, job, job.avoid, self._clock.now())
 
     async def review(
-        self, job: Job, attempts: Sequence[Attempt], nodes: Sequence[Node]
+        self, job: JobRecord, attempts: Sequence[Attempt], nodes: Sequence[Node]
     ) -> Recommendation | None:
         """Recommend where a job with a gang should run. Returns None if the policy does not
         apply.
@@ -88,7 +88,7 @@ class DeadlineAdvisor:
         return facts and recommend(facts, job, job.avoid, self._clock.now())
 
     async def successor(
-        self, job: Job, attempts: Sequence[Attempt], current: Attempt
+        self, job: JobRecord, attempts: Sequence[Attempt], current: Attempt
     ) -> Recommendation:
         """Recommend where to move from a gang that will be reclaimed soon. If the recommendation
         contains no offers, the job cannot move now."""
@@ -101,7 +101,7 @@ class DeadlineAdvisor:
         return find_successor(find_placement(left, snapshot, self._pool.objections, situation, now))
 
     async def situation(
-        self, job: Job, attempts: Sequence[Attempt], now: datetime
+        self, job: JobRecord, attempts: Sequence[Attempt], now: datetime
     ) -> PlanningContext:
         """The planner's context: the job's progress and spending in these attempts, and the markets
         that have a cooldown.
@@ -111,18 +111,18 @@ class DeadlineAdvisor:
         known = make_situation(job, attempts, spent, await self.history.cooling_down(), now)
         return replace(known, egress=await self.egress_of(job.task))
 
-    async def egress_of(self, task: Task) -> Mapping[str, Money]:
+    async def egress_of(self, task: TaskSpec) -> Mapping[str, Money]:
         """The prices of data that leaves a provider, if the task states the size of some data."""
         sized = any(each.size_mib is not None for each in (*task.inputs, *task.outputs))
         return await self._prices() if sized else {}
 
-    async def price_uploads(self, job: Job, offer: Offer) -> Money | None:
+    async def price_uploads(self, job: JobRecord, offer: Offer) -> Money | None:
         """The price of a GB of checkpoints that a node of the offer uploads; None if unknown."""
         storage = job.task.checkpoint.storage if job.task.checkpoint is not None else None
         return price_upload(storage, offer, await self._prices())
 
     async def ahead(
-        self, job: Job, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]
+        self, job: JobRecord, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]
     ) -> Recommendation | None:
         """Recommend where to move from a gang at risk. If the recommendation contains no offers,
         the job stays. Returns None if a move would lose work.
@@ -133,7 +133,7 @@ class DeadlineAdvisor:
             return await self.review(job, attempts, nodes)
         return go_ahead(job, own, await self.successor(job, attempts, own))
 
-    async def policy_inputs(self, job: Job) -> PolicyFacts | None:
+    async def policy_inputs(self, job: JobRecord) -> PolicyFacts | None:
         """The current inputs of the policy, from which the rest of the job can be forecast."""
         attempts = await self._store.attempts(job.id)
         current = next(
@@ -144,7 +144,7 @@ class DeadlineAdvisor:
 
     async def _facts(
         self,
-        job: Job,
+        job: JobRecord,
         attempts: Sequence[Attempt],
         snapshot: MarketSnapshot,
         current: Attempt | None,

@@ -13,7 +13,7 @@ from cavvy.control.decide.machines import (
     record_holder,
 )
 from cavvy.control.warm.pool import WarmPool
-from cavvy.domain.jobs import Attempt, Job
+from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.store.base import RowNotFound, Store
 
@@ -32,7 +32,9 @@ class MachinePool:
         except RowNotFound:
             return None
 
-    async def gang_of(self, machine: NamedMachine | None) -> tuple[Job | None, Attempt | None]:
+    async def gang_of(
+        self, machine: NamedMachine | None
+    ) -> tuple[JobRecord | None, Attempt | None]:
         """The machine's newest job, and the machine's gang if it has one."""
         if machine is None or machine.job_id is None:
             return None, None
@@ -42,12 +44,12 @@ class MachinePool:
             return None, None
         return holder, find_gang(await self._store.attempts(holder.id), holder)
 
-    async def is_leaving(self, holder: Job | None) -> bool:
+    async def is_leaving(self, holder: JobRecord | None) -> bool:
         """Whether nodes of the machine's newest job are still being released."""
         return holder is not None and is_leaving(await self._store.attempts(holder.id))
 
     async def give_turn(
-        self, job: Job, now: datetime
+        self, job: JobRecord, now: datetime
     ) -> MachineIsBusy | MachineIsUnfit | NamedMachine | None:
         """Start the job on its machine and return None. If the job must wait or fail, return why.
         If the machine has no gang, return the machine's row, which must be written when the job

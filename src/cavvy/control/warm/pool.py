@@ -11,7 +11,7 @@ from cavvy.control.decide.bills import closing_charges
 from cavvy.control.decide.warm_pool import fits, hand_over, is_fresh, is_kept, list_kept
 from cavvy.control.unit_of_work import make_write
 from cavvy.domain.events import Charge
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.offers import Offer
 from cavvy.store.base import RowNotFound, Store
@@ -31,7 +31,7 @@ class WarmGang:
     """A gang that a job may take over, its former job, and the former job's final charges."""
 
     attempt: Attempt
-    former: Job
+    former: JobRecord
     charges: list[Charge]
 
 
@@ -61,11 +61,11 @@ class WarmPool:
             else:
                 self._kept.pop(attempt.id, None)
 
-    async def any_for(self, job: Job) -> bool:
+    async def any_for(self, job: JobRecord) -> bool:
         """Whether the job's project keeps any gang."""
         return len(await self._of(job.project)) > 0
 
-    async def find(self, job: Job, allows: Allows) -> WarmGang | WarmGangNotReady | None:
+    async def find(self, job: JobRecord, allows: Allows) -> WarmGang | WarmGangNotReady | None:
         """The kept gang that fits the job. If several fit, the one that has been kept longest and
         is ready is preferred."""
         soon: WarmGangNotReady | None = None
@@ -89,7 +89,7 @@ class WarmPool:
                 soon = soon or WarmGangNotReady(attempt=attempt)
         return soon
 
-    async def prepare(self, kept: Attempt, former: Job, now: datetime) -> WarmGang | None:
+    async def prepare(self, kept: Attempt, former: JobRecord, now: datetime) -> WarmGang | None:
         """The kept gang with the final charges of its former job, or None if no job can take the
         gang over yet.
         """
@@ -99,7 +99,7 @@ class WarmPool:
         return WarmGang(attempt=kept, former=former, charges=charges)
 
     async def hand_over(
-        self, kept: WarmGang, job: Job, now: datetime, machine: NamedMachine | None = None
+        self, kept: WarmGang, job: JobRecord, now: datetime, machine: NamedMachine | None = None
     ) -> None:
         """Give the gang to a new attempt of the job, and record it in its machine's row. Raises
         StaleVersion if the gang, the job or the machine has changed since.

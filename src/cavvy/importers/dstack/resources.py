@@ -4,7 +4,7 @@ defaults.
 
 from dataclasses import replace
 
-from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, SpotPolicy
 from cavvy.importers.accelerators import find_needs
 from cavvy.importers.common_fields import read_price
 from cavvy.importers.dstack.needs import (
@@ -27,7 +27,7 @@ CPUS, MEMORY_MIB, DISK_MIB, COUNT = (2.0, None), (8 * 1024.0, None), (100 * 1024
 _SPOT = {"spot": SpotPolicy.ONLY, "auto": SpotPolicy.AUTO}
 
 
-def read_resources(table: Node, kept_keys: TranslationNotes) -> Resources:
+def read_resources(table: Node, kept_keys: TranslationNotes) -> ResourceSpec:
     """Translate the resources of a configuration that has been checked."""
     needs = child(table, "resources")
     cpus = _read_cpus(needs, kept_keys)
@@ -35,7 +35,7 @@ def read_resources(table: Node, kept_keys: TranslationNotes) -> Resources:
     if child(needs, "shm_size") is not None:
         reason = "the job can use all of a node's shared memory"
         kept_keys.note_at(needs, "resources.shm_size", reason)
-    request = Resources(
+    request = ResourceSpec(
         accelerators=_read_accelerators(child(needs, "gpu"), kept_keys),
         cpus_min=cpus[0],
         cpus_max=cpus[1],

@@ -6,7 +6,15 @@ import re
 import shlex
 from datetime import timedelta
 
-from cavvy.domain.tasks import Limits, Retry, Schedule, Task, Volume, VolumeKind, Workdir
+from cavvy.domain.tasks import (
+    JobLimits,
+    JobSchedule,
+    RetryPolicy,
+    TaskSpec,
+    Volume,
+    VolumeKind,
+    Workdir,
+)
 from cavvy.importers.common_fields import read_commit, read_name, read_tags
 from cavvy.importers.dstack.resources import read_resources
 from cavvy.importers.dstack.rules import is_set, split_pair
@@ -109,14 +117,14 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
     )
 
 
-def _translate_run(root: Node, kept_keys: TranslationNotes) -> Task:
+def _translate_run(root: Node, kept_keys: TranslationNotes) -> TaskSpec:
     keys = (key for key, _ in entries(root) if key.text in _NOTED or is_set(root, key.text))
     kept_keys.keep_listed(keys, _LATER, _NOTED)
     _keep_order(root, kept_keys)
     workdir = _read_workdir(root, kept_keys)
     login = _read_login(root, kept_keys)
     env, secrets = _read_env(child(root, "env"), kept_keys)
-    return Task(
+    return TaskSpec(
         name=read_name(root, kept_keys) or "",
         run=_read_run(root, kept_keys),
         session=text_at(root, "type") == "dev-environment",
@@ -130,7 +138,7 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> Task:
         env=env,
         secrets=secrets,
         volumes=(*_read_volumes(root, kept_keys), *_read_files(root, workdir, kept_keys)),
-        limits=Limits(
+        limits=JobLimits(
             duration=_read_length(root, "max_duration"), idle=_read_idle(root, kept_keys)
         ),
         schedule=_read_schedule(root, kept_keys),
@@ -387,7 +395,7 @@ def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
     return idle
 
 
-def _read_schedule(root: Node, kept_keys: TranslationNotes) -> Schedule | None:
+def _read_schedule(root: Node, kept_keys: TranslationNotes) -> JobSchedule | None:
     """The schedule of the job, in UTC."""
     cron = child(child(root, "schedule"), "cron")
     lines = [as_text(each) for each in (*items(cron), cron) if isinstance(each, ScalarNode)]
@@ -395,7 +403,7 @@ def _read_schedule(root: Node, kept_keys: TranslationNotes) -> Schedule | None:
         kept_keys.refuse_at(
             root, "schedule", "a job has only one cron line; write a separate file for each line"
         )
-    return Schedule(cron=lines[0]) if lines else None
+    return JobSchedule(cron=lines[0]) if lines else None
 
 
 def _read_grace(root: Node, kept_keys: TranslationNotes) -> timedelta:
@@ -412,9 +420,9 @@ def _read_grace(root: Node, kept_keys: TranslationNotes) -> timedelta:
     return min(length, timedelta(seconds=_MOST_GRACE_S))
 
 
-def _read_retry(root: Node, kept_keys: TranslationNotes) -> Retry:
+def _read_retry(root: Node, kept_keys: TranslationNotes) -> RetryPolicy:
     node = child(root, "retry")
-    never = Retry(preemption=0, node=0, exit=0)
+    never = RetryPolicy(preemption=0, node=0, exit=0)
     if node is None or (isinstance(node, ScalarNode) and not _is_true(node)):
         return never
     events = [each.text for each in items(child(node, "on_events")) if isinstance(each, ScalarNode)]
@@ -433,7 +441,7 @@ def _read_retry(root: Node, kept_keys: TranslationNotes) -> Retry:
             "a job waits for capacity as long as its limits allow",
         )
     again = None if "interruption" in events else 0
-    return Retry(preemption=again, node=again, exit=0)
+    return RetryPolicy(preemption=again, node=again, exit=0)
 
 
 def _is_true(node: ScalarNode) -> bool:

@@ -9,7 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from cavvy.domain.tasks import AcceleratorNeed, ProviderOptions, Resources, Retry, SpotPolicy
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    ProviderOptions,
+    ResourceSpec,
+    RetryPolicy,
+    SpotPolicy,
+)
 from cavvy.importers.accelerators import BARE_SIZES, TranslatedNeeds, find_needs
 from cavvy.importers.common_fields import read_price, read_tags
 from cavvy.importers.kept_keys import TranslationNotes
@@ -62,11 +68,11 @@ class ResourceRequest:
     task.
     """
 
-    resources: Resources = field(default_factory=Resources)
+    resources: ResourceSpec = field(default_factory=ResourceSpec)
     image: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     priority: int = 0
-    retry: Retry = field(default_factory=Retry)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 def read_request(node: Node | None, kept_keys: TranslationNotes) -> ResourceRequest:
@@ -100,7 +106,7 @@ def read_request(node: Node | None, kept_keys: TranslationNotes) -> ResourceRequ
     return replace(first, resources=combined)
 
 
-def add_options(needs: Resources, options: tuple[ProviderOptions, ...]) -> Resources:
+def add_options(needs: ResourceSpec, options: tuple[ProviderOptions, ...]) -> ResourceSpec:
     """Add options to every alternative of the resources."""
     found = tuple(replace(each, options=(*each.options, *options)) for each in needs.any_of)
     return replace(needs, options=(*needs.options, *options), any_of=found)
@@ -199,7 +205,7 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
     cpus, memory, per_cpu = _read_amounts(table)
     image, machine = _read_image(table, providers, kept_keys)
     options = {"image": machine, "zone": zone, **_read_tpu(table, kept_keys)}
-    resources = Resources(
+    resources = ResourceSpec(
         instance=text_at(table, "instance_type"),
         accelerators=_read_accelerators(table, kept_keys, spare=spare),
         cpus_min=cpus[0],
@@ -409,11 +415,11 @@ def _read_priority(table: MapNode, kept_keys: TranslationNotes) -> int:
     return priority
 
 
-def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
+def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> RetryPolicy:
     node = child(table, "job_recovery")
     mark, key = mark_of(table, "job_recovery"), "resources.job_recovery"
     if node is None:
-        return Retry()
+        return RetryPolicy()
     strategy = node.text if isinstance(node, ScalarNode) else text_at(node, "strategy")
     if strategy and strategy.lower() != "none":
         kept_keys.note(
@@ -429,7 +435,11 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
     for name in _names(node):
         if name not in ("strategy", "max_restarts_on_errors", "recover_on_exit_codes"):
             kept_keys.refuse(mark, f"{key}.{name}", "a SkyPilot plugin defines this key")
-    plain = Retry(preemption=0, node=0) if strategy and strategy.lower() == "none" else Retry()
+    plain = (
+        RetryPolicy(preemption=0, node=0)
+        if strategy and strategy.lower() == "none"
+        else RetryPolicy()
+    )
     if not values:
         return replace(plain, exit=tries or 0)
     if tries:
@@ -448,7 +458,7 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
 # Merging alternatives into one
 
 
-def _combine(found: list[Resources]) -> Resources | None:
+def _combine(found: list[ResourceSpec]) -> ResourceSpec | None:
     """Merge the alternatives into one set of resources that accepts exactly the same offers.
     Returns None if this is impossible.
     """
@@ -469,7 +479,7 @@ def _combine(found: list[Resources]) -> Resources | None:
     return _join(found)
 
 
-def _join(found: list[Resources]) -> Resources:
+def _join(found: list[ResourceSpec]) -> ResourceSpec:
     """The first alternative, extended to accept everything that the others accept."""
     spots = {each.spot for each in found}
     return replace(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cavvy.domain.tasks import Task, Workdir
+from cavvy.domain.tasks import TaskSpec, Workdir
 from cavvy.importers.common_fields import read_commit, read_name
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
@@ -199,7 +199,7 @@ def _check_group(header: Node, bodies: Sequence[Node], notes: ProblemNotes) -> N
 
 def _translate_task(
     table: Node, header: Node | None, number: int, kept_keys: TranslationNotes
-) -> Task:
+) -> TaskSpec:
     _keep_keys(table, header, kept_keys)
     request = read_request(child(table, "resources"), kept_keys)
     env, secrets = _read_variables(table, kept_keys)
@@ -213,7 +213,7 @@ def _translate_task(
         kept_keys.note_at(table, "run", f"the file has nothing to run: {WAITS}")
         run = WAIT
     _note_conda(table, request.image, kept_keys)
-    return Task(
+    return TaskSpec(
         name=_name(table, header, number, kept_keys),
         run=run,
         session=run is WAIT,

@@ -14,7 +14,7 @@ from math import inf
 from cavvy.catalog.residency import find_cloud
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import SpotPolicy, Task
+from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.markets import MarketKnowledge
@@ -95,7 +95,7 @@ class PolicyInputs:
 
 
 def find_inputs(
-    task: Task,
+    task: TaskSpec,
     offers: Sequence[Offer],
     knowledge: MarketKnowledge,
     progress: JobProgress,
@@ -150,7 +150,7 @@ def _reference(fixed: Sequence[Offer], times: Mapping[str, timedelta], room: tim
 
 
 def _terms(
-    task: Task,
+    task: TaskSpec,
     places: Sequence[SteeredMarket],
     progress: JobProgress,
     reference: timedelta,
@@ -173,7 +173,7 @@ def _terms(
     )
 
 
-def run_time_on(task: Task, offer: Offer) -> timedelta | None:
+def run_time_on(task: TaskSpec, offer: Offer) -> timedelta | None:
     """The running time on an offer without interruptions, estimated from the task's `work`. If the
     task states no work, its maximum duration is used. The result is None if neither is known.
     """
@@ -182,7 +182,7 @@ def run_time_on(task: Task, offer: Offer) -> timedelta | None:
     return task.limits.duration
 
 
-def share_done(task: Task, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
+def share_done(task: TaskSpec, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
     """The share of the work that all attempts together have done. The work of an earlier attempt
     counts up to its last checkpoint, and the work of the current attempt up to now.
     """
@@ -271,7 +271,7 @@ def _usd(offer: Offer | None, nodes: int) -> float:
 
 
 def _moves(
-    task: Task, places: Sequence[SteeredMarket], progress: JobProgress
+    task: TaskSpec, places: Sequence[SteeredMarket], progress: JobProgress
 ) -> tuple[tuple[float, ...], ...]:
     """The price of copying the checkpoint between each pair of markets; () if all copies are free.
 
@@ -304,7 +304,10 @@ def _region(place: SteeredMarket) -> tuple[str, str]:
 
 
 def _start(
-    task: Task, places: Sequence[SteeredMarket], knowledge: MarketKnowledge, progress: JobProgress
+    task: TaskSpec,
+    places: Sequence[SteeredMarket],
+    knowledge: MarketKnowledge,
+    progress: JobProgress,
 ) -> timedelta:
     """The time from a launch until the work begins. To be cautious, the estimate is the longest
     boot time of all markets plus the setup.
@@ -322,7 +325,7 @@ def _start(
     )
 
 
-def _again(task: Task, reference: timedelta) -> timedelta:
+def _again(task: TaskSpec, reference: timedelta) -> timedelta:
     """The largest amount of unsaved work that a new gang must repeat: a whole checkpoint interval,
     but at most half of the work. A task without checkpoints repeats all its work.
     """
@@ -332,7 +335,7 @@ def _again(task: Task, reference: timedelta) -> timedelta:
     return min((every or timedelta(0)) + write, reference / 2)
 
 
-def is_about_as_cheap(task: Task, offer: Offer, other: Offer) -> bool:
+def is_about_as_cheap(task: TaskSpec, offer: Offer, other: Offer) -> bool:
     """Whether the whole work costs less on `offer` than on `other`, or about as much."""
     lengths = run_time_on(task, offer), run_time_on(task, other)
     one = _cost(offer, lengths[0]) if lengths[0] and lengths[1] else offer.rate.micros_per_hour

@@ -5,7 +5,7 @@ of these peaks that real programs reach.
 import re
 from dataclasses import dataclass
 
-from cavvy.catalog.accelerators import Accelerator, Precision, Vendor, find_accelerator
+from cavvy.catalog.accelerators import AcceleratorModel, Precision, Vendor, find_accelerator
 
 # The largest share of the peak that was measured for bf16 matrix products of any shape:
 # stas00/ml-engineering, "Maximum Achievable Matmul FLOPS" (MAMF), tables read 2026-11-20 (torch 2.5
@@ -87,7 +87,7 @@ def device_of(name: str, memory_mib: int | None = None) -> DeviceRates | None:
     )
 
 
-def _achieved(row: Accelerator) -> float:
+def _achieved(row: AcceleratorModel) -> float:
     for name in (row.name, row.family):
         if name in ACHIEVED:
             return ACHIEVED[name]

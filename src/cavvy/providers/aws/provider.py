@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
-from cavvy.domain.tasks import Fabric, Objection, Task, VolumeKind
+from cavvy.domain.tasks import Fabric, Objection, TaskSpec, VolumeKind
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch import AwsLauncher
@@ -183,7 +183,7 @@ class AwsProvider:
                     await self.gangs()
         await self._market.close()
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         need = task.resources.network
         found = [] if self._context.node_endpoint is not None else [Objection("providers", _NO_WAY)]
         if need is not None and need.subnet and need.vpc:

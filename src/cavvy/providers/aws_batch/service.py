@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypedDict
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws_batch.queues import BatchQueues
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
@@ -135,7 +135,7 @@ class BatchService:
     def is_full(self, fault: CloudFault) -> bool:
         return fault.code == _FULL
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         return ()
 
     async def _check_offer(self, offer: Offer) -> None:

@@ -6,12 +6,12 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 
 MASTER_PORT = 29500  # the default port of torchrun
 
 
-def list_notes(task: Task) -> Sequence[str]:
+def list_notes(task: TaskSpec) -> Sequence[str]:
     """Notes about what the user must do before and after the script runs."""
     notes = [
         f"Set {name} in your environment before you submit; this script does not contain its value."
@@ -51,7 +51,9 @@ def list_notes(task: Task) -> Sequence[str]:
     return notes
 
 
-def make_header(provider: str, directive: str, options: Sequence[str], task: Task) -> Sequence[str]:
+def make_header(
+    provider: str, directive: str, options: Sequence[str], task: TaskSpec
+) -> Sequence[str]:
     """The first lines of a script: the options of its job, its origin, and notes for the user."""
     return [
         "#!/bin/bash",
@@ -61,14 +63,14 @@ def make_header(provider: str, directive: str, options: Sequence[str], task: Tas
     ]
 
 
-def list_exports(task: Task, nodes: int) -> Sequence[str]:
+def list_exports(task: TaskSpec, nodes: int) -> Sequence[str]:
     """The variables from `list_variables`, as `export` lines."""
     return [
         f"export {name}={shlex.quote(value)}" for name, value in list_variables(task, nodes).items()
     ]
 
 
-def list_variables(task: Task, nodes: int) -> dict[str, str]:
+def list_variables(task: TaskSpec, nodes: int) -> dict[str, str]:
     """The variables that Cavvy sets on every node, except those for the rank and the addresses."""
     variables = dict(task.env)
     for name, value in task.params.items():
@@ -80,7 +82,7 @@ def list_variables(task: Task, nodes: int) -> dict[str, str]:
     return variables
 
 
-def make_work(task: Task) -> str:
+def make_work(task: TaskSpec) -> str:
     """The task's `setup`, then its `run`, as one shell program."""
     parts = ["set -e", task.setup.rstrip("\n"), "set +e"] if task.setup else []
     return "\n".join([*parts, task.run.rstrip("\n")]) + "\n"

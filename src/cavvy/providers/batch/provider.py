@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from cavvy.providers.batch.cluster import BatchCluster, count_room, list_offers
@@ -99,7 +99,7 @@ class BatchProvider:
             *await self.system.explain_accounts(user, hello),
         ]
 
-    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+    def export(self, task: TaskSpec, offer: Offer | None, nodes: int) -> str:
         return self.system.export(task, offer, nodes)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Scalar, Task
+from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.cluster import BatchCluster, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands
@@ -61,7 +61,7 @@ class BatchSystem(Protocol):
     ) -> tuple[Sequence[str], str]:
         """The options and the script for the submit command."""
 
-    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+    def export(self, task: TaskSpec, offer: Offer | None, nodes: int) -> str:
         """See `ExportsTasks.export`."""
 
 

@@ -13,9 +13,9 @@ from cavvy.domain.quotas import NEW_LIMIT
 from cavvy.domain.tasks import (
     ImageBuild,
     NetworkNeed,
-    Resources,
+    ResourceSpec,
     SpotPolicy,
-    Task,
+    TaskSpec,
     Volume,
     VolumeKind,
 )
@@ -31,7 +31,7 @@ from cavvy.providers.base import Feature, SettingKind
 from cavvy.providers.contract.harness import FOREIGN, ContractHarness, ScenarioSuite, in_scenario
 from cavvy.providers.objections import list_objections
 
-_task = partial(Task, name="t", run="true")
+_task = partial(TaskSpec, name="t", run="true")
 _VOLUME = Volume(kind=VolumeKind.NAMED, source="/tmp", path="/mnt/cavvy-contract")
 
 
@@ -202,12 +202,12 @@ class OfferTests(ScenarioSuite):
     @pytest.mark.parametrize(
         ("feature", "task"),
         [
-            (Feature.SPOT, _task(resources=Resources(spot=SpotPolicy.ONLY))),
+            (Feature.SPOT, _task(resources=ResourceSpec(spot=SpotPolicy.ONLY))),
             (Feature.IMAGE, _task(image="box:1")),
-            (Feature.DISK, _task(resources=Resources(disk_type="gp3"))),
+            (Feature.DISK, _task(resources=ResourceSpec(disk_type="gp3"))),
             (
                 Feature.NETWORK,
-                _task(resources=Resources(network=NetworkNeed(min_mbps=1))),
+                _task(resources=ResourceSpec(network=NetworkNeed(min_mbps=1))),
             ),
             (Feature.GANG, _task(nodes=2)),
             (Feature.BUILD, _task(image_build=ImageBuild(path="."))),
@@ -222,7 +222,7 @@ class OfferTests(ScenarioSuite):
     )
     @in_scenario
     async def test_what_is_lacking_is_refused_with_its_reason(
-        self, harness: ContractHarness, feature: Feature, task: Task
+        self, harness: ContractHarness, feature: Feature, task: TaskSpec
     ) -> None:
         reason = harness.ours.manifest.unsupported.get(feature)
         objections = list_objections(task, harness.ours)

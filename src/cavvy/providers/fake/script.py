@@ -160,7 +160,7 @@ class _PriceTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
+class _ScriptFile:
     offers: tuple[_OfferTable, ...]
     launches: tuple[FaultScript, ...] = ()
     removals: tuple[RemovalScript, ...] = ()
@@ -201,7 +201,7 @@ def read_script(path: Path) -> CloudScript:
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        found = msgspec.convert(table, _File, strict=False)
+        found = msgspec.convert(table, _ScriptFile, strict=False)
     except OSError as error:
         raise Refused(
             f"[providers.fake] script: {path} cannot be read: {error.strerror}"

@@ -4,7 +4,7 @@ type.
 
 from dataclasses import dataclass
 
-from cavvy.domain.tasks import Task, Volume, VolumeKind
+from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
 from cavvy.providers.batch.export import list_variables
 from cavvy.providers.formats.machines import Machine, count_accelerators
 
@@ -22,7 +22,7 @@ class ContainerSize:
     accelerators: int
 
 
-def choose_size(task: Task, machine: Machine | None) -> ContainerSize:
+def choose_size(task: TaskSpec, machine: Machine | None) -> ContainerSize:
     """The size that the task requests. A value that the task does not request is taken from the
     machine if the machine has accelerators or the task names its type. Otherwise the default is one
     CPU, and 2 GiB for each CPU.
@@ -38,12 +38,12 @@ def choose_size(task: Task, machine: Machine | None) -> ContainerSize:
     return ContainerSize(cpus=cpus, memory_mib=memory, accelerators=count)
 
 
-def list_container_variables(task: Task, accelerators: int) -> dict[str, str]:
+def list_container_variables(task: TaskSpec, accelerators: int) -> dict[str, str]:
     """The environment variables of a container, except those for the rank and the addresses."""
     return {**list_variables(task, task.nodes), "NPROC_PER_NODE": str(accelerators or 1)}
 
 
-def list_host_volumes(task: Task) -> list[Volume]:
+def list_host_volumes(task: TaskSpec) -> list[Volume]:
     """The volumes that are folders of the machine."""
     return [
         each for each in task.volumes if each.kind is VolumeKind.HOST and each.path.startswith("/")

@@ -6,10 +6,10 @@ from importlib import import_module
 from pathlib import Path
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources, Task
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
 
 # Returns the catalog's offers for one node, the cheapest first.
-FindOffers = Callable[[Resources], Sequence[Offer]]
+FindOffers = Callable[[ResourceSpec], Sequence[Offer]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class JobFormat:
     """
 
     title: str
-    write: Callable[[Task, FindOffers], str]
+    write: Callable[[TaskSpec, FindOffers], str]
 
 
 def list_formats() -> Sequence[str]:

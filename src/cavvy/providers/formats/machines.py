@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources, Task
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.providers.base import Refused
 from cavvy.providers.formats.index import FindOffers
 
@@ -28,7 +28,7 @@ class Machine:
 
 
 def choose_machine(
-    task: Task,
+    task: TaskSpec,
     find_offers: FindOffers,
     cloud: str,
     service: str,
@@ -54,7 +54,7 @@ def choose_machine(
     )
 
 
-def count_accelerators(need: Resources) -> int:
+def count_accelerators(need: ResourceSpec) -> int:
     """The accelerators of each node that the task requests."""
     return need.accelerators[0].count_min if need.accelerators else 0
 
@@ -74,7 +74,7 @@ def is_azure_type(instance_type: str) -> bool:
 
 
 def list_types(
-    task: Task, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
+    task: TaskSpec, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
 ) -> list[str]:
     """All instance types that fit the task and that the service supports. If the task names a type,
     only that type.
@@ -89,7 +89,7 @@ def list_types(
 
 
 def _choose(
-    need: Resources, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
+    need: ResourceSpec, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
 ) -> Machine | None:
     if offers := _list_offers(need, find_offers, cloud, is_supported):
         best = offers[0]
@@ -102,7 +102,7 @@ def _choose(
 
 
 def _list_offers(
-    need: Resources, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
+    need: ResourceSpec, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
 ) -> list[Offer]:
     # The catalog's regions and prices are not those of the service, so the region and the maximum
     # price of the task are ignored.

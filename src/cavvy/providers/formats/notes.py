@@ -4,12 +4,12 @@ that the request does not contain.
 
 from collections.abc import Collection, Sequence
 
-from cavvy.domain.tasks import SpotPolicy, Task, Transfer
+from cavvy.domain.tasks import SpotPolicy, TaskSpec, Transfer
 
 _UNCHECKED = "nothing stops the job at this limit"
 
 
-def list_notes(task: Task, covered: Collection[str]) -> list[str]:
+def list_notes(task: TaskSpec, covered: Collection[str]) -> list[str]:
     """Notes about the keys of a task that the request does not contain. Each note gives the reason,
     or what the user must do instead. `covered` are the keys that the request contains.
     """
@@ -34,14 +34,14 @@ def list_notes(task: Task, covered: Collection[str]) -> list[str]:
     return [f"{key}: {note}" for key, value, note in rows if value and key not in covered]
 
 
-def _explain_image(task: Task) -> str:
+def _explain_image(task: TaskSpec) -> str:
     build = task.image_build
     if build is None:
         return "the task names no image; replace IMAGE by the image to run"
     return f"build {build.path}/{build.dockerfile}, push the image, and replace IMAGE by its name"
 
 
-def _explain_secrets(task: Task) -> str:
+def _explain_secrets(task: TaskSpec) -> str:
     return f"this file contains no values; pass {', '.join(task.secrets)} to the container"
 
 
@@ -49,7 +49,7 @@ def _list_copies(transfers: Sequence[Transfer]) -> str:
     return ", ".join(f"{each.source} to {each.target}" for each in transfers)
 
 
-def _list_limits(task: Task) -> dict[str, object]:
+def _list_limits(task: TaskSpec) -> dict[str, object]:
     limits = task.limits
     return {
         "duration": limits.duration,
@@ -59,7 +59,7 @@ def _list_limits(task: Task) -> dict[str, object]:
     }
 
 
-def write_comments(name: str, task: Task, notes: Collection[str]) -> list[str]:
+def write_comments(name: str, task: TaskSpec, notes: Collection[str]) -> list[str]:
     """The comments at the top of a YAML file or a shell script."""
     return [
         f"# Made by `cavvy export {name} TASK.YAML` from the task {task.name}.",

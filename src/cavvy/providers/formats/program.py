@@ -5,14 +5,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.providers.batch.export import here_document, make_work
 
 # Runs the program in the next argument, with bash if the image has bash, otherwise with sh.
 SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
 
 
-def make_program(task: Task, prepare: Sequence[str] = (), finish: Sequence[str] = ()) -> str:
+def make_program(task: TaskSpec, prepare: Sequence[str] = (), finish: Sequence[str] = ()) -> str:
     """The program: the lines of `prepare`, then the task's setup and work, then the lines of
     `finish`. Its exit code is that of the work, which `finish` can read as CAVVY_CODE.
 

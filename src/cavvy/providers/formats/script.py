@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.providers.batch.export import here_document
 from cavvy.providers.formats.notes import write_comments
 from cavvy.providers.formats.yaml_text import dump_yaml
 
 
 def write_script(
-    name: str, task: Task, notes: Sequence[str], calls: Sequence[tuple[str, Any]]
+    name: str, task: TaskSpec, notes: Sequence[str], calls: Sequence[tuple[str, Any]]
 ) -> str:
     """A script with comments at the top, and one command for each request. The command reads its
     request, as YAML, from its standard input.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
@@ -11,6 +12,11 @@ from cavvy.providers.base import NoCapacity, Refused, TryAgain
 
 _T = TypeVar("_T")
 _ERRORS: dict[str, type[Exception]] = {"busy": NoCapacity, "refused": Refused}
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyAnswer:
+    """The decoded form of an empty answer."""
 
 
 class LinkLost(TryAgain):

@@ -16,7 +16,7 @@ import msgspec
 from cavvy.agent.bundle import make_archive
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.abilities import JoinedMachine, JoinInvitation
 from cavvy.providers.base import (
@@ -118,7 +118,7 @@ class JoinProvider:
                 async with asyncio.timeout(_TICK_S):
                     await asyncio.Event().wait()
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         if self._context.node_endpoint is None:
             return [Objection("providers", _NO_ADDRESS)]
         known = [known for known in self._known.values() if known.facts.engine]

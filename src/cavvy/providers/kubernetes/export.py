@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources, Task, Volume, VolumeKind
+from cavvy.domain.tasks import ResourceSpec, TaskSpec, Volume, VolumeKind
 from cavvy.providers.batch.export import MASTER_PORT, list_variables, make_work
 from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.formats.program import escape_references
@@ -34,7 +34,7 @@ _SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
 
 
 def make_export(
-    task: Task,
+    task: TaskSpec,
     offer: Offer | None,
     nodes: int,
     options: PodOptions,
@@ -52,7 +52,7 @@ def make_export(
     return "\n".join([*notes, yaml.dump_all(documents, Dumper=LiteralDumper, sort_keys=False)])
 
 
-def _list_left_out(task: Task, node: KubernetesNode) -> list[str]:
+def _list_left_out(task: TaskSpec, node: KubernetesNode) -> list[str]:
     needs = [need.name for need in task.resources.accelerators[:1] if need.name]
     values = " ".join(f"--from-literal={name}=..." for name in task.secrets)
     wanted = {
@@ -75,7 +75,7 @@ def _list_left_out(task: Task, node: KubernetesNode) -> list[str]:
     return [note for note, is_so in wanted.items() if is_so]
 
 
-def _service(task: Task) -> Object:
+def _service(task: TaskSpec) -> Object:
     """A headless service, which gives the pods host names so that they can find each other."""
     return {
         "apiVersion": "v1",
@@ -91,7 +91,7 @@ def _service(task: Task) -> Object:
 
 
 def _pod(
-    task: Task,
+    task: TaskSpec,
     offer: Offer | None,
     rank: int,
     nodes: int,
@@ -122,7 +122,7 @@ def _pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _list_volumes(task: Task) -> list[Volume]:
+def _list_volumes(task: TaskSpec) -> list[Volume]:
     """The task's volumes that a pod can mount."""
     return [
         each
@@ -131,7 +131,7 @@ def _list_volumes(task: Task) -> list[Volume]:
     ]
 
 
-def _environment(task: Task, rank: int, nodes: int, count: int) -> list[Object]:
+def _environment(task: TaskSpec, rank: int, nodes: int, count: int) -> list[Object]:
     hosts = (
         [f"{task.name}-{each}.{task.name}" for each in range(nodes)] if nodes > 1 else ["127.0.0.1"]
     )
@@ -152,7 +152,7 @@ def _environment(task: Task, rank: int, nodes: int, count: int) -> list[Object]:
     ]
 
 
-def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
+def _size(resources: ResourceSpec, offer: Offer | None) -> tuple[float, int, int]:
     if offer is not None:
         return offer.vcpus, offer.memory_mib, offer.accelerator_count
     count = resources.accelerators[0].count_min if resources.accelerators else 0
@@ -160,7 +160,7 @@ def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
     return cpus, resources.least_memory_mib(cpus) or 1024, count
 
 
-def _guess_node(need: Resources) -> KubernetesNode:
+def _guess_node(need: ResourceSpec) -> KubernetesNode:
     """A node that is assumed when the cluster is unknown: its accelerators have the resource name
     of the vendor's device plugin.
     """

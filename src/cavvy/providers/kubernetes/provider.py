@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import UnitError, parse_rate
 from cavvy.providers.base import (
     GangSeen,
@@ -100,7 +100,7 @@ class KubernetesProvider:
             for watch in self._watches.values():
                 watch.stop_relaying()
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         if any(volume.options for volume in task.volumes):
             reason = "pods mount NFS exports with the node's mount options; remove `options`"
             return [Objection("volumes", reason)]
@@ -123,7 +123,7 @@ class KubernetesProvider:
     def policy(self) -> str:
         return make_policy(self._namespace(None), self._options.queue)
 
-    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+    def export(self, task: TaskSpec, offer: Offer | None, nodes: int) -> str:
         cluster = self._clusters.get(offer.region) if offer is not None else None
         alike = cluster.list_alike(offer) if cluster is not None and offer is not None else ()
         return make_export(task, offer, nodes, self._options, alike[0] if alike else None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from cavvy.agent.work import hide
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import HourlyRate, format_memory, parse_rate
 from cavvy.providers.base import (
     GangSeen,
@@ -110,7 +110,7 @@ class LocalProvider:
     async def changed(self) -> str:
         return await self._watch.changed()
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         return check_task(task, self._engine(), self._hides)
 
     async def whoami(self) -> Sequence[tuple[str, str]]:

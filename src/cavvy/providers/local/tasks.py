@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cavvy.agent.work.hide import is_hidden
-from cavvy.domain.tasks import Objection, Task, VolumeKind
+from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
 
 _DOCKER_SOCKET = "/var/run/docker.sock"
 
@@ -40,7 +40,7 @@ def _daemon_answers(address: str | None) -> bool:
     return True
 
 
-def check_task(task: Task, engine: str | None, hides: Path | None) -> Sequence[Objection]:
+def check_task(task: TaskSpec, engine: str | None, hides: Path | None) -> Sequence[Objection]:
     """Objections in addition to those from the manifest. `hides` is the folder that containers must
     not be able to read.
     """

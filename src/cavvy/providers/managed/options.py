@@ -5,7 +5,7 @@ again, beside Cavvy.
 import json
 from collections.abc import Sequence
 
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 
 _MANY = (
     "Cavvy starts many runs as jobs of their own, so that each has its own log, checkpoints and "
@@ -21,7 +21,7 @@ _REASONS = {
 }
 
 
-def object_to_options(provider: str, task: Task) -> Sequence[Objection]:
+def object_to_options(provider: str, task: TaskSpec) -> Sequence[Objection]:
     """Objections to the task's options for this provider; () if there are none."""
     names = {
         name

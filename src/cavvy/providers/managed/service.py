@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.base import GangSpec
 from cavvy.providers.vm.cloud import BillEnd, CloudFault
 
@@ -123,5 +123,5 @@ class ManagedService(Protocol):
     def is_full(self, fault: CloudFault) -> bool:
         """Whether this fault of `submit` means that the offer is not available now."""
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         """Objections to a task; () if the service can run it."""

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import NetworkNeed, Objection, Scalar, Task
+from cavvy.domain.tasks import NetworkNeed, Objection, Scalar, TaskSpec
 from cavvy.providers.base import GangSpec, Refused
 from cavvy.providers.nebius.api import NebiusApi, find_detail
 from cavvy.providers.nebius.market import LEAST_GIB, USUAL_DISK, ListPrices, NebiusMarket
@@ -250,7 +250,7 @@ def _wrap(script: str) -> str:
     return "#cloud-config\n" + json.dumps(table, ensure_ascii=False)
 
 
-def object_to(task: Task) -> Sequence[Objection]:
+def object_to(task: TaskSpec) -> Sequence[Objection]:
     """What Nebius cannot do for the task."""
     need = task.resources.network
     named = need and (("vpc" if need.vpc else "") or ("key" if need.key else ""))

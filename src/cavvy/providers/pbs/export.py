@@ -1,14 +1,14 @@
 """Exports a task as a script for qsub, which runs without Cavvy: `cavvy export pbs TASK.YAML`."""
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.providers.batch.export import here_document, list_exports, make_header, make_work
 from cavvy.providers.batch.system import JobOptions
 from cavvy.providers.pbs.script import format_length, make_chunk
 
 
 def make_export(
-    task: Task, offer: Offer | None, nodes: int, job_options: JobOptions, gpu_resource: str
+    task: TaskSpec, offer: Offer | None, nodes: int, job_options: JobOptions, gpu_resource: str
 ) -> str:
     """The script for qsub. If `offer` is None, the script requests the accelerators, CPUs and
     memory named in the task.
@@ -52,7 +52,7 @@ def make_export(
     return "\n".join(lines) + "\n"
 
 
-def _chunk(task: Task, offer: Offer | None, gpu_resource: str) -> str:
+def _chunk(task: TaskSpec, offer: Offer | None, gpu_resource: str) -> str:
     if offer is not None:
         return make_chunk(offer, gpu_resource)
     need = task.resources

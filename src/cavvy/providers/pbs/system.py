@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Scalar, Task
+from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.providers.base import GangSpec, TryAgain
 from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands, BatchDialect
@@ -105,7 +105,7 @@ class PbsSystem:
         options = make_options(gang, queue, files.mark, self.job_options, self._asked_resource)
         return options, make_script(gang, queue, files, self.job_options)
 
-    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+    def export(self, task: TaskSpec, offer: Offer | None, nodes: int) -> str:
         return make_export(task, offer, nodes, self.job_options, self._asked_resource)
 
     async def _read(self, kind: str, *argv: str) -> Mapping[str, Facts]:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from cavvy.providers.base import ProviderError, Refused, TryAgain
+from cavvy.providers.redirects import NoRedirects
 
 Object = dict[str, Any]
 
@@ -69,7 +70,7 @@ class RayDashboard:
             _AT_ONCE, f"ray-{address.name}"
         )  # separate threads, so that a slow dashboard does not delay other clusters
         self._shown: Mapping[str, str] | None = None  # the headers that the last request sent
-        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+        handlers: list[urllib.request.BaseHandler] = [NoRedirects()]
         if urlsplit(address.url).scheme == "https":
             handlers.append(
                 urllib.request.HTTPSHandler(
@@ -196,13 +197,6 @@ class RayDashboard:
             raise TryAgain(
                 f"{self.address.name}: {self.address.url} cannot be reached: {reason}"
             ) from error
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Rejects redirects, because a proxy's login page must not receive the request's headers."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
 
 
 def _read(error: urllib.error.HTTPError) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import UnitError, parse_rate
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from cavvy.providers.batch.fan_out import FanOut, look_at_all, remove_from_all, whoami_all
@@ -65,7 +65,7 @@ class RayProvider:
             await self._ledger.refresh(name)
             await remove_from_all(site.remove(name) for site in self.sites().values())
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         return why_not(self._context.node_endpoint)
 
     async def whoami(self) -> Sequence[tuple[str, str]]:

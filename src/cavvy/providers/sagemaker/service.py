@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.sagemaker.request import (
@@ -185,7 +185,7 @@ class SageMakerService:
     def is_full(self, fault: CloudFault) -> bool:
         return _FULL in (fault.code, _read_code(fault.message))
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         if task.image is None or _IMAGE.fullmatch(task.image):
             return ()
         reason = (

@@ -3,14 +3,14 @@ TASK.YAML`.
 """
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.providers.batch.export import here_document, list_exports, make_header, make_work
 from cavvy.providers.batch.system import JobOptions
 from cavvy.providers.slurm.script import format_length, gres_of
 
 
 def make_export(
-    task: Task, offer: Offer | None, nodes: int, job_options: JobOptions, qos: str
+    task: TaskSpec, offer: Offer | None, nodes: int, job_options: JobOptions, qos: str
 ) -> str:
     """The script for sbatch. If `offer` is None, the script requests the accelerators, CPUs and
     memory named in the task.
@@ -49,7 +49,7 @@ def make_export(
     return "\n".join(lines) + "\n"
 
 
-def _size(task: Task, offer: Offer | None) -> list[str]:
+def _size(task: TaskSpec, offer: Offer | None) -> list[str]:
     if offer is not None:
         gres = gres_of(offer)
         return [

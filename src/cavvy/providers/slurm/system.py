@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Scalar, Task
+from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands, BatchDialect
@@ -113,7 +113,7 @@ class SlurmSystem:
         options = make_options(gang, queue, files, self.job_options, self._qos)
         return options, make_script(gang, files, self.job_options.python, pyxis=self._pyxis)
 
-    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+    def export(self, task: TaskSpec, offer: Offer | None, nodes: int) -> str:
         return make_export(task, offer, nodes, self.job_options, self._qos)
 
     async def _show(self, *what: str) -> Sequence[Row]:

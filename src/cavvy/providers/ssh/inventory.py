@@ -85,7 +85,7 @@ class _Group(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 _T = TypeVar("_T", _Host, _Group)
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
+class _InventoryFile(msgspec.Struct, frozen=True, kw_only=True):
     hosts: dict[str, _Host] = {}
     groups: dict[str, _Group] = {}
 
@@ -124,7 +124,7 @@ def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
     )
 
 
-def _list_groups(where: str, file: _File) -> dict[str, str]:
+def _list_groups(where: str, file: _InventoryFile) -> dict[str, str]:
     """The group of each host that is listed in a group. Raises Refused."""
     found: dict[str, str] = {}
     for group, listed in file.groups.items():
@@ -167,9 +167,9 @@ def _entry(
     )
 
 
-def _read_file(given: Scalar | None) -> tuple[str, _File]:
+def _read_file(given: Scalar | None) -> tuple[str, _InventoryFile]:
     if not given:
-        return "[providers.ssh]", _File()
+        return "[providers.ssh]", _InventoryFile()
     path = _HOME.expanduser() / Path(str(given)).expanduser()
     try:
         raw = tomllib.loads(path.read_text())
@@ -182,7 +182,7 @@ def _read_file(given: Scalar | None) -> tuple[str, _File]:
         raise Refused(
             f"{path}: {unknown[0]!r} is unknown; valid tables are [hosts.NAME] and [groups.NAME]"
         )
-    return str(path), _File(
+    return str(path), _InventoryFile(
         hosts=_convert(path, raw, "hosts", _Host), groups=_convert(path, raw, "groups", _Group)
     )
 

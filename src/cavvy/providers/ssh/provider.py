@@ -15,7 +15,7 @@ import msgspec
 
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -120,7 +120,7 @@ class SshProvider:
         finally:
             self._fleet.patient = True
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         wanted = task.image is not None or task.image_build is not None
         if wanted and self._known and not any(each.facts.engine for each in self._known.values()):
             return [

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.vertex.request import (
     ANY_RESERVATION,
@@ -176,7 +176,7 @@ class VertexService:
     def is_full(self, fault: CloudFault) -> bool:
         return fault.code == _FULL or _STOCKOUT.search(fault.message) is not None
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         stated = [each for each in task.resources.options if each.provider == "vertex"]
         named = any(json.loads(each.values).get("image") for each in stated)
         if task.image or named or self._settings.get("image"):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
-from cavvy.domain.tasks import Objection, Task
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -54,7 +54,7 @@ class VmProvider:
         close: Callable[[], None] = lambda: None,
         make_link: MakeLink = SshLink,
         make_script: MakeUserData | None = None,
-        object_to: Callable[[Task], Sequence[Objection]] = lambda task: (),
+        object_to: Callable[[TaskSpec], Sequence[Objection]] = lambda task: (),
     ) -> None:
         """`make_script` replaces the function that makes a node's user data. `object_to` returns
         the cloud's own objections to a task. `untold_quotas` and `silent` return the regions that
@@ -133,7 +133,7 @@ class VmProvider:
         """
         await (self._reach.relay() if self._reach is not None else asyncio.Event().wait())
 
-    def check(self, task: Task) -> Sequence[Objection]:
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
         found = list(self._object_to(task))
         if self._reach is None and self._context.node_endpoint is None:
             found.append(Objection("providers", self._no_way()))

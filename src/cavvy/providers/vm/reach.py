@@ -30,6 +30,7 @@ from cavvy.providers.hosts.bundles import Bundle, make_bundle
 from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.fleet.host_link import HostSetup
 from cavvy.providers.hosts.fleet.status import HostLook, RankState
+from cavvy.providers.hosts.remote_calls import EmptyAnswer
 from cavvy.providers.hosts.ssh_link import Dial, LinkDependencies, SshLink
 from cavvy.providers.hosts.userdata import PATIENCE
 from cavvy.providers.ledger import LaunchLedger
@@ -73,11 +74,6 @@ class ReachRecord:
     grace_s: float = 0
     pins: Mapping[str, str] = field(default_factory=dict)  # lines of `known_hosts`
     started: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class _Nothing:
-    """The decoded form of an empty answer."""
 
 
 class MachineLink(Protocol):
@@ -285,7 +281,7 @@ class VmReach:
             config = self._make_config(record, node, setup)
             ranks = [{"rank": node.rank, "devices": [], "config": config}]
             await link.ask(
-                "launch", _Nothing, gang=gang, intent=None, command=setup.agent, ranks=ranks
+                "launch", EmptyAnswer, gang=gang, intent=None, command=setup.agent, ranks=ranks
             )
         if node.id not in record.started:
             await self._note_start(gang, node.id)

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from cavvy.providers.page_links import is_same_server
 from cavvy.providers.recording import CallRecorder
+from cavvy.providers.redirects import NoRedirects
 from cavvy.providers.vm.cloud import CloudFault
 
 Json = Any  # a parsed reply; only the cloud's own package reads its fields
@@ -76,7 +77,7 @@ class RestClient:
         self._key_header = key_header
         self._read_key, self._read_error = read_key, read_error
         self._threads = ThreadPoolExecutor(8, "rest")  # this client's own threads
-        self._opener = urllib.request.build_opener(_NoRedirect(), _Http(), _Https())
+        self._opener = urllib.request.build_opener(NoRedirects(), _Http(), _Https())
         self._closed = threading.Event()
         # no call is made before this time (monotonic clock), because of a reply with the status 429
         self._limited_until = 0.0
@@ -217,13 +218,6 @@ class RestClient:
             code, message = f"HTTP {error.code}", ""
         status = 429 if code in self._later else error.code
         return CloudFault(status, str(code), str(message)[:500])
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, which would send the token to another address."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
 
 
 class _LimitedStream(io.RawIOBase):

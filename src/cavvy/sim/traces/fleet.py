@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-from cavvy.domain.jobs import Job
+from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.scheduler.pools import pool_of
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
@@ -194,11 +194,11 @@ class _Pool:
     def add(self, number: int, arrival: TraceArrival) -> None:
         at = _EPOCH + timedelta(seconds=arrival.arrival_s)
         name = f"j{number}"
-        job = Job(
+        job = JobRecord(
             id=f"{number:016d}",
             project=self.name,
             name=name,
-            task=Task(name=name, run="", nodes=arrival.gpus),
+            task=TaskSpec(name=name, run="", nodes=arrival.gpus),
             submitted_at=at,
             since=at,
         )

@@ -4,7 +4,7 @@ import re
 from datetime import datetime, timedelta
 from typing import Any
 
-from cavvy.domain.tasks import Limits, Retry
+from cavvy.domain.tasks import JobLimits, RetryPolicy
 from cavvy.domain.units import Money, UnitError, format_duration, parse_usd
 from cavvy.spec.fields.kinds import (
     EXPRESSION,
@@ -38,8 +38,8 @@ def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]
     return None, length
 
 
-def _build_limits(table: SectionReader) -> Limits:
-    limits, now = Limits(**table.values()), table.notes.now
+def _build_limits(table: SectionReader) -> JobLimits:
+    limits, now = JobLimits(**table.values()), table.notes.now
     at, after, duration = limits.deadline, limits.deadline_after, limits.duration
     if at is not None and now is not None and at <= now:
         message = f"the deadline was {format_duration(now - at)} ago"
@@ -104,11 +104,11 @@ _TRIES = ScalarKind(
 )
 
 
-def _build_retry(table: SectionReader) -> Retry:
+def _build_retry(table: SectionReader) -> RetryPolicy:
     values: dict[str, Any] = {
         name: None if value == _UNLIMITED else value for name, value in table.values().items()
     }
-    retry = Retry(**values)
+    retry = RetryPolicy(**values)
     if retry.exit_codes and retry.exit == 0:
         table.wrong(
             "exit_codes",

@@ -10,7 +10,7 @@ from cavvy.domain.tasks import (
     NetworkNeed,
     NodeCheck,
     ProviderOptions,
-    Resources,
+    ResourceSpec,
     SpotPolicy,
 )
 from cavvy.domain.units import parse_rate
@@ -173,7 +173,7 @@ def _read_one(table: SectionReader) -> Alternative:
     return table.values(), frozenset(filter(table.has, _ONE))
 
 
-def _build(table: SectionReader) -> Resources:
+def _build(table: SectionReader) -> ResourceSpec:
     base, _ = _read_one(table)
     if table.has_all("any_of", "ordered"):
         table.wrong(
@@ -182,9 +182,9 @@ def _build(table: SectionReader) -> Resources:
             suggestion="keep one of them",
         )
     choices: tuple[Alternative, ...] = table.get("any_of") or table.get("ordered") or ()
-    found = tuple(Resources(**{**base, **said}) for said, _ in choices)
+    found = tuple(ResourceSpec(**{**base, **said}) for said, _ in choices)
     if len(found) < 2:
-        return found[0] if found else Resources(**base)
+        return found[0] if found else ResourceSpec(**base)
     return replace(found[0], any_of=found, ordered=table.has("ordered"))
 
 

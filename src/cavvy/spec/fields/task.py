@@ -1,11 +1,11 @@
-"""The top-level keys of a task file, and the conversion of a file to a `Task`."""
+"""The top-level keys of a task file, and the conversion of a file to a `TaskSpec`."""
 
 import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.catalog.residency import OUTSIDE_HINT, list_outside
-from cavvy.domain.tasks import Limits, Resources, Task, Workload
+from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import format_duration
 from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.checkpoints import CHECKPOINT
@@ -98,7 +98,7 @@ def _check_tag_value(text: str) -> str:
     return text
 
 
-def _build(table: SectionReader) -> Task | None:
+def _build(table: SectionReader) -> TaskSpec | None:
     env = table.get("env", {})
     for name in table.get("secrets", ()):
         if name in env:
@@ -107,7 +107,7 @@ def _build(table: SectionReader) -> Task | None:
                 f"{name} is in `env` and in `secrets`",
                 suggestion="delete it from one of them",
             )
-    limits: Limits = table.get("limits", Limits())
+    limits: JobLimits = table.get("limits", JobLimits())
     _check_uses(table)
     _check_start(table, limits.deadline)
     _check_keep(table, limits)
@@ -120,14 +120,16 @@ def _build(table: SectionReader) -> Task | None:
         )
     check_volumes(table)
     for outside in list_outside(
-        table.get("inputs", ()), table.get("outputs", ()), table.get("resources", Resources())
+        table.get("inputs", ()), table.get("outputs", ()), table.get("resources", ResourceSpec())
     ):
         table.wrong(outside.field, str(outside), suggestion=OUTSIDE_HINT)
-    task = table.make(Task, name="")
+    task = table.make(TaskSpec, name="")
     return task and replace(task, work=_with_device(table, task.work, task.resources))
 
 
-def _with_device(table: SectionReader, work: Workload | None, needs: Resources) -> Workload | None:
+def _with_device(
+    table: SectionReader, work: Workload | None, needs: ResourceSpec
+) -> Workload | None:
     """The amount of work. If the work states a duration without `measured_on`, `measured_on`
     becomes the device that `needs` requests.
     """
@@ -147,7 +149,7 @@ def _with_device(table: SectionReader, work: Workload | None, needs: Resources) 
     return replace(work, measured_on=device)
 
 
-def _check_keep(table: SectionReader, limits: Limits) -> None:
+def _check_keep(table: SectionReader, limits: JobLimits) -> None:
     if not table.get("keep") or table.has("machine"):
         return
     if table.has("volumes"):

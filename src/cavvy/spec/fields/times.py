@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from cavvy.domain.tasks import Schedule
+from cavvy.domain.tasks import JobSchedule
 from cavvy.domain.units import format_duration, parse_duration
 from cavvy.spec.fields.kinds import (
     TEXT_OR_NUMBER,
@@ -149,14 +149,14 @@ def check_cron(text: str) -> str:
     return " ".join(parts)
 
 
-def _read_schedule(text: str) -> Schedule:
+def _read_schedule(text: str) -> JobSchedule:
     text = filled(text).strip()
     if len(text.split()) >= 4:
-        return Schedule(cron=check_cron(text))
-    return Schedule(at=read_time(text))
+        return JobSchedule(cron=check_cron(text))
+    return JobSchedule(at=read_time(text))
 
 
-def _build_schedule(table: SectionReader) -> Schedule | None:
+def _build_schedule(table: SectionReader) -> JobSchedule | None:
     if table.has("at") == table.has("cron"):
         both = table.has("at")
         message = "`at` and `cron` cannot be used together" if both else "`at` or `cron` is missing"
@@ -166,7 +166,7 @@ def _build_schedule(table: SectionReader) -> Schedule | None:
         table.wrong(
             "time_zone", "`time_zone` belongs to `cron`", suggestion="write the zone into `at`"
         )
-    return Schedule(**values) if "at" in values or "cron" in values else None
+    return JobSchedule(**values) if "at" in values or "cron" in values else None
 
 
 _TABLE = section(

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from enum import StrEnum
 
-from cavvy.domain.tasks import Delivery, Webhook, Workload
+from cavvy.domain.tasks import Delivery, WebhookTarget, Workload
 from cavvy.spec.fields.accelerators import read_device
 from cavvy.spec.fields.kinds import (
     FieldSpec,
@@ -121,8 +121,8 @@ _ON = choice(
 )
 
 
-def _build_webhook(table: SectionReader) -> Webhook | None:
-    return table.make(lambda url, on=(): Webhook(url=url, on=on or tuple(Delivery)))
+def _build_webhook(table: SectionReader) -> WebhookTarget | None:
+    return table.make(lambda url, on=(): WebhookTarget(url=url, on=on or tuple(Delivery)))
 
 
 _WEBHOOK = section(
@@ -131,4 +131,4 @@ _WEBHOOK = section(
     url=FieldSpec(_URL, required=True),
     on=ListKind(_ON, single=True),
 )
-WEBHOOKS = ListKind(either(_URL, lambda url: Webhook(url=url), _WEBHOOK), single=True)
+WEBHOOKS = ListKind(either(_URL, lambda url: WebhookTarget(url=url), _WEBHOOK), single=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from cavvy.catalog.fit import ELSEWHERE, memory_bounds, relative_gap
 from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Purchase
-from cavvy.domain.tasks import Resources
+from cavvy.domain.tasks import ResourceSpec
 from cavvy.store.snapshot.layout import PURCHASE_NUMBERS
 from cavvy.store.snapshot.query import (
     NeedFilters,
@@ -25,7 +25,7 @@ _Group = tuple[float, Constraint, RowSelection]
 
 
 def nearest(
-    connection: sqlite3.Connection, need: Resources, filters: NeedFilters, wanted: int
+    connection: sqlite3.Connection, need: ResourceSpec, filters: NeedFilters, wanted: int
 ) -> Iterator[tuple[Constraint, OfferRow]]:
     """The `wanted` nearest misses, at most one per instance type and constraint. If two misses are
     equally near, the cheaper one comes first.
@@ -44,7 +44,7 @@ def nearest(
 
 def _take(
     connection: sqlite3.Connection,
-    need: Resources,
+    need: ResourceSpec,
     constraint: Constraint,
     selection: RowSelection,
     distance: float,
@@ -66,7 +66,7 @@ def _take(
 
 
 def _groups(
-    connection: sqlite3.Connection, need: Resources, filters: NeedFilters
+    connection: sqlite3.Connection, need: ResourceSpec, filters: NeedFilters
 ) -> Iterator[_Group]:
     """All rows that fail only one constraint, in groups of equal distance. For the constraint
     PRICE, the distance of a group is a lower bound.
@@ -90,7 +90,10 @@ def _groups(
 
 
 def _condition_groups(
-    connection: sqlite3.Connection, need: Resources, filters: NeedFilters, condition: ShapeCondition
+    connection: sqlite3.Connection,
+    need: ResourceSpec,
+    filters: NeedFilters,
+    condition: ShapeCondition,
 ) -> Iterator[_Group]:
     fitting = filters.fitting()
     failing = replace(
@@ -114,7 +117,7 @@ def _condition_groups(
         )
 
 
-def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) -> float:
+def _gap(need: ResourceSpec, constraint: Constraint, fact: float, cpus: float = 0) -> float:
     """By how much the value `fact` fails the constraint, computed as in `catalog/fit`."""
     match constraint:
         case Constraint.CPUS:

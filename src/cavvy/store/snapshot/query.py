@@ -12,7 +12,7 @@ from cavvy.catalog.fit import accelerator_fit
 from cavvy.catalog.query import Constraint
 from cavvy.catalog.regions import wished_place
 from cavvy.domain.offers import Purchase
-from cavvy.domain.tasks import NetworkNeed, Resources
+from cavvy.domain.tasks import NetworkNeed, ResourceSpec
 from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, PURCHASE_NUMBERS
 
 # Measured times in microseconds per row: to skip a row because of its shape, to skip a row because
@@ -155,7 +155,7 @@ def everything() -> RowSelection:
 
 
 def make_filters(
-    connection: sqlite3.Connection, need: Resources, allowed: tuple[Purchase, ...]
+    connection: sqlite3.Connection, need: ResourceSpec, allowed: tuple[Purchase, ...]
 ) -> NeedFilters:
     """Translate a requirement into filters; reads only the small tables of packs and locations."""
     if need.network is not None and need.network.fabric is not None:
@@ -267,7 +267,7 @@ def _purchase_totals(connection: sqlite3.Connection) -> dict[Purchase, int]:
     )
 
 
-def _sort_packs(connection: sqlite3.Connection, need: Resources) -> AcceleratorPacks:
+def _sort_packs(connection: sqlite3.Connection, need: ResourceSpec) -> AcceleratorPacks:
     fitting: list[int] = []
     near: dict[tuple[Constraint, float], list[int]] = {}
     rejected: dict[Constraint, dict[Purchase, int]] = {}
@@ -291,7 +291,7 @@ def _sort_packs(connection: sqlite3.Connection, need: Resources) -> AcceleratorP
     )
 
 
-def _conditions(need: Resources) -> Iterator[ShapeCondition]:
+def _conditions(need: ResourceSpec) -> Iterator[ShapeCondition]:
     """The conditions on shapes that follow from a requirement, in the order in which they are
     checked."""
     if need.instance is not None:
@@ -340,7 +340,7 @@ def _network(need: NetworkNeed) -> Iterator[ShapeCondition]:
         )
 
 
-def _memory_by_cpus(need: Resources, each_mib: int) -> ShapeCondition:
+def _memory_by_cpus(need: ResourceSpec, each_mib: int) -> ShapeCondition:
     """The condition on the memory per CPU, which applies in addition to other bounds."""
     tests = ["shape.memory_mib > 0", "shape.vcpus > 0", "shape.memory_mib >= shape.vcpus * ?"]
     tests += ["shape.memory_mib >= ?"] if need.memory_min_mib is not None else []

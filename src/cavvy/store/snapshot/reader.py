@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cavvy.catalog.fit import PURCHASES, make_miss
 from cavvy.catalog.query import Catalog, Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Resources
+from cavvy.domain.tasks import ResourceSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.snapshot import choose, misses, query
 from cavvy.store.snapshot.layout import (
@@ -97,7 +97,12 @@ class CatalogSnapshot:
         self.close()
 
     def match(
-        self, need: Resources, *, limit: int | None = None, misses: int = 5, reserved: bool = False
+        self,
+        need: ResourceSpec,
+        *,
+        limit: int | None = None,
+        misses: int = 5,
+        reserved: bool = False,
     ) -> OfferMatches:
         """Implements `Catalog.match`; `reserved` also includes offers with a commitment."""
         try:
@@ -106,7 +111,7 @@ class CatalogSnapshot:
             raise choose.unusable(self.path, error) from error
 
     def _match(
-        self, need: Resources, limit: int | None, wanted: int, reserved: bool
+        self, need: ResourceSpec, limit: int | None, wanted: int, reserved: bool
     ) -> OfferMatches:
         allowed = PURCHASES[need.spot] + ((Purchase.RESERVED,) if reserved else ())
         filters = query.make_filters(self._connection, need, allowed)
@@ -126,7 +131,7 @@ class CatalogSnapshot:
         )
 
     def _misses(
-        self, near: Sequence[tuple[Constraint, query.OfferRow]], need: Resources
+        self, near: Sequence[tuple[Constraint, query.OfferRow]], need: ResourceSpec
     ) -> tuple[NearMiss, ...]:
         offers = self._offers(row for _, row in near)
         return tuple(

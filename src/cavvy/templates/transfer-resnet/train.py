@@ -28,7 +28,7 @@ PLAIN = train.Plan(
 )  # Each device has the whole model, so it can save and load the backbone.
 
 
-class Network(nn.Module):
+class Classifier(nn.Module):
     def __init__(
         self, backbone: ResNet | EfficientNetLite0, classes: int = 5, frozen: bool = False
     ) -> None:
@@ -46,7 +46,7 @@ class Network(nn.Module):
             images = F.interpolate(images, (side, side), mode="bilinear")
         return self.head(self.backbone(images))
 
-    def train(self, mode: bool = True) -> "Network":
+    def train(self, mode: bool = True) -> "Classifier":
         super().train(mode)
         if self.frozen:  # The running means of a frozen backbone must not change.
             self.backbone.eval()
@@ -90,7 +90,7 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
 def base(epochs: int, lr: float) -> None:
     images, labels = load(0)
     run = train.Run(FOLDER / "base", plan=PLAIN)
-    model = run.model(lambda: Network(ResNet()))
+    model = run.model(lambda: Classifier(ResNet()))
     fit(run, model, train.Tensors(images[180:], labels[180:]), epochs, lr)
     right = accuracy(model, images[:180], labels[:180])
     if run.world.is_first:
@@ -115,7 +115,7 @@ def tune(epochs: int, lr: float, weights: str) -> None:
     said = []
 
     run = train.Run(FOLDER / f"{weights}-head", plan=PLAIN)
-    model = run.model(lambda: Network(experienced(weights), frozen=True))
+    model = run.model(lambda: Classifier(experienced(weights), frozen=True))
     # First, only the new head is trained.
     fit(run, model, few, epochs, lr, list(model.head.parameters()))
     said.append(("the head alone", accuracy(model, *test)))
@@ -123,8 +123,8 @@ def tune(epochs: int, lr: float, weights: str) -> None:
 
     run = train.Run(FOLDER / f"{weights}-tune", plan=PLAIN)
 
-    def tuned() -> Network:
-        made = Network(experienced(weights))
+    def tuned() -> Classifier:
+        made = Classifier(experienced(weights))
         made.head.load_state_dict(head)
         return made
 
@@ -134,7 +134,7 @@ def tune(epochs: int, lr: float, weights: str) -> None:
 
     run = train.Run(FOLDER / f"{weights}-scratch", plan=PLAIN)
     model = run.model(
-        lambda: Network(ResNet() if weights == "digits" else EfficientNetLite0(learnt=False))
+        lambda: Classifier(ResNet() if weights == "digits" else EfficientNetLite0(learnt=False))
     )
     fit(run, model, few, epochs, lr)
     said.append(("the same model without pretraining", accuracy(model, *test)))

@@ -1,6 +1,6 @@
 """Exports a task as a job of AWS Batch: `cavvy export aws-batch TASK.YAML`."""
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import TaskSpec
 from cavvy.providers.base import Refused
 from cavvy.providers.formats.aws_batch import request
 from cavvy.providers.formats.aws_batch.request import BatchJobRequest, BatchRetries, HostFolder
@@ -31,7 +31,7 @@ _DEFINE = "aws batch register-job-definition --cli-input-yaml file:///dev/stdin"
 _SUBMIT = "aws batch submit-job --cli-input-yaml file:///dev/stdin"
 
 
-def make_export(task: Task, find_offers: FindOffers) -> str:
+def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
     """A shell script with the requests RegisterJobDefinition and SubmitJob. Raises Refused."""
     machine = _choose_machine(task, find_offers)
     job = _make_request(task, choose_size(task, machine))
@@ -42,7 +42,7 @@ def make_export(task: Task, find_offers: FindOffers) -> str:
     return write_script("aws-batch", task, _list_steps(task, job, machine), calls)
 
 
-def _choose_machine(task: Task, find_offers: FindOffers) -> Machine:
+def _choose_machine(task: TaskSpec, find_offers: FindOffers) -> Machine:
     try:
         return choose_machine(task, find_offers, "aws", "AWS Batch", is_ec2_container_type)
     except Refused:
@@ -53,7 +53,7 @@ def _choose_machine(task: Task, find_offers: FindOffers) -> Machine:
         ) from None
 
 
-def _make_request(task: Task, size: ContainerSize) -> BatchJobRequest:
+def _make_request(task: TaskSpec, size: ContainerSize) -> BatchJobRequest:
     program = make_program(task, _RANKS if task.nodes > 1 else ALONE)
     return BatchJobRequest(
         name=task.name[: request.NAME_LENGTH],
@@ -79,7 +79,7 @@ def _make_request(task: Task, size: ContainerSize) -> BatchJobRequest:
     )
 
 
-def _choose_retries(task: Task) -> BatchRetries:
+def _choose_retries(task: TaskSpec) -> BatchRetries:
     retry = task.retry
     counts = [retry.preemption, retry.node, retry.exit]
     most = max(request.ATTEMPTS if each is None else each for each in counts)
@@ -89,7 +89,7 @@ def _choose_retries(task: Task) -> BatchRetries:
     )
 
 
-def _list_steps(task: Task, job: BatchJobRequest, machine: Machine) -> list[str]:
+def _list_steps(task: TaskSpec, job: BatchJobRequest, machine: Machine) -> list[str]:
     mounted = {each.path for each in job.folders}
     left = [each.path for each in task.volumes if each.path not in mounted]
     gpu = machine.offer.accelerator if machine.offer else None

@@ -3,7 +3,7 @@
 import json
 import shlex
 
-from cavvy.domain.tasks import SpotPolicy, Task
+from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import here_document
 from cavvy.providers.formats.azure_batch import request
@@ -21,7 +21,7 @@ _NO_GANG = (
 )
 
 
-def make_export(task: Task, find_offers: FindOffers) -> str:
+def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
     """A shell script that creates the pool if it does not exist, and submits a job with one task.
     Raises Refused.
     """
@@ -56,7 +56,7 @@ def _write(name: str, value: object) -> str:
     return f'cat > "$folder/{name}.json" {here_document(text)}'
 
 
-def _make_request(task: Task, machine: Machine) -> AzureBatchRequest:
+def _make_request(task: TaskSpec, machine: Machine) -> AzureBatchRequest:
     variables = list_container_variables(task, machine.accelerators)
     lines = {name: text for name, text in variables.items() if "\n" in text}
     prepare = [*ALONE, *(f"export {name}={shlex.quote(text)}" for name, text in lines.items())]
@@ -76,7 +76,7 @@ def _make_request(task: Task, machine: Machine) -> AzureBatchRequest:
     )
 
 
-def _list_steps(task: Task, job: AzureBatchRequest) -> list[str]:
+def _list_steps(task: TaskSpec, job: AzureBatchRequest) -> list[str]:
     steps = {
         "Run this script with the Azure CLI, after `az batch account login`.": True,
         f"name: the pool, the job and the task are called {job.name}; the name of a job can be "

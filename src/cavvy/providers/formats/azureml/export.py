@@ -3,7 +3,7 @@
 import shlex
 from pathlib import PurePosixPath
 
-from cavvy.domain.tasks import SpotPolicy, Task, Transfer
+from cavvy.domain.tasks import SpotPolicy, TaskSpec, Transfer
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import make_work
 from cavvy.providers.formats.azureml import request
@@ -23,7 +23,7 @@ _ACCOUNT = "ACCOUNT"
 _IDLE_S = 20 * 60  # how long a node may be idle before the cluster removes it
 
 
-def make_export(task: Task, find_offers: FindOffers) -> str:
+def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
     """The job as YAML for `az ml job create`. Raises Refused."""
     machine = choose_machine(task, find_offers, "azure", "Azure Machine Learning", is_azure_type)
     if "${{" in make_work(task):
@@ -34,7 +34,7 @@ def make_export(task: Task, find_offers: FindOffers) -> str:
     return "\n".join([*write_comments("azureml", task, notes), document])
 
 
-def _make_request(task: Task, machine: Machine) -> CommandJobRequest:
+def _make_request(task: TaskSpec, machine: Machine) -> CommandJobRequest:
     variables = list_container_variables(task, machine.accelerators)
     if task.nodes > 1:
         del variables["MASTER_PORT"]  # the service sets this variable itself
@@ -60,7 +60,7 @@ def _make_request(task: Task, machine: Machine) -> CommandJobRequest:
     )
 
 
-def _list_inputs(task: Task) -> list[DataMount]:
+def _list_inputs(task: TaskSpec) -> list[DataMount]:
     return [
         DataMount(
             name=f"input_{number}",
@@ -71,7 +71,7 @@ def _list_inputs(task: Task) -> list[DataMount]:
     ]
 
 
-def _list_outputs(task: Task) -> list[DataMount]:
+def _list_outputs(task: TaskSpec) -> list[DataMount]:
     """The task's outputs and its checkpoint folder."""
     found = [
         DataMount(name=name, path=_make_path(_find_folder(each), task, name))
@@ -106,7 +106,7 @@ def _copy_output(number: int, output: Transfer) -> list[str]:
     return copy_output(output.source, folder, file)
 
 
-def _make_path(uri: str, task: Task, name: str) -> str:
+def _make_path(uri: str, task: TaskSpec, name: str) -> str:
     """The path of a folder: in the storage container that `uri` names, or else in the workspace's
     default store.
     """
@@ -116,7 +116,7 @@ def _make_path(uri: str, task: Task, name: str) -> str:
     return f"wasbs://{container}@{_ACCOUNT}.blob.core.windows.net/{key}"
 
 
-def _make_program(task: Task) -> str:
+def _make_program(task: TaskSpec) -> str:
     prepare = [] if task.nodes > 1 else list(ALONE)
     for number, each in enumerate(task.inputs):
         prepare += link_path(f'"$CAVVY_input_{number}"', each.target)
@@ -128,7 +128,7 @@ def _make_program(task: Task) -> str:
     return make_program(task, prepare, finish)
 
 
-def _list_steps(task: Task, machine: Machine) -> list[str]:
+def _list_steps(task: TaskSpec, machine: Machine) -> list[str]:
     tier = "low_priority" if task.resources.spot is not SpotPolicy.NEVER else "dedicated"
     uris = [each.source for each in task.inputs] + [each.target for each in task.outputs]
     git = task.workdir.git if task.workdir else None

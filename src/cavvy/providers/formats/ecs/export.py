@@ -1,6 +1,6 @@
 """Exports a task as a task of Amazon ECS: `cavvy export ecs TASK.YAML`."""
 
-from cavvy.domain.tasks import SpotPolicy, Task
+from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.providers.base import Refused
 from cavvy.providers.formats.containers import (
     ALONE,
@@ -34,7 +34,7 @@ _DEFINE = "aws ecs register-task-definition --cli-input-yaml file:///dev/stdin"
 _RUN = "aws ecs run-task --cli-input-yaml file:///dev/stdin"
 
 
-def make_export(task: Task, find_offers: FindOffers) -> str:
+def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
     """A shell script with the requests RegisterTaskDefinition and RunTask. A task without
     accelerators runs on Fargate, unless it names an instance type or
     `resources.options.ecs.launch_type` is EC2. Raises Refused.
@@ -46,7 +46,7 @@ def make_export(task: Task, find_offers: FindOffers) -> str:
     return write_script("ecs", task, _list_steps(task, job), calls)
 
 
-def _choose_launch_type(task: Task) -> LaunchType:
+def _choose_launch_type(task: TaskSpec) -> LaunchType:
     need = task.resources
     value = read_options(need, "ecs").get("launch_type")
     if value is not None and value not in list(LaunchType):
@@ -59,7 +59,7 @@ def _choose_launch_type(task: Task) -> LaunchType:
 
 
 def _choose_size(
-    task: Task, launch_type: LaunchType, find_offers: FindOffers
+    task: TaskSpec, launch_type: LaunchType, find_offers: FindOffers
 ) -> tuple[ContainerSize, list[str]]:
     """The size of the container, and the instance types that it may run on."""
     if launch_type is LaunchType.FARGATE:
@@ -77,7 +77,9 @@ def _choose_size(
     return choose_size(task, machine), list_types(task, find_offers, "aws", is_ec2_container_type)
 
 
-def _make_request(task: Task, launch_type: LaunchType, find_offers: FindOffers) -> EcsTaskRequest:
+def _make_request(
+    task: TaskSpec, launch_type: LaunchType, find_offers: FindOffers
+) -> EcsTaskRequest:
     size, types = _choose_size(task, launch_type, find_offers)
     on_machines = launch_type is LaunchType.EC2
     return EcsTaskRequest(
@@ -107,7 +109,7 @@ def _make_request(task: Task, launch_type: LaunchType, find_offers: FindOffers) 
     )
 
 
-def _list_steps(task: Task, job: EcsTaskRequest) -> list[str]:
+def _list_steps(task: TaskSpec, job: EcsTaskRequest) -> list[str]:
     mounted = {each.path for each in job.folders}
     left = [each.path for each in task.volumes if each.path not in mounted]
     on_fargate = job.launch_type is LaunchType.FARGATE

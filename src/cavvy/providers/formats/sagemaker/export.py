@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import PurePosixPath
 
-from cavvy.domain.tasks import SpotPolicy, Task, Transfer
+from cavvy.domain.tasks import SpotPolicy, TaskSpec, Transfer
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import list_variables
 from cavvy.providers.formats.index import FindOffers, JobFormat
@@ -41,7 +41,7 @@ _RANKS = (
 )
 
 
-def make_export(task: Task, find_offers: FindOffers) -> str:
+def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
     """The request as YAML for `aws sagemaker create-training-job --cli-input-yaml`. Raises
     Refused.
     """
@@ -63,7 +63,7 @@ def make_export(task: Task, find_offers: FindOffers) -> str:
     return "\n".join([*write_comments("sagemaker", task, notes), document])
 
 
-def _make_request(task: Task, machine: Machine) -> TrainingJobRequest:
+def _make_request(task: TaskSpec, machine: Machine) -> TrainingJobRequest:
     outputs = [each for each in task.outputs if each.target.startswith("s3://")]
     program, environment = _make_container(task, machine)
     arguments = split_program(program, request.ARGUMENT_LENGTH, request.ARGUMENTS)
@@ -99,7 +99,7 @@ def _make_request(task: Task, machine: Machine) -> TrainingJobRequest:
     )
 
 
-def _find_longest_run(task: Task) -> timedelta:
+def _find_longest_run(task: TaskSpec) -> timedelta:
     """The longest running time; without a limit of the task, as long as each account may run, but
     not beyond the deadline.
     """
@@ -108,7 +108,7 @@ def _find_longest_run(task: Task) -> timedelta:
     return min(task.limits.duration, request.LONGEST_RUN)
 
 
-def _find_checkpoints(task: Task) -> str | None:
+def _find_checkpoints(task: TaskSpec) -> str | None:
     if task.checkpoint is None:
         return None
     storage = task.checkpoint.storage or ""
@@ -120,17 +120,17 @@ def make_name(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9]+", "-", name)[: request.NAME_LENGTH].strip("-") or "job"
 
 
-def _is_spot(task: Task) -> bool:
+def _is_spot(task: TaskSpec) -> bool:
     return task.resources.spot is not SpotPolicy.NEVER
 
 
-def _list_hyperparameters(task: Task) -> dict[str, str]:
+def _list_hyperparameters(task: TaskSpec) -> dict[str, str]:
     values = request.make_texts(task.params)
     # the container gets values that do not fit only as CAVVY_PARAM_...
     return values if request.fits_hyperparameters(values) else {}
 
 
-def _make_container(task: Task, machine: Machine) -> tuple[str, dict[str, str]]:
+def _make_container(task: TaskSpec, machine: Machine) -> tuple[str, dict[str, str]]:
     """The program, and the container's environment variables. The program itself sets variables
     that are too long for SageMaker.
     """
@@ -165,7 +165,7 @@ def _make_container(task: Task, machine: Machine) -> tuple[str, dict[str, str]]:
     return make_program(task, prepare, finish), fitting
 
 
-def _list_channels(task: Task) -> list[DataChannel]:
+def _list_channels(task: TaskSpec) -> list[DataChannel]:
     """The data channels: the working folder, then one for each input."""
     channels = []
     if task.workdir is not None:
@@ -194,7 +194,7 @@ def _link_input(each: Transfer, folder: str) -> list[str]:
     ]
 
 
-def _list_steps(task: Task, job: TrainingJobRequest) -> list[str]:
+def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
     """The steps that the user must do, and the differences from a job that Cavvy runs."""
     workdir, inputs = task.workdir, list(enumerate(task.inputs))
     targets = [each.target for each in task.outputs]

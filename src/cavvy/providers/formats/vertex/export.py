@@ -3,7 +3,7 @@
 import shlex
 from pathlib import PurePosixPath
 
-from cavvy.domain.tasks import SpotPolicy, Task
+from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.providers.base import Refused
 from cavvy.providers.formats.containers import ALONE, list_container_variables
 from cavvy.providers.formats.index import FindOffers, JobFormat
@@ -34,7 +34,7 @@ _RANKS = (
 )
 
 
-def make_export(task: Task, find_offers: FindOffers) -> str:
+def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
     """The specification as YAML for `gcloud ai custom-jobs create --config`. Raises Refused."""
     machine = choose_machine(
         task, find_offers, "gcp", "Vertex AI custom training", request.is_custom_job_type
@@ -45,7 +45,7 @@ def make_export(task: Task, find_offers: FindOffers) -> str:
     return "\n".join([*write_comments("vertex", task, notes), document])
 
 
-def _make_request(task: Task, machine: Machine) -> CustomJobRequest:
+def _make_request(task: TaskSpec, machine: Machine) -> CustomJobRequest:
     kind = _find_accelerator(task, machine)
     variables = {
         **list_container_variables(task, machine.accelerators),
@@ -69,7 +69,7 @@ def _make_request(task: Task, machine: Machine) -> CustomJobRequest:
     )
 
 
-def _find_accelerator(task: Task, machine: Machine) -> str | None:
+def _find_accelerator(task: TaskSpec, machine: Machine) -> str | None:
     offer = machine.offer
     if offer is not None and offer.accelerator is not None:
         kind = request.find_accelerator(
@@ -85,7 +85,7 @@ def _find_accelerator(task: Task, machine: Machine) -> str | None:
     return None
 
 
-def _make_program(task: Task) -> str:
+def _make_program(task: TaskSpec) -> str:
     prepare = [*(_RANKS if task.nodes > 1 else ALONE)]
     prepare.append(f"mkdir -p {_FOLDER} && cd {_FOLDER} || exit 1")
     if task.workdir is not None:
@@ -112,7 +112,7 @@ def _mounted(uri: str) -> str:
     return "/gcs/" + uri.removeprefix("gs://").rstrip("/")
 
 
-def _list_copied(task: Task) -> frozenset[str]:
+def _list_copied(task: TaskSpec) -> frozenset[str]:
     """The task's keys whose files the program copies from or to Google Cloud Storage."""
     keys = {
         "inputs": all(each.source.startswith("gs://") for each in task.inputs),
@@ -121,7 +121,7 @@ def _list_copied(task: Task) -> frozenset[str]:
     return frozenset(key for key, is_so in keys.items() if is_so)
 
 
-def _list_steps(task: Task) -> list[str]:
+def _list_steps(task: TaskSpec) -> list[str]:
     labels = ",".join(f"{key}={value}" for key, value in task.tags.items())
     workdir = task.workdir
     source = f"a clone of {workdir.git}" if workdir and workdir.git else "the working folder"

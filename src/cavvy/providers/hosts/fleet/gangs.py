@@ -51,18 +51,13 @@ from cavvy.providers.hosts.fleet.status import (
     see_living,
     view_ranks,
 )
-from cavvy.providers.hosts.remote_calls import LinkLost
+from cavvy.providers.hosts.remote_calls import EmptyAnswer, LinkLost
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 _WITNESSES = 3  # the number of other hosts that try to reach a silent host
 # other hosts try again after the silent host has been silent for this many more seconds
 _WITNESS_EVERY_S = 60.0
 _AT_ONCE = -1.0  # a grace period that makes the supervisor kill at once
-
-
-@dataclass(frozen=True, slots=True)
-class _Nothing:
-    """The type of an empty answer."""
 
 
 @dataclass(slots=True)
@@ -190,7 +185,7 @@ class HostFleet:
             for each in ranks
         ]
         await link.ask(
-            "launch", _Nothing, gang=gang.name, intent=intent, command=setup.agent, ranks=asked
+            "launch", EmptyAnswer, gang=gang.name, intent=intent, command=setup.agent, ranks=asked
         )
 
     async def _conclude(self, intent: FleetIntent, problems: Sequence[BaseException]) -> None:
@@ -233,7 +228,7 @@ class HostFleet:
         if link is None or not link.up:
             return
         try:
-            await link.ask("remove", _Nothing, gang=name, grace_s=_AT_ONCE, forbid=True)
+            await link.ask("remove", EmptyAnswer, gang=name, grace_s=_AT_ONCE, forbid=True)
         except ProviderError:
             return  # `_clean` retries
 
@@ -317,7 +312,7 @@ class HostFleet:
         if link is None or not link.up:
             return
         try:
-            await link.ask("forget", _Nothing, gang=name)
+            await link.ask("forget", EmptyAnswer, gang=name)
         except ProviderError:
             return  # `_clean` retries
 
@@ -394,14 +389,14 @@ class HostFleet:
             try:
                 if ended is not None or (intent is not None and intent.given_up):
                     if over:
-                        await link.ask("forget", _Nothing, gang=there.name)
+                        await link.ask("forget", EmptyAnswer, gang=there.name)
                     elif not there.removing:
                         await link.ask(
-                            "remove", _Nothing, gang=there.name, grace_s=_AT_ONCE, forbid=True
+                            "remove", EmptyAnswer, gang=there.name, grace_s=_AT_ONCE, forbid=True
                         )
                 elif intent is not None and intent.removing and not there.removing:
                     await link.ask(
-                        "remove", _Nothing, gang=there.name, grace_s=intent.grace_s, forbid=True
+                        "remove", EmptyAnswer, gang=there.name, grace_s=intent.grace_s, forbid=True
                     )
             except ProviderError:
                 return  # the connection broke again
@@ -439,7 +434,7 @@ class HostFleet:
             if not link.up and not self.patient:
                 raise CannotConnect(link.problem)
             await link.ask(
-                "remove", _Nothing, gang=intent.name, grace_s=intent.grace_s, forbid=True
+                "remove", EmptyAnswer, gang=intent.name, grace_s=intent.grace_s, forbid=True
             )
         except ProviderError as error:
             return "" if await self._is_dead(link) else str(error)

@@ -244,7 +244,7 @@ class KubernetesApi:
         )
 
 
-class _Status(msgspec.Struct):
+class _ErrorStatus(msgspec.Struct):
     """The body of an error response."""
 
     message: str = ""
@@ -253,9 +253,9 @@ class _Status(msgspec.Struct):
 
 def _read_problem(status: int, body: bytes) -> ApiServerRefused:
     try:
-        found = msgspec.json.decode(body, type=_Status)
+        found = msgspec.json.decode(body, type=_ErrorStatus)
     except msgspec.DecodeError:
-        found = _Status(message=body.decode(errors="replace").strip()[:300])
+        found = _ErrorStatus(message=body.decode(errors="replace").strip()[:300])
     return ApiServerRefused(
         status, found.reason, found.message or f"the API server answered {status}"
     )

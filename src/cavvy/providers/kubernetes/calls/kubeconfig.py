@@ -51,7 +51,7 @@ class ExecPlugin(msgspec.Struct, rename="camel", kw_only=True):
     provide_cluster_info: bool = False
 
 
-class _Status(msgspec.Struct, rename="camel", kw_only=True):
+class _CredentialStatus(msgspec.Struct, rename="camel", kw_only=True):
     token: str | None = None
     client_certificate_data: str | None = None
     client_key_data: str | None = None
@@ -59,7 +59,7 @@ class _Status(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class _Printed(msgspec.Struct, kw_only=True):
-    status: _Status
+    status: _CredentialStatus
 
 
 class _Context(msgspec.Struct, kw_only=True):
@@ -380,7 +380,7 @@ class KubeLogin:
         return path
 
 
-async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _Status:
+async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _CredentialStatus:
     env = {
         each["name"]: each["value"] for each in plugin.env or () if {"name", "value"} <= each.keys()
     }

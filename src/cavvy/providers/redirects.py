@@ -1,0 +1,12 @@
+"""HTTP requests that do not follow redirects. A redirect could send a token to another address,
+such as the login page of a proxy, and repeats a POST without its body.
+"""
+
+import urllib.request
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Returns a redirect as the answer."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
