@@ -15,9 +15,11 @@ import pytest
 from tests.contract import vm_cloud
 from tests.contract.aws_batch_stand_in import BatchStandIn
 from tests.contract.aws_service import KEY, SECRET, AwsStandIn
+from tests.contract.ecs_stand_in import CLUSTER, EcsStandIn
 from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_stand_in import ROLE, SageMakerStandIn, interrupted
 from tests.contract.test_provider_aws_batch import PROOF as BATCH_PROOF
+from tests.contract.test_provider_ecs import PROOF as ECS_PROOF
 from tests.contract.test_provider_sagemaker import PROOF, TRAITS
 from tests.contract.test_provider_vertex import PROOF as VERTEX_PROOF
 from tests.contract.vertex_stand_in import VertexStandIn
@@ -82,6 +84,28 @@ class BatchContainers(BatchStandIn):
         """Take back the newest instance: its containers get SIGTERM, and the job fails."""
         machine = self.cloud.billed()[-1]
         self.reasons[machine.id] = "Host EC2 (instance i-0123456789abcdef0) terminated."
+        self.cloud.stop(machine.id)
+
+
+class EcsContainers(EcsStandIn):
+    """Tasks of ECS whose containers run."""
+
+    cloud: ContainerCloud
+
+    def start_task(self, region: str, name: str, run: dict[str, Any]) -> Rented:
+        made = super().start_task(region, name, run)
+        (container,) = run["definition"]["containerDefinitions"]
+        environment = {each["name"]: each["value"] for each in container["environment"]}
+        self.cloud.run(made.id, container["command"], environment)
+        return made
+
+    def interrupt(self) -> None:
+        """Take back the capacity of the newest task: SIGTERM, and SIGKILL two minutes later."""
+        machine = self.cloud.billed()[-1]
+        self.changes[machine.id] = {
+            "stopCode": "SpotInterruption",
+            "stoppedReason": "Your Spot Task was interrupted.",
+        }
         self.cloud.stop(machine.id)
 
 
@@ -217,6 +241,38 @@ def test_a_spot_training_on_aws_batch_survives_a_reclaimed_instance(
         be_interrupted(user, cloud, batch.reclaim, tmp_path)
         assert len(batch.bodies) == 2
         user.cli("down", "--all", "--yes")
+
+
+@pytest.mark.proves(ECS_PROOF, "spot")
+@pytest.mark.proves(ECS_PROOF, "notice")
+def test_a_spot_training_on_ecs_survives_an_interruption(
+    cloud: ContainerCloud, tmp_path: Path
+) -> None:
+    ecs = EcsContainers(cloud)
+    table = f"cluster = '{CLUSTER}'\ncapacity = 'gpu-spot=g4dn.xlarge/spot'\nimage = '{IMAGE}'\n"
+    with service_user(ecs, "ecs", table, tmp_path / "user") as user:
+        be_interrupted(user, cloud, ecs.interrupt, tmp_path)
+        assert len(ecs.runs) == 2
+        user.cli("down", "--all", "--yes")
+
+
+def test_a_gang_on_ecs_is_a_task_for_each_rank(cloud: ContainerCloud, tmp_path: Path) -> None:
+    ecs = EcsContainers(cloud)
+    table = (
+        f"cluster = '{CLUSTER}'\ncapacity = 'FARGATE'\nimage = '{IMAGE}'\n"
+        "subnets = 'subnet-0123456789abcdef0'\n"
+    )
+    with service_user(ecs, "ecs", table, tmp_path / "user") as user:
+        name = user.submit(
+            "name: pair\nnodes: 2\nresources: {cpu: 2}\n"
+            'run: sleep $((3 * CAVVY_RANK)); echo "rank $CAVVY_RANK of $NNODES"\n',
+            "--yes",
+        )
+        job = user.ended(name)
+        assert job.phase == "done", cloud.logs()
+        for rank in (0, 1):
+            assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
+        assert len(ecs.runs) == 2
 
 
 @pytest.mark.proves(VERTEX_PROOF, "spot")

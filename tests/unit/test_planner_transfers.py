@@ -55,7 +55,7 @@ def test_each_node_and_start_pays_for_inputs_that_leave_their_cloud() -> None:
     assert cost_of(make_task(INPUT), AWS) == 0
 
 
-@pytest.mark.parametrize("service", ["sagemaker", "aws-batch"])
+@pytest.mark.parametrize("service", ["sagemaker", "aws-batch", "ecs"])
 def test_a_managed_service_is_a_part_of_its_cloud(service: str) -> None:
     offer = replace(AWS, provider=service)
     assert cost_of(make_task(INPUT), offer) == 0

@@ -1,19 +1,17 @@
 """Reads which instance types job queues use, and looks up their prices in the catalog."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Refused
 from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.ec2_prices import Ec2Prices, ListPrices
 from cavvy.providers.vm.keys import list_setting
 
-ListPrices = Callable[[str], Sequence[Offer]]
-_AGE = timedelta(minutes=10)  # then the prices are read again, since the catalog is refreshed
 _PURCHASES = {"EC2": Purchase.ON_DEMAND, "SPOT": Purchase.SPOT}
 
 
@@ -27,9 +25,8 @@ class BatchQueues:
         list_prices: ListPrices,
         now: Callable[[], datetime],
     ) -> None:
-        self._aws, self._settings, self._list_prices, self._now = aws, settings, list_prices, now
-        self._prices: Sequence[Offer] = ()
-        self._read_at: datetime | None = None
+        self._aws, self._settings = aws, settings
+        self._prices = Ec2Prices(list_prices, now)
         self.left_out: Mapping[str, str] = {}  # the reason by queue
         self.fair_share: frozenset[str] = frozenset()  # the queues with a fair-share policy
 
@@ -53,7 +50,7 @@ class BatchQueues:
         told = await self._aws.pages(
             region, "describe_job_queues", "jobQueues", "nextToken", jobQueues=list(self.names())
         )
-        await self._read_prices()
+        await self._prices.refresh()
         self.fair_share = frozenset(
             str(each["jobQueueName"]) for each in told if each.get("schedulingPolicyArn")
         )
@@ -68,13 +65,6 @@ class BatchQueues:
         missing = set(self.names()) - {str(each["jobQueueName"]) for each in told}
         self.left_out = left_out | dict.fromkeys(sorted(missing), "there is no such queue")
         return found
-
-    async def _read_prices(self) -> None:
-        """Read the catalog's prices, if they have not been read for some time."""
-        now = self._now()
-        if self._read_at is None or now - self._read_at >= _AGE or not self._prices:
-            self._prices = await asyncio.to_thread(self._list_prices, "aws")
-            self._read_at = now
 
     async def _read(self, region: str, queue: Mapping[str, Any]) -> Offer | str:
         """The offer of a queue, or the reason why it has none."""
@@ -99,15 +89,8 @@ class BatchQueues:
         return "its compute environment does not exist"
 
     def _price(self, region: str, queue: str, name: str, purchase: Purchase) -> Offer | str:
-        """The offer at the catalog's price. If prices differ between zones, the highest price is
-        used.
-        """
-        known = [
-            each
-            for each in self._prices
-            if (each.region, each.instance_type, each.purchase) == (region, name, purchase)
-        ]
-        if not known:
-            return f"the catalog has no {purchase} price of {name} in {region}"
-        best = max(known, key=lambda each: each.rate)
-        return replace(best, provider="aws-batch", zone=queue, capacity=None)
+        """The offer at the catalog's price, or the reason why there is none."""
+        found = self._prices.find(region, name, purchase)
+        if isinstance(found, str):
+            return found
+        return replace(found, provider="aws-batch", zone=queue, capacity=None)

@@ -1,7 +1,8 @@
 """Makes a managed service a cloud of the layer `vm`: each instance of a job counts as a machine.
 
 A job of N instances is one request for N machines. The name of the job is the name of the machine
-with rank 0. A machine's id is the id of its job, "#" and the rank.
+with rank 0. A machine's id is the id of its job, "#" and the container's place in the job. If jobs
+are single (`ServiceTraits.single`), each machine is a job of its own, which has the machine's name.
 """
 
 import re
@@ -20,8 +21,10 @@ from cavvy.providers.vm.cloud import (
     MachineState,
 )
 
-# the name of the machine with rank 0, as `vm.records` makes it
-_NAME = re.compile(rf"{NAME_PREFIX}[0-9a-f]+-.+-[0-9a-f]+-0-(?P<count>[1-9][0-9]{{0,4}})")
+# the name of a machine, as `vm.records` makes it
+_NAME = re.compile(
+    rf"{NAME_PREFIX}[0-9a-f]+-.+-[0-9a-f]+-(?P<rank>[0-9]{{1,5}})-(?P<count>[1-9][0-9]{{0,4}})"
+)
 _STATES = {
     JobState.WAITING: MachineState.STARTING,
     JobState.RUNNING: MachineState.RUNNING,
@@ -40,7 +43,7 @@ class ManagedCloud:
         self.traits = CloudTraits(
             name_limit=known.name_limit,
             tokens=known.unique_names,
-            atomic_count=True,
+            atomic_count=not known.single,
             list_lag=known.list_lag,
             ended_listed=known.ended_listed,
             bill_starts=BillStart.RUNNING,
@@ -53,12 +56,14 @@ class ManagedCloud:
         return await self._service.offers()
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
+        name = _NAME.fullmatch(request.names[0])
         job = await self._service.submit(
             JobRequest(
                 gang=request.gang,
                 offer=request.offer,
                 name=request.names[0],
                 nodes=len(request.names),
+                rank=int(name["rank"]) if name else 0,
                 entry=make_entry(request.user_data[0], self._service.traits.variable_limit),
                 tags=request.tags,
             )
@@ -66,18 +71,12 @@ class ManagedCloud:
         return [f"{job}#{rank}" for rank in range(len(request.names))]
 
     async def list(self) -> Sequence[CloudMachine]:
-        jobs = await self._service.list()
-        return [
-            _machine(job, rank)
-            for job in jobs
-            if (name := _NAME.fullmatch(job.name)) is not None
-            for rank in range(int(name["count"]))
-        ]
+        return [each for job in await self._service.list() for each in self._machines(job)]
 
     async def get(self, machine: str) -> CloudMachine | None:
-        job, _, rank = machine.rpartition("#")
+        job, _, place = machine.rpartition("#")
         found = await self._service.get(job)
-        return None if found is None else _machine(found, int(rank))
+        return None if found is None else self._machine(found, int(place))
 
     async def delete(self, machine: str) -> None:
         await self._service.stop(machine.rpartition("#")[0])
@@ -85,17 +84,25 @@ class ManagedCloud:
     def is_full(self, fault: CloudFault) -> bool:
         return self._service.is_full(fault)
 
+    def _machines(self, job: ServiceJob) -> Sequence[CloudMachine]:
+        """The machines of a job; () if its name is not one of Cavvy's."""
+        name = _NAME.fullmatch(job.name)
+        if name is None or (not self._service.traits.single and name["rank"] != "0"):
+            return ()
+        count = 1 if self._service.traits.single else int(name["count"])
+        return [self._machine(job, place) for place in range(count)]
 
-def _machine(job: ServiceJob, rank: int) -> CloudMachine:
-    stem, _, count = job.name.rsplit("-", 2)
-    return CloudMachine(
-        id=f"{job.id}#{rank}",
-        name=f"{stem}-{rank}-{count}",
-        state=_STATES[job.state],
-        created_at=job.started_at,
-        running_at=job.started_at,
-        ended_at=job.ended_at,
-        preempted=job.preempted,
-        no_capacity=job.no_capacity,
-        reason=job.reason,
-    )
+    def _machine(self, job: ServiceJob, place: int) -> CloudMachine:
+        stem, rank, count = job.name.rsplit("-", 2)
+        rank = rank if self._service.traits.single else str(place)
+        return CloudMachine(
+            id=f"{job.id}#{place}",
+            name=f"{stem}-{rank}-{count}",
+            state=_STATES[job.state],
+            created_at=job.started_at,
+            running_at=job.started_at,
+            ended_at=job.ended_at,
+            preempted=job.preempted,
+            no_capacity=job.no_capacity,
+            reason=job.reason,
+        )

@@ -27,7 +27,8 @@ def make_provider(
     """
 
     async def make_script(gang: GangSpec, rank: int) -> str:
-        if rank or context.node_endpoint is None:  # rank 0's script serves all ranks
+        # if one job has all ranks, the script of rank 0 serves them all
+        if context.node_endpoint is None or (rank and not service.traits.single):
             return _NOTHING
         return await asyncio.to_thread(
             make_container_script,

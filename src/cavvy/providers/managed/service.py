@@ -54,6 +54,8 @@ class ServiceTraits:
     stop_s: float = 120
     # the service ends all containers of a job once the container with rank 0 has ended
     first_ends_all: bool = False
+    # each job has one container: a gang is one job for each rank, and the layer starts all or none
+    single: bool = False
     list_lag: timedelta = timedelta(minutes=1)  # `list` may miss jobs that are younger
     ended_listed: timedelta = timedelta(0)  # how long `list` and `get` show ended jobs
     # `REPORTED` if the bill of a job in the state `RECLAIMED` is known only once the job has ended
@@ -71,12 +73,15 @@ class ContainerEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """One job of `nodes` containers, one on each instance."""
+    """One job of `nodes` containers, one on each instance. `rank` is the rank of the first one: 0
+    unless the service's jobs are single (`ServiceTraits.single`).
+    """
 
     gang: GangSpec
     offer: Offer
     name: str
     nodes: int
+    rank: int = 0
     entry: ContainerEntry
     tags: Mapping[str, str] = field(default_factory=dict)
 

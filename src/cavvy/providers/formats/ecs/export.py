@@ -100,7 +100,9 @@ def _make_request(
             if on_machines
         ],
         execution_role=_ROLE,
+        log_group=f"/ecs/{task.name}",
         log_region="REGION",
+        creates_log_group=True,
         subnets=() if on_machines else ("SUBNET",),
         spot=task.resources.spot is not SpotPolicy.NEVER,
         disk_gib=task.resources.disk_gib,

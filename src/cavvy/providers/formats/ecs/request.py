@@ -42,7 +42,8 @@ class EcsFolder:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EcsTaskRequest:
     """The values of a request to ECS for one task with one container. `instance_types` are the
-    instance types on which the task may run; () for all types of the cluster.
+    instance types on which the task may run; () for all types of the cluster. `capacity` is the
+    capacity provider to use; if it is None, the launch type and `spot` select the capacity.
     """
 
     name: str
@@ -57,15 +58,31 @@ class EcsTaskRequest:
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)  # variable -> ARN of the secret
     folders: Sequence[EcsFolder] = ()
-    execution_role: str
+    execution_role: str | None = None
     task_role: str | None = None
-    log_region: str
+    log_group: str | None = None  # None: the container's output is not stored
+    log_region: str = ""
+    creates_log_group: bool = False
+    capacity: str | None = None
+    host_network: bool = False  # for EC2 only: the container has the machine's addresses and ports
     subnets: Sequence[str] = ()
     security_groups: Sequence[str] = ()
+    public_address: bool = True  # for Fargate only
     spot: bool = False  # for Fargate only
+    started_by: str | None = None  # ListTasks can select tasks by it
+    token: str | None = None  # requests with the same token start one task
     disk_gib: int | None = None  # for Fargate only
     grace: timedelta = timedelta(seconds=30)
     tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def list_sizes() -> list[tuple[int, int]]:
+    """The sizes of Fargate from one vCPU, as (CPUs, MiB)."""
+    return [
+        (units // CPU_UNITS, gib * 1024)
+        for units, (low, high, step) in _FARGATE_GIB.items()
+        for gib in range(low, high + 1, step)
+    ]
 
 
 def round_size(cpus: int, memory_mib: int) -> tuple[int, int] | None:
@@ -86,9 +103,10 @@ def make_task_definition(task: EcsTaskRequest) -> dict[str, Any]:
     request: dict[str, Any] = {
         "family": task.name,
         "requiresCompatibilities": [str(task.launch_type)],
-        "executionRoleArn": task.execution_role,
         "containerDefinitions": [_make_container(task)],
     }
+    if task.host_network:
+        request["networkMode"] = "host"
     if on_fargate:
         request |= {
             "networkMode": "awsvpc",
@@ -103,6 +121,7 @@ def make_task_definition(task: EcsTaskRequest) -> dict[str, Any]:
         expression = f"attribute:ecs.instance-type in [{types}]"
         request["placementConstraints"] = [{"type": "memberOf", "expression": expression}]
     parts = {
+        "executionRoleArn": task.execution_role,
         "taskRoleArn": task.task_role,
         "volumes": [
             {"name": f"folder-{number}", "host": {"sourcePath": each.source}}
@@ -116,17 +135,24 @@ def make_task_definition(task: EcsTaskRequest) -> dict[str, Any]:
 def make_run(task: EcsTaskRequest) -> dict[str, Any]:
     """The arguments of RunTask, for the newest revision of the task definition."""
     request: dict[str, Any] = {"cluster": task.cluster, "taskDefinition": task.name, "count": 1}
-    if task.launch_type is LaunchType.FARGATE and task.spot:
-        request["capacityProviderStrategy"] = [{"capacityProvider": "FARGATE_SPOT", "weight": 1}]
+    on_fargate = task.launch_type is LaunchType.FARGATE
+    capacity = task.capacity or ("FARGATE_SPOT" if on_fargate and task.spot else None)
+    if capacity:
+        request["capacityProviderStrategy"] = [{"capacityProvider": capacity, "weight": 1}]
     else:
         request["launchType"] = str(task.launch_type)
-    if task.launch_type is LaunchType.FARGATE:
-        network: dict[str, Any] = {"subnets": list(task.subnets), "assignPublicIp": "ENABLED"}
+    if on_fargate:
+        public = "ENABLED" if task.public_address else "DISABLED"
+        network: dict[str, Any] = {"subnets": list(task.subnets), "assignPublicIp": public}
         if task.security_groups:
             network["securityGroups"] = list(task.security_groups)
         request["networkConfiguration"] = {"awsvpcConfiguration": network}
     if task.tags:
         request["propagateTags"] = "TASK_DEFINITION"
+    if task.started_by:
+        request["startedBy"] = task.started_by
+    if task.token:
+        request["clientToken"] = task.token
     return request
 
 
@@ -142,16 +168,16 @@ def _make_container(task: EcsTaskRequest) -> dict[str, Any]:
         "cpu": task.cpus * CPU_UNITS,
         "memory": task.memory_mib,
         "stopTimeout": stop,
-        "logConfiguration": {
-            "logDriver": "awslogs",
-            "options": {
-                "awslogs-group": f"/ecs/{task.name}",
-                "awslogs-region": task.log_region,
-                "awslogs-stream-prefix": task.name,
-                "awslogs-create-group": "true",
-            },
-        },
     }
+    if task.log_group:
+        options = {
+            "awslogs-group": task.log_group,
+            "awslogs-region": task.log_region,
+            "awslogs-stream-prefix": task.name,
+        }
+        if task.creates_log_group:
+            options["awslogs-create-group"] = "true"
+        container["logConfiguration"] = {"logDriver": "awslogs", "options": options}
     parts = {
         "environment": [{"name": name, "value": text} for name, text in task.environment.items()],
         "secrets": [{"name": name, "valueFrom": arn} for name, arn in task.secrets.items()],

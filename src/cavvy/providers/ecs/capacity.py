@@ -1,0 +1,150 @@
+"""Reads the setting `capacity`: which capacity of the cluster is offered, and what it costs.
+
+An entry is `FARGATE`, `FARGATE_SPOT`, or the name of a capacity provider with an Auto Scaling group
+of one instance type: `NAME=INSTANCE_TYPE`, `NAME=INSTANCE_TYPE/spot` or `NAME=INSTANCE_TYPE/paid`.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.ecs.fargate import PURCHASES, list_fargate
+from cavvy.providers.formats.machines import is_ec2_container_type
+from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.ec2_prices import Ec2Prices
+from cavvy.providers.vm.keys import list_setting
+
+_ENTRY = re.compile(r"(?P<name>[\w-]{1,255})=(?P<type>[a-z0-9-]+\.[a-z0-9-]+)(/(?P<kind>\w+))?")
+_KINDS = (None, "spot", "paid")
+_PAID = "the setting `capacity`: the instances are paid for anyway"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """One entry of the setting. `instance_type` is "" for Fargate. `paid` means that the instances
+    are paid for anyway, so tasks cost nothing.
+    """
+
+    name: str  # of the capacity provider
+    instance_type: str = ""
+    spot: bool = False
+    paid: bool = False
+
+
+def parse_capacity(settings: Mapping[str, Scalar]) -> Sequence[Capacity]:
+    """The entries of the setting `capacity`. Raises Refused with the entry that is wrong."""
+    found = [_parse(each) for each in list_setting(settings, "capacity")]
+    if not found:
+        raise Refused(
+            "[providers.ecs] capacity: not set; name the cluster's capacity to use, such as "
+            "`FARGATE, FARGATE_SPOT, NAME=g5.xlarge`"
+        )
+    return found
+
+
+def _parse(entry: str) -> Capacity:
+    if entry in PURCHASES:
+        return Capacity(name=entry)
+    match = _ENTRY.fullmatch(entry)
+    if match is None or match["kind"] not in _KINDS:
+        raise Refused(
+            f"[providers.ecs] capacity: {entry!r} is neither FARGATE nor FARGATE_SPOT, nor "
+            "NAME=INSTANCE_TYPE with /spot, /paid or nothing after it, such as "
+            "`gpu-spot=g5.xlarge/spot`"
+        )
+    if not is_ec2_container_type(match["type"]):
+        raise Refused(
+            f"[providers.ecs] capacity: {entry!r}: Cavvy runs tasks only on types with an x86 CPU "
+            "and with NVIDIA's GPUs or none"
+        )
+    kind = match["kind"]
+    return Capacity(
+        name=match["name"], instance_type=match["type"], spot=kind == "spot", paid=kind == "paid"
+    )
+
+
+class EcsCapacity:
+    """The capacity of the cluster. The zone of an offer is the name of its capacity provider."""
+
+    def __init__(self, aws: AwsService, context: ProviderContext) -> None:
+        self._aws, self._settings = aws, context.settings
+        self._find_instance = context.find_instance
+        self._prices = Ec2Prices(context.list_prices, context.now)
+        self.left_out: Mapping[str, str] = {}  # the reason by capacity provider
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster in the settings."""
+        return str(self._settings["cluster"])
+
+    async def region(self) -> str:
+        """The region of the cluster. Raises Refused."""
+        found = await self._aws.regions()
+        if len(found) != 1:
+            raise Refused("[providers.ecs] regions: name one region, that of the cluster")
+        return found[0]
+
+    async def offers(self) -> Sequence[Offer]:
+        """The offers of all entries of the setting `capacity`. Raises CloudFault, Refused."""
+        region, entries = await self.region(), parse_capacity(self._settings)
+        known = await self._list_names(region)
+        await self._prices.refresh()
+        offers: list[Offer] = []
+        left_out = {}
+        for each in entries:
+            found: Sequence[Offer] | str = (
+                await asyncio.to_thread(self._make_offers, region, each)
+                if each.name in known
+                else f"the cluster {self.cluster} has no such capacity provider"
+            )
+            if isinstance(found, str):
+                left_out[each.name] = found
+            else:
+                offers += found
+        self.left_out = left_out
+        return offers
+
+    async def _list_names(self, region: str) -> Sequence[str]:
+        """The capacity providers of the cluster. Raises CloudFault, Refused."""
+        told = await self._aws.call(region, "describe_clusters", clusters=[self.cluster])
+        for each in told.get("clusters", ()):
+            if each["status"] == "ACTIVE":
+                return [str(name) for name in each.get("capacityProviders", ())]
+        raise Refused(
+            f"[providers.ecs] cluster: {region} has no active cluster {self.cluster}; name one "
+            "that exists, or create it"
+        )
+
+    def _make_offers(self, region: str, capacity: Capacity) -> Sequence[Offer] | str:
+        """The offers of one entry, or the reason why it has none. This reads files."""
+        if not capacity.instance_type:
+            public = bool(self._settings["public_address"])
+            return list_fargate(region, capacity.name, public_address=public)
+        purchase = Purchase.SPOT if capacity.spot else Purchase.ON_DEMAND
+        if capacity.paid:
+            found = self._find_instance("aws", capacity.instance_type)
+            if found is None:
+                return f"the catalog does not know {capacity.instance_type}"
+            machine = replace(found, rate=HourlyRate(0), term_months=0, source=_PAID, as_of=None)
+        else:
+            priced = self._prices.find(region, capacity.instance_type, purchase)
+            if isinstance(priced, str):
+                return priced
+            machine = priced
+        return [
+            replace(
+                machine,
+                provider="ecs",
+                region=region,
+                zone=capacity.name,
+                instance_type=capacity.instance_type,
+                purchase=purchase,
+                capacity=None,
+                extras=(),
+            )
+        ]

@@ -1,0 +1,102 @@
+"""The manifest of the Amazon ECS provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import flag, number, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+_CONTAINER = "a task is a container, and Cavvy lets no task start further containers"
+
+MANIFEST = Manifest(
+    name="ecs",
+    title="Amazon ECS",
+    docs="docs/guides/ecs.md",
+    abilities=ABILITIES,
+    visibility_delay=timedelta(minutes=1),
+    # SIGKILL follows SIGTERM after 120 seconds; the agent needs 10 of them for its last report
+    notice=timedelta(seconds=110),
+    rights="ecs:RegisterTaskDefinition, DeregisterTaskDefinition, DeleteTaskDefinitions, RunTask, "
+    "StopTask, ListTasks, DescribeTasks, DescribeClusters and TagResource, and iam:PassRole for "
+    "the roles of the settings",
+    unsupported={
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: "ECS pulls images with the rights of the setting `execution_role`, or on "
+        "EC2 with those of the instances",
+        Feature.CAPACITY: "ECS does not report free capacity; a task without capacity fails or "
+        "waits, and Cavvy tries the next best offer",
+        Feature.VOLUMES: "a task mounts no existing volumes; copy data from and to a bucket "
+        "instead",
+        Feature.MOUNTS: "a task is a container without access to folders of its host or to NFS",
+        Feature.NETWORK: "ECS neither reports nor selects the speed of the network",
+        Feature.DISK: "a task on Fargate has 20 GiB; the Auto Scaling group selects the disks of "
+        "its instances",
+        Feature.RESULTS: "a task loses its disk when it ends. If the server is away when the work "
+        "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
+        "without a bucket, the task waits until its lease ends",
+    },
+    options={"image": "the image, as for the setting `image`"},
+    settings=(
+        text(
+            "regions",
+            "The region of the cluster. The default is the region of the AWS configuration.",
+        ),
+        text(
+            "profile",
+            "The profile of `~/.aws` to use. By default, boto3 searches for credentials in its "
+            "usual order.",
+        ),
+        text(
+            "endpoint",
+            "The address for all AWS calls, such as a private endpoint. The default is AWS's own "
+            "address.",
+        ),
+        text("cluster", "The name of the cluster that runs the tasks.", "default"),
+        text(
+            "capacity",
+            "The capacity providers of the cluster to use, separated by commas: `FARGATE`, "
+            "`FARGATE_SPOT`, and `NAME=INSTANCE_TYPE` for one with an Auto Scaling group of one "
+            "instance type. `/spot` after the type means spot instances. `/paid` means instances "
+            "that are paid for anyway, so that tasks cost nothing. Required.",
+        ),
+        text(
+            "subnets",
+            "The subnets of tasks on Fargate, separated by commas. Required for Fargate.",
+        ),
+        text(
+            "security_groups",
+            "The security groups of tasks on Fargate, separated by commas. The default is that of "
+            "the VPC.",
+        ),
+        flag(
+            "public_address",
+            "Tasks on Fargate get a public address, which is billed. Without one, the subnets "
+            "need another way to the server, such as a NAT gateway.",
+            default=True,
+        ),
+        text(
+            "image",
+            "The image of jobs whose task names none. `{region}` stands for the region. Without "
+            "this setting, each task must name an image.",
+        ),
+        text(
+            "execution_role",
+            "The ARN of the role that pulls the image and writes logs. Fargate needs it for images "
+            "in Amazon ECR and for `log_group`.",
+        ),
+        text("task_role", "The ARN of the role whose rights the work has. The default is none."),
+        text(
+            "log_group",
+            "The log group of CloudWatch to which ECS copies the output of containers. By default, "
+            "there is no copy; Cavvy stores the logs of jobs anyway.",
+        ),
+        number(
+            "memory_percent",
+            "The part of an instance's memory that a task requests; ECS needs the rest.",
+            default=90,
+            minimum=1,
+            unit="percent",
+            whole=True,
+        ),
+    ),
+)

@@ -1,0 +1,290 @@
+"""Runs gangs as tasks of Amazon ECS, one task for each rank."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.base import GangSpec, ProviderContext, Refused
+from cavvy.providers.ecs.capacity import Capacity, EcsCapacity, parse_capacity
+from cavvy.providers.formats.ecs.request import (
+    EcsTaskRequest,
+    LaunchType,
+    make_run,
+    make_task_definition,
+)
+from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.service import (
+    HostList,
+    JobRequest,
+    JobState,
+    ServiceJob,
+    ServiceTraits,
+)
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.records import make_mark
+
+RANK = "CAVVY_CONTAINER_RANK"  # the environment variable with a container's rank
+_MOST_DESCRIBED = 100  # tasks in one call
+_FULL = "not placed"  # Cavvy's own code
+# the longest time between SIGTERM and SIGKILL on Fargate:
+# https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html
+_STOP = timedelta(seconds=120)
+# https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_Task.html; examples of interrupted
+# tasks of Fargate Spot have either code
+_INTERRUPTED = frozenset({"SpotInterruption", "TerminationNotice"})
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/stopped-task-error-codes.html: the
+# start of the reason of a task whose instance was stopped or terminated
+_HOST_GONE = "Host EC2"
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/api_failures_messages.html
+_NO_ROOM = ("RESOURCE:", "Capacity is unavailable", "EMPTY CAPACITY PROVIDER")
+_NO_GPU = (
+    "Fargate has no GPUs (https://docs.aws.amazon.com/AmazonECS/latest/developerguide/"
+    "fargate-tasks-services.html), and the setting `capacity` names only Fargate; add a capacity "
+    "provider with GPU instances, such as `gpu=g5.xlarge`"
+)
+
+
+class EcsService:
+    """Implements `ManagedService`. A job is one task of ECS, and its id is the task's ARN. The name
+    of the job is the family of its task definition.
+    """
+
+    # The listing lag is an assumption. Stopped tasks are listed for at least an hour:
+    # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ListTasks.html
+    traits = ServiceTraits(
+        hosts=HostList(index=RANK),
+        name_limit=128,
+        unique_names=True,
+        variable_limit=2048,
+        stop_s=_STOP.total_seconds(),
+        single=True,
+        list_lag=timedelta(minutes=1),
+        ended_listed=timedelta(hours=1),
+    )
+
+    def __init__(self, context: ProviderContext, account: AwsAccount | None = None) -> None:
+        self._settings = context.settings
+        self._started_by = f"cavvy-{make_mark(context.installation)}"
+        self._aws = AwsService("ecs", self._settings, account, gone=frozenset())
+        self._capacity = EcsCapacity(self._aws, context)
+        self._ended: dict[str, ServiceJob] = {}  # by id: tasks that can change no more
+        self._foreign: frozenset[str] = (
+            frozenset()
+        )  # stopped tasks that are not this installation's
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. The caller must call `offers` first, which reads the cluster."""
+        left = [f"{name}: {why}" for name, why in self._capacity.left_out.items()]
+        return [
+            ("cluster", self._capacity.cluster),
+            *([("capacity without offers", "; ".join(left))] if left else []),
+        ]
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._capacity.offers()
+
+    async def submit(self, request: JobRequest) -> str:
+        region = await self._capacity.region()
+        entries = {each.name: each for each in parse_capacity(self._settings)}
+        capacity = entries.get(request.offer.zone or "")
+        if request.offer.region != region or capacity is None:
+            raise Refused(
+                f"the capacity provider {request.offer.zone} in {request.offer.region} is not "
+                "among the settings"
+            )
+        if request.offer.key not in [each.key for each in await self._capacity.offers()]:
+            reason = self._capacity.left_out.get(capacity.name, "other machines are offered")
+            raise CloudFault(400, _FULL, f"{request.offer.key} is not offered now: {reason}")
+        task = self._make_task(request, capacity)
+        made = await self._aws.call(
+            region, "register_task_definition", **make_task_definition(task)
+        )
+        definition = str(made["taskDefinition"]["taskDefinitionArn"])
+        try:
+            told = await self._aws.call(region, "run_task", **make_run(task))
+        except CloudFault as fault:
+            if not fault.uncertain:
+                await self._forget(region, [definition])
+            raise
+        if not told.get("tasks"):
+            await self._forget(region, [definition])
+            raise CloudFault(400, _FULL, _tell_failures(told.get("failures", ())))
+        return str(told["tasks"][0]["taskArn"])
+
+    async def list(self) -> Sequence[ServiceJob]:
+        region, cluster = await self._capacity.region(), self._capacity.cluster
+        # ECS allows no other filter beside `startedBy`, which selects tasks that shall run. The
+        # running ones are listed first, so that a task that stops in between is not missed.
+        found: dict[str, None] = {}
+        for wanted in ({"startedBy": self._started_by}, {"desiredStatus": "STOPPED"}):
+            told = await self._aws.pages(
+                region, "list_tasks", "taskArns", "nextToken", cluster=cluster, **wanted
+            )
+            found |= dict.fromkeys(map(str, told))
+        self._ended = {each: job for each, job in self._ended.items() if each in found}
+        self._foreign &= found.keys()
+        unknown = [each for each in found if each not in self._ended and each not in self._foreign]
+        return [*self._ended.values(), *await self._describe(region, unknown)]
+
+    async def get(self, job: str) -> ServiceJob | None:
+        if job in self._ended:
+            return self._ended[job]
+        return next(iter(await self._describe(await self._capacity.region(), [job])), None)
+
+    async def stop(self, job: str) -> None:
+        if job in self._ended:
+            raise CloudFault(404, "ended", "the task has ended")
+        region, cluster = await self._capacity.region(), self._capacity.cluster
+        try:
+            await self._aws.call(
+                region, "stop_task", cluster=cluster, task=job, reason="Cavvy removed the job"
+            )
+        except CloudFault as fault:
+            # the same code as for other wrong arguments tells that the task is no longer known
+            if fault.code == "InvalidParameterException" and await self.get(job) is None:
+                raise CloudFault(404, fault.code, fault.message) from fault
+            raise
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code == _FULL
+
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
+        try:
+            entries = parse_capacity(self._settings)
+        except Refused:  # `offers` reports it
+            return ()
+        serverless = not any(each.instance_type for each in entries)
+        if serverless and all(each.accelerators for each in task.resources.choices):
+            return [Objection("resources.gpu", _NO_GPU)]
+        return ()
+
+    async def _describe(self, region: str, tasks: Sequence[str]) -> Sequence[ServiceJob]:
+        """The tasks of this installation among the given ones. Tasks that ECS no longer knows are
+        left out.
+        """
+        found = []
+        for start in range(0, len(tasks), _MOST_DESCRIBED):
+            told = await self._aws.call(
+                region,
+                "describe_tasks",
+                cluster=self._capacity.cluster,
+                tasks=list(tasks[start : start + _MOST_DESCRIBED]),
+            )
+            for each in told.get("tasks", ()):
+                if each.get("startedBy") != self._started_by:
+                    self._foreign |= {str(each["taskArn"])}
+                    continue
+                job = read_task(each)
+                found.append(job)
+                if job.state is JobState.ENDED:
+                    self._ended[job.id] = job
+                    await self._forget(region, _list_revisions(str(each["taskDefinitionArn"])))
+        return found
+
+    async def _forget(self, region: str, definitions: Sequence[str]) -> None:
+        """Deregister and delete definitions of a task that has ended or was not started. If this
+        fails, the definitions remain, which costs nothing.
+        """
+        for each in definitions:
+            with suppress(CloudFault):
+                await self._aws.call(region, "deregister_task_definition", taskDefinition=each)
+                await self._aws.call(region, "delete_task_definitions", taskDefinitions=[each])
+
+    def _make_task(self, request: JobRequest, capacity: Capacity) -> EcsTaskRequest:
+        gang, offer, settings = request.gang, request.offer, self._settings
+        on_fargate = not capacity.instance_type
+        subnets = list_setting(settings, "subnets")
+        if on_fargate and not subnets:
+            raise Refused("[providers.ecs] subnets: not set; tasks on Fargate need a subnet")
+        part = 100 if on_fargate else int(settings["memory_percent"])
+        return EcsTaskRequest(
+            name=request.name,
+            cluster=self._capacity.cluster,
+            image=self._find_image(gang).replace("{region}", offer.region),
+            command=request.entry.command,
+            launch_type=LaunchType.FARGATE if on_fargate else LaunchType.EC2,
+            cpus=int(offer.vcpus),
+            memory_mib=offer.memory_mib * part // 100,
+            gpus=offer.accelerator_count,
+            instance_types=() if on_fargate else (capacity.instance_type,),
+            environment={**request.entry.environment, RANK: str(request.rank)},
+            execution_role=self._read("execution_role"),
+            task_role=self._read("task_role"),
+            log_group=self._read("log_group"),
+            log_region=offer.region,
+            capacity=capacity.name,
+            host_network=not on_fargate,
+            subnets=subnets,
+            security_groups=list_setting(settings, "security_groups"),
+            public_address=bool(settings["public_address"]),
+            started_by=self._started_by,
+            token=hashlib.sha256(request.name.encode()).hexdigest()[:32],
+            grace=_STOP,
+            tags=request.tags,
+        )
+
+    def _find_image(self, gang: GangSpec) -> str:
+        image = gang.image or gang.options.get("image") or self._read("image")
+        if not image:
+            raise Refused(
+                "[providers.ecs] image: no image is set; set this, or `image` in the task"
+            )
+        return str(image)
+
+    def _read(self, name: str) -> str | None:
+        """The value of a setting; None if it is unset or empty."""
+        return str(self._settings.get(name) or "") or None
+
+
+def read_task(told: Mapping[str, Any]) -> ServiceJob:
+    """Parse a task in a reply of DescribeTasks. Its bill begins when the pull of its image does."""
+    pulled, stopped = told.get("pullStartedAt"), told.get("stoppedAt")
+    code, reason = str(told.get("stopCode") or ""), str(told.get("stoppedReason") or "")
+    state = JobState.WAITING if pulled is None else JobState.RUNNING
+    if told["lastStatus"] == "STOPPED":
+        state = JobState.ENDED
+        stopped = stopped or told["createdAt"]
+        pulled = pulled or stopped
+    ended: datetime | None = stopped if state is JobState.ENDED else None
+    codes = [each["exitCode"] for each in told.get("containers", ()) if "exitCode" in each]
+    return ServiceJob(
+        id=str(told["taskArn"]),
+        name=str(told["taskDefinitionArn"]).rpartition("/")[2].rpartition(":")[0],
+        state=state,
+        started_at=pulled,
+        ended_at=ended,
+        # the reason of a task that somebody stopped contains the text of that request
+        preempted=code in _INTERRUPTED
+        or (code != "UserInitiated" and reason.startswith(_HOST_GONE)),
+        no_capacity=code == "TaskFailedToStart" and reason.startswith(_NO_ROOM),
+        reason="" if ended is None or codes == [0] else _tell_end(reason, codes),
+    )
+
+
+def _tell_end(reason: str, codes: Sequence[int]) -> str:
+    """Why a task ended, with the exit code of its container."""
+    shown = ", ".join(map(str, codes))
+    return f"{reason} (exit code {shown})" if shown else reason
+
+
+def _tell_failures(failures: Sequence[Mapping[str, Any]]) -> str:
+    """Why RunTask started no task. The reasons are about capacity that is missing or does not fit;
+    other faults are errors of the call.
+    """
+    found = [
+        f"{each.get('reason', 'no reason')}{': ' + each['detail'] if each.get('detail') else ''}"
+        for each in failures
+    ]
+    return "; ".join(found) or "ECS started no task, and stated no reason"
+
+
+def _list_revisions(definition: str) -> Sequence[str]:
+    """A task definition and its earlier revisions, which repeated requests leave."""
+    name, _, newest = definition.rpartition(":")
+    return [f"{name}:{revision}" for revision in range(1, int(newest) + 1)]

@@ -1,0 +1,39 @@
+"""Looks up the catalog's prices of EC2 for services that run containers on EC2 instances."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.domain.offers import Offer, Purchase
+
+ListPrices = Callable[[str], Sequence[Offer]]
+_AGE = timedelta(minutes=10)  # then the prices are read again, since the catalog is refreshed
+
+
+class Ec2Prices:
+    """The catalog's offers of EC2. The caller must call `refresh` before it calls `find`."""
+
+    def __init__(self, list_prices: ListPrices, now: Callable[[], datetime]) -> None:
+        self._list_prices, self._now = list_prices, now
+        self._prices: Sequence[Offer] = ()
+        self._read_at: datetime | None = None
+
+    async def refresh(self) -> None:
+        """Read the catalog's prices, if they have not been read for some time."""
+        now = self._now()
+        if self._read_at is None or now - self._read_at >= _AGE or not self._prices:
+            self._prices = await asyncio.to_thread(self._list_prices, "aws")
+            self._read_at = now
+
+    def find(self, region: str, name: str, purchase: Purchase) -> Offer | str:
+        """The offer of an instance type, or the reason why there is none. If prices differ between
+        zones, the highest price is used.
+        """
+        known = [
+            each
+            for each in self._prices
+            if (each.region, each.instance_type, each.purchase) == (region, name, purchase)
+        ]
+        if not known:
+            return f"the catalog has no {purchase} price of {name} in {region}"
+        return max(known, key=lambda each: each.rate)

@@ -1,0 +1,360 @@
+"""The Amazon ECS provider keeps the contract, by real boto3 over a stand-in that checks requests and
+replies against botocore's model.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.aws_service import MACHINES, AwsFront, ManagedPlace, aws_front
+from tests.contract.ecs_stand_in import CLUSTER, EcsStandIn
+from tests.contract.rest_stand_in import RestServer
+from tests.contract.test_provider_vm import VmContract
+from tests.proofs import Proof
+
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.importers import parse_task
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.base import (
+    GangSeen,
+    GangState,
+    NoCapacity,
+    ProviderContext,
+    Refused,
+    TryAgain,
+)
+from cavvy.providers.contract import ContractHarness, LaunchFault
+from cavvy.providers.ecs import MANIFEST
+from cavvy.providers.ecs.capacity import parse_capacity
+from cavvy.providers.ecs.fargate import read_prices
+from cavvy.providers.ecs.service import EcsService
+from cavvy.providers.managed.cloud import ManagedCloud
+
+PROOF = Proof("ecs", False, "a strict stand-in for Amazon ECS, by real boto3")
+CONTEXT = ProviderContext(installation="any", home=Path("/nowhere"))
+TRAITS = ManagedCloud(EcsService(replace(CONTEXT, settings={"cluster": "x"}))).traits
+EC2 = "cpu=m5.large, gpu=g4dn.xlarge, gpu-spot=g4dn.xlarge/spot, lab=g4dn.xlarge/paid"
+TABLE: Mapping[str, Scalar] = {
+    "regions": "us-east-1",
+    "cluster": CLUSTER,
+    "capacity": EC2,
+    "subnets": "subnet-0123456789abcdef0",
+    "image": "123456789012.dkr.ecr.{region}.amazonaws.com/train:1",
+}
+PRICES = [  # of the catalog: spot prices differ by zone
+    replace(
+        MACHINES[name],
+        region="us-east-1",
+        zone=zone,
+        instance_type=name,
+        purchase=purchase,
+        rate=rate,
+    )
+    for name, zone, purchase, rate in (
+        ("m5.large", None, Purchase.ON_DEMAND, HourlyRate(96_000)),
+        ("g4dn.xlarge", None, Purchase.ON_DEMAND, HourlyRate(526_000)),
+        ("g4dn.xlarge", "use1-az1", Purchase.SPOT, HourlyRate(160_000)),
+        ("g4dn.xlarge", "use1-az2", Purchase.SPOT, HourlyRate(210_000)),
+    )
+]
+Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
+
+
+@pytest.fixture(scope="module")
+def front(rest_server: RestServer) -> Iterator[Front]:
+    with aws_front(rest_server, MANIFEST, TABLE) as front:
+        yield front
+
+
+class EcsPlace(ManagedPlace):
+    api: EcsStandIn
+
+    def double(self) -> None:
+        """A second task of the same definition."""
+        newest = self.cloud.billed()[-1]
+        made = self.cloud.add(newest.name, newest.tags)
+        self.api.runs[made] = self.api.runs[newest.id]
+
+
+class TestEcs(VmContract):
+    traits = TRAITS
+
+    @pytest.fixture
+    def account(self, front: Front, tmp_path: Path) -> Iterator[EcsPlace]:
+        server, account, settings = front
+        place = EcsPlace(
+            self.traits,
+            tmp_path,
+            EcsStandIn,
+            lambda context: EcsService(
+                replace(context, list_prices=lambda provider: tuple(PRICES)), account
+            ),
+            MANIFEST,
+            settings,
+        )
+        server.current = place.api
+        yield place
+        assert place.api.bugs == []
+        assert place.cloud.billed() == []
+
+    @pytest.fixture
+    def place(self, account: EcsPlace) -> EcsPlace:
+        return account
+
+    def launch(self, account: EcsPlace, **changes: Any) -> list[dict[str, Any]]:
+        """Launch a gang with these fields, and remove it; the requests RunTask with definitions."""
+
+        async def scenario() -> list[dict[str, Any]]:
+            harness = ContractHarness(account, self.lose_reply)
+            table = changes.pop("table", {})
+            gang = await harness.spec("shaped", purchase=changes.pop("purchase", None))
+            provider = account.provider(gang.installation, **table)
+            zone = changes.pop("zone", None)
+            if zone is not None:
+                offers = await provider.offers()
+                gang = replace(gang, offer=next(each for each in offers if each.zone == zone))
+            gang = replace(gang, **changes)
+            await provider.launch(gang)
+            await provider.remove(gang.name)
+            return list(account.api.runs.values())
+
+        return asyncio.run(scenario())
+
+    def see_end(self, account: EcsPlace, change: Mapping[str, Any]) -> GangSeen:
+        """A gang whose task ended with these fields."""
+
+        async def scenario() -> GangSeen:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.running("ended", purchase=Purchase.SPOT)
+            (machine,) = account.cloud.billed()
+            account.api.changes[machine.id] = dict(change)
+            await account.end(gang.name)
+            await account.wait(timedelta(minutes=1))
+            (seen,) = await harness.ours.gangs(gang.name)
+            return seen
+
+        return asyncio.run(scenario())
+
+    def test_capacity_providers_with_a_known_machine_are_offers(self, account: EcsPlace) -> None:
+        table = {"capacity": f"{EC2}, old=m5.large, huge=p9.48xlarge"}
+        provider = account.provider("ours", **table)
+        offers = asyncio.run(provider.offers())
+        assert {
+            (each.zone, each.instance_type, each.purchase, each.rate.micros_per_hour)
+            for each in offers
+        } == {
+            ("cpu", "m5.large", Purchase.ON_DEMAND, 96_000),
+            ("gpu", "g4dn.xlarge", Purchase.ON_DEMAND, 526_000),
+            ("gpu-spot", "g4dn.xlarge", Purchase.SPOT, 210_000),
+            ("lab", "g4dn.xlarge", Purchase.ON_DEMAND, 0),
+        }
+        facts = dict(asyncio.run(provider.whoami()))["capacity without offers"]
+        assert f"old: the cluster {CLUSTER} has no such capacity provider" in facts
+
+    def test_fargate_costs_its_vcpus_and_its_memory(self, account: EcsPlace) -> None:
+        provider = account.provider("ours", capacity="FARGATE, FARGATE_SPOT")
+        offers = {each.key: each for each in asyncio.run(provider.offers())}
+        assert len(offers) == 2 * 67
+        offer = offers["ecs/us-east-1/FARGATE/fargate-4x8:0/on-demand"]
+        assert (offer.vcpus, offer.memory_mib) == (4, 8192)
+        assert offer.rate.micros_per_hour == 4 * 40_480 + 8 * 4_445
+        assert offer.minimum_charge == timedelta(minutes=1)
+        (address,) = offer.extras
+        assert address.price.micros == 5000
+        spot = offers["ecs/us-east-1/FARGATE_SPOT/fargate-4x8:0/spot"]
+        assert spot.rate.micros_per_hour == round(4 * 12_885.61 + 8 * 1_414.93)
+
+    def test_a_task_on_fargate_has_one_of_its_sizes(self, account: EcsPlace) -> None:
+        table = {
+            "capacity": "FARGATE",
+            "security_groups": "sg-1, sg-2",
+            "public_address": False,
+            "log_group": "/cavvy",
+            "execution_role": "arn:aws:iam::123456789012:role/pull",
+        }
+        (run,) = self.launch(account, table=table, zone="FARGATE")
+        definition = run["definition"]
+        assert definition["requiresCompatibilities"] == ["FARGATE"]
+        assert (definition["cpu"], definition["memory"]) == ("1024", "2048")
+        assert definition["executionRoleArn"].endswith("/pull")
+        (container,) = definition["containerDefinitions"]
+        assert container["stopTimeout"] == 120
+        assert container["logConfiguration"]["options"] == {
+            "awslogs-group": "/cavvy",
+            "awslogs-region": "us-east-1",
+            "awslogs-stream-prefix": run["taskDefinition"],
+        }
+        assert run["networkConfiguration"]["awsvpcConfiguration"] == {
+            "subnets": ["subnet-0123456789abcdef0"],
+            "assignPublicIp": "DISABLED",
+            "securityGroups": ["sg-1", "sg-2"],
+        }
+
+    def test_a_task_on_ec2_has_a_whole_instance(self, account: EcsPlace) -> None:
+        (run,) = self.launch(account, zone="gpu")
+        definition = run["definition"]
+        (container,) = definition["containerDefinitions"]
+        assert (container["cpu"], container["memory"]) == (4096, 16384 * 90 // 100)
+        assert container["resourceRequirements"] == [{"type": "GPU", "value": "1"}]
+        assert definition["networkMode"] == "host"
+        (rule,) = definition["placementConstraints"]
+        assert rule["expression"] == "attribute:ecs.instance-type in [g4dn.xlarge]"
+        assert run["capacityProviderStrategy"] == [{"capacityProvider": "gpu", "weight": 1}]
+        assert "logConfiguration" not in container
+        assert "claim-" not in json.dumps(run)
+
+    def test_each_rank_of_a_gang_is_a_task(self, account: EcsPlace) -> None:
+        runs = self.launch(account, nodes=3)
+        ranks = [
+            each["value"]
+            for run in runs
+            for each in run["definition"]["containerDefinitions"][0]["environment"]
+            if each["name"] == "CAVVY_CONTAINER_RANK"
+        ]
+        assert ranks == ["0", "1", "2"]
+        assert len({run["clientToken"] for run in runs}) == 3
+        assert len({run["startedBy"] for run in runs}) == 1
+
+    @pytest.mark.parametrize("reason", ["RESOURCE:GPU", "Capacity is unavailable at this time"])
+    def test_a_gang_that_is_not_placed_as_a_whole_is_stopped(
+        self, account: EcsPlace, reason: str
+    ) -> None:
+        account.api.reason = reason
+        account.fail(1, LaunchFault.FULL)
+        with pytest.raises(NoCapacity, match=reason):
+            self.launch(account, nodes=2)
+        assert account.cloud.billed() == []
+        assert len(account.api.definitions) == 1  # that of the task that ran is deleted later
+
+    @pytest.mark.parametrize("code", ["SpotInterruption", "TerminationNotice"])
+    def test_an_interrupted_task_is_a_preemption(self, account: EcsPlace, code: str) -> None:
+        change = {"stopCode": code, "stoppedReason": "Your Spot Task was interrupted."}
+        seen = self.see_end(account, change)
+        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+
+    @pytest.mark.parametrize(
+        ("code", "lost"), [("EssentialContainerExited", True), ("UserInitiated", False)]
+    )
+    def test_a_terminated_instance_is_a_preemption(
+        self, account: EcsPlace, code: str, lost: bool
+    ) -> None:
+        """A person's own words as the reason of a stop are none."""
+        reason = "Host EC2 (instance i-0123456789abcdef0) terminated."
+        assert self.see_end(account, {"stopCode": code, "stoppedReason": reason}).preempted is lost
+
+    def test_a_failed_pull_is_no_preemption(self, account: EcsPlace) -> None:
+        reason = "CannotPullContainerError: pull access denied"
+        seen = self.see_end(account, {"stopCode": "TaskFailedToStart", "stoppedReason": reason})
+        assert (seen.preempted, seen.no_capacity) == (False, False)
+        assert reason in seen.reason
+
+    def test_a_task_without_capacity_cost_nothing(self, account: EcsPlace) -> None:
+        async def scenario() -> GangSeen:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.spec("waits")
+            await harness.launch(gang)
+            (machine,) = account.cloud.billed()
+            await account.end(gang.name)
+            account.api.changes[machine.id] = {
+                "stopCode": "TaskFailedToStart",
+                "stoppedReason": "RESOURCE:GPU",
+                "pullStartedAt": account.cloud.time.timestamp(),
+            }
+            await account.wait(timedelta(minutes=1))
+            (seen,) = await harness.ours.gangs(gang.name)
+            await harness.remove(gang.name)
+            return seen
+
+        seen = asyncio.run(scenario())
+        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+        (node,) = seen.nodes
+        assert node.started_at == node.ended_at
+
+    def test_definitions_of_ended_tasks_are_deleted(self, account: EcsPlace) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.spec("again")
+            account.fail(0, LaunchFault.BROKEN)
+            with pytest.raises(TryAgain):
+                await harness.ours.launch(gang)
+            await account.settle()
+            await harness.launch(gang)
+            assert len(account.api.definitions) == 2
+            await harness.remove(gang.name)
+            await account.wait(timedelta(minutes=1))
+            await harness.ours.gangs()
+            assert account.api.definitions == {}
+            assert account.api.inactive == set()
+
+        asyncio.run(scenario())
+
+    def test_tasks_of_others_are_left_alone(self, account: EcsPlace) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.running("mine")
+            (mine,) = account.cloud.billed()
+            other = account.api.add_task(mine.name.replace("-0-1", "-1-2"))
+            account.cloud.change(other, ended=account.cloud.time)
+            await account.wait(timedelta(minutes=1))
+            (seen,) = await harness.ours.gangs()
+            assert seen.name == gang.name
+            before = account.api.calls.count("ecs:DescribeTasks")
+            assert len(account.api.definitions) == 2
+            await account.wait(timedelta(minutes=1))
+            await harness.ours.gangs()
+            # the running task is described again, the foreign one is not
+            assert account.api.calls.count("ecs:DescribeTasks") == before + 1
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_a_gpu_is_refused_if_there_is_only_fargate(self, account: EcsPlace) -> None:
+        task = parse_task("run: x\nresources: {gpu: 1}")
+        provider = account.provider("ours", capacity="FARGATE, FARGATE_SPOT")
+        (objection,) = provider.check(task)
+        assert objection.field == "resources.gpu"
+        assert "Fargate has no GPUs" in objection.reason
+        assert account.provider("ours").check(task) == []
+
+    @pytest.mark.parametrize("name", ["capacity", "image", "subnets"])
+    def test_a_missing_setting_is_named(self, account: EcsPlace, name: str) -> None:
+        table = {"capacity": "FARGATE"} | {name: ""}
+        with pytest.raises(Refused, match=rf"\[providers.ecs\] {name}: "):
+            self.launch(account, table=table, zone="FARGATE")
+
+    def test_a_missing_cluster_is_named(self, account: EcsPlace) -> None:
+        with pytest.raises(Refused, match="has no active cluster other"):
+            self.launch(account, table={"cluster": "other"})
+
+    def test_only_the_calls_of_the_guides_policy_are_made(self, account: EcsPlace) -> None:
+        self.launch(account)
+        guide = (Path(__file__).parents[2] / "docs/guides/ecs.md").read_text()
+        policy = json.loads(guide.split("```json\n")[1].split("```")[0])
+        granted = {action for each in policy["Statement"] for action in each["Action"]}
+        assert set(account.api.calls) <= granted
+
+
+@pytest.mark.parametrize("entry", ["gpu", "gpu=g5", "gpu=g5.xlarge/free", "FARGATE=g5.xlarge=x"])
+def test_a_wrong_entry_is_shown(entry: str) -> None:
+    with pytest.raises(Refused, match="is neither FARGATE nor FARGATE_SPOT"):
+        parse_capacity({"capacity": entry})
+
+
+def test_types_that_run_no_tasks_are_refused() -> None:
+    with pytest.raises(Refused, match="x86 CPU"):
+        parse_capacity({"capacity": "arm=m7g.large"})
+
+
+def test_each_price_of_fargate_has_a_date_and_a_source() -> None:
+    for key, price in read_prices().items():
+        assert price.source, key
+        assert price.as_of.year >= 2026, key
+    regions = {region for region, _ in read_prices()}
+    assert all((each, "FARGATE_SPOT") in read_prices() for each in regions)
