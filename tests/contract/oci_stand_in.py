@@ -171,6 +171,7 @@ class OciStandIn(RestStandIn):
         self.regions: dict[str, str] = {}  # by machine
         self.tokens: dict[str, str] = {}  # machines by their retry tokens
         self.subnets = [make_subnet("net")]
+        self.faulty: dict[str, CloudFault] = {}  # regions that list no shapes
         self.authorized = True  # whether a policy allows to list the compartment
         self.terminates = True  # whether a policy allows to terminate instances
 
@@ -257,6 +258,8 @@ class OciStandIn(RestStandIn):
     def _items(self, region: str, kind: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
         match kind:
             case "shapes":
+                if region in self.faulty:
+                    raise self.faulty[region]
                 assert query["availabilityDomain"] in DOMAINS[region]
                 return [_show_shape(each) for each in SHAPES]
             case "subnets":

@@ -118,6 +118,25 @@ class TestOci(RestContract):
             asyncio.run(account.provider("ours").offers())
         assert account.api.key not in str(caught.value)
 
+    def test_a_region_that_fails_hides_no_other(self, account: OciPlace) -> None:
+        async def scenario() -> None:
+            other = "eu-frankfurt-1"
+            provider = account.provider("ours", regions=f"{HOME}, {other}")
+            account.api.faulty[other] = CloudFault(403, "NotAuthorized", "no right")
+            assert {offer.region for offer in await provider.offers()} == {HOME}
+            assert [each.partition(":")[0] for each in provider.silent()] == [other]
+            assert "no right" in dict(await provider.whoami())["silent"]
+            account.api.faulty.clear()
+            await account.wait(timedelta(minutes=1))
+            assert {offer.region for offer in await provider.offers()} == {HOME, other}
+            assert not provider.silent()
+            account.api.faulty |= dict.fromkeys(DOMAINS, CloudFault(403, "NotAuthorized", "no"))
+            await account.wait(timedelta(hours=1))
+            with pytest.raises(Refused, match="no"):
+                await provider.offers()
+
+        asyncio.run(scenario())
+
     def test_offers_are_the_shapes_of_a_domain_with_the_catalogs_price(
         self, account: OciPlace
     ) -> None:

@@ -4,12 +4,12 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date, datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.quotas import Quota
@@ -33,7 +33,6 @@ from cavvy.providers.azure.network import AzureNetworks
 from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.azure.quotas import AzureQuotas
 from cavvy.providers.azure.sizes import AzureSize, FindInstance, read_sizes
-from cavvy.providers.base import Refused
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm.cloud import (
@@ -46,6 +45,7 @@ from cavvy.providers.vm.cloud import (
     MachineState,
 )
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.regions import ask_regions
 
 # https://learn.microsoft.com/azure/virtual-machines/troubleshooting-allocation-failure and
 # https://learn.microsoft.com/azure/azure-resource-manager/troubleshooting/common-deployment-errors
@@ -64,7 +64,6 @@ _PRICES_AGAIN = timedelta(minutes=5)  # until the next read of prices after one 
 _FULL_AGE = timedelta(minutes=10)  # an offer without capacity is not requested again before
 _NO_PRICES = "Azure's price list cannot be read, so no machine has a price"
 _POWER_AGE = timedelta(minutes=1)
-_PATIENCE_S = 15.0  # to wait for one region; less than the control plane waits for `offers`
 _TYPES_PER_QUERY = 15  # keeps the URL of a price query below 2 KiB
 
 # (when the states were read, machine -> state)
@@ -80,7 +79,6 @@ class _Prices(NamedTuple):
 
 
 _UNPRICED = _Prices({}, ())
-_T = TypeVar("_T")
 
 
 class AzureCloud:
@@ -153,7 +151,7 @@ class AzureCloud:
         """The offers of all regions that answer. Raises CloudFault, Refused if none does."""
         now = self._now()
         self._full = {key: until for key, until in self._full.items() if until > now}
-        found, self._silent = await _ask_all(await self._regions(), self._list_region)
+        found, self._silent = await ask_regions(await self._regions(), self._list_region)
         return require_images(found, self._settings.get("image"), find_default)
 
     def silent(self) -> Sequence[str]:
@@ -162,7 +160,7 @@ class AzureCloud:
 
     async def quotas(self) -> Sequence[Quota]:
         """The quotas of all regions that answer. Raises CloudFault, Refused if none does."""
-        found, self._untold = await _ask_all(await self._regions(), self._quotas.read)
+        found, self._untold = await ask_regions(await self._regions(), self._quotas.read)
         return found
 
     def untold_quotas(self) -> Sequence[str]:
@@ -400,28 +398,3 @@ class AzureCloud:
             as_of=prices.as_of,
             extras=prices.extras,
         )
-
-
-async def _ask_all(
-    regions: Sequence[str], ask: Callable[[str], Awaitable[Sequence[_T]]]
-) -> tuple[list[_T], Sequence[str]]:
-    """The answers of all regions together, and the regions that did not answer, each with the
-    reason. Raises CloudFault, Refused if no region answers.
-    """
-
-    async def hear(region: str) -> Sequence[_T] | CloudFault | Refused:
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                return await ask(region)
-        except TimeoutError:
-            return CloudFault(0, f"no answer from {region} within {_PATIENCE_S:.0f} s")
-        except (CloudFault, Refused) as fault:
-            return fault
-
-    answers = await asyncio.gather(*(hear(each) for each in regions))
-    faults = [each for each in answers if isinstance(each, CloudFault | Refused)]
-    if faults and len(faults) == len(answers):
-        raise faults[0]
-    told = zip(regions, answers, strict=True)
-    silent = [f"{region}: {each}" for region, each in told if isinstance(each, Exception)]
-    return [one for each in answers if not isinstance(each, Exception) for one in each], silent

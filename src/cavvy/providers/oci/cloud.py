@@ -92,6 +92,10 @@ class OciCloud:
         offers = await self._market.offers()
         return require_images(offers, self._settings.get("image"), find_default)
 
+    def silent(self) -> Sequence[str]:
+        """See `HasParts.silent`."""
+        return self._market.silent
+
     async def create(self, request: MachineRequest) -> Sequence[str]:
         region = request.offer.region
         body = await self._make_body(request)

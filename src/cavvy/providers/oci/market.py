@@ -13,11 +13,13 @@ from cavvy.domain.tasks import Scalar
 from cavvy.providers.oci.api import IDENTITY, OciApi
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.regions import ask_regions
 from cavvy.providers.vm.rest import Json
 
 ListPrices = Callable[[str], Sequence[Offer]]
 
 _SHAPES_AGE = timedelta(hours=1)
+_SHAPES_AGAIN = timedelta(minutes=1)  # until the next read after one that some regions missed
 # "Announcing per-second billing for Compute and Autonomous Database", Oracle's blog
 _MINIMUM = timedelta(minutes=1)
 _MINIMUM_BARE_METAL = timedelta(hours=1)
@@ -37,7 +39,10 @@ class OciMarket:
     ) -> None:
         self._api, self._settings, self._now = api, settings, now
         self._credentials, self._list_prices = credentials, list_prices
+        # the offers, and the time until which they are not read again
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        # the regions that did not answer the last read, with the reason
+        self.silent: Sequence[str] = ()
         # GPU shapes without a price in the catalog, or with another number of GPUs there
         self.unpriced: Sequence[str] = ()
 
@@ -52,9 +57,11 @@ class OciMarket:
         return named or (await asyncio.to_thread(self._credentials.profile)).tenancy
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all regions. Raises CloudFault, Refused."""
-        if self._offers is None or self._now() - self._offers[0] >= _SHAPES_AGE:
-            self._offers = self._now(), await self._join()
+        """The offers of all regions that answer. Raises CloudFault, Refused if none does."""
+        now = self._now()
+        if self._offers is None or now >= self._offers[0]:
+            found = await self._join()
+            self._offers = now + (_SHAPES_AGAIN if self.silent else _SHAPES_AGE), found
         return self._offers[1]
 
     async def _join(self) -> Sequence[Offer]:
@@ -75,7 +82,7 @@ class OciMarket:
         return found
 
     async def _shapes(self) -> Sequence[tuple[str, str, Json]]:
-        """All shapes, each with its region and availability domain."""
+        """The shapes of all regions that answer, each with its region and availability domain."""
         compartment = await self.compartment()
 
         async def read(region: str) -> Sequence[tuple[str, str, Json]]:
@@ -90,8 +97,8 @@ class OciMarket:
                 found += [(region, domain, each) for each in names.values()]
             return found
 
-        read_all = await asyncio.gather(*(read(each) for each in await self.regions()))
-        return [each for some in read_all for each in some]
+        found, self.silent = await ask_regions(await self.regions(), read)
+        return found
 
 
 def _make_offer(region: str, domain: str, price: Offer) -> Offer:
