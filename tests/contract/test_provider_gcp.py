@@ -283,6 +283,28 @@ class TestGcp(RestContract):
         with pytest.raises(Refused, match=link):
             asyncio.run(account.provider("ours").offers())
 
+    def test_a_task_names_its_reservation(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = replace(
+                await harness.spec("held"), options={"reservation": "projects/p/reservations/r"}
+            )
+            spot = replace(gang, offer=replace(gang.offer, purchase=Purchase.SPOT))
+            with pytest.raises(Refused, match="set `spot: never`"):
+                await harness.ours.launch(replace(spot, name=f"{gang.name}x"))
+            await harness.launch(
+                replace(gang, offer=replace(gang.offer, purchase=Purchase.ON_DEMAND))
+            )
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+        (body,) = account.api.bodies.values()  # type: ignore[attr-defined]
+        assert body["reservationAffinity"] == {
+            "consumeReservationType": "SPECIFIC_RESERVATION",
+            "key": "compute.googleapis.com/reservation-name",
+            "values": ["projects/p/reservations/r"],
+        }
+
     def test_a_zone_that_is_full_is_told_by_the_operation(self, account: RestPlace) -> None:
         """The first call finds the operation in progress, the second finds its error."""
         account.cloud.left = 1

@@ -70,6 +70,7 @@ def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> S
         ],
         "networkInterfaces": [_make_interface(offer.region, shape, settings)],
         "scheduling": _make_scheduling(offer),
+        **_make_affinity(request),
         "serviceAccounts": accounts,
     }
     if shape.gpu:
@@ -108,6 +109,28 @@ def _make_scheduling(offer: Offer) -> Json:
         "automaticRestart": False,
     }
     return {**scheduling, "instanceTerminationAction": "DELETE"} if spot else scheduling
+
+
+def _make_affinity(request: MachineRequest) -> Json:
+    """The field that lets the machines use only the task's reservation; without a reservation,
+    Google chooses an open one. Raises Refused if the machine cannot use reservations:
+    https://cloud.google.com/compute/docs/instances/reservations-consume#limitations
+    """
+    offer, reservation = request.offer, str(request.gang.options.get("reservation") or "")
+    if not reservation:
+        return {}
+    if offer.purchase is Purchase.SPOT:
+        raise Refused(
+            f"resources.options: gcp: reservation: the spot machine {offer.instance_type} cannot "
+            "use the reservation "
+            f"{reservation}; set `spot: never`"
+        )
+    affinity = {
+        "consumeReservationType": "SPECIFIC_RESERVATION",
+        "key": "compute.googleapis.com/reservation-name",
+        "values": [reservation],
+    }
+    return {"reservationAffinity": affinity}
 
 
 def _default_disk(machine_type: str) -> str:

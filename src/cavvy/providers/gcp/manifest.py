@@ -63,7 +63,11 @@ MANIFEST = Manifest(
         "away when the work ends, the results go to the bucket in `checkpoint.storage` or "
         "`server.results_url`; without a bucket, the machine waits until its lease ends",
     },
-    options={"image": "the machine image, as projects/PROJECT/global/images/[family/]NAME"},
+    options={
+        "image": "the machine image, as projects/PROJECT/global/images/[family/]NAME",
+        "reservation": "the only reservation that machines may use, as NAME or "
+        "projects/PROJECT/reservations/NAME",
+    },
     settings=(
         text(
             "project",
