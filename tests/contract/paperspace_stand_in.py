@@ -95,6 +95,7 @@ class PaperspaceStandIn(RestStandIn):
         self.scripts: dict[str, dict[str, Any]] = {}  # that exist, by id
         self.requests: list[dict[str, Any]] = []  # bodies of requests for machines
         self.public: set[str] = set()  # names of machines with public addresses
+        self.listings = 0  # lists of the scripts
         self.holds_early = False  # machines that are provisioned cannot be deleted
         self._ids = itertools.count(1)
 
@@ -123,6 +124,7 @@ class PaperspaceStandIn(RestStandIn):
             case "DELETE", ["machines", machine]:
                 return 200, self._delete(machine)
             case "GET", ["startup-scripts"]:
+                self.listings += 1
                 shown = [_hide(each) for each in self.scripts.values()]
                 return 200, self._page(shown, request)
             case "POST", ["startup-scripts"]:

@@ -165,6 +165,19 @@ class TestPaperspace(RestContract):
             account.launch()
         assert account.api.scripts == {}
 
+    def test_deletions_do_not_each_list_all_scripts(self, account: PaperspacePlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("many", nodes=4)
+            await harness.launch(gang)
+            harness.restart()
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+        assert account.api.scripts == {}
+        # one for the deletions; the others are sweeps
+        assert account.api.listings <= 4
+
     def test_the_script_of_a_machine_that_was_never_made_is_deleted(
         self, account: PaperspacePlace
     ) -> None:

@@ -75,6 +75,9 @@ class PaperspaceCloud:
         )
         self._api, self._list_prices = self.account.api, list_prices
         self._templates: Mapping[str, str] = {}  # machine type -> template
+        # machine -> its scripts, as far as they were created or listed here; a machine that is
+        # missing here costs one list of all scripts
+        self._scripts: dict[str, Sequence[str]] = {}
         self._leftovers = LeftoverScripts(
             lambda: self._all("/startup-scripts"), self._drop_scripts, now
         )
@@ -132,7 +135,7 @@ class PaperspaceCloud:
             if not fault.uncertain:  # else the machine may exist and needs its script
                 await self._drop_scripts([made])
             raise self.name_limit(fault) from fault
-        return [str(told["data"]["id"])]
+        return [self._note_script(str(told["data"]["id"]), made)]
 
     async def list(self) -> Sequence[CloudMachine]:
         found = keep_ours(await self._all("/machines"))
@@ -154,6 +157,7 @@ class PaperspaceCloud:
             # deleting the machine later will succeed
             raise (CloudFault(409, fault.code, fault.message) if busy else fault) from fault
         await self._drop_scripts(scripts)
+        self._scripts[machine] = ()
 
     def is_full(self, fault: CloudFault) -> bool:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
@@ -208,8 +212,17 @@ class PaperspaceCloud:
 
     async def _scripts_of(self, machine: str) -> Sequence[str]:
         """The ids of the scripts that Cavvy made for a machine."""
-        ours = keep_ours(await self._all("/startup-scripts"))
-        return [str(each["id"]) for each in ours if machine in each["assignedMachineIds"]]
+        if machine not in self._scripts:
+            found: dict[str, list[str]] = {machine: []}
+            for each in keep_ours(await self._all("/startup-scripts")):
+                for owner in each["assignedMachineIds"]:
+                    found.setdefault(owner, []).append(str(each["id"]))
+            self._scripts = {**found, **self._scripts}
+        return self._scripts[machine]
+
+    def _note_script(self, machine: str, script: str) -> str:
+        self._scripts[machine] = [script]
+        return machine
 
     async def _drop_scripts(self, scripts: Collection[str]) -> None:
         for script in scripts:
