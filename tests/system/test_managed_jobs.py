@@ -15,10 +15,13 @@ import pytest
 from tests.contract import vm_cloud
 from tests.contract.aws_batch_stand_in import BatchStandIn
 from tests.contract.aws_service import KEY, SECRET, AwsStandIn
+from tests.contract.azureml_description import GROUP, SUBSCRIPTION, WORKSPACE
+from tests.contract.azureml_stand_in import AzureMlStandIn
 from tests.contract.ecs_stand_in import CLUSTER, EcsStandIn
 from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_stand_in import ROLE, SageMakerStandIn, interrupted
 from tests.contract.test_provider_aws_batch import PROOF as BATCH_PROOF
+from tests.contract.test_provider_azureml import PROOF as AZUREML_PROOF
 from tests.contract.test_provider_ecs import PROOF as ECS_PROOF
 from tests.contract.test_provider_sagemaker import PROOF, TRAITS
 from tests.contract.test_provider_vertex import PROOF as VERTEX_PROOF
@@ -147,6 +150,35 @@ class VertexContainers(VertexStandIn):
         }
 
 
+class AzureMlContainers(AzureMlStandIn):
+    """Command jobs whose containers run. All containers end with the first one."""
+
+    cloud: ContainerCloud
+
+    def start_job(self, name: str, body: dict[str, Any], nodes: int) -> list[Rented]:
+        made = super().start_job(name, body, nodes)
+        job = body["properties"]
+        for rank, machine in enumerate(made):
+            place = {"RANK": str(rank), "NODE_RANK": str(rank), "WORLD_SIZE": str(nodes)}
+            # the service's own process runs the command in a shell
+            self.cloud.run(
+                machine.id,
+                ["/bin/bash", "-c", job["command"]],
+                {**(place if nodes > 1 else {}), **job["environmentVariables"]},
+            )
+        if len(made) > 1:
+            first, *others = [each.id for each in made]
+            self.cloud.end_together(first, others)
+        return made
+
+    def take_back(self) -> None:
+        """Take back the nodes of the newest job: SIGTERM, then the job fails."""
+        job = list(self.jobs.values())[-1]
+        for each in job.machines:
+            self.cloud.stop(each)
+        self.preempt(job.name)
+
+
 def _expand(value: str) -> str:
     """The value that a container gets: `$$` is `$`, and no variable is referenced."""
     assert not re.search(r"(?<!\$)(\$\$)*\$\(", value)
@@ -166,6 +198,33 @@ def vertex_user(cloud: ContainerCloud, root: Path) -> Iterator[tuple[User, Verte
         assert api.bugs == []
     finally:
         server.close()
+
+
+@contextmanager
+def azureml_user(cloud: ContainerCloud, root: Path) -> Iterator[tuple[User, AzureMlContainers]]:
+    """A user of Azure Machine Learning, on a machine with a managed identity; nothing of theirs is
+    left.
+    """
+    server = RestServer()
+    api = AzureMlContainers(cloud, server)
+    places = {
+        "endpoint": api.url,
+        "history_endpoint": api.url,
+        "prices_endpoint": api.url,
+        "subscription": SUBSCRIPTION,
+        "resource_group": GROUP,
+        "workspace": WORKSPACE,
+        "image": "train:1",
+    }
+    table = "".join(f"{name} = '{value}'\n" for name, value in places.items())
+    with managed_user(api.cloud, "azureml", table, root) as user:
+        user.variables = {
+            "IDENTITY_ENDPOINT": f"{api.url}/identity",
+            "IDENTITY_HEADER": "the-identity",
+        }
+        yield user, api
+    assert api.bugs == []
+    server.close()
 
 
 @contextmanager
@@ -300,6 +359,17 @@ def test_a_gang_on_vertex_ai_is_one_custom_job(cloud: ContainerCloud, tmp_path: 
         for rank in (0, 1):
             assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
         assert len(vertex.jobs) == 1
+
+
+@pytest.mark.proves(AZUREML_PROOF, "spot")
+def test_a_training_with_low_priority_on_azure_ml_survives_a_preemption(
+    cloud: ContainerCloud, tmp_path: Path
+) -> None:
+    with azureml_user(cloud, tmp_path) as (user, azureml):
+        be_interrupted(user, cloud, azureml.take_back, tmp_path)
+        assert len(azureml.jobs) == 2
+        for each in azureml.jobs.values():
+            assert each.body["properties"]["computeId"].endswith("/gpu-low")
 
 
 def be_interrupted(

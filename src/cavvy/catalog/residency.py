@@ -12,7 +12,13 @@ OUTSIDE_HINT = "use a bucket in an allowed region, or change `resources.regions`
 # the provider that each URL scheme of a bucket belongs to
 BUCKET_PROVIDERS = {"s3": "aws", "gs": "gcp", "az": "azure"}
 # the cloud in which a managed service runs jobs: its regions, buckets and prices of egress apply
-_CLOUDS = {"aws-batch": "aws", "ecs": "aws", "sagemaker": "aws", "vertex": "gcp"}
+_CLOUDS = {
+    "aws-batch": "aws",
+    "azureml": "azure",
+    "ecs": "aws",
+    "sagemaker": "aws",
+    "vertex": "gcp",
+}
 
 
 class OutsideBucket(NamedTuple):

@@ -5,7 +5,7 @@ This is the only module that imports the SDK.
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -19,7 +19,11 @@ from cavvy.providers.vm.rest import Json, RestClient
 # tests check requests with these packages.
 COMPUTE, SKUS, NETWORK = "2026-04-01", "2021-07-01", "2026-03-01"
 _RESOURCES, _SUBSCRIPTIONS = "2021-04-01", "2022-12-01"
-_VERSIONS = {"Microsoft.Compute": COMPUTE, "Microsoft.Network": NETWORK}
+_VERSIONS = {
+    "Microsoft.Compute": COMPUTE,
+    "Microsoft.Network": NETWORK,
+    "Microsoft.MachineLearningServices": "2024-04-01",
+}
 
 _CONNECT_S, _READ_S = 10.0, 20.0  # time limits in seconds of a request for a token
 
@@ -50,23 +54,32 @@ class AzureAccount:
     """
 
     def __init__(
-        self, settings: Mapping[str, Scalar], make_credential: Callable[[], Credential] | None
+        self,
+        settings: Mapping[str, Scalar],
+        make_credential: Callable[[], Credential] | None,
+        *,
+        provider: str = "azure",
+        namespaces: Sequence[str] = ("Microsoft.Compute", "Microsoft.Network"),
     ) -> None:
-        self._settings = settings
+        """`provider` has the settings, and is named in errors. `namespaces` are the services that
+        the subscription must have registered.
+        """
+        self._settings, self._table = settings, f"[providers.{provider}]"
+        self._namespaces = namespaces
         self._scope = f"{str(settings['endpoint']).rstrip('/')}/.default"
-        self._make_credential = make_credential or _find_credential
+        self._make_credential = make_credential or self._find_credential
         self._credential: Credential | None = None
         self._lock = threading.Lock()
         self._api = RestClient(
             str(settings["endpoint"]),
-            self._token,
+            self.token,
             lambda told: (told["error"]["code"], told["error"]["message"]),
         )
         self._subscription = str(
             settings.get("subscription") or os.environ.get("AZURE_SUBSCRIPTION_ID", "")
         )
         self.close = self._api.close
-        self.group = str(settings["resource_group"])
+        self.group = str(settings.get("resource_group") or "")
 
     async def subscription(self) -> str:
         """The path of the subscription."""
@@ -75,7 +88,7 @@ class AzureAccount:
             ids = [str(each["subscriptionId"]) for each in found if each["state"] == "Enabled"]
             if len(ids) != 1:
                 raise Refused(
-                    f"[providers.azure] subscription: the account has {len(ids)} enabled "
+                    f"{self._table} subscription: the account has {len(ids)} enabled "
                     "subscriptions; name the one to use"
                 )
             self._subscription = ids[0]
@@ -114,6 +127,11 @@ class AzureAccount:
         path = await self.path(kind, name)
         await self._ask(self._api.send("DELETE", f"{path}?{_version(kind)}{query}"))
 
+    async def post(self, kind: str, name: str) -> None:
+        """Run an action of a resource. `name` ends with the action, such as "NAME/cancel"."""
+        path = await self.path(kind, name)
+        await self._ask(self._api.send("POST", f"{path}?{_version(kind)}"))
+
     async def resources(self, kind: str) -> list[Json]:
         """All resources of a type in the resource group."""
         path = await self.path(kind, "")
@@ -133,53 +151,53 @@ class AzureAccount:
         except CloudFault as fault:
             if fault.code in _NO_GROUP:
                 raise Refused(
-                    f"[providers.azure] resource_group: there is no resource group {self.group}; "
-                    f"make it: az group create --name {self.group} --location REGION"
+                    f"{self._table} resource_group: there is no resource group {self.group}; make "
+                    f"it: az group create --name {self.group} --location REGION"
                 ) from fault
             if fault.code in _NO_SUBSCRIPTION:
-                raise Refused(f"[providers.azure] subscription: {fault}") from fault
+                raise Refused(f"{self._table} subscription: {fault}") from fault
             if fault.code == _NOT_REGISTERED:
+                names = ", and the same for ".join(self._namespaces)
                 raise Refused(
                     f"{fault}; register the services of the subscription once: az provider "
-                    "register --namespace Microsoft.Compute, and the same for Microsoft.Network"
+                    f"register --namespace {names}"
                 ) from fault
             raise
 
-    def _token(self) -> str:
-        errors = _import("azure.core.exceptions")
+    def token(self, scope: str = "") -> str:
+        """A token for Azure Resource Manager, or for another scope. Blocks."""
+        errors = self._import("azure.core.exceptions")
         try:
             with self._lock:
                 if self._credential is None:
                     self._credential = self._make_credential()
-                return self._credential.get_token(self._scope).token
+                return self._credential.get_token(scope or self._scope).token
         except errors.ClientAuthenticationError as error:
             text = " ".join(str(error).split())[:1000]
             raise Refused(
-                f"[providers.azure]: Azure accepts no credential on this server; sign in with `az "
+                f"{self._table}: Azure accepts no credential on this server; sign in with `az "
                 f"login`, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET: {text}"
             ) from error
         except errors.AzureError as error:
             raise CloudFault(0, "no token", type(error).__name__) from error
 
+    def _find_credential(self) -> Credential:
+        """Return a credential whose calls have time limits. Without limits, one call could take 20
+        minutes and delay all calls of the provider.
+        """
+        limits = {"connection_timeout": _CONNECT_S, "read_timeout": _READ_S, "retry_total": 1}
+        found: Credential = self._import("azure.identity").DefaultAzureCredential(**limits)
+        return found
+
+    def _import(self, module: str) -> Any:
+        try:
+            return import_module(module)
+        except ImportError as error:
+            raise Refused(
+                f"{self._table}: the package `azure-identity` is missing; install it: "
+                f"{extra_command('azure')}"
+            ) from error
+
 
 def _version(kind: str) -> str:
     return f"api-version={_VERSIONS[kind.split('/')[0]]}"
-
-
-def _find_credential() -> Credential:
-    """Return a credential whose calls have time limits. Without limits, one call could take 20
-    minutes and delay all calls of the provider.
-    """
-    limits = {"connection_timeout": _CONNECT_S, "read_timeout": _READ_S, "retry_total": 1}
-    found: Credential = _import("azure.identity").DefaultAzureCredential(**limits)
-    return found
-
-
-def _import(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise Refused(
-            f"[providers.azure]: the package `azure-identity` is missing; install it: "
-            f"{extra_command('azure')}"
-        ) from error

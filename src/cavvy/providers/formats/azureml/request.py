@@ -1,6 +1,8 @@
-"""Builds the specification of a command job of Azure Machine Learning.
+"""Builds a command job of Azure Machine Learning: as a specification for `az ml job create`, and as
+the resource that the provider creates by REST.
 
-The fields are those of CommandJobSchema of azure-ai-ml 1.35.
+The fields are those of CommandJobSchema of azure-ai-ml 1.35, and of the resource CommandJob of
+Azure's published API 2024-04-01.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +32,7 @@ class CommandJobRequest:
     which a job uses if `compute` is None.
     """
 
-    name: str  # the display name; the service generates the unique name
+    name: str  # the display name; an exported job gets its unique name from the service
     experiment: str
     command: str
     image: str
@@ -83,3 +85,42 @@ def make_command_job(job: CommandJobRequest) -> dict[str, Any]:
         "tags": dict(job.tags),
     }
     return {key: value for key, value in request.items() if value}
+
+
+def make_job_resource(
+    job: CommandJobRequest, *, compute_id: str, environment_id: str
+) -> dict[str, Any]:
+    """A command job, as the body of the REST call that creates it:
+    https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update. `compute_id` and
+    `environment_id` are resource ids; the paths of `inputs` are resource ids or URIs.
+    """
+    properties: dict[str, Any] = {
+        "jobType": "Command",
+        "displayName": job.name,
+        "experimentName": job.experiment,
+        "command": job.command,
+        "environmentId": environment_id,
+        "environmentVariables": dict(job.environment),
+        "computeId": compute_id,
+        "resources": {"instanceCount": job.nodes},
+        # the service starts one process on each node and passes the rank to it
+        "distribution": {"distributionType": "PyTorch", "processCountPerInstance": 1}
+        if job.nodes > 1
+        else None,
+        "inputs": {
+            each.name: {
+                "jobInputType": "uri_file" if each.is_file else "uri_folder",
+                "uri": each.path,
+                "mode": "Download" if each.download else "ReadOnlyMount",
+            }
+            for each in job.inputs
+        },
+        "limits": {
+            "jobLimitsType": "Command",
+            "timeout": f"PT{ceil(job.longest.total_seconds())}S",
+        }
+        if job.longest
+        else None,
+        "tags": dict(job.tags),
+    }
+    return {"properties": {key: value for key, value in properties.items() if value}}

@@ -1,0 +1,122 @@
+"""Calls Azure Machine Learning for one workspace: the resources of Azure Resource Manager
+(https://learn.microsoft.com/rest/api/azureml/jobs), and the run history, which alone tells when a
+job started and why it ended.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.azure.account import AzureAccount
+from cavvy.providers.base import Refused
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.rest import Json, RestClient
+
+_KIND = "Microsoft.MachineLearningServices/workspaces"
+_VERSION = "2024-04-01"
+# https://learn.microsoft.com/azure/machine-learning/how-to-authenticate-batch-endpoint
+_HISTORY_SCOPE = "https://ml.azure.com/.default"
+_ENVIRONMENT = "cavvy"
+
+
+class WorkspaceApi:
+    """Calls raise CloudFault and Refused."""
+
+    def __init__(self, settings: Mapping[str, Scalar], account: AzureAccount) -> None:
+        self._settings, self._account = settings, account
+        self._workspace = str(settings.get("workspace") or "")
+        self._region = ""
+        self._history: RestClient | None = None
+        self._environments: dict[str, str] = {}  # image -> the id of its environment version
+
+    def close(self) -> None:
+        self._account.close()
+        if self._history is not None:
+            self._history.close()
+
+    async def region(self) -> str:
+        """The region of the workspace."""
+        if not self._region:
+            self._check_settings()
+            told = await self._account.find(_KIND, self._workspace)
+            if told is None:
+                raise Refused(
+                    f"[providers.azureml] workspace: there is no workspace {self._workspace} in "
+                    f"the resource group {self._account.group}; make it: az ml workspace create "
+                    f"--name {self._workspace} --resource-group {self._account.group}"
+                )
+            self._region = str(told["location"]).lower().replace(" ", "")
+        return self._region
+
+    async def clusters(self) -> Sequence[Json]:
+        """The compute targets of the workspace."""
+        return await self._list("computes", {})
+
+    async def cluster(self, name: str) -> Json | None:
+        """One compute target; None if it does not exist."""
+        return await self._account.find(_KIND, f"{self._workspace}/computes/{name}")
+
+    async def path(self, below: str) -> str:
+        """The id of a resource in the workspace."""
+        return await self._account.path(_KIND, f"{self._workspace}/{below}")
+
+    async def environment(self, image: str) -> str:
+        """The id of the environment version of an image, which is made if it does not exist."""
+        if image not in self._environments:
+            version = hashlib.sha256(image.encode()).hexdigest()[:16]
+            name = f"{self._workspace}/environments/{_ENVIRONMENT}/versions/{version}"
+            if await self._account.find(_KIND, name) is None:
+                properties = {"image": image, "osType": "Linux", "isAnonymous": False}
+                await self._account.put(_KIND, name, {"properties": properties})
+            self._environments[image] = await self._account.path(_KIND, name)
+        return self._environments[image]
+
+    async def jobs(self, tag: str) -> Sequence[Json]:
+        """The command jobs that have a tag and are not archived."""
+        query = {"jobType": "Command", "tag": tag, "listViewType": "ActiveOnly"}
+        return await self._list("jobs", query)
+
+    async def job(self, name: str) -> Json | None:
+        """One job; None if it does not exist."""
+        return await self._account.find(_KIND, f"{self._workspace}/jobs/{name}")
+
+    async def create(self, name: str, job: Mapping[str, Any]) -> None:
+        """Request a job. A repeated call does not create a second job."""
+        await self._account.put(_KIND, f"{self._workspace}/jobs/{name}", job)
+
+    async def cancel(self, name: str) -> None:
+        """Ask the service to cancel a job; the job ends later."""
+        await self._account.post(_KIND, f"{self._workspace}/jobs/{name}/cancel")
+
+    async def history(self, name: str) -> Json:
+        """The details of a job's run; {} if the run history does not know it yet."""
+        region = await self.region()
+        if self._history is None:
+            self._history = RestClient(
+                str(self._settings["history_endpoint"]).replace("{region}", region),
+                lambda: self._account.token(_HISTORY_SCOPE),
+                lambda told: (told["error"]["code"], told["error"]["message"]),
+            )
+        workspace = await self._account.path(_KIND, self._workspace)
+        try:
+            return await self._history.get(f"/history/v1.0{workspace}/runs/{name}/details")
+        except CloudFault as fault:
+            if fault.status == 404:
+                return {}
+            raise
+
+    async def _list(self, what: str, query: Mapping[str, str]) -> Sequence[Json]:
+        await self.region()  # raises Refused if there is no such workspace
+        below = await self.path(what)
+        path = below.removeprefix(f"{await self._account.subscription()}/")
+        return await self._account.all(path, urlencode({"api-version": _VERSION, **query}))
+
+    def _check_settings(self) -> None:
+        for name in ("resource_group", "workspace"):
+            if not self._settings.get(name):
+                raise Refused(
+                    f"[providers.azureml] {name}: not set; name the "
+                    f"{name.replace('_', ' ')} of the jobs"
+                )

@@ -1,0 +1,92 @@
+"""The manifest of the Azure Machine Learning provider."""
+
+from datetime import timedelta
+
+from cavvy.providers.azure.manifest import NOTICES
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+_CONTAINER = "a command job is a container, and Cavvy lets no job start further containers"
+
+MANIFEST = Manifest(
+    name="azureml",
+    title="Azure Machine Learning",
+    docs="docs/guides/azureml.md",
+    abilities=ABILITIES,
+    visibility_delay=timedelta(minutes=1),
+    notices=NOTICES,
+    notice=timedelta(seconds=30),
+    rights="Microsoft.MachineLearningServices/workspaces/jobs/read, write and cancel/action, "
+    "computes/read, and environments/versions/read and write (the role AzureML Data Scientist "
+    "contains them)",
+    unsupported={
+        Feature.BUILD: _CONTAINER,
+        Feature.LOGIN: "Azure Machine Learning pulls images with the rights of the workspace and "
+        "the cluster "
+        "(https://learn.microsoft.com/azure/machine-learning/how-to-use-private-python-packages)",
+        Feature.CAPACITY: "Azure does not report free capacity; a job waits until its cluster has "
+        "nodes",
+        Feature.VOLUMES: "a command job attaches no disks; copy data from and to a bucket, or "
+        "mount data assets with the option `data`",
+        Feature.MOUNTS: "a command job is a container without access to folders of its host or to "
+        "NFS; mount data assets with the option `data`",
+        Feature.NETWORK: "the cluster selects the network",
+        Feature.DISK: "the size of the cluster's machines decides the disk",
+        Feature.RESULTS: "a command job loses its disk when it ends. If the server is away when "
+        "the work ends, the results go to the bucket in `checkpoint.storage` or "
+        "`server.results_url`; without a bucket, the job waits until its lease ends",
+    },
+    options={
+        "image": "the image, as for the setting `image`",
+        "data": "data assets of the workspace that the job mounts read-only, such as "
+        "`digits=azureml:digits:1`, separated by commas; the work finds the folder of `digits` in "
+        "the variable `AZUREML_DATA_digits`",
+    },
+    settings=(
+        text(
+            "subscription",
+            "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the "
+            "environment, or else the account's only subscription.",
+        ),
+        text("resource_group", "The resource group of the workspace. Required."),
+        text("workspace", "The name of the workspace. Required."),
+        text(
+            "clusters",
+            "The names of the compute clusters to use, or patterns such as `gpu-*`, separated by "
+            "commas. The default is every cluster of the workspace.",
+            "*",
+        ),
+        text(
+            "image",
+            "The image of jobs whose task names none. Without this setting, each task must name "
+            "an image.",
+        ),
+        text("experiment", "The experiment in which the studio shows the jobs.", "cavvy"),
+        number(
+            "max_run_s",
+            "Azure stops a job after this time if its task has no limit.",
+            default=604_800,
+            minimum=60,
+            unit="seconds",
+            whole=True,
+        ),
+        text(
+            "endpoint",
+            "The address of Azure Resource Manager, which differs in national clouds.",
+            "https://management.azure.com",
+        ),
+        text(
+            "history_endpoint",
+            "The address of the service that knows when jobs started and why they ended. "
+            "`{region}` stands for the workspace's region.",
+            "https://{region}.api.azureml.ms",
+        ),
+        text(
+            "prices_endpoint",
+            "The address of Azure's public list of prices, or of a mirror, for servers that "
+            "cannot reach Azure's.",
+            "https://prices.azure.com",
+        ),
+    ),
+)

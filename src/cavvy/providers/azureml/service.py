@@ -1,0 +1,306 @@
+"""Runs gangs as command jobs of Azure Machine Learning."""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.azure.account import AzureAccount, Credential
+from cavvy.providers.azure.cloud import FULL
+from cavvy.providers.azureml.api import WorkspaceApi
+from cavvy.providers.azureml.clusters import Cluster, Clusters
+from cavvy.providers.base import GangSpec, ProviderContext, Refused
+from cavvy.providers.formats.azureml.request import (
+    CommandJobRequest,
+    DataMount,
+    make_job_resource,
+)
+from cavvy.providers.managed.service import (
+    HostList,
+    JobRequest,
+    JobState,
+    ServiceJob,
+    ServiceTraits,
+)
+from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
+from cavvy.providers.vm.records import make_mark
+from cavvy.providers.vm.rest import Json
+
+_SHOWN = timedelta(hours=6)  # ended jobs are reported for this long
+_FULL = "offer unavailable"  # Cavvy's own code
+_QUOTA = "ClusterQuotaReached"  # Cavvy's own code
+# https://learn.microsoft.com/rest/api/azureml/jobs/get#jobstatus
+_ENDED = frozenset({"Completed", "Failed", "Canceled"})
+_WAITING = frozenset({"NotStarted", "Starting", "Provisioning", "Preparing", "Queued"})
+# The error of a job whose node was taken back:
+# https://github.com/Azure/MachineLearningNotebooks/issues/1242
+_PREEMPTED = re.compile(r"preemption|pre-?empted", re.IGNORECASE)
+_DATA = re.compile(r"(?P<name>[A-Za-z_]\w*)=azureml:(?P<asset>[\w.-]+):(?P<version>[\w.-]+)")
+# Variables of the service that describe its own processes. The work must not see them, since it may
+# start more processes.
+_PROCESSES = "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
+
+
+class AzureMlService:
+    """Implements `ManagedService`. A job's id is its name."""
+
+    # Microsoft documents neither the longest variable, nor the time between SIGTERM and SIGKILL,
+    # nor how long a new job may be missing from lists, so these values are assumptions.
+    traits = ServiceTraits(
+        # https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu
+        hosts=HostList(index="NODE_RANK"),
+        name_limit=128,
+        unique_names=True,
+        variable_limit=4096,
+        stop_s=30,
+        # Microsoft does not document whether the other nodes go on once the first one has ended
+        first_ends_all=True,
+        list_lag=timedelta(minutes=1),
+        ended_listed=_SHOWN,
+        quota_codes=frozenset({_QUOTA, "QuotaExceeded"}),
+    )
+
+    def __init__(
+        self,
+        context: ProviderContext,
+        make_credential: Callable[[], Credential] | None = None,
+    ) -> None:
+        self._settings, self._now = context.settings, context.now
+        mark = make_mark(context.installation)
+        self._tag, self._prefix = f"{NAME_PREFIX}{mark}", f"{NAME_PREFIX}{mark}-"
+        account = AzureAccount(
+            self._settings,
+            make_credential,
+            provider="azureml",
+            namespaces=("Microsoft.MachineLearningServices",),
+        )
+        self._api = WorkspaceApi(self._settings, account)
+        self._clusters = Clusters(self._api, self._settings, context.list_prices, self._now)
+        self._ended: dict[str, ServiceJob] = {}  # by name: jobs that can change no more
+        # by name: running jobs with their starts, and jobs that Azure would start again
+        self._running: dict[str, ServiceJob] = {}
+        self._reclaimed: dict[str, ServiceJob] = {}
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`. The caller must call `offers` first, which reads the
+        clusters.
+        """
+        known, left = self._clusters.known, self._clusters.left_out
+        facts = [("workspace", str(self._settings["workspace"]))]
+        facts += [
+            (
+                f"cluster {each.name}",
+                f"{each.size}, at most {each.most_nodes} nodes; Azure bills idle nodes for "
+                f"{each.idle or 'an unknown time'} after a job"
+                f"{f'; {each.quota}' if each.quota else ''}",
+            )
+            for each in known
+            if each.name not in left
+        ]
+        if left:
+            told = "; ".join(f"{name}: {why}" for name, why in left.items())
+            facts.append(("clusters without offers", told))
+        return facts
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._clusters.offers()
+
+    async def submit(self, request: JobRequest) -> str:
+        earlier = await self._api.job(request.name)
+        if earlier is not None:  # an earlier request made the job
+            return request.name
+        cluster = await self._find_cluster(request)
+        job = await self._make_job(request)
+        body = make_job_resource(
+            job, compute_id=cluster.id, environment_id=await self._api.environment(job.image)
+        )
+        await self._api.create(request.name, body)
+        return request.name
+
+    async def list(self) -> Sequence[ServiceJob]:
+        now = self._now()
+        told = {
+            str(each["name"]): each
+            for each in await self._api.jobs(self._tag)
+            if str(each.get("name")).startswith(self._prefix) and not _is_old(each, now)
+        }
+        for each in (self._running, self._reclaimed, self._ended):
+            for name in each.keys() - told.keys():
+                del each[name]
+        found = [await self._read(name, each) for name, each in told.items()]
+        return [each for each in found if _is_young(each, now)]
+
+    async def get(self, job: str) -> ServiceJob | None:
+        if job in self._ended:
+            return self._ended[job]
+        told = await self._api.job(job)
+        return None if told is None else await self._read(job, told)
+
+    async def stop(self, job: str) -> None:
+        try:
+            await self._api.cancel(job)
+        except CloudFault as fault:
+            if fault.status not in (400, 409):
+                raise
+            # Azure does not document how it refuses to cancel a job that has ended
+            told = await self._api.job(job)
+            status = None if told is None else str(told["properties"]["status"])
+            if status is None or status in _ENDED:
+                raise CloudFault(404, fault.code, fault.message) from fault
+            if status != "CancelRequested":
+                raise
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code == _FULL or fault.code in FULL
+
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
+        return ()
+
+    async def _read(self, name: str, told: Json) -> ServiceJob:
+        """Parse a job. The run history is asked only for what is not known yet."""
+        if name in self._ended:
+            return self._ended[name]
+        status = str(told["properties"]["status"])
+        taken, running = self._reclaimed.get(name), self._running.get(name)
+        if taken is not None and status not in _ENDED:
+            return taken
+        if running is not None and status not in _ENDED | _WAITING:
+            return running
+        job = read_job(told, await self._api.history(name), running.started_at if running else None)
+        if job.state is JobState.RECLAIMED:
+            self._reclaimed[name] = job
+        elif job.state is JobState.RUNNING and job.started_at is not None:
+            self._running[name] = job
+        elif job.state is JobState.ENDED:
+            if taken is not None:  # a job that was reclaimed keeps this reason
+                job = replace(taken, state=JobState.ENDED, ended_at=job.ended_at)
+            self._ended[name] = job
+        return job
+
+    async def _find_cluster(self, request: JobRequest) -> Cluster:
+        """The cluster of a request. Raises CloudFault if it cannot run the job now."""
+        cluster = await self._clusters.find(request.offer.zone or "")
+        if cluster.quota:
+            raise CloudFault(409, _QUOTA, f"the cluster {cluster.name}: {cluster.quota}")
+        why_not = cluster.why_not
+        if not why_not and request.nodes > cluster.most_nodes:
+            why_not = (
+                f"it has at most {cluster.most_nodes} nodes, and the job needs {request.nodes}"
+            )
+        if not why_not and cluster.size.lower() != request.offer.instance_type.lower():
+            why_not = f"its machines are {cluster.size} now"
+        if why_not:
+            raise CloudFault(409, _FULL, f"the cluster {cluster.name}: {why_not}")
+        return cluster
+
+    async def _make_job(self, request: JobRequest) -> CommandJobRequest:
+        gang = request.gang
+        mounts = await self._read_data(gang)
+        lines = [
+            *([_PROCESSES] if request.nodes > 1 else []),
+            *(f'export AZUREML_DATA_{each.name}="${{{{inputs.{each.name}}}}}"' for each in mounts),
+            f"exec {shlex.join(request.entry.command)}",
+        ]
+        return CommandJobRequest(
+            name=request.name,
+            experiment=str(self._settings["experiment"]),
+            command="\n".join(lines),
+            image=self._image(gang),
+            compute=request.offer.zone,
+            nodes=request.nodes,
+            environment=request.entry.environment,
+            inputs=mounts,
+            longest=self._longest_run(gang),
+            tags={**request.tags, self._tag: "1"},
+        )
+
+    async def _read_data(self, gang: GangSpec) -> Sequence[DataMount]:
+        """The data assets that the option `data` names. Raises Refused."""
+        text = str(gang.options.get("data") or "")
+        mounts = []
+        for each in filter(None, (part.strip() for part in text.split(","))):
+            parts = _DATA.fullmatch(each)
+            if parts is None:
+                raise Refused(
+                    f"resources.options.azureml.data: {each!r} is not a data asset such as "
+                    "`digits=azureml:digits:1` (a name for the work, then the asset and its "
+                    "version)"
+                )
+            path = await self._api.path(f"data/{parts['asset']}/versions/{parts['version']}")
+            mounts.append(DataMount(name=parts["name"], path=path))
+        return mounts
+
+    def _image(self, gang: GangSpec) -> str:
+        image = gang.image or gang.options.get("image") or self._settings.get("image")
+        if not image:
+            raise Refused(
+                "[providers.azureml] image: no image is set; set this, or `image` in the task"
+            )
+        return str(image)
+
+    def _longest_run(self, gang: GangSpec) -> timedelta:
+        """The job's time limit: the task's limit plus the time for the last checkpoint. If the task
+        has no limit, the setting applies.
+        """
+        if gang.longest is None:
+            return timedelta(seconds=int(self._settings["max_run_s"]))
+        return gang.longest + gang.grace + gang.lease
+
+
+def read_job(told: Json, run: Mapping[str, Any], began: datetime | None = None) -> ServiceJob:
+    """Parse a job and the details of its run; `began` is the start, if it is known already. Azure
+    starts a job again if a node was taken back, or fails it. A job that waits after it ran counts
+    as reclaimed.
+    """
+    status = str(told["properties"]["status"])
+    started, ended = began or _time(run.get("startTimeUtc")), None
+    error: Mapping[str, Any] = (run.get("error") or {}).get("error") or {}
+    reason, state = str(error.get("message") or ""), JobState.RUNNING
+    preempted = _PREEMPTED.search(f"{error.get('code')} {reason}") is not None
+    if status in _ENDED:
+        state, ended = JobState.ENDED, _time(run.get("endTimeUtc")) or _changed_at(told)
+        started = started or ended  # a job that never started was not billed
+        reason = reason or ("" if status == "Completed" else f"Azure Machine Learning: {status}")
+    elif status in _WAITING:
+        state = JobState.WAITING if started is None else JobState.RECLAIMED
+    elif status == "CancelRequested" and started is None:
+        state = JobState.WAITING
+    if state is JobState.RECLAIMED:
+        reason = reason or "Azure took the job's nodes back, and would start the job again"
+    return ServiceJob(
+        id=str(told["name"]),
+        name=str(told["name"]),
+        state=state,
+        started_at=started,
+        ended_at=ended,
+        preempted=state is JobState.RECLAIMED or (status == "Failed" and preempted),
+        reason=reason if state in (JobState.ENDED, JobState.RECLAIMED) else "",
+    )
+
+
+def _changed_at(told: Json) -> datetime | None:
+    return _time((told.get("systemData") or {}).get("lastModifiedAt"))
+
+
+def _is_old(told: Json, now: datetime) -> bool:
+    """Whether a job ended long ago, so that its run history need not be read."""
+    changed = _changed_at(told)
+    ended = str(told["properties"]["status"]) in _ENDED
+    return ended and changed is not None and now - changed >= _SHOWN
+
+
+def _is_young(job: ServiceJob, now: datetime) -> bool:
+    return job.ended_at is None or now - job.ended_at < _SHOWN
+
+
+def _time(text: str | None) -> datetime | None:
+    """Parse a time; times without a zone are in UTC."""
+    if not text:
+        return None
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
