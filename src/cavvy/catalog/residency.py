@@ -14,6 +14,7 @@ BUCKET_PROVIDERS = {"s3": "aws", "gs": "gcp", "az": "azure"}
 # the cloud in which a managed service runs jobs: its regions, buckets and prices of egress apply
 _CLOUDS = {
     "aws-batch": "aws",
+    "azure-batch": "azure",
     "azureml": "azure",
     "ecs": "aws",
     "sagemaker": "aws",

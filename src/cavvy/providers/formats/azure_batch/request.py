@@ -4,7 +4,7 @@ Fields and limits are those of the models of azure-batch 15.1.
 """
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from math import ceil
@@ -20,6 +20,9 @@ _IMAGE = {
     "version": "latest",
 }
 _AGENT = "batch.node.ubuntu 22.04"
+# The environment variable with the number of a gang's task, which is the rank of its node
+RANK_VARIABLE = "CAVVY_NODE_INDEX"
+_SCRATCH = timedelta(hours=1)  # for the start of a gang's machines, since its limit includes it
 _INTERVAL = "PT5M"  # how often a pool evaluates its formula; this is the shortest possible interval
 # NVIDIA's container runtime reads these variables. Azure Batch refuses Docker's option --gpus.
 _GPU_VARIABLES = {
@@ -52,21 +55,115 @@ class AzureBatchRequest:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AzureBatchGang:
+    """The values of a job whose pool exists only as long as the job. Each of the pool's machines
+    runs one task.
+    """
+
+    name: str
+    vm_size: str
+    image: str
+    program: str  # a shell script for sh, which every task runs
+    nodes: int = 1
+    gpus: int = 0
+    spot: bool = False
+    longest: timedelta | None = None
+    subnet: str | None = None  # the resource id of the machines' subnet
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_gang_job(gang: AzureBatchGang) -> dict[str, Any]:
+    """The body of `Job - Add` for a gang. The job contains all that its tasks need, so that
+    `make_gang_tasks` can make them from the service's reply.
+    """
+    constraints: dict[str, Any] = {"maxTaskRetryCount": 0}  # only the control plane restarts tasks
+    if gang.longest is not None:
+        constraints["maxWallClockTime"] = _duration(gang.longest + _SCRATCH)
+    pool = _describe_pool(gang.vm_size, gang.image)
+    pool["autoScaleFormula"] = make_gang_formula(gang.nodes, spot=gang.spot)
+    if gang.nodes > 1:
+        pool["enableInterNodeCommunication"] = True
+    if gang.subnet is not None:
+        pool["networkConfiguration"] = {"subnetId": gang.subnet}
+    return {
+        "id": gang.name,
+        "constraints": constraints,
+        "commonEnvironmentSettings": _list_variables({}, gang.gpus, gang.program),
+        "poolInfo": {
+            "autoPoolSpecification": {
+                "autoPoolIdPrefix": "cavvy",
+                "poolLifetimeOption": "job",
+                "keepAlive": False,
+                "pool": pool,
+            }
+        },
+        "metadata": _list_pairs(gang.metadata),
+    }
+
+
+def make_gang_tasks(job: Mapping[str, Any], ranks: Iterable[int]) -> dict[str, Any]:
+    """The body of `Task - Add Collection` for these nodes of a gang. `job` is the gang's job, as
+    it was sent or as the service reports it.
+    """
+    pool = job["poolInfo"]["autoPoolSpecification"]["pool"]
+    (image,) = pool["virtualMachineConfiguration"]["containerConfiguration"]["containerImageNames"]
+    container = {"imageName": image}
+    if pool.get("enableInterNodeCommunication"):
+        container["containerRunOptions"] = "--network=host"  # the nodes connect to each other
+    return {
+        "value": [
+            {
+                "id": str(rank),
+                "commandLine": _START,
+                "containerSettings": container,
+                "environmentSettings": [{"name": RANK_VARIABLE, "value": str(rank)}],
+                # images expect that their programs run as root
+                "userIdentity": {"autoUser": {"scope": "task", "elevationLevel": "admin"}},
+            }
+            for rank in ranks
+        ]
+    }
+
+
+def make_gang_formula(nodes: int, *, spot: bool) -> str:
+    """An autoscale formula for the pool of one gang: all nodes at first and as long as a task waits
+    or runs, and then none. So the pool is empty soon after the last task has ended, even if no
+    request deletes it.
+    """
+    kind = "$TargetLowPriorityNodes" if spot else "$TargetDedicatedNodes"
+    return "\n".join(
+        [
+            "share = $PendingTasks.GetSamplePercent(TimeInterval_Minute * 5);",
+            "tasks = share < 70 ? 1 : max($PendingTasks.GetSample(TimeInterval_Minute * 5));",
+            f"{kind} = tasks > 0 ? {nodes} : 0;",
+            "$NodeDeallocationOption = taskcompletion;",
+        ]
+    )
+
+
 def make_pool(job: AzureBatchRequest) -> dict[str, Any]:
     """The body of `Pool - Add`."""
     return {
         "id": job.name,
-        "vmSize": job.vm_size,
+        **_describe_pool(job.vm_size, job.image),
+        "autoScaleFormula": make_formula(job.most_nodes, spot=job.spot),
+    }
+
+
+def _describe_pool(vm_size: str, image: str) -> dict[str, Any]:
+    """The parts of a pool that do not depend on the number of its machines."""
+    return {
+        "vmSize": vm_size,
         "virtualMachineConfiguration": {
             "imageReference": dict(_IMAGE),
             "nodeAgentSKUId": _AGENT,
             "containerConfiguration": {
                 "type": "dockerCompatible",
-                "containerImageNames": [job.image],
+                "containerImageNames": [image],
             },
         },
         "enableAutoScale": True,
-        "autoScaleFormula": make_formula(job.most_nodes, spot=job.spot),
         "autoScaleEvaluationInterval": _INTERVAL,
         "taskSlotsPerNode": 1,
     }
@@ -97,26 +194,37 @@ def make_job(job: AzureBatchRequest) -> dict[str, Any]:
         "poolInfo": {"poolId": job.name},
     }
     if job.tags:
-        request["metadata"] = [{"name": key, "value": value} for key, value in job.tags.items()]
+        request["metadata"] = _list_pairs(job.tags)
     return request
 
 
 def make_task(job: AzureBatchRequest) -> dict[str, Any]:
     """The body of `Task - Add`."""
-    variables = {
-        **(_GPU_VARIABLES if job.gpus else {}),
-        **job.environment,
-        "CAVVY_PROGRAM": b64encode(job.program.encode()).decode(),
-    }
     constraints: dict[str, Any] = {"maxTaskRetryCount": job.retries}
     if job.longest is not None:
-        constraints["maxWallClockTime"] = f"PT{ceil(job.longest.total_seconds())}S"
+        constraints["maxWallClockTime"] = _duration(job.longest)
     return {
         "id": job.name,
         "commandLine": _START,
         "containerSettings": {"imageName": job.image},
-        "environmentSettings": [
-            {"name": name, "value": value} for name, value in variables.items()
-        ],
+        "environmentSettings": _list_variables(job.environment, job.gpus, job.program),
         "constraints": constraints,
     }
+
+
+def _list_variables(
+    environment: Mapping[str, str], gpus: int, program: str
+) -> list[dict[str, str]]:
+    """The environment variables of a task, with its encoded program."""
+    encoded = b64encode(program.encode()).decode()
+    return _list_pairs(
+        {**(_GPU_VARIABLES if gpus else {}), **environment, "CAVVY_PROGRAM": encoded}
+    )
+
+
+def _list_pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _duration(length: timedelta) -> str:
+    return f"PT{ceil(length.total_seconds())}S"

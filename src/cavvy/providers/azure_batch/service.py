@@ -1,0 +1,239 @@
+"""Runs gangs as jobs of Azure Batch. Each job has its own pool, which scales by a formula."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.azure.account import Credential
+from cavvy.providers.azure_batch.api import BatchApi
+from cavvy.providers.azure_batch.states import (
+    ENDED,
+    POOL_QUOTA,
+    JobParts,
+    find_start,
+    read_ended,
+    read_live,
+)
+from cavvy.providers.base import GangSpec, ProviderContext, Refused
+from cavvy.providers.formats.azure_batch.request import (
+    ID_LENGTH,
+    RANK_VARIABLE,
+    AzureBatchGang,
+    make_gang_job,
+    make_gang_tasks,
+)
+from cavvy.providers.formats.machines import is_azure_type
+from cavvy.providers.managed.service import (
+    HostList,
+    JobRequest,
+    JobState,
+    ServiceJob,
+    ServiceTraits,
+)
+from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.records import make_mark
+
+_SHOWN = timedelta(hours=6)  # ended jobs are reported for this long, and then deleted
+_AGE = timedelta(minutes=10)  # of offers
+_SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
+_FULL = frozenset({"PoolQuotaReached", POOL_QUOTA})
+_AT_ONCE = 8  # jobs that are read at the same time
+
+
+class AzureBatchService:
+    """Implements `ManagedService`. A job's id is its id in the account."""
+
+    # Ids are limited to 64 characters and unique in the account. Azure documents no limit of
+    # variables, no listing lag and no time between SIGTERM and SIGKILL, so those values are
+    # assumptions; Docker waits 10 seconds by default.
+    traits = ServiceTraits(
+        hosts=HostList(index=RANK_VARIABLE),
+        name_limit=ID_LENGTH,
+        unique_names=True,
+        variable_limit=4096,
+        stop_s=10,
+        list_lag=timedelta(minutes=1),
+        ended_listed=_SHOWN,
+        bill_ends=BillEnd.REPORTED,
+        quota_codes=frozenset({"ActiveJobAndScheduleQuotaReached"}),
+    )
+
+    def __init__(
+        self,
+        context: ProviderContext,
+        make_credential: Callable[[], Credential] | None = None,
+    ) -> None:
+        """If `make_credential` is None, azure-identity finds the credential."""
+        self._settings, self._now = context.settings, context.now
+        self._list_prices = context.list_prices
+        self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
+        self._api = BatchApi(self._settings, make_credential)
+        self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
+        self._started: dict[str, datetime] = {}  # by id: starts of bills, which nodes report
+        self._reclaimed: dict[str, ServiceJob] = {}  # by id: as first seen
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`."""
+        name, region = self._api.account()
+        return [("Batch account", name), ("region", region)]
+
+    async def offers(self) -> Sequence[Offer]:
+        """The offers, read again after ten minutes, since the catalog is refreshed."""
+        now = self._now()
+        if self._offers is None or now - self._offers[0] >= _AGE:
+            await self._api.check()  # a missing right is reported before a plan relies on it
+            self._offers = now, self._select(await asyncio.to_thread(self._list_prices, "azure"))
+        return self._offers[1]
+
+    def _select(self, known: Sequence[Offer]) -> Sequence[Offer]:
+        """Azure's offers that a pool of the account can use."""
+        _, region = self._api.account()
+        patterns = list_setting(self._settings, "sizes")
+        spot = bool(self._settings["spot"])
+        return [
+            replace(each, provider="azure-batch", zone=None, capacity=None)
+            for each in known
+            if each.region == region
+            and each.purchase in _SOLD
+            and (spot or each.purchase is not Purchase.SPOT)
+            and is_batch_type(each)
+            and any(fnmatchcase(each.instance_type, pattern) for pattern in patterns)
+        ]
+
+    async def submit(self, request: JobRequest) -> str:
+        _, region = self._api.account()
+        if request.offer.region != region:  # `list` would never return its jobs
+            raise Refused(f"the region {request.offer.region} is not that of the Batch account")
+        body = make_gang_job(self._make_gang(request))
+        existing = await self._api.create_job(body)
+        if existing is None or existing["state"] == "active":
+            await self._api.add_tasks(request.name, make_gang_tasks(body, range(request.nodes)))
+        return request.name
+
+    async def list(self) -> Sequence[ServiceJob]:
+        now, limit = self._now(), asyncio.Semaphore(_AT_ONCE)
+
+        async def read(told: Mapping[str, Any]) -> ServiceJob:
+            async with limit:
+                return await self._read(told)
+
+        told = [each for each in await self._api.jobs(self._prefix) if each["state"] != "deleting"]
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(read(each)) for each in told]
+        jobs = {job.id: job for job in (each.result() for each in calls)}
+        for job in jobs.values():
+            if job.state is JobState.ENDED and job.ended_at and now - job.ended_at > _SHOWN:
+                await self._api.delete_job(job.id)  # ids of jobs that have ended stay otherwise
+        self._forget(set(jobs))
+        return list(jobs.values())
+
+    async def get(self, job: str) -> ServiceJob | None:
+        told = await self._api.job(job)
+        return None if told is None else await self._read(told)
+
+    async def stop(self, job: str) -> None:
+        await self._api.terminate(job)
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code in _FULL
+
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
+        stated = [each for each in task.resources.options if each.provider == "azure-batch"]
+        named = any(json.loads(each.values).get("image") for each in stated)
+        if task.image or named or self._settings.get("image"):
+            return ()
+        reason = "Azure Batch needs an image; set `image`, or [providers.azure-batch] image"
+        return [Objection("image", reason)]
+
+    async def _read(self, told: Mapping[str, Any]) -> ServiceJob:
+        """Read the state of a job from several replies. A job that was reclaimed keeps the reason
+        after its end.
+        """
+        name = str(told["id"])
+        if name in self._ended:
+            return self._ended[name]
+        before = self._reclaimed.get(name)
+        if told["state"] in ENDED:
+            tasks = await self._api.tasks(name)
+            job = read_ended(told, tasks, self._started.get(name))
+            if before is not None:
+                job = replace(
+                    job,
+                    ended_at=before.ended_at or job.ended_at,
+                    preempted=before.preempted,
+                    no_capacity=before.no_capacity,
+                    reason=before.reason or job.reason,
+                )
+            self._ended[name] = job
+            return job
+        return before or await self._read_live(told)
+
+    async def _read_live(self, told: Mapping[str, Any]) -> ServiceJob:
+        """The state of a job that has not ended. If the server stopped while it submitted the job,
+        or a reply was lost, the missing tasks are added.
+        """
+        name, pool = str(told["id"]), (told.get("executionInfo") or {}).get("poolId")
+        wanted = int(name.rpartition("-")[2])
+        tasks = await self._api.tasks(name)
+        missing = set(range(wanted)) - {int(each["id"]) for each in tasks}
+        if missing and told["state"] == "active":
+            await self._api.add_tasks(name, make_gang_tasks(told, sorted(missing)))
+        nodes = await self._api.nodes(pool) if pool else []
+        parts = JobParts(job=told, nodes_wanted=wanted, tasks=tasks, nodes=nodes)
+        if pool and len(nodes) < wanted:
+            parts = replace(parts, pool=await self._api.pool(pool))
+        job, start = read_live(parts), find_start(nodes)
+        if start is not None:
+            self._started[name] = min(start, self._started.get(name, start))
+        if name in self._started:
+            job = replace(job, started_at=self._started[name])
+            if job.state is JobState.WAITING:  # its nodes are gone for a moment
+                job = replace(job, state=JobState.RUNNING)
+        if job.state is JobState.RECLAIMED:
+            self._reclaimed[name] = job
+        return job
+
+    def _forget(self, known: set[str]) -> None:
+        """Forget the jobs that the account does not list any more."""
+        self._ended = {each: job for each, job in self._ended.items() if each in known}
+        self._started = {each: at for each, at in self._started.items() if each in known}
+        self._reclaimed = {each: job for each, job in self._reclaimed.items() if each in known}
+
+    def _make_gang(self, request: JobRequest) -> AzureBatchGang:
+        gang, offer = request.gang, request.offer
+        return AzureBatchGang(
+            name=request.name,
+            vm_size=offer.instance_type,
+            image=self._image(gang),
+            # a variable of Azure Batch must be one line, so the script is encoded as a whole
+            program="".join(request.entry.environment.values()),
+            nodes=request.nodes,
+            gpus=offer.accelerator_count,
+            spot=offer.purchase is Purchase.SPOT,
+            longest=gang.longest and gang.longest + gang.grace + gang.lease,
+            subnet=str(self._settings.get("subnet") or "") or None,
+            metadata=request.tags,
+        )
+
+    def _image(self, gang: GangSpec) -> str:
+        image = gang.image or gang.options.get("image") or self._settings.get("image")
+        if not image:
+            raise Refused(
+                "[providers.azure-batch] image: no image is set; set this, or `image` in the task"
+            )
+        return str(image)
+
+
+def is_batch_type(offer: Offer) -> bool:
+    """Whether a pool's image, which has NVIDIA's drivers, fits the machine of this offer."""
+    other = offer.accelerator is not None and offer.accelerator.startswith("MI")
+    return is_azure_type(offer.instance_type) and not other and offer.accelerator_part == 1
