@@ -372,6 +372,24 @@ def test_a_training_with_low_priority_on_azure_ml_survives_a_preemption(
             assert each.body["properties"]["computeId"].endswith("/gpu-low")
 
 
+def test_a_gang_on_azure_ml_is_one_command_job(cloud: ContainerCloud, tmp_path: Path) -> None:
+    """The first rank's work ends sooner than the others'. The variables of the service's own
+    processes are removed.
+    """
+    with azureml_user(cloud, tmp_path) as (user, azureml):
+        name = user.submit(
+            "name: pair\nnodes: 2\nresources: {gpu: T4}\n"
+            "run: sleep $((3 * CAVVY_RANK));"
+            ' echo "rank $CAVVY_RANK of $NNODES ${RANK-none} ${WORLD_SIZE-none}"\n',
+            "--yes",
+        )
+        job = user.ended(name)
+        assert job.phase == "done", cloud.logs()
+        for rank in (0, 1):
+            assert f"rank {rank} of 2 none none" in user.log(name, "--rank", str(rank))
+        assert len(azureml.jobs) == 1
+
+
 def be_interrupted(
     user: User, cloud: ContainerCloud, interrupt: Callable[[], None], root: Path
 ) -> None:
