@@ -2,7 +2,6 @@
 features the provider does not support.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -193,6 +192,8 @@ def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
 
 
 def _examine(name: str | None) -> list[ProviderFinding]:
+    import asyncio
+
     known, installed = _load(name)
     node_endpoint = foresee_node_endpoint(known)
     names = sorted(installed) if name is None else [name]
@@ -202,6 +203,8 @@ def _examine(name: str | None) -> list[ProviderFinding]:
 async def _examine_all(
     providers: Sequence["KnownProvider"], known: "Settings", node_endpoint: "NodeEndpoint | None"
 ) -> list[ProviderFinding]:
+    import asyncio
+
     return list(
         await asyncio.gather(*(_examine_one(each, known, node_endpoint) for each in providers))
     )
@@ -210,6 +213,8 @@ async def _examine_all(
 async def _examine_one(
     known: "KnownProvider", settings: "Settings", node_endpoint: "NodeEndpoint | None"
 ) -> ProviderFinding:
+    import asyncio
+
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderContext, ProviderError
     from cavvy.providers.objections import refuses_all

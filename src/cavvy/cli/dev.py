@@ -48,9 +48,9 @@ class DevCommand(TaskCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             raise click.UsageError("`cavvy dev` takes no command; use `cavvy run --machine NAME`")
+        rest = super().parse_args(ctx, args)  # `--help` ends here
         from cavvy.importers.translation_header import WAIT
 
-        rest = super().parse_args(ctx, args)
         replace_command(ctx, _JUPYTER if ctx.params.get("ide") == "jupyter" else WAIT)
         return rest
 

@@ -1,6 +1,5 @@
 """`cavvy forward`: forwards ports to or from a job's node."""
 
-import asyncio
 import errno
 from secrets import token_bytes
 from typing import TYPE_CHECKING
@@ -85,6 +84,8 @@ async def _is_here(tunnel: "NodeTunnel") -> bool:
     If so, a port could be forwarded to itself. Such a tunnel would loop forever, and the job's
     server could not listen on the port.
     """
+    import asyncio
+
     from cavvy.client.tunnel.mux import RemoteError
 
     word, met = token_bytes(16), asyncio.Event()
@@ -132,6 +133,8 @@ async def listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, the
     """Forward port `here` of this machine to port `there` of the node. Returns the local port,
     which is a free one if `here` is 0. Raises CommandFailure.
     """
+    import asyncio
+
     from cavvy.client.tunnel.mux import RemoteError, TunnelLost, join
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -165,6 +168,8 @@ def _doubt(error: Exception) -> str:
 
 
 async def _listen_there(tunnel: "NodeTunnel", bind: str, there: int, host: str, here: int) -> int:
+    import asyncio
+
     from cavvy.client.tunnel.mux import join
 
     async def accepted(channel: "TunnelChannel", said: "Fields") -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cavvy.catalog.query import NearMiss, OfferMatches
-    from cavvy.cli.task.available import LiveMatches
+    from cavvy.cli.task.configured import LiveMatches
     from cavvy.client.wire import MarketListing
     from cavvy.domain.offers import Offer, Readiness
     from cavvy.domain.tasks import ResourceSpec, SpotPolicy
@@ -169,7 +169,7 @@ def _ask_configured(
     offers of configured providers that are not in the catalog and that `need` names; the remaining
     configured providers are only asked whether they can be used.
     """
-    from cavvy.cli.task.available import match_configured
+    from cavvy.cli.task.configured import match_configured
 
     listed = {provider for provider, _, _ in snapshot.regions()}
     live = match_configured(need, None if ready else set(need.providers) or listed)

@@ -10,12 +10,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from cavvy.domain.allocations import Host, VolumeLocation
-from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, TaskSpec
 
 if TYPE_CHECKING:
+    from cavvy.domain.messages import AgentCalls
     from cavvy.providers.base import Provider
 
 _P = TypeVar("_P")
@@ -72,7 +72,7 @@ class SignalsChanges(Protocol):
 class RunsAgentsHere(Protocol):
     """A provider whose agents run in this process and call the control plane directly."""
 
-    def connect(self, control_plane: AgentCalls | None) -> None:
+    def connect(self, control_plane: "AgentCalls | None") -> None:
         """Send the agents' calls to `control_plane` from now on. If it is None, the agents run
         without a control plane.
         """

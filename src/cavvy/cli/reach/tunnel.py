@@ -2,7 +2,6 @@
 reports errors of the tunnel.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,6 +26,8 @@ def read_target(target: str) -> tuple[str, int]:
 
 def with_tunnel(project: str, target: str, act: Callable[["NodeTunnel"], Awaitable[_T]]) -> _T:
     """Run `act` with a tunnel to the node, and return its result. Raises CommandFailure."""
+    import asyncio
+
     from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelLost
 
     name, rank = read_target(target)

@@ -7,17 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from shlex import quote
 
 from cavvy.catalog.fit import match_offers
 from cavvy.catalog.query import OfferMatches
-from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_providers, load_settings
+from cavvy.cli.reach.providers import load_providers, load_settings
+from cavvy.cli.task.configured import ProviderAnswer, ask_all, list_usable, make_judge
 from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.offers import Offer, Readiness
-from cavvy.domain.tasks import Objection, ResourceSpec, SpotPolicy, TaskSpec
+from cavvy.domain.tasks import Objection, SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.planner.explain import Rejection
 from cavvy.planner.placements import PlanningContext
@@ -26,15 +25,8 @@ from cavvy.planner.required_options import explain_missing_option
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 from cavvy.planner.volumes import explain_misplaced
 from cavvy.providers import registry
-from cavvy.providers.abilities import (
-    CLOSEABLE,
-    HAS_PARTS,
-    HOLDS_VOLUMES,
-    SHARES_HOSTS,
-    ability,
-)
-from cavvy.providers.base import Provider, ProviderError
-from cavvy.providers.objections import list_objections, refuses_all
+from cavvy.providers.base import Provider
+from cavvy.providers.objections import list_objections
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
 
@@ -94,7 +86,7 @@ def gather(task: TaskSpec, *, anywhere: bool, output_mib: int | None) -> Availab
         here=live.fitting,
         problems=live.problems,
         situation=PlanningContext(output_mib=output_mib, egress=egress, notices=_notices(task)),
-        readiness=_judge(live.usable),
+        readiness=make_judge(live.usable),
         fixed=fixed,
         answered=frozenset(offer.provider for offer in live.offers),
         unknown=unknown,
@@ -144,63 +136,13 @@ class _LiveOffers:
     problems: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _ProviderAnswer:
-    offers: Sequence[Offer]
-    hosts: Sequence[Host]
-    volumes: Sequence[VolumeLocation] = ()
-    blind: str = ""  # why the provider's volumes cannot be located
-    silent: Sequence[
-        str
-    ] = ()  # clusters, regions or hosts of the provider that did not answer, with the reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveMatches:
-    """The current offers of configured providers that match."""
-
-    matches: Mapping[str, OfferMatches]  # keyed by provider
-    offers: Sequence[Offer]  # all offers, including those that do not match
-    problems: Sequence[str]  # one message for each provider whose answer is missing or incomplete
-    readiness: Callable[[Offer], Readiness]
-
-
-def match_configured(need: ResourceSpec, names: Collection[str] | None) -> LiveMatches:
-    """Query the configured providers, or only those named in `names`. Raises CommandFailure."""
-    providers = load_providers(names)
-    matches, problems, usable = dict[str, OfferMatches](), list[str](), set[tuple[str, str]]()
-    offers: list[Offer] = []
-    for name, answer in asyncio.run(_ask_all(providers)).items():
-        if isinstance(answer, str):
-            problems.append(f"{name} could not be asked: {answer}")
-        else:
-            problems += [f"{name} answered only partly: {each}" for each in answer.silent]
-            offers += answer.offers
-            matches[name] = match_offers(answer.offers, need)
-            usable |= _usable(providers[name], answer)
-    return LiveMatches(matches=matches, offers=offers, problems=problems, readiness=_judge(usable))
-
-
-def _usable(provider: "Provider", answer: "_ProviderAnswer") -> set[tuple[str, str]]:
-    """The regions of the provider's offers. Returns no regions if the provider cannot run even a
-    minimal task.
-    """
-    if refuses_all(provider):
-        return set()
-    return {(offer.provider, offer.region) for offer in answer.offers}
-
-
-def _judge(usable: Collection[tuple[str, str]]) -> Callable[[Offer], Readiness]:
-    return partial(registry.judge_readiness, usable=usable, installed=registry.list_known())
-
-
 def _ask_providers(task: TaskSpec, rival: TaskSpec | None) -> tuple[_LiveOffers, _LiveOffers]:
     """The offers of the configured providers for the task, and their offers for `rival`, its
     on-demand copy.
     """
     live, rivals, providers = _LiveOffers(), _LiveOffers(), load_providers()
     live.names = sorted(providers)
-    for name, answer in asyncio.run(_ask_all(providers)).items():
+    for name, answer in asyncio.run(ask_all(providers)).items():
         if isinstance(answer, str):
             live.problems.append(f"{name} could not be asked: {answer}")
         else:
@@ -217,7 +159,7 @@ def _ask_providers(task: TaskSpec, rival: TaskSpec | None) -> tuple[_LiveOffers,
 
 
 def _add(
-    live: _LiveOffers, task: TaskSpec, name: str, provider: "Provider", answer: _ProviderAnswer
+    live: _LiveOffers, task: TaskSpec, name: str, provider: Provider, answer: ProviderAnswer
 ) -> None:
     """Add a provider's offers to `live`, as fitting offers or as offers that the provider
     refuses.
@@ -225,7 +167,7 @@ def _add(
     # A larger offer of a shared host contains the same devices, so it is counted neither as fitting
     # nor as rejected.
     live.offers += answer.offers
-    live.usable |= _usable(provider, answer)
+    live.usable |= list_usable(provider, answer)
     matches = match_offers(answer.offers, task.resources)
     wanted = smallest_shares(task, matches.offers)
     spare = matches.matched - len(wanted)
@@ -243,7 +185,7 @@ def _add(
 
 
 def _add_fitting(
-    live: _LiveOffers, task: TaskSpec, name: str, offers: Sequence[Offer], answer: _ProviderAnswer
+    live: _LiveOffers, task: TaskSpec, name: str, offers: Sequence[Offer], answer: ProviderAnswer
 ) -> None:
     """Add the offers that the quotas allow, from which the task's volumes can be reached, and whose
     required options the task states; add the others as rejected.
@@ -265,46 +207,6 @@ def _add_fitting(
 
 def _reject(provider: str, objection: Objection, count: int) -> Rejection:
     return Rejection(reason=f"{provider}: {objection.reason}", count=count, field=objection.field)
-
-
-async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _ProviderAnswer | str]:
-    """The answer of each provider, or the reason why it did not answer."""
-    answers = await asyncio.gather(*(_ask(provider) for provider in providers.values()))
-    return dict(zip(providers, answers, strict=True))
-
-
-async def _ask(provider: "Provider") -> _ProviderAnswer | str:
-    shares, parts = ability(provider, SHARES_HOSTS), ability(provider, HAS_PARTS)
-    try:
-        async with asyncio.timeout(ASK_TIMEOUT_S):
-            hosts = await shares.hosts() if shares else ()
-            offers = await provider.offers()
-        silent = parts.silent() if parts else ()
-        answer = _ProviderAnswer(offers=offers, hosts=hosts, silent=silent)
-        return await _with_volumes(provider, answer)
-    except TimeoutError:
-        return SILENT
-    except ProviderError as error:
-        return str(error)
-    finally:
-        if closeable := ability(provider, CLOSEABLE):
-            await closeable.close()
-
-
-async def _with_volumes(provider: "Provider", answer: _ProviderAnswer) -> _ProviderAnswer:
-    """The answer with the provider's volumes. If the volumes cannot be read, only tasks without
-    volumes fit.
-    """
-    holder = ability(provider, HOLDS_VOLUMES)
-    if holder is None:
-        return answer
-    try:
-        async with asyncio.timeout(ASK_TIMEOUT_S):
-            return replace(answer, volumes=await holder.volumes())
-    except TimeoutError:
-        return replace(answer, blind=SILENT)
-    except ProviderError as error:
-        return replace(answer, blind=str(error))
 
 
 def _ask_catalog(

@@ -1,15 +1,19 @@
 """Observed spot markets, and cost forecasts for tasks with a deadline."""
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from typing import TYPE_CHECKING
 
 from cavvy.cli.reach.session import make_patience
-from cavvy.client.wire import MarketListing
-from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import TaskSpec
-from cavvy.domain.units import HourlyRate, Money
-from cavvy.planner.deadline.forecast import KINDS, Forecast, foresee
-from cavvy.planner.markets import MarketKnowledge, MarketRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from cavvy.client.wire import MarketListing
+    from cavvy.domain.offers import Offer
+    from cavvy.domain.tasks import TaskSpec
+    from cavvy.domain.units import Money
+    from cavvy.planner.deadline.forecast import Forecast
+    from cavvy.planner.markets import MarketKnowledge
 
 _TIMEOUT_S = 5.0  # maximum seconds for one answer; without an answer, the plan uses no observations
 # number of markets in a forecast, the cheapest first; more would take seconds and change the result
@@ -31,11 +35,12 @@ def seen_here() -> "dict[str, MarketListing]":
 
 
 def tell_forecast(
-    task: "TaskSpec", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
+    task: "TaskSpec", offers: "Sequence[Offer]", now: "datetime", egress: "Mapping[str, Money]"
 ) -> "Sequence[Forecast]":
     """One forecast for each value of `resources.spot`. The result is empty if the task has no
     deadline or the deadline policy cannot be used.
     """
+    from cavvy.planner.deadline.forecast import KINDS, foresee
     from cavvy.planner.deadline.inputs import JobProgress, find_inputs
     from cavvy.planner.limits import deadline_of
 
@@ -52,6 +57,8 @@ def tell_forecast(
 
 def _knowledge(rows: "dict[str, MarketListing]") -> "MarketKnowledge":
     from cavvy.domain.markets import Observation, ObservationKind
+    from cavvy.domain.units import HourlyRate
+    from cavvy.planner.markets import MarketKnowledge, MarketRecord
 
     standings = {
         key: MarketRecord(

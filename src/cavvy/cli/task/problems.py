@@ -74,7 +74,7 @@ def _list_unknown(task: TaskSpec) -> list[str]:
     ]
     if not needs:
         return []
-    from cavvy.cli.task.available import match_configured
+    from cavvy.cli.task.configured import match_configured
     from cavvy.cli.task.unknown import unknown_names
     from cavvy.providers import registry
     from cavvy.store.snapshot import CatalogSnapshot
@@ -98,7 +98,7 @@ def _explain_impossible(task: TaskSpec, folder: Path) -> str:
     limits. Returns "" if an offer does, or if a provider that might have one is not configured or
     did not answer. Raises CommandFailure.
     """
-    from cavvy.cli.task.available import match_configured
+    from cavvy.cli.task.configured import match_configured
     from cavvy.cli.task.profiles import with_rates
     from cavvy.planner.candidates import join_reasons, tasks_of
     from cavvy.planner.explain import explain, say_no_offer

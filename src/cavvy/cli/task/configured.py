@@ -1,0 +1,114 @@
+"""Asks the configured providers for their offers; used by `cavvy offers` and `cavvy plan`."""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from cavvy.catalog.fit import match_offers
+from cavvy.catalog.query import OfferMatches
+from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_providers
+from cavvy.domain.allocations import Host, VolumeLocation
+from cavvy.domain.offers import Offer, Readiness
+from cavvy.domain.tasks import ResourceSpec
+from cavvy.providers import registry
+from cavvy.providers.abilities import (
+    CLOSEABLE,
+    HAS_PARTS,
+    HOLDS_VOLUMES,
+    SHARES_HOSTS,
+    ability,
+)
+from cavvy.providers.base import Provider, ProviderError
+from cavvy.providers.objections import refuses_all
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderAnswer:
+    offers: Sequence[Offer]
+    hosts: Sequence[Host]
+    volumes: Sequence[VolumeLocation] = ()
+    blind: str = ""  # why the provider's volumes cannot be located
+    silent: Sequence[
+        str
+    ] = ()  # clusters, regions or hosts of the provider that did not answer, with the reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveMatches:
+    """The current offers of configured providers that match."""
+
+    matches: Mapping[str, OfferMatches]  # keyed by provider
+    offers: Sequence[Offer]  # all offers, including those that do not match
+    problems: Sequence[str]  # one message for each provider whose answer is missing or incomplete
+    readiness: Callable[[Offer], Readiness]
+
+
+def match_configured(need: ResourceSpec, names: Collection[str] | None) -> LiveMatches:
+    """Query the configured providers, or only those named in `names`. Raises CommandFailure."""
+    providers = load_providers(names)
+    matches, problems, usable = dict[str, OfferMatches](), list[str](), set[tuple[str, str]]()
+    offers: list[Offer] = []
+    for name, answer in asyncio.run(ask_all(providers)).items():
+        if isinstance(answer, str):
+            problems.append(f"{name} could not be asked: {answer}")
+        else:
+            problems += [f"{name} answered only partly: {each}" for each in answer.silent]
+            offers += answer.offers
+            matches[name] = match_offers(answer.offers, need)
+            usable |= list_usable(providers[name], answer)
+    readiness = make_judge(usable)
+    return LiveMatches(matches=matches, offers=offers, problems=problems, readiness=readiness)
+
+
+def list_usable(provider: Provider, answer: ProviderAnswer) -> set[tuple[str, str]]:
+    """The regions of the provider's offers. Returns no regions if the provider cannot run even a
+    minimal task.
+    """
+    if refuses_all(provider):
+        return set()
+    return {(offer.provider, offer.region) for offer in answer.offers}
+
+
+def make_judge(usable: Collection[tuple[str, str]]) -> Callable[[Offer], Readiness]:
+    return partial(registry.judge_readiness, usable=usable, installed=registry.list_known())
+
+
+async def ask_all(providers: Mapping[str, Provider]) -> dict[str, ProviderAnswer | str]:
+    """The answer of each provider, or the reason why it did not answer."""
+    answers = await asyncio.gather(*(_ask(provider) for provider in providers.values()))
+    return dict(zip(providers, answers, strict=True))
+
+
+async def _ask(provider: Provider) -> ProviderAnswer | str:
+    shares, parts = ability(provider, SHARES_HOSTS), ability(provider, HAS_PARTS)
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            hosts = await shares.hosts() if shares else ()
+            offers = await provider.offers()
+        silent = parts.silent() if parts else ()
+        answer = ProviderAnswer(offers=offers, hosts=hosts, silent=silent)
+        return await _with_volumes(provider, answer)
+    except TimeoutError:
+        return SILENT
+    except ProviderError as error:
+        return str(error)
+    finally:
+        if closeable := ability(provider, CLOSEABLE):
+            await closeable.close()
+
+
+async def _with_volumes(provider: Provider, answer: ProviderAnswer) -> ProviderAnswer:
+    """The answer with the provider's volumes. If the volumes cannot be read, only tasks without
+    volumes fit.
+    """
+    holder = ability(provider, HOLDS_VOLUMES)
+    if holder is None:
+        return answer
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            return replace(answer, volumes=await holder.volumes())
+    except TimeoutError:
+        return replace(answer, blind=SILENT)
+    except ProviderError as error:
+        return replace(answer, blind=str(error))

@@ -1,0 +1,38 @@
+"""Commands import only what they need, so that they start quickly."""
+
+import subprocess
+import sys
+
+import pytest
+
+from cavvy.cli.main import SECTIONS
+
+HEAVY = ("asyncio", "sqlite3", "ssl", "cavvy.importers", "cavvy.planner.deadline", "cavvy.store")
+
+
+def list_heavy(arguments: list[str], home: str) -> list[str]:
+    """The modules of `HEAVY` that are loaded after a command has run in a new process."""
+    code = (
+        "import sys\nfrom cavvy.cli.main import cli\n"
+        f"try: cli({arguments!r})\nexcept SystemExit: pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"CAVVY_HOME": home, "PATH": "/usr/bin:/bin"},
+    )
+    return [name for name in HEAVY if repr(name) in done.stdout.splitlines()[-1]]
+
+
+@pytest.mark.parametrize("name", [name for rows in SECTIONS.values() for name in rows])
+def test_help_imports_nothing_heavy(name: str, tmp_path: object) -> None:
+    assert list_heavy([name, "--help"], str(tmp_path)) == []
+
+
+def test_offers_import_no_policies(tmp_path: object) -> None:
+    found = list_heavy(["offers", "--gpu", "A100", "--limit", "1"], str(tmp_path))
+    assert not {"cavvy.importers", "cavvy.planner.deadline"}.intersection(found)
