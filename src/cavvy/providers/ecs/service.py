@@ -259,7 +259,7 @@ def read_task(told: Mapping[str, Any]) -> ServiceJob:
         state=state,
         started_at=pulled,
         ended_at=ended,
-        # the reason of a task that somebody stopped contains the text of that request
+        # the reason of a task that a user stopped contains the text of the request
         preempted=code in _INTERRUPTED
         or (code != "UserInitiated" and reason.startswith(_HOST_GONE)),
         no_capacity=code == "TaskFailedToStart" and reason.startswith(_NO_ROOM),
