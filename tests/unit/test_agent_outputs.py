@@ -188,7 +188,7 @@ def make_work(*inputs: tuple[str, str], output: tuple[str, str]) -> Any:
 
 def make_config(tmp_path: Path) -> Any:
     (tmp_path / "work").mkdir()
-    return SimpleNamespace(home=str(tmp_path), folder=str(tmp_path / "work"))
+    return SimpleNamespace(home=str(tmp_path), folder=str(tmp_path / "work"), placed=[])
 
 
 def test_what_was_brought_from_the_very_place_is_known_to_be_there(tmp_path: Path) -> None:

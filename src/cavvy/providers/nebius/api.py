@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cavvy.domain.tasks import Scalar
+from cavvy.packages import extra_command
 from cavvy.providers.base import Refused
 from cavvy.providers.nebius.credentials import NebiusCredentials, find_credentials
 from cavvy.providers.vm.cloud import CloudFault
@@ -161,7 +162,8 @@ class NebiusApi:
             from nebius.sdk import SDK
         except ImportError as error:
             raise Refused(
-                "[providers.nebius]: the package `nebius` is missing; install `cavvy[nebius]`"
+                "the provider nebius needs the package nebius, which is not installed: "
+                f"{extra_command('nebius')}"
             ) from error
         found, endpoint = self.credentials(), str(self._settings["endpoint"])
         options: dict[str, Any] = {"user_agent_prefix": "cavvy"}
