@@ -117,7 +117,7 @@ def test_a_file_that_is_written_to_after_it_was_listed_is_not_of_that_moment(
     folder = tmp_path / "ckpt"
     folder.mkdir()
     (folder / "a").write_text("one")
-    config: Any = SimpleNamespace(home=str(tmp_path), folder=str(tmp_path))
+    config: Any = SimpleNamespace(home=str(tmp_path), folder=str(tmp_path), placed=[])
     entries = checkpoint_upload.list_folder(str(folder))
     saving = checkpoint_upload.CheckpointUpload(config, str(folder), entries)
     try:
