@@ -9,7 +9,8 @@ from pathlib import Path
 # On these file systems, Unix sockets do not work, locks may not be visible to other hosts, and
 # SQLite's WAL lacks the shared memory that it needs. https://sqlite.org/wal.html
 _SHARED = re.compile(
-    r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|wekafs|panfs|vastnfs"
+    r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|wekafs|panfs"
+    r"|vastnfs"
     r"|fuse\.(sshfs|glusterfs|juicefs|ceph|gcsfuse|s3fs|beegfs|rclone)"
 )
 

@@ -21,7 +21,8 @@ if __name__ == "__main__":
         os.path.dirname(os.path.abspath(__file__))
     ]  # marks this folder as a package
     sys.modules["cavvy_agent"] = package
-    from cavvy_agent.main import main  # type: ignore[import-not-found]  # exists from the line above on
+    # the package exists from the line above on
+    from cavvy_agent.main import main  # type: ignore[import-not-found]
 
     code = main(sys.argv[1:])
     sys.stderr.flush()

@@ -126,7 +126,8 @@ class BlockingClient:
             with suppress(
                 BrokenPipeError, ConnectionResetError
             ):  # the server refused the request before reading the whole body
-                self._connection.request(method, path, body, headers)  # type: ignore[arg-type]  # bytes or a reader
+                # the body is bytes or a reader
+                self._connection.request(method, path, body, headers)  # type: ignore[arg-type]
             return self._connection.getresponse()
         except FAULTS:
             self.drop()

@@ -210,7 +210,8 @@ class LoopConnection(RequestConnection):
         connection.setblocking(False)
         if family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        code = connection.connect_ex(target)  # type: ignore[arg-type]  # what getaddrinfo gave for this family
+        # the target is what getaddrinfo gave for this family
+        code = connection.connect_ex(target)  # type: ignore[arg-type]
         if code not in (
             0,
             errno.EINPROGRESS,

@@ -327,7 +327,8 @@ class BoundedServer(uvicorn.Server):
         await self.lifespan.startup()
 
         def make() -> BoundedHttp:
-            made: BoundedHttp = self.config.http_protocol_class(  # type: ignore[assignment,call-arg]
+            protocol: Any = self.config.http_protocol_class
+            made: BoundedHttp = protocol(
                 config=self.config, server_state=self.server_state, app_state={}, _loop=loop
             )
             return made

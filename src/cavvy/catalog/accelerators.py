@@ -245,7 +245,8 @@ def _names() -> dict[str, KnownAccelerator]:
 _SIZE_IN_NAME = re.compile(r"\b(\d+)\s*G[iI]?B?\b", re.IGNORECASE)
 _SLOT = re.compile(r"\bPCI(e|[- ]express)\b", re.IGNORECASE)
 _NOISE = re.compile(
-    r"\b(nvidia|amd|intel\(r\)|intel|instinct|tesla|geforce|quadro|radeon|graphics|generation|gpu|accelerator|"
+    r"\b(nvidia|amd|intel\(r\)|intel|instinct|tesla|geforce|quadro|radeon|graphics|generation"
+    r"|gpu|accelerator|"
     r"sxm\d?|hbm\d?e?|oam|corporation|server|edition|workstation)\b",
     re.IGNORECASE,
 )

@@ -176,7 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the CLI."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # The caller closed this stream, as in `cavvy ps >&-`.
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - the file lives as long as the process
+            # the file lives as long as the process
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for out in (sys.stdout, sys.stderr):
         if isinstance(out, io.TextIOWrapper):  # The encoding of an old locale may lack a character.
             out.reconfigure(errors="replace")

@@ -48,7 +48,8 @@ class VirtualClock:
         return self._start + timedelta(seconds=asyncio.get_running_loop().time())
 
     async def sleep_until(self, when: datetime) -> None:
-        while (left := when - self.now()) > timedelta(0):  # noqa: ASYNC110 - sleep may end one rounding error early
+        # sleep may end one rounding error early
+        while (left := when - self.now()) > timedelta(0):  # noqa: ASYNC110
             await asyncio.sleep((left + _SLACK).total_seconds())
 
     async def rest(self) -> None:

@@ -226,7 +226,8 @@ class GangOperator:
         return first_look(attempt, self._started_at) if known is None else known
 
     def _change(self, attempt: Attempt, **changes: object) -> None:
-        self._looks[attempt.gang] = replace(self._look(attempt), **changes)  # type: ignore[arg-type]  # fields of GangLook
+        look = self._look(attempt)
+        self._looks[attempt.gang] = replace(look, **changes)  # type: ignore[arg-type]  # fields
 
     def _visibility_delay(self, attempt: Attempt) -> timedelta:
         return self._out.pool.visibility_delay(attempt.offer.provider)

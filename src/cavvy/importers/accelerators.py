@@ -15,7 +15,8 @@ BARE_SIZES = {"A100": 40, "V100": 16}
 # is the number of chips; for the versions in `_CORES`, it is the number of cores, two for each
 # chip.
 _TPU = re.compile(
-    r"(?:tpu-?)?(v[2-7][a-z]?)(litepod|-lite-podslice|-lite-device|-podslice|-slice|-device)?(?:-(\d+))?"
+    r"(?:tpu-?)?(v[2-7][a-z]?)"
+    r"(litepod|-lite-podslice|-lite-device|-podslice|-slice|-device)?(?:-(\d+))?"
 )
 _CORES = ("v2", "v3", "v4", "v5p")
 

@@ -49,7 +49,11 @@ _DSTACK = {
 }
 _HOSTFILE = """\
 for _address in $DSTACK_NODES_IPS; do
-  if [ "$DSTACK_GPUS_PER_NODE" -gt 0 ]; then echo "$_address slots=$DSTACK_GPUS_PER_NODE"; else echo "$_address"; fi
+  if [ "$DSTACK_GPUS_PER_NODE" -gt 0 ]; then
+    echo "$_address slots=$DSTACK_GPUS_PER_NODE"
+  else
+    echo "$_address"
+  fi
 done > "$DSTACK_MPI_HOSTFILE"
 trap 'rm -rf "$DSTACK_MPI_HOSTFILE" "${_venv:-}"' EXIT
 """

@@ -52,7 +52,8 @@ def _resolve(
 ) -> str | int | float | bool | None:
     import yaml
 
-    tag = loader.resolve(yaml.ScalarNode, node.text, (True, False))  # type: ignore[no-untyped-call]  # the stubs' gap
+    # the stubs have no types for it
+    tag = loader.resolve(yaml.ScalarNode, node.text, (True, False))  # type: ignore[no-untyped-call]
     if tag == "tag:yaml.org,2002:str":
         return node.text
     try:

@@ -37,7 +37,8 @@ _OUR_TEXT = re.compile(r"cv-[\w-]+|cavvy[:-][\w:-]+")
 # The replies to these calls describe products, which are the same for all customers.
 _PRODUCTS = re.compile(
     r"GET /(?:\S*/)?(?:plans|os|sizes|instance-types|instance-availability|flavors|pricebook|gpus"
-    r"|datacenters|types|capacities|machine-types-2|public-images|skus|machineTypes|acceleratorTypes|regions"
+    r"|datacenters|types|capacities|machine-types-2|public-images|skus|machineTypes"
+    r"|acceleratorTypes|regions"
     r"|zones|os-templates)(?:\?|$)"
     r"|\S+ ec2 describe_(?:instance_types|instance_type_offerings|spot_price_history|regions"
     r"|availability_zones)$|\S+ (?:pricing|service-quotas|ssm) ",
@@ -67,7 +68,8 @@ _NAMES = frozenset({"id", "name", "label", "hostname", "displayname", "title"})
 # The values of these fields are secret, or identify the account or a person. They are masked even
 # in replies about products.
 _SECRET = re.compile(
-    r"token$|subscription_?id|secret|password|(user|custom|key)_?data|(private|public)_?key|material|jupyter|authorization"
+    r"token$|subscription_?id|secret|password|(user|custom|key)_?data|(private|public)_?key"
+    r"|material|jupyter|authorization"
     r"|credential|account|owner|client_?id|e_?mail|fingerprint|^arn$|^user_?id$|kvm|console|vnc",
     re.IGNORECASE,
 )

@@ -30,7 +30,8 @@ def make_starter(answers: StarterAnswers) -> str:
 #   cavvy run FILE        run it          every key: docs/reference/task-file.md
 name: {answers.name}
 
-# Parameters: override them with --param NAME=VALUE, use them as ${{{{ params.NAME }}}} or $CAVVY_PARAM_NAME.
+# Parameters: override them with --param NAME=VALUE, use them as ${{{{ params.NAME }}}} or
+# $CAVVY_PARAM_NAME.
 # params:
 #   lr: 0.1
 
@@ -43,19 +44,23 @@ resources:
 
 # nodes: 2  # run on two nodes at once; NODE_RANK and MASTER_ADDR are set for torchrun
 
-# The folder where the task runs, frozen on submission without the files that .gitignore and .cavvyignore list.
+# The folder where the task runs, frozen on submission without the files that .gitignore and
+# .cavvyignore list.
 workdir: .
 
-# Commands that run before `run`. A finished setup is reused until its commands or the files in `uses` change.
+# Commands that run before `run`. A finished setup is reused until its commands or the files in
+# `uses` change.
 # setup: {{run: pip install -r requirements.txt, uses: [requirements.txt]}}
 
 run: |
 {_block(run)}
 
-# A folder within the working folder that outlives a node: write checkpoints to it, and resume from it at the start.
+# A folder within the working folder that outlives a node: write checkpoints to it, and resume from
+# it at the start.
 {_checkpoint(answers.checkpoint)}
 
-# How long the work takes on these GPUs; `cavvy plan` scales the time to other GPUs and shows the cost.
+# How long the work takes on these GPUs; `cavvy plan` scales the time to other GPUs and shows the
+# cost.
 # work: {{duration: 10h, measured_on: A100:8}}
 
 limits:

@@ -45,7 +45,8 @@ _rest = {
     for name, hint in get_type_hints(JobRecord).items()
     if name not in {*JOB_FIELDS, "task", "origin"}
 }
-_rest_fields: Any = TypedDict("_rest_fields", _rest, total=False)  # type: ignore[misc]  # of JobRecord
+# of JobRecord
+_rest_fields: Any = TypedDict("_rest_fields", _rest, total=False)  # type: ignore[misc]
 
 _encoder = msgspec.json.Encoder()
 decode_task = msgspec.json.Decoder(TaskSpec).decode

@@ -75,7 +75,8 @@ class StoreWorkers:
                 if session is None or session.broken:
                     session = self._driver.connect(readonly=not self._group)
                 outcomes = self._do(session, tasks)
-            except Exception as error:  # noqa: BLE001  the thread's loop must go on: the caller gets the error
+            except Exception as error:  # noqa: BLE001
+                # the thread's loop must go on: the caller gets the error
                 outcomes = [(each, None, error) for each in tasks]
             self._settle(outcomes)
         if session is not None:
@@ -103,7 +104,8 @@ class StoreWorkers:
         session.begin()
         try:
             return _write_group(session, tasks)
-        except Exception:  # noqa: BLE001  one work broke the transaction and nothing is written: repeat them singly
+        except Exception:  # noqa: BLE001
+            # one work broke the transaction and nothing is written: repeat them singly
             session.rollback()
             return [self._alone(session, task, write) for task in tasks]
 

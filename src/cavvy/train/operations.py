@@ -22,31 +22,34 @@ Size = tuple[int, int, int, int]
 _MATMUL = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "linear", "_grouped_mm"})
 _REDUCTION = _names(
     """native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward
-    _native_batch_norm_legit native_group_norm native_group_norm_backward _softmax _softmax_backward_data _log_softmax
-    _log_softmax_backward_data sum mean var var_mean amax amin max min any all norm linalg_vector_norm argmax logsumexp
-    batch_norm_backward _batch_norm_with_update cumsum _fused_rms_norm _fused_rms_norm_backward prod std"""
+    _native_batch_norm_legit native_group_norm native_group_norm_backward _softmax
+    _softmax_backward_data _log_softmax _log_softmax_backward_data sum mean var var_mean amax
+    amin max min any all norm linalg_vector_norm argmax logsumexp batch_norm_backward
+    _batch_norm_with_update cumsum _fused_rms_norm _fused_rms_norm_backward prod std"""
 )
 _COPY = frozenset(
     {"_to_copy", "clone", "copy_", "contiguous", "cat", "stack", "constant_pad_nd", "repeat"}
 )
 _INDEX = _names(
-    """embedding embedding_dense_backward index index_put index_put_ gather scatter scatter_ scatter_add index_add
-    index_select topk sort max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward nll_loss_forward nll_loss_backward nll_loss2d_forward
+    """embedding embedding_dense_backward index index_put index_put_ gather scatter scatter_
+    scatter_add index_add index_select topk sort max_pool2d_with_indices
+    max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d
+    _adaptive_avg_pool2d_backward nll_loss_forward nll_loss_backward nll_loss2d_forward
     nll_loss2d_backward upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d
     upsample_bilinear2d_backward"""
 )
 _FREE = _names(
-    """empty empty_like empty_strided new_empty new_empty_strided detach _local_scalar_dense lift_fresh alias
-    _reshape_alias resize_ set_ item is_same_size sym_size record_stream"""
+    """empty empty_like empty_strided new_empty new_empty_strided detach _local_scalar_dense
+    lift_fresh alias _reshape_alias resize_ set_ item is_same_size sym_size record_stream"""
 )
 
 
 # Operations that autocast runs in float32 on CUDA, but not on the CPU
 # (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32).
 _FLOAT32 = _names(
-    """layer_norm group_norm softmax log_softmax cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss kl_div pow exp
-    log rsqrt sum cumsum prod norm rms_norm binary_cross_entropy_with_logits softplus logsumexp cosine_similarity"""
+    """layer_norm group_norm softmax log_softmax cross_entropy nll_loss mse_loss l1_loss
+    smooth_l1_loss kl_div pow exp log rsqrt sum cumsum prod norm rms_norm
+    binary_cross_entropy_with_logits softplus logsumexp cosine_similarity"""
 )
 
 
@@ -259,7 +262,8 @@ def _cross_entropy(
     converts its gradient back.
     """
     kwargs.pop("label_smoothing", None)
-    wide: torch.Tensor = _WideLogSoftmax.apply(input)  # type: ignore[no-untyped-call]  # as torch declares it
+    # torch declares it without types
+    wide: torch.Tensor = _WideLogSoftmax.apply(input)  # type: ignore[no-untyped-call]
     return F.nll_loss(wide, target, *args[:5], **kwargs)
 
 
@@ -279,7 +283,8 @@ class _WideLogSoftmax(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> torch.Tensor:
         (out,) = ctx.saved_tensors
         grad = torch.ops.aten._log_softmax_backward_data(grads[0], out, 1, torch.float16)
-        return grad.view(ctx.narrow)  # type: ignore[no-any-return]  # an operator's type is not known
+        # an operator's type is not known
+        return grad.view(ctx.narrow)  # type: ignore[no-any-return]
 
 
 def _dropout(

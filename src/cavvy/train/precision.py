@@ -44,7 +44,8 @@ class PrecisionContext:
     def forward(self) -> AbstractContextManager[Any]:
         if self.low is None:
             return nullcontext()
-        return torch.autocast(self._device.torch.type, self.low)  # type: ignore[no-any-return, unused-ignore]
+        context: AbstractContextManager[Any] = torch.autocast(self._device.torch.type, self.low)
+        return context
 
     def state(self) -> dict[str, Any] | None:
         """The loss scale as plain data for checkpoints; None without loss scaling."""

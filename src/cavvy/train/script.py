@@ -114,7 +114,8 @@ class _FirstBatchWatch:
 
     def _off(self) -> None:
         if self._on:
-            self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as torch declares it
+            # as torch declares it
+            self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._on = False
 
     def profile(self, name: str) -> dict[str, Any]:

@@ -302,7 +302,8 @@ def _run(line: RankLink, number: int, command: str) -> None:
 
 def _tell(line: RankLink, number: int, name: str, stream: BinaryIO) -> None:
     with suppress(OSError, ValueError):
-        for data in iter(lambda: stream.read1(65536), b""):  # type: ignore[attr-defined]  # both streams have it
+        # both streams have `read1`
+        for data in iter(lambda: stream.read1(65536), b""):  # type: ignore[attr-defined]
             line.send({"run": number, name: base64.b64encode(data).decode()})
 
 

@@ -290,7 +290,8 @@ def prctl(option: int, value: int) -> bool:
     try:
         import _ctypes  # loads five times as fast as ctypes
 
-        program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is this program, as in ctypes.CDLL(None)
+        # None is this program, as in ctypes.CDLL(None)
+        program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
         address = _ctypes.dlsym(program, "prctl")
         return bool(_ctypes.call_function(address, (option, value, 0, 0, 0)) == 0)
     except (ImportError, AttributeError, OSError):
@@ -346,7 +347,8 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
         _tell(f"cannot start {_name(command)}: no such command or folder")
     except OSError as error:
         _tell(f"cannot start {_name(command)}: {error.strerror}")
-    except BaseException as error:  # noqa: BLE001  # after any error, this process must not continue as an agent
+    except BaseException as error:  # noqa: BLE001
+        # after any error, this process must not continue as an agent
         _tell(f"cannot start the work: {type(error).__name__}: {error}")
     finally:
         os._exit(code)

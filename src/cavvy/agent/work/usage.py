@@ -108,11 +108,13 @@ def _read_gpus(nvml: object, handles: list[object]) -> dict[str, float]:
 
     rates = (ctypes.c_uint * 2)()  # nvmlUtilization_t: gpu, memory
     memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+    read_rates = nvml.nvmlDeviceGetUtilizationRates  # type: ignore[attr-defined]  # a CDLL
+    read_memory = nvml.nvmlDeviceGetMemoryInfo  # type: ignore[attr-defined]  # a CDLL
     busy, used = [], 0
     for handle in handles:
-        if not nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)):  # type: ignore[attr-defined]  # a CDLL
+        if not read_rates(handle, ctypes.byref(rates)):
             busy.append(rates[0])
-        if not nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):  # type: ignore[attr-defined]  # a CDLL
+        if not read_memory(handle, ctypes.byref(memory)):
             used += memory[2]
     values = {"gpu_memory_mib": round(used / 1048576, 1)}
     if busy:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ async def _converse(channel: "TunnelChannel") -> int:
         channel.end()
 
     for number, name in ((signal.SIGINT, "INT"), (signal.SIGTERM, "TERM"), (signal.SIGHUP, "HUP")):
-        loop.add_signal_handler(number, lambda name=name: channel.control(signal=name))  # type: ignore[misc]
+        loop.add_signal_handler(number, partial(channel.control, signal=name))
     sending = asyncio.create_task(send_keys())
     try:
         while (piece := await channel.read()) is not None:

@@ -68,7 +68,10 @@ def _name(error: click.BadParameter) -> str:
     param = error.param
     if isinstance(param, click.Option):
         return max(param.opts, key=len)
-    return str(error.param_hint or (param and param.make_metavar(error.ctx)) or "an argument")  # type: ignore[arg-type]  # the parser sets the context
+    named = error.param_hint
+    if not named and param is not None:
+        named = param.make_metavar(error.ctx)  # type: ignore[arg-type]  # the parser sets it
+    return str(named or "an argument")
 
 
 def _uncapital(text: str) -> str:

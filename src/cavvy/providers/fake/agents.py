@@ -48,7 +48,8 @@ class _Leave(Exception):
 
 async def pause(seconds: float) -> None:
     """Let simulated time pass."""
-    await asyncio.sleep(max(0.0, seconds))  # noqa: TID251 - advances the simulated world, no caller waits
+    # this advances the simulated world; no caller waits
+    await asyncio.sleep(max(0.0, seconds))  # noqa: TID251
 
 
 class AgentConnection:

@@ -1,4 +1,5 @@
-"""Calls the Compute Engine API, version 1 (https://cloud.google.com/compute/docs/reference/rest/v1),
+"""Calls the Compute Engine API, version 1
+(https://cloud.google.com/compute/docs/reference/rest/v1),
 and reads its faults and operations.
 """
 

@@ -95,7 +95,8 @@ def await_end(end: dict[str, Any]) -> None:
     def warn() -> None:
         open(end["file"], "w").close()
 
-    timer = threading.Timer(max(0.0, end["warn_at"] - time.time()), warn)  # noqa: TID251 - a process of its own
+    # this program is a process of its own
+    timer = threading.Timer(max(0.0, end["warn_at"] - time.time()), warn)  # noqa: TID251
     timer.daemon = True
     timer.start()
 

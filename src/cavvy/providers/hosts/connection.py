@@ -27,9 +27,10 @@ from cavvy.providers.base import Refused, TryAgain
 from cavvy.providers.hosts.environ import clean_environ
 from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 
-_KEPT = frozenset(
-    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR SLURM_CONF PBS_CONF_FILE".split()  # noqa: SIM905
-)
+_KEPT = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SLURM_CONF",
+    "PBS_CONF_FILE",
+})  # fmt: skip
 _MARK = b"cavvy-link"  # printed by the shell; the login shell may print other lines before it
 _SHELL = ("sh", "-c", f'echo {_MARK.decode()}; read -r command && eval "exec $command"')
 _STDERR_BYTES = 4000

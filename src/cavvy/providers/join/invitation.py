@@ -23,12 +23,14 @@ def make_invitation(
     text = json.dumps
     program = (
         "import hashlib,http.client as h,ssl,subprocess as s,sys;"
-        f"c=h.HTTPSConnection({text(host.strip('[]'))},{int(port)},context=ssl._create_unverified_context());"
+        f"c=h.HTTPSConnection({text(host.strip('[]'))},{int(port)},"
+        "context=ssl._create_unverified_context());"
         "c.connect();"
         f"hashlib.sha256(c.sock.getpeercert(True)).hexdigest()=={text(node_endpoint.pin)} or "
         f"sys.exit({text(_WRONG_SERVER)});"
         f"c.request({text('GET')},{text(path)});"
-        f"s.run([{text('sh')},{text('-s')},{text('--')},{text(token)}],input=c.getresponse().read())"
+        f"s.run([{text('sh')},{text('-s')},{text('--')},{text(token)}],"
+        "input=c.getresponse().read())"
     )
     url = f"{node_endpoint.address}{path}"
     return JoinInvitation(

@@ -116,7 +116,8 @@ def read_record(raw: Object) -> PodGangRecord | None:
             name=raw["metadata"]["name"],
             uid=raw["metadata"]["uid"],
             nodes=int(data["nodes"]),
-            asked_at=read_time(data["asked_at"]) or datetime.now(UTC),  # noqa: TID251 - it is never missing
+            # it is never missing
+            asked_at=read_time(data["asked_at"]) or datetime.now(UTC),  # noqa: TID251
             seen=msgspec.json.decode(data.get("seen", "[]"), type=tuple[PodRank, ...]),
             pool=data.get("pool", ""),
             removing_at=read_time(data.get("removing_at")),

@@ -12,7 +12,8 @@ from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
 
-_NEXT = "opc-next-page"  # a header: https://docs.oracle.com/en-us/iaas/Content/API/Concepts/usingapi.htm
+# a header: https://docs.oracle.com/en-us/iaas/Content/API/Concepts/usingapi.htm
+_NEXT = "opc-next-page"
 IDENTITY, COMPUTE = "identity", "iaas"  # the names of the services in their addresses
 
 

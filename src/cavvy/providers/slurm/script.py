@@ -29,8 +29,9 @@ if {bare} && ! command -v {python} >/dev/null; then
 fi
 trap ': > warned' USR1
 trap : TERM
-{boxed}srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=0 \\
-    --mpi=none --unbuffered{container} sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$SLURM_PROCID"' \\
+{boxed}srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus} \\
+    --kill-on-bad-exit=0 --wait=0 --mpi=none --unbuffered{container} \\
+    sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$SLURM_PROCID"' \\
     {python} {agent} {folder} &
 while :; do
     wait $!

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cavvy.store.objects.base import ObjectDenied, ObjectInfo, ObjectMissing, ObjectTryAgain
 
@@ -75,7 +75,8 @@ class SftpServer:
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         async def read(sftp: "asyncssh.SFTPClient") -> bytes:
             async with sftp.open(key, "rb") as file:
-                return bytes(await file.read(-1 if length is None else length, offset))  # type: ignore[arg-type]  # "rb"
+                content: Any = await file.read(-1 if length is None else length, offset)
+                return bytes(content)  # the stubs do not know that the mode is "rb"
 
         return self._do(read)
 

@@ -31,22 +31,26 @@ TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE source (id INTEGER PRIMARY KEY, name TEXT NOT NULL, as_of TEXT NOT NULL);
 CREATE TABLE place (
-    id INTEGER PRIMARY KEY, provider TEXT NOT NULL, region TEXT NOT NULL COLLATE NOCASE, zone TEXT COLLATE NOCASE,
-    country TEXT, area TEXT, rows INTEGER NOT NULL);
+    id INTEGER PRIMARY KEY, provider TEXT NOT NULL, region TEXT NOT NULL COLLATE NOCASE,
+    zone TEXT COLLATE NOCASE, country TEXT, area TEXT, rows INTEGER NOT NULL);
 CREATE TABLE pack (
-    id INTEGER PRIMARY KEY, accelerator TEXT, count INTEGER NOT NULL, memory_mib INTEGER NOT NULL, part REAL NOT NULL,
-    on_demand INTEGER NOT NULL, reserved INTEGER NOT NULL, spot INTEGER NOT NULL);
+    id INTEGER PRIMARY KEY, accelerator TEXT, count INTEGER NOT NULL, memory_mib INTEGER NOT NULL,
+    part REAL NOT NULL, on_demand INTEGER NOT NULL, reserved INTEGER NOT NULL,
+    spot INTEGER NOT NULL);
 CREATE TABLE shape (
     id INTEGER PRIMARY KEY, provider TEXT NOT NULL, instance_type TEXT NOT NULL COLLATE NOCASE,
-    pack INTEGER NOT NULL REFERENCES pack, vcpus REAL NOT NULL, memory_mib INTEGER NOT NULL, disk_gib INTEGER,
-    network_mbps INTEGER, on_demand INTEGER NOT NULL, reserved INTEGER NOT NULL, spot INTEGER NOT NULL);
+    pack INTEGER NOT NULL REFERENCES pack, vcpus REAL NOT NULL, memory_mib INTEGER NOT NULL,
+    disk_gib INTEGER, network_mbps INTEGER, on_demand INTEGER NOT NULL, reserved INTEGER NOT NULL,
+    spot INTEGER NOT NULL);
 CREATE TABLE offer (
     shape INTEGER NOT NULL REFERENCES shape, purchase INTEGER NOT NULL, rate INTEGER NOT NULL,
-    place INTEGER NOT NULL REFERENCES place, term_months INTEGER NOT NULL, source INTEGER NOT NULL REFERENCES source,
+    place INTEGER NOT NULL REFERENCES place, term_months INTEGER NOT NULL,
+    source INTEGER NOT NULL REFERENCES source,
     PRIMARY KEY (shape, purchase, rate, place, term_months)) WITHOUT ROWID;
 CREATE TABLE egress (
-    provider TEXT NOT NULL, region TEXT NOT NULL, target TEXT NOT NULL, micros_per_gb INTEGER NOT NULL,
-    source INTEGER NOT NULL REFERENCES source, PRIMARY KEY (provider, region, target)) WITHOUT ROWID;
+    provider TEXT NOT NULL, region TEXT NOT NULL, target TEXT NOT NULL,
+    micros_per_gb INTEGER NOT NULL, source INTEGER NOT NULL REFERENCES source,
+    PRIMARY KEY (provider, region, target)) WITHOUT ROWID;
 """
 INDEXES = """
 CREATE INDEX shape_of_pack ON shape (pack);

@@ -162,7 +162,8 @@ class Data:
         """The samples at these positions as one batch, after the transform is applied."""
         chosen = self.indices(positions)
         if self.is_in_memory:
-            return self.source.fetch_batch(chosen)  # type: ignore[attr-defined]  # is_in_memory checks it
+            # is_in_memory checks it
+            return self.source.fetch_batch(chosen)  # type: ignore[attr-defined]
         indices = chosen.tolist()
         many = getattr(self.source, "__getitems__", None)
         samples = many(indices) if many is not None else [self.source[i] for i in indices]

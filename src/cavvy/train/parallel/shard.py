@@ -77,7 +77,8 @@ def place(
     if plan.tensor > 1:
         _split_layers(model, mesh["tensor"], options)
     if plan.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs leave it out
+        # torch's stubs leave this form out
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if plan.shards == 1 and not options.meta:
         model.to(device)
     if plan.recompute:

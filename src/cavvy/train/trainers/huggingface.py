@@ -39,7 +39,8 @@ def follow(trainer: Any, *, save_every: "float | str" = "auto") -> str | None:
     return None if found is None else str(found.path)
 
 
-class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # transformers may not be installed
+# transformers may not be installed
+class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]
     """Saves when a save is due, and exits after a notice. See `follow`."""
 
     def __init__(self, order: SampleOrder, save_every: "float | str") -> None:

@@ -143,11 +143,13 @@ class ScriptProbe:
         runs.observers.append(watch)
         self.plain.install()
         with self._modes.installed():
-            Run.__init__, Run.resume, Run.batches = start, lambda _: False, batches  # type: ignore[method-assign, assignment]
+            Run.__init__, Run.batches = start, batches  # type: ignore[method-assign]
+            Run.resume = lambda _: False  # type: ignore[method-assign, assignment]
             try:
                 yield
             finally:
-                Run.__init__, Run.resume, Run.batches = begin, resume, old_batches  # type: ignore[method-assign]
+                Run.__init__, Run.batches = begin, old_batches  # type: ignore[method-assign]
+                Run.resume = resume  # type: ignore[method-assign]
                 runs.observers.remove(watch)
                 steps.remove()
                 self.plain.remove()

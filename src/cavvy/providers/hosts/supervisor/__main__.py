@@ -14,7 +14,8 @@ if __name__ == "__main__":
         os.path.dirname(os.path.abspath(__file__))
     ]  # marks this folder as a package
     sys.modules["cavvy_supervisor"] = package
-    from cavvy_supervisor.facts import read_facts  # type: ignore[import-not-found]  # exists from the line above on
+    # the package exists from the line above on
+    from cavvy_supervisor.facts import read_facts  # type: ignore[import-not-found]
     from cavvy_supervisor.service import HostSupervisor  # type: ignore[import-not-found]
 
     if sys.argv[1] == "facts":
