@@ -1,8 +1,8 @@
 """Many jobs on the stand-ins of all clouds at once, where every fifth request fails: the production
 control plane on virtual time, with agents that are played.
 
-The requests are real HTTP. The loop makes each of them itself and waits for the reply, so that no
-virtual time passes meanwhile, and a run with the same seed makes the same choices.
+The requests are real HTTP or gRPC. The loop makes each of them itself and waits for the reply, so
+that no virtual time passes meanwhile, and a run with the same seed makes the same choices.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from tests.sim.drill_clouds import (
     START,
     AtOnce,
     DrillCloud,
+    close_places,
     make_places,
     without_threads,
 )
@@ -282,8 +283,11 @@ def run_drill(seed: int, gangs: int, home: Path) -> Drill:
             await drill.play(gangs)
             await drill.check()
 
-        run_virtual(scenario())
-    server.close()
+        try:
+            run_virtual(scenario())
+        finally:
+            close_places(drill.places)
+            server.close()
     return drill
 
 

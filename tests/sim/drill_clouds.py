@@ -1,24 +1,26 @@
 """Accounts at the stand-ins of all clouds on the shared layer, on the virtual time of a drill.
 
-Each stand-in is asked by real HTTP. The loop makes each request itself and waits for the reply, so
-that no virtual time passes meanwhile.
+Each stand-in is asked by real HTTP, and that of Nebius by gRPC. The loop makes each request itself
+and waits for the reply, so that no virtual time passes meanwhile.
 """
 
 import asyncio
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.contract.azure_stand_in import AzureStandIn
 from tests.contract.crusoe_stand_in import CrusoeStandIn
 from tests.contract.cudo_stand_in import CudoStandIn
 from tests.contract.digitalocean_stand_in import DigitalOceanStandIn
 from tests.contract.hyperstack_stand_in import HyperstackStandIn
+from tests.contract.ibm_stand_in import IbmStandIn
 from tests.contract.jarvislabs_stand_in import JarvislabsStandIn
 from tests.contract.lambda_stand_in import LambdaStandIn
 from tests.contract.primeintellect_stand_in import PrimeIntellectStandIn
@@ -28,7 +30,10 @@ from tests.contract.runpod_stand_in import RunpodStandIn
 from tests.contract.shadeform_stand_in import ShadeformStandIn
 from tests.contract.test_provider_azure import AzurePlace
 from tests.contract.test_provider_gcp import GcpPlace
+from tests.contract.test_provider_ibm import IbmPlace
+from tests.contract.test_provider_nebius import NebiusPlace
 from tests.contract.test_provider_oci import OciPlace
+from tests.contract.test_provider_paperspace import PaperspacePlace
 from tests.contract.vast_stand_in import VastStandIn
 from tests.contract.verda_stand_in import VerdaStandIn
 from tests.contract.vm_cloud import MemoryCloud
@@ -40,6 +45,7 @@ from cavvy.providers import (
     cudo,
     digitalocean,
     hyperstack,
+    ibm,
     jarvislabs,
     lambda_cloud,
     primeintellect,
@@ -56,8 +62,10 @@ from cavvy.providers.crusoe.cloud import CrusoeCloud
 from cavvy.providers.cudo.cloud import CudoCloud
 from cavvy.providers.digitalocean.cloud import DigitalOceanCloud
 from cavvy.providers.hyperstack.cloud import HyperstackCloud
+from cavvy.providers.ibm.cloud import IbmCloud
 from cavvy.providers.jarvislabs.cloud import JarvislabsCloud
 from cavvy.providers.lambda_cloud.cloud import LambdaCloud
+from cavvy.providers.nebius.api import NebiusApi
 from cavvy.providers.primeintellect.cloud import PrimeIntellectCloud
 from cavvy.providers.runpod.cloud import RunpodCloud
 from cavvy.providers.shadeform.cloud import ShadeformCloud
@@ -66,6 +74,8 @@ from cavvy.providers.verda.cloud import VerdaCloud
 from cavvy.providers.vm import rest
 from cavvy.providers.vm.cloud import CloudTraits
 from cavvy.providers.vultr.cloud import VultrCloud
+
+T = TypeVar("T")
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 FAULTS = 0.2  # of all requests, and of all launches that are answered
@@ -112,6 +122,24 @@ class DrillCloud(MemoryCloud):
         return kind
 
 
+class OtherLoop:
+    """An event loop in a thread of its own, for clients that need sockets."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run the call there, and wait for its result."""
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
 class DrillPlace(RestPlace):
     make_cloud = DrillCloud
 
@@ -125,6 +153,22 @@ class DrillAzure(AzurePlace):
 
 
 class DrillOci(OciPlace):
+    make_cloud = DrillCloud
+
+
+class DrillIbm(IbmPlace):
+    make_cloud = DrillCloud
+
+    def __init__(self, server: RestServer, home: Path) -> None:
+        super().__init__(ibm, IbmCloud.traits, IbmStandIn, server, home)
+        self.api.settings = {**self.api.settings, "image": "our-image"}  # has the GPU's driver
+
+
+class DrillNebius(NebiusPlace):
+    make_cloud = DrillCloud
+
+
+class DrillPaperspace(PaperspacePlace):
     make_cloud = DrillCloud
 
 
@@ -148,14 +192,17 @@ GPUS = {
     "crusoe": "L40S",
     "cudo": "A6000",
     "gcp": "L4",
+    "ibm": "L4",
     "jarvislabs": "L4",
     "lambda": "A10",
+    "nebius": "H100",
+    "paperspace": "A4000",
     "primeintellect": "H100",
     "runpod": "A40",
     "shadeform": "A6000",
     "vast": "RTX4090",
 }
-SPOT = ("gcp", "azure")
+SPOT = ("gcp", "azure", "ibm", "nebius")
 
 
 def make_places(server: RestServer, home: Path) -> Mapping[str, RestPlace]:
@@ -171,8 +218,20 @@ def make_places(server: RestServer, home: Path) -> Mapping[str, RestPlace]:
     }
     places["oci"] = DrillOci(server, folder("oci"))
     places["gcp"] = DrillGcp(server, folder("gcp"))
+    places["ibm"] = DrillIbm(server, folder("ibm"))
+    places["nebius"] = DrillNebius(server, folder("nebius"))
+    places["paperspace"] = DrillPaperspace(server, folder("paperspace"))
     places["azure"] = DrillAzure(azure, AzureCloud.traits, AzureStandIn, server, folder("azure"))
     return places
+
+
+def close_places(places: Mapping[str, RestPlace]) -> None:
+    """Close the clients of all clouds, and the servers that are not the common one."""
+    for place in places.values():
+        for provider in place._providers:
+            asyncio.run(provider.close())
+        if isinstance(place, DrillNebius):
+            place.api.close()
 
 
 @contextmanager
@@ -181,8 +240,16 @@ def without_threads() -> Iterator[None]:
     before = rest.ThreadPoolExecutor, azure_cloud.ThreadPoolExecutor, rest._PAUSE_S
     rest.ThreadPoolExecutor = azure_cloud.ThreadPoolExecutor = AtOnce  # type: ignore[misc,attr-defined]
     rest._PAUSE_S = 0.0
+    other, call = OtherLoop(), NebiusApi._call
+
+    async def call_at_once(*args: Any, **kwargs: Any) -> Any:
+        return other.run(call(*args, **kwargs))
+
+    NebiusApi._call = call_at_once  # type: ignore[method-assign]
     try:
         yield
     finally:
+        NebiusApi._call = call  # type: ignore[method-assign]
+        other.close()
         rest.ThreadPoolExecutor, azure_cloud.ThreadPoolExecutor = before[:2]  # type: ignore[misc,attr-defined]
         rest._PAUSE_S = before[2]

@@ -17,8 +17,8 @@ from cavvy.providers.vm.records import GANG
 _MONTH_H = 744  # hours of January, when drills happen
 # APIs that report times in whole seconds
 _WHOLE_SECONDS = frozenset({
-    "crusoe", "cudo", "digitalocean", "hyperstack", "primeintellect", "runpod", "shadeform",
-    "verda", "vultr",
+    "crusoe", "cudo", "digitalocean", "hyperstack", "nebius", "paperspace", "primeintellect",
+    "runpod", "shadeform", "verda", "vultr",
 })  # fmt: skip
 
 

@@ -1,12 +1,15 @@
-"""Gangs on the stand-ins of all clouds on the shared layer, where every fifth request fails. The long form is
-`scripts/drills/cloud_gangs.py`.
+"""Gangs on the stand-ins of all clouds on the shared layer, where every fifth request fails. The
+long form is `scripts/drills/cloud_gangs.py`.
 """
 
 from pathlib import Path
 
 import pytest
+from tests.contract.rest_stand_in import RestServer
 from tests.sim.cloud_drill import run_drill
+from tests.sim.drill_clouds import close_places, make_places
 
+from cavvy import providers
 from cavvy.domain.jobs import JobPhase
 
 
@@ -24,3 +27,13 @@ def test_twenty_gangs_with_faults(seed: int, tmp_path: Path) -> None:
     assert [each.inside for each in found] == [each.gangs for each in found]
     # others have no offer left after refusals and full zones
     assert drill.phases[JobPhase.DONE] > len(drill.jobs) / 2
+
+
+def test_all_clouds_on_the_shared_layer_are_in_the_drill(tmp_path: Path) -> None:
+    packages = Path(providers.__path__[0]).glob("*/__init__.py")
+    on_layer = {each.parent.name for each in packages if "providers.vm." in each.read_text()}
+    server = RestServer()
+    places = make_places(server, tmp_path)
+    close_places(places)
+    server.close()
+    assert {each.removesuffix("_cloud") for each in on_layer} == set(places)
