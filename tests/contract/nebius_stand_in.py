@@ -135,7 +135,8 @@ class NebiusStandIn(RestStandIn):
         super().__init__(cloud, server)
         self.asked: list[Any] = []  # the bodies of requests for machines
         self.failed: dict[str, str] = {}  # codes of creations that failed, by machine
-        self.loose: dict[str, str] = {}  # names of disks without an instance, by id
+        self.loose: dict[str, str] = {}  # names of disks without an instance of Cavvy, by id
+        self.shared: dict[str, str] = {}  # instances that read some of these disks, by disk
         self.subnets = {SUBNET: "default-subnet-abc"}
         self.accounts: dict[str, Any] = {}  # public keys of service accounts, by the key's id
         self._keys: dict[str, str] = {}  # idempotency key -> machine
@@ -241,7 +242,15 @@ class NebiusStandIn(RestStandIn):
             }
             for each in self.cloud.billed()
         ]
-        loose = [{"metadata": _name(*each)} for each in self.loose.items()]
+        loose = [
+            {
+                "metadata": _name(disk, name),
+                "status": {"readOnlyAttachments": [self.shared[disk]]}
+                if disk in self.shared
+                else {},
+            }
+            for disk, name in self.loose.items()
+        ]
         return self._page(body, [*attached, *loose])
 
     def _check_project(self, body: Any) -> None:

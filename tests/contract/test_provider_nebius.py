@@ -26,6 +26,7 @@ from cavvy.providers.base import Refused
 from cavvy.providers.nebius.api import flatten
 from cavvy.providers.nebius.cloud import NebiusCloud, _read, object_to
 from cavvy.providers.vm.cloud import CloudMachine, MachineState, SshTarget
+from cavvy.providers.vm.records import make_mark
 
 PROOF = Proof("nebius", False, "a strict stand-in for Nebius's gRPC API")
 
@@ -209,20 +210,24 @@ class TestNebius(RestContract):
     def test_a_disk_without_its_machine_is_deleted_after_an_hour(
         self, account: NebiusPlace
     ) -> None:
+        theirs = {"computedisk-2": "data", "computedisk-3": "cv-images"}
+
         async def scenario() -> None:
             harness = account.harness()
             gang = await harness.running("other")
-            account.api.loose = {"computedisk-1": "cv-gone-0", "computedisk-2": "data"}
+            gone = f"cv-{make_mark('ours')}-gone-abcd-0-1"
+            account.api.loose = {"computedisk-1": gone, **theirs, "computedisk-4": f"{gone}0"}
+            account.api.shared = {"computedisk-4": "computeinstance-e00reads"}
             for _ in range(12):
                 await account.wait(timedelta(minutes=5))
                 await harness.ours.gangs()
-                assert len(account.api.loose) == 2
+                assert len(account.api.loose) == 4
             await account.wait(timedelta(minutes=11))
             await harness.ours.gangs()
             await harness.remove(gang.name)
 
         asyncio.run(scenario())
-        assert account.api.loose == {"computedisk-2": "data"}
+        assert account.api.loose.keys() == {*theirs, "computedisk-4"}
 
     def test_machines_with_eight_gpus_join_the_named_cluster(self, account: NebiusPlace) -> None:
         kind, need = "gpu-h100-sxm_8gpu-128vcpu-1600gb", NetworkNeed(fabric=Fabric.RDMA)

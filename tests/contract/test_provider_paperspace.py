@@ -187,7 +187,7 @@ class TestPaperspace(RestContract):
             account.fail(0, LaunchFault.DROPPED)
             with pytest.raises(TryAgain):
                 await harness.ours.launch(gang)
-            theirs = {"id": "theirs", "name": "web", "assignedMachineIds": []}
+            theirs = {"id": "theirs", "name": "cv-web", "assignedMachineIds": []}
             account.api.scripts["theirs"] = theirs
             await account.settle()
             other = await harness.running("other")

@@ -103,7 +103,7 @@ class TestVerda(RestContract):
             with pytest.raises(TryAgain):
                 await harness.ours.launch(gang)
             account.api.scripts["theirs"] = "#!/bin/sh"
-            account.api.names["theirs"] = "web"
+            account.api.names["theirs"] = "cv-web"
             await account.settle()
             other = await harness.running("other")
             harness.restart()

@@ -7,6 +7,7 @@ is deleted; `list` reports it as stopped, so that the layer deletes it.
 import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -110,8 +111,9 @@ class NebiusCloud:
 
         told = await asyncio.gather(*(read(each) for each in self._market.project_ids()))
         machines = [each for some in told for each in some]
-        await self._leftovers.sweep({str(each["name"]) for each in machines})
-        return [await self._read(each) for each in machines]
+        with suppress(CloudFault):  # the next sweep tries again
+            await self._leftovers.sweep({str(each["name"]) for each in machines})
+        return await asyncio.gather(*(self._read(each) for each in machines))
 
     async def get(self, machine: str) -> CloudMachine | None:
         told = await self._api.read("compute.InstanceService/Get", {"id": machine})
@@ -202,7 +204,7 @@ class NebiusCloud:
             for project in self._market.project_ids()
         ]
         disks = [each for some in told for each in some]
-        return [each for each in disks if not each["status"].get("readWriteAttachment")]
+        return [each for each in disks if not _is_attached(each["status"])]
 
     async def _delete_disks(self, disks: Collection[str]) -> None:
         for each in sorted(disks):
@@ -235,6 +237,11 @@ def _read(told: Json) -> CloudMachine:
         if state in (MachineState.STARTING, MachineState.RUNNING)
         else f"Nebius reports: {word}",
     )
+
+
+def _is_attached(disk: Json) -> bool:
+    """Whether an instance uses the disk, according to its `nebius.compute.v1.DiskStatus`."""
+    return bool(disk.get("readWriteAttachment") or disk.get("readOnlyAttachments"))
 
 
 def _address(told: Json) -> str:

@@ -6,7 +6,7 @@ script contains the claim of a node.
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime, timedelta
 
-from cavvy.providers.vm.account import keep_ours
+from cavvy.providers.vm.records import is_machine_name
 from cavvy.providers.vm.rest import RECORDER, Json
 
 _EVERY = timedelta(minutes=10)
@@ -41,9 +41,9 @@ class LeftoverScripts:
         await self._drop([each for each, at in self._unused.items() if now - at >= _SPARED])
 
     async def _list(self) -> Sequence[Json]:
-        """Cavvy's scripts. The reply contains claims, so it is not recorded."""
+        """The scripts with names of machines. The reply contains claims, so it is not recorded."""
         recorder = RECORDER.set(None)
         try:
-            return keep_ours(await self._read())
+            return [each for each in await self._read() if is_machine_name(str(each.get("name")))]
         finally:
             RECORDER.reset(recorder)

@@ -8,6 +8,7 @@ gang's name is too long for the cloud, GANG is a hash of the name.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
 INSTALLATION, GANG = "cavvy-installation", "cavvy-gang"  # tags of a machine
 # number of hexadecimal digits of MARK, of the hash, and of LAUNCH
 _MARK, _HASH, _LAUNCH = 10, 20, 4
+_NAME = re.compile(rf"{NAME_PREFIX}[0-9a-f]{{{_MARK}}}-.+-[0-9a-f]{{{_LAUNCH}}}-\d+-\d+")
 _REST = 28  # characters of a name without the hash: the prefix, the other parts and the dashes
 
 
@@ -145,6 +147,13 @@ class MachineNames:
     def _join(self, parts: MachineName) -> str:
         fields = [parts.gang, parts.launch, str(parts.rank), str(parts.nodes)]
         return NAME_PREFIX + "-".join([self.mark, *fields])
+
+
+def is_machine_name(name: str) -> bool:
+    """Whether the name is one that an installation gives its machines. The prefix alone does not
+    prove it: users have objects with names such as "cv-images", too.
+    """
+    return _NAME.fullmatch(name) is not None
 
 
 def make_mark(installation: str) -> str:
