@@ -151,6 +151,7 @@ class IbmStandIn(RestStandIn):
         self.reasons: dict[str, str] = {}  # codes of reasons why machines stopped, by machine
         self.subnets = [make_subnet(f"{region}-{zone}") for region in REGIONS for zone in (1, 2)]
         self.tokens: dict[str, datetime] = {}  # and when they end
+        self.faulty: dict[tuple[str, str], CloudFault] = {}  # faults of lists, by region and path
         self._logins = itertools.count(1)
 
     def describe(self, fault: CloudFault) -> object:
@@ -188,6 +189,8 @@ class IbmStandIn(RestStandIn):
         raise CloudFault(404, "not_found", request.path)
 
     def _answer(self, region: str, path: list[str], request: RestRequest) -> tuple[int, object]:
+        if fault := self.faulty.get((region, "/".join(path))):
+            raise fault
         match request.method, path:
             case "GET", ["instance", "profiles"]:
                 shown = [_show_profile(region, each) for each in PROFILES]

@@ -95,6 +95,26 @@ class TestIbm(RestContract):
         assert offers["cx2-2x4"].rate.micros_per_hour == 108_000
         assert CPU not in offers
 
+    @pytest.mark.parametrize("path", ["instance/profiles", "subnets"])
+    def test_a_region_that_fails_hides_no_other(self, account: IbmPlace, path: str) -> None:
+        async def scenario() -> None:
+            denied = CloudFault(403, "not_authorized", "no right")
+            provider = account.provider("ours", regions=f"{HOME}, eu-de")
+            account.api.faulty["eu-de", path] = denied
+            assert {offer.region for offer in await provider.offers()} == {HOME}
+            assert [each.partition(":")[0] for each in provider.silent()] == ["eu-de"]
+            assert "no right" in dict(await provider.whoami())["silent"]
+            account.api.faulty.clear()
+            await account.wait(timedelta(minutes=1))
+            assert {offer.region for offer in await provider.offers()} == {HOME, "eu-de"}
+            assert not provider.silent()
+            account.api.faulty |= {(region, path): denied for region in (HOME, "eu-de")}
+            await account.wait(timedelta(hours=1))
+            with pytest.raises(Refused, match="no right"):
+                await provider.offers()
+
+        asyncio.run(scenario())
+
     def test_a_token_is_renewed_before_it_expires(self, account: IbmPlace) -> None:
         async def scenario() -> None:
             provider = account.provider("ours")
@@ -254,7 +274,7 @@ def test_the_documented_example_is_read() -> None:
         ("starting", MachineState.STARTING),
         ("running", MachineState.RUNNING),
         ("restarting", MachineState.RUNNING),
-        ("stopping", MachineState.STOPPED),
+        ("stopping", MachineState.RUNNING),
         ("failed", MachineState.STOPPED),
         ("deleting", MachineState.ENDED),
         ("a state of the future", MachineState.RUNNING),

@@ -99,6 +99,14 @@ class TestNebius(RestContract):
         unpriced = dict(asyncio.run(provider.whoami()))["GPU presets without a known price"]
         assert unpriced == "gpu-next-sxm_1gpu-16vcpu-200gb in eu-north1"
 
+    def test_a_project_that_fails_hides_no_other(self, account: NebiusPlace) -> None:
+        gone = "project-e00gone"
+        provider = account.provider("ours", projects=f"{gone}, {PROJECT}")
+        assert {each.region for each in asyncio.run(provider.offers())} == {"eu-north1"}
+        assert [each.partition(":")[0] for each in provider.silent()] == [gone]
+        with pytest.raises(Refused, match="no such project"):
+            asyncio.run(account.provider("ours", projects=gone).offers())
+
     def test_disks_are_billed_at_the_price_of_the_settings(self, account: NebiusPlace) -> None:
         async def scenario() -> None:
             harness = account.harness()

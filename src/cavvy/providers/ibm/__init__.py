@@ -12,4 +12,11 @@ def make(context: ProviderContext) -> Provider:
     from cavvy.providers.vm.provider import VmProvider
 
     cloud = IbmCloud(context.settings, context.list_prices, context.now)
-    return VmProvider(MANIFEST, context, cloud, identity=cloud.identity, close=cloud.close)
+    return VmProvider(
+        MANIFEST,
+        context,
+        cloud,
+        identity=cloud.identity,
+        silent=cloud.silent,
+        close=cloud.close,
+    )

@@ -24,14 +24,15 @@ from cavvy.providers.vm.cloud import (
     SshTarget,
 )
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.regions import ask_regions
 from cavvy.providers.vm.rest import Json
 
 # The enumerations of `Instance.status` and `InstanceStatusReason.code` in the Python package
-# ibm-vpc 0.36.0
+# ibm-vpc 0.36.0. An instance that is "stopping" counts as running: it may not have its reason yet,
+# and a deletion would hide that it was preempted.
 _STATES = {
     "pending": MachineState.STARTING,
     "starting": MachineState.STARTING,
-    "stopping": MachineState.STOPPED,
     "stopped": MachineState.STOPPED,
     "failed": MachineState.STOPPED,
     "deleting": MachineState.ENDED,
@@ -70,6 +71,7 @@ class IbmCloud:
         self._api = IbmApi(settings, IamTokens(settings, now))
         self._market = IbmMarket(self._api, settings, list_prices, now)
         self._places = IbmPlaces(self._api, settings, now)
+        self._silent: Sequence[str] = ()  # the regions that did not list their subnets
 
     def close(self) -> None:
         self._api.close()
@@ -83,15 +85,19 @@ class IbmCloud:
 
     async def offers(self) -> Sequence[Offer]:
         offers = await self._market.offers()
-        zones = await asyncio.gather(*(self._places.zones(each) for each in self._market.regions))
-        usable = {zone for some in zones for zone in some}
-        offers = [each for each in offers if each.zone in usable]
-        if not offers and not usable:
+        answered = sorted({each.region for each in offers})
+        usable, self._silent = await ask_regions(answered, self._places.zones)
+        if answered and not usable and not self.silent():
             regions = ", ".join(self._market.regions)
             raise Refused(
                 f"[providers.ibm] subnet: no zone of {regions} has a fitting subnet; {NO_SUBNET}"
             )
+        offers = [each for each in offers if each.zone in usable]
         return require_images(offers, self._settings.get("image"), check_default_image)
+
+    def silent(self) -> Sequence[str]:
+        """See `HasParts.silent`."""
+        return [*self._market.silent, *self._silent]
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
         region = request.offer.region

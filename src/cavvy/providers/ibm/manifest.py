@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from cavvy.providers.abilities import HAS_PARTS
 from cavvy.providers.base import Feature
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
@@ -89,4 +90,8 @@ _MANIFEST = make_manifest(
         ),
     ),
 )
-MANIFEST = replace(_MANIFEST, options={"image": "the id or the name of an image"})
+MANIFEST = replace(
+    _MANIFEST,
+    abilities=(*_MANIFEST.abilities, HAS_PARTS),
+    options={"image": "the id or the name of an image"},
+)

@@ -14,11 +14,13 @@ from cavvy.domain.units import HourlyRate
 from cavvy.providers.ibm.api import IbmApi
 from cavvy.providers.ibm.price_list import IbmPrices, ProfilePrices
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.regions import ask_regions
 from cavvy.providers.vm.rest import Json
 
 ListPrices = Callable[[str], Sequence[Offer]]
 
 _PROFILES_AGE = timedelta(hours=1)
+_PROFILES_AGAIN = timedelta(minutes=1)  # until the next read after one that some regions missed
 _PRICES_AGE = timedelta(days=1)
 _CLASSES = {Purchase.ON_DEMAND: "standard", Purchase.SPOT: "spot"}
 _ARCHITECTURES = {"amd64": "x86_64"}
@@ -38,28 +40,34 @@ class IbmMarket:
         self._list_prices, self._list = list_prices, IbmPrices(settings)
         self.close = self._list.close
         self.regions = list_setting(settings, "regions")
+        # the offers, and the time until which they are not read again
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        # the regions that did not answer the last read, with the reason
+        self.silent: Sequence[str] = ()
         self._prices: tuple[datetime, Sequence[str], ProfilePrices] | None = None
         self.unpriced: Sequence[str] = ()  # profiles with GPUs that have no price in some region
         self.unknown: Sequence[str] = ()  # models of GPUs that are not in the catalog
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all regions. Raises CloudFault, Refused."""
-        if self._offers is None or self._now() - self._offers[0] >= _PROFILES_AGE:
-            self._offers = self._now(), await self._join()
+        """The offers of all regions that answer. Raises CloudFault, Refused if none does."""
+        now = self._now()
+        if self._offers is None or now >= self._offers[0]:
+            found = await self._join()
+            self._offers = now + (_PROFILES_AGAIN if self.silent else _PROFILES_AGE), found
         return self._offers[1]
 
     async def _join(self) -> Sequence[Offer]:
         plain = list_setting(self._settings, "cpu_profiles")
-        listed = await asyncio.gather(
-            *(self._api.list(each, "/instance/profiles", "profiles") for each in self.regions)
-        )
-        told = [
-            (region, profile)
-            for region, profiles in zip(self.regions, listed, strict=True)
-            for profile in profiles
-            if _read_fixed(profile.get("gpu_count")) or profile["name"] in plain
-        ]
+
+        async def read(region: str) -> Sequence[tuple[str, Json]]:
+            listed = await self._api.list(region, "/instance/profiles", "profiles")
+            return [
+                (region, each)
+                for each in listed
+                if _read_fixed(each.get("gpu_count")) or each["name"] in plain
+            ]
+
+        told, self.silent = await ask_regions(self.regions, read)
         prices = await self._read_prices(sorted({str(profile["name"]) for _, profile in told}))
         known = await asyncio.to_thread(self._list_prices, "ibm")
         stored = {(each.instance_type, each.region, each.purchase): each.rate for each in known}

@@ -1,7 +1,7 @@
 """Finds the subnet and the image of an instance: those in the settings, or else the defaults."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
@@ -37,9 +37,9 @@ class IbmPlaces:
         self._images.clear()
         self._since = self._now()
 
-    async def zones(self, region: str) -> Collection[str]:
+    async def zones(self, region: str) -> Sequence[str]:
         """The zones of a region that have a subnet for instances."""
-        return {str(each["zone"]["name"]) for each in await self._list_subnets(region)}
+        return sorted({str(each["zone"]["name"]) for each in await self._list_subnets(region)})
 
     async def subnet(self, offer: Offer) -> Json:
         """The subnet of an instance in the offer's zone."""

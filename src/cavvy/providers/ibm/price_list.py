@@ -5,6 +5,7 @@ The plan of a profile has the profile's name, and its prices differ by region. T
 the older profiles gx2 and bx2 by their parts, under one plan; this module does not read it.
 """
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from urllib.parse import quote
@@ -34,15 +35,18 @@ class IbmPrices:
 
     async def read(self, profiles: Collection[str]) -> ProfilePrices:
         """The prices of these profiles that the catalog knows."""
+        plans = [each for each in await self._list_plans() if each["name"] in profiles]
+        # at the same time, because one by one may take longer than the control plane waits
+        told = await asyncio.gather(*(self._read_plan(each) for each in plans))
+        return {key: rate for prices in told for key, rate in prices.items()}
+
+    async def _read_plan(self, plan: Json) -> ProfilePrices:
+        name, path = str(plan["name"]), f"/{quote(str(plan['id']))}/pricing/deployment"
         found: dict[tuple[str, str, Purchase], HourlyRate] = {}
-        for plan in await self._list_plans():
-            name = str(plan["name"])
-            if name in profiles:
-                path = f"/{quote(str(plan['id']))}/pricing/deployment"
-                for each in (await self._api.get(path))["resources"]:
-                    region = str(each.get("deployment_region") or each["deployment_location"])
-                    for purchase, usd in _read_metrics(name, each.get("metrics") or []):
-                        found[name, region, purchase] = parse_rate(usd)
+        for each in (await self._api.get(path))["resources"]:
+            region = str(each.get("deployment_region") or each["deployment_location"])
+            for purchase, usd in _read_metrics(name, each.get("metrics") or []):
+                found[name, region, purchase] = parse_rate(usd)
         return found
 
     async def _list_plans(self) -> Sequence[Json]:

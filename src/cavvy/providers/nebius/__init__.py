@@ -18,5 +18,6 @@ def make(context: ProviderContext) -> Provider:
         cloud,
         identity=cloud.identity,
         object_to=object_to,
+        silent=cloud.silent,
         close=cloud.close,
     )

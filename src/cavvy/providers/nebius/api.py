@@ -126,7 +126,8 @@ class NebiusApi:
         from nebius.base.error import SDKError
         from nebius.base.protos.json_format import message_to_dict, parse_dict
 
-        call, request = _find_method(sdk, method)
+        # in a thread, because the first import of a package of the API takes long
+        call, request = await asyncio.to_thread(_find_method, sdk, method)
         options: dict[str, Any] = {
             "timeout": _CALL_S * (1 if writes else _ATTEMPTS),
             "per_retry_timeout": _CALL_S,

@@ -90,6 +90,10 @@ class NebiusCloud:
     async def offers(self) -> Sequence[Offer]:
         return await self._market.offers()
 
+    def silent(self) -> Sequence[str]:
+        """See `HasParts.silent`."""
+        return self._market.silent
+
     async def create(self, request: MachineRequest) -> Sequence[str]:
         project = await self._market.project_of(request.offer.region)
         body = await self._make_body(request, project)

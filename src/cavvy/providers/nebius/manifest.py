@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from cavvy.providers.abilities import HAS_PARTS
 from cavvy.providers.base import Feature, ProviderSetting, SettingKind
 from cavvy.providers.settings import flag, number, text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
@@ -80,4 +81,8 @@ _MANIFEST = make_manifest(
         reach_setting(),
     ),
 )
-MANIFEST = replace(_MANIFEST, options={"image_family": "the family of the boot image"})
+MANIFEST = replace(
+    _MANIFEST,
+    abilities=(*_MANIFEST.abilities, HAS_PARTS),
+    options={"image_family": "the family of the boot image"},
+)

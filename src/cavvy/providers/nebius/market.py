@@ -12,7 +12,9 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_usd
 from cavvy.providers.base import Refused
 from cavvy.providers.nebius.api import NebiusApi
+from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.regions import ask_regions
 from cavvy.providers.vm.rest import Json
 
 ListPrices = Callable[[str], Sequence[Offer]]
@@ -20,6 +22,7 @@ ListPrices = Callable[[str], Sequence[Offer]]
 USUAL_DISK = "network_ssd"  # the type of a boot disk, unless the task requests another
 LEAST_GIB = 50  # the smallest boot disk that Cavvy requests
 _AGE = timedelta(hours=1)
+_AGAIN = timedelta(minutes=1)  # until the next read after one that some projects missed
 
 
 class NebiusMarket:
@@ -36,7 +39,10 @@ class NebiusMarket:
     ) -> None:
         self._api, self._settings, self._now = api, settings, now
         self._list_prices = list_prices
+        # the offers, and the time until which they are not read again
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        # the projects that did not answer the last read, with the reason
+        self.silent: Sequence[str] = ()
         self._regions: dict[str, str] = {}  # by project
         self.unpriced: Sequence[str] = ()  # GPU presets without a price in the catalog
 
@@ -52,31 +58,48 @@ class NebiusMarket:
 
     async def project_of(self, region: str) -> str:
         """The project in the region."""
-        regions = await self._read_regions()
-        for project, each in regions.items():
-            if each == region:
-                return project
-        raise Refused(f"[providers.nebius] projects: none of them is in the region {region}")
+        failed: CloudFault | Refused | None = None
+        for project in self.project_ids():
+            try:
+                if await self._read_region(project) == region:
+                    return project
+            except (CloudFault, Refused) as fault:  # another project may be in the region
+                failed = failed or fault
+        raise failed or Refused(
+            f"[providers.nebius] projects: none of them is in the region {region}"
+        )
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all projects."""
-        if self._offers is None or self._now() - self._offers[0] >= _AGE:
-            self._offers = self._now(), await self._join()
+        """The offers of all projects that answer. Raises CloudFault, Refused if none does."""
+        now = self._now()
+        if self._offers is None or now >= self._offers[0]:
+            found = await self._join()
+            self._offers = now + (_AGAIN if self.silent else _AGE), found
         return self._offers[1]
 
-    async def _read_regions(self) -> Mapping[str, str]:
-        for project in self.project_ids():
-            if project in self._regions:
-                continue
+    async def _read_region(self, project: str) -> str:
+        if project not in self._regions:
             told = await self._api.read("iam.ProjectService/Get", {"id": project})
-            region = str(told["spec"].get("region") or "")
-            if region in self._regions.values():
+            self._regions[project] = str(told["spec"].get("region") or "")
+        return self._regions[project]
+
+    async def _platforms(self) -> Sequence[tuple[str, Json]]:
+        """The platforms of all projects that answer, each with its region."""
+
+        async def read(project: str) -> Sequence[tuple[str, Json]]:
+            region, body = await self._read_region(project), {"parentId": project, "pageSize": 100}
+            told = await self._api.list("compute.PlatformService/List", body)
+            return [(region, each) for each in told]
+
+        found, self.silent = await ask_regions(self.project_ids(), read)
+        regions = [self._regions[each] for each in self.project_ids() if each in self._regions]
+        for region in regions:
+            if regions.count(region) > 1:
                 raise Refused(
                     f"[providers.nebius] projects: several projects are in the region {region}; "
                     "name one project for each region"
                 )
-            self._regions[project] = region
-        return self._regions
+        return found
 
     async def _join(self) -> Sequence[Offer]:
         prices: dict[tuple[str, str], list[Offer]] = {}
@@ -85,15 +108,13 @@ class NebiusMarket:
                 prices.setdefault((each.region, each.instance_type), []).append(each)
         found: list[Offer] = []
         unpriced = set()
-        for project, region in (await self._read_regions()).items():
-            body = {"parentId": project, "pageSize": 100}
-            for platform in await self._api.list("compute.PlatformService/List", body):
-                for name, gpus in _presets(platform):
-                    rows = prices.get((region, name), [])
-                    spot = bool(platform["status"].get("allowedForPreemptibles"))
-                    found += [row for row in rows if spot or row.purchase is not Purchase.SPOT]
-                    if gpus and not rows:
-                        unpriced.add(f"{name} in {region}")
+        for region, platform in await self._platforms():
+            for name, gpus in _presets(platform):
+                rows = prices.get((region, name), [])
+                spot = bool(platform["status"].get("allowedForPreemptibles"))
+                found += [row for row in rows if spot or row.purchase is not Purchase.SPOT]
+                if gpus and not rows:
+                    unpriced.add(f"{name} in {region}")
         self.unpriced = sorted(unpriced)
         return [replace(each, extras=self._extras()) for each in found]
 
