@@ -208,8 +208,20 @@ def test_uploads_are_added_up_and_copies_to_a_folder_are_not() -> None:
         for seq, (size, number) in enumerate([(70, 1), (30, 2), (1000, None), (-5, 3)], 5)
     ]
     assert applied(*sent).node.sent_bytes == 100
-    flood = replace(sent[0], sent=1 << 70)
-    assert applied(flood).node.sent_bytes == 1 << 50
+
+
+def test_uploads_count_only_as_far_as_a_network_can_carry_them() -> None:
+    flood = [
+        message(MessageKind.CHECKPOINT, bytes=9, sent=1 << 50, number=seq, seq=seq)
+        for seq in (5, 6)
+    ]
+    young = replace(NODE, claimed_at=NOW - SECOND)
+    report = applied(*flood, node=young)
+    assert report.node.sent_bytes == 12_500_000_000  # 100 Gbit/s
+    later = apply_messages(JOB, ATTEMPT, report.node, [replace(flood[0], seq=7)], NOW + SECOND)
+    assert later.node.sent_bytes == 25_000_000_000
+    early = replace(NODE, claimed_at=NOW + SECOND, sent_bytes=8)  # the clock went back
+    assert applied(*flood, node=early).node.sent_bytes == 8
 
 
 @pytest.mark.parametrize(

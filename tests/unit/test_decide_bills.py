@@ -288,6 +288,11 @@ def test_an_upload_that_a_loss_cut_off_is_billed_as_a_range() -> None:
     ended = replace(attempt, unsure_bill=bill.unsure_bill)
     missing = [each for each in bill.charges if each.kind is ChargeKind.TRAFFIC]
     assert audit_bill(ended, told, missing).verdict is BillVerdict.DIFFERS  # not by its range
+    just = replace(lost, heard_at=at(99))  # it was lost a second before the end
+    lied = replace(attempt, checkpoint_bytes=1 << 50)
+    bill = close(after_look(NEW, told, at(99)), attempt=lied, nodes=[just])
+    assert bill.unsure_bill is not None
+    assert bill.unsure_bill.traffic == Money(1_125_000)  # 12.5 GB
     silent = replace(lost, sent_bytes=0)
     assert close(after_look(NEW, told, at(99)), attempt=attempt, nodes=[silent]).unsure_bill is None
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from math import isfinite
 
 from cavvy.control.agents.checkpoints import describe, say_size
+from cavvy.costs.traffic import bound_upload
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind, JobRecord, Node, NodePhase
 from cavvy.domain.messages import AgentMessage, MessageKind
@@ -34,7 +35,6 @@ _MOST_TOLD_BYTES = (
     16 << 20
 )  # maximum bytes of one rank's events; later events are dropped to save disk space
 _EVENT_BYTES = 200  # bytes of a stored event without its text
-_MOST_SENT_BYTES = 1 << 50  # maximum bytes of one rank's uploads; further ones are not billed
 _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_STEP_MS = 86_400_000  # one day in ms; a longer step is not plausible
@@ -157,8 +157,10 @@ def _saved(report: ReportOutcome, message: AgentMessage, at: datetime, now: date
     newest = min(max(message.newest_at or at, _EARLIEST), now).astimezone(UTC)
     report.attempt = _measured(replace(report.attempt, checkpoint_at=newest), message)
     if message.number is not None:  # otherwise, the files were copied to a folder
-        sent = report.node.sent_bytes + max(0, message.sent)
-        report.node = replace(report.node, sent_bytes=min(sent, _MOST_SENT_BYTES))
+        before = report.node.sent_bytes
+        most = bound_upload(now - (report.node.claimed_at or report.attempt.created_at))
+        sent = min(before + max(0, message.sent), max(before, most))
+        report.node = replace(report.node, sent_bytes=sent)
     report.saved = True
     tell(report, at, "checkpoint", _checkpoint(message))
 

@@ -217,10 +217,11 @@ def close_bill(
     more = total(longest).micros + total(forgotten).micros - total(charges).micros
     ends = [attempt.finished_at or attempt.since, *(node.ended_at or now for node in least.nodes)]
     latest = _latest_end(attempt, look, most, now) if more > 0 else None
+    lost = bound_lost_traffic(attempt, nodes, now)
     return ClosedBill(
         charges=(*charges, *bill_traffic(attempt, nodes)),
         ended_at=max(ends),
-        unsure_bill=_make_unsure(max(0, more), latest, bound_lost_traffic(attempt, nodes)),
+        unsure_bill=_make_unsure(max(0, more), latest, lost),
     )
 
 
