@@ -18,7 +18,13 @@ def source(file: Path) -> ApiKeySource:
 
 
 @pytest.mark.parametrize(
-    "text", ["k-123\n", "api_key = k-123\n", 'other: 1\napi_key: "k-123"\nmore: 2\n']
+    "text",
+    [
+        "k-123\n",
+        "api_key = k-123\n",
+        'other: 1\napi_key: "k-123"\nmore: 2\n',
+        '{\n\t"name": "mine",\n\t"api_key": "k-123",\n\t"createdAt": "now"\n}\n',
+    ],
 )
 def test_a_key_is_read_from_the_usual_file(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

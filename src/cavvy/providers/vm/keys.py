@@ -76,7 +76,9 @@ class ApiKeySource:
             why = error.strerror if isinstance(error, OSError) else "it is not a text file"
             raise Refused(f"[providers.{self.provider}]: {file} cannot be read: {why}") from error
         words = "|".join(map(re.escape, self.names))
-        found = re.search(rf"^\s*(?:{words})\s*[=:][^\S\n]*[\"']?([^\s\"']+)", text, re.MULTILINE)
+        # a name in quotation marks is from a file in JSON
+        line = rf"^\s*[\"']?(?:{words})[\"']?\s*[=:][^\S\n]*[\"']?([^\s\"']+)"
+        found = re.search(line, text, re.MULTILINE)
         key = found[1] if found else text if len(text.split()) == 1 else ""
         return (key, file) if key else None
 
