@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
@@ -44,6 +45,8 @@ _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long, and then d
 _AGE = timedelta(minutes=10)  # of offers
 _SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
 _FULL = frozenset({"PoolQuotaReached", POOL_QUOTA})
+# statuses of faults that a repeated request, or other rights, may not have
+_NOT_REFUSED = frozenset({401, 403, 404, 408, 409, 425, 429})
 _AT_ONCE = 8  # jobs that are read at the same time
 
 
@@ -116,23 +119,38 @@ class AzureBatchService:
         body = make_gang_job(self._make_gang(request))
         existing = await self._api.create_job(body)
         if existing is None or existing["state"] == "active":
-            await self._api.add_tasks(request.name, make_gang_tasks(body, range(request.nodes)))
+            tasks = make_gang_tasks(body, range(request.nodes))
+            try:
+                await self._api.add_tasks(request.name, tasks)
+            except CloudFault as fault:
+                if _is_refused(fault):  # the machines of the job would wait for its tasks
+                    with suppress(CloudFault):
+                        await self._api.terminate(request.name)
+                raise
         return request.name
 
     async def list(self) -> Sequence[ServiceJob]:
         now, limit = self._now(), asyncio.Semaphore(_AT_ONCE)
 
-        async def read(told: Mapping[str, Any]) -> ServiceJob:
-            async with limit:
-                return await self._read(told)
+        async def read(told: Mapping[str, Any]) -> ServiceJob | CloudFault | Refused:
+            try:
+                async with limit:
+                    return await self._read(told)
+            except (CloudFault, Refused) as fault:
+                return fault
 
         told = [each for each in await self._api.jobs(self._prefix) if each["state"] != "deleting"]
-        async with asyncio.TaskGroup() as group:
-            calls = [group.create_task(read(each)) for each in told]
-        jobs = {job.id: job for job in (each.result() for each in calls)}
+        answers = await asyncio.gather(*(read(each) for each in told))
+        jobs: dict[str, ServiceJob] = {}
+        for each in answers:
+            if isinstance(each, ServiceJob):
+                jobs[each.id] = each
+            elif not isinstance(each, CloudFault) or each.status != 404:  # 404: deleted meanwhile
+                raise each
         for job in jobs.values():
             if job.state is JobState.ENDED and job.ended_at and now - job.ended_at > _SHOWN:
-                await self._api.delete_job(job.id)  # ids of jobs that have ended stay otherwise
+                with suppress(CloudFault):  # the job then stays, which costs nothing
+                    await self._api.delete_job(job.id)
         self._forget(set(jobs))
         return list(jobs.values())
 
@@ -179,19 +197,27 @@ class AzureBatchService:
 
     async def _read_live(self, told: Mapping[str, Any]) -> ServiceJob:
         """The state of a job that has not ended. If the server stopped while it submitted the job,
-        or a reply was lost, the missing tasks are added.
+        or a reply was lost, the missing tasks are added. If Azure Batch refuses them, the job
+        counts as reclaimed, so that the layer ends it.
         """
         name, pool = str(told["id"]), (told.get("executionInfo") or {}).get("poolId")
-        wanted = int(name.rpartition("-")[2])
+        wanted, refused = int(name.rpartition("-")[2]), ""
         tasks = await self._api.tasks(name)
         missing = set(range(wanted)) - {int(each["id"]) for each in tasks}
         if missing and told["state"] == "active":
-            await self._api.add_tasks(name, make_gang_tasks(told, sorted(missing)))
+            try:
+                await self._api.add_tasks(name, make_gang_tasks(told, sorted(missing)))
+            except CloudFault as fault:
+                if not _is_refused(fault):
+                    raise
+                refused = f"Azure Batch refused the tasks of the job: {fault}"
         nodes = await self._api.nodes(pool) if pool else []
         parts = JobParts(job=told, nodes_wanted=wanted, tasks=tasks, nodes=nodes)
         if pool and len(nodes) < wanted:
             parts = replace(parts, pool=await self._api.pool(pool))
         job, start = read_live(parts), find_start(nodes)
+        if refused:
+            job = replace(job, state=JobState.RECLAIMED, reason=refused)
         if start is not None:
             self._started[name] = min(start, self._started.get(name, start))
         if name in self._started:
@@ -231,6 +257,11 @@ class AzureBatchService:
                 "[providers.azure-batch] image: no image is set; set this, or `image` in the task"
             )
         return str(image)
+
+
+def _is_refused(fault: CloudFault) -> bool:
+    """Whether Azure Batch would refuse a repeated request, too."""
+    return 400 <= fault.status < 500 and fault.status not in _NOT_REFUSED
 
 
 def is_batch_type(offer: Offer) -> bool:
