@@ -38,6 +38,7 @@ class EcsStandIn(AwsStandIn):
         self.runs: dict[str, dict[str, Any]] = {}  # requests for tasks, by machine
         self.changes: dict[str, dict[str, Any]] = {}  # fields of tasks, by machine
         self.reason = FULL  # of tasks that are not placed
+        self.refusal: Answer | None = None  # of requests for tasks
 
     def DescribeClusters(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
         if body["clusters"] != [CLUSTER]:
@@ -77,6 +78,8 @@ class EcsStandIn(AwsStandIn):
             raise Answer("ClientException", "TaskDefinition not found.")
         (capacity,) = body["capacityProviderStrategy"]
         self._check_run(body, definition, capacity["capacityProvider"])
+        if self.refusal is not None:
+            raise self.refusal
         old = next((run for run in self.runs.values() if _token(run) == _token(body)), body)
         if old | {"definition": None} != body | {"definition": None}:
             raise Answer("ConflictException", "The client token was used for another request.")

@@ -44,6 +44,12 @@ def parse_capacity(settings: Mapping[str, Scalar]) -> Sequence[Capacity]:
             "[providers.ecs] capacity: not set; name the cluster's capacity to use, such as "
             "`FARGATE, FARGATE_SPOT, NAME=g5.xlarge`"
         )
+    names = [each.name for each in found]
+    if twice := sorted({each for each in names if names.count(each) > 1}):
+        raise Refused(
+            f"[providers.ecs] capacity: {twice[0]} is named twice; a capacity provider has one "
+            "instance type and one kind"
+        )
     return found
 
 

@@ -43,6 +43,11 @@ _INTERRUPTED = frozenset({"SpotInterruption", "TerminationNotice"})
 _HOST_GONE = "Host EC2"
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/api_failures_messages.html
 _NO_ROOM = ("RESOURCE:", "Capacity is unavailable", "EMPTY CAPACITY PROVIDER")
+# a cluster has a maximum number of tasks that wait for instances; ECS has no code for this:
+# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-quotas.html
+_QUEUE_FULL = "Tasks provisioning capacity limit exceeded"
+# https://docs.aws.amazon.com/AmazonECS/latest/APIReference/ECS_Idempotency.html
+_CONFLICT = "ConflictException"
 _NO_GPU = (
     "Fargate has no GPUs (https://docs.aws.amazon.com/AmazonECS/latest/developerguide/"
     "fargate-tasks-services.html), and the setting `capacity` names only Fargate; add a capacity "
@@ -111,7 +116,7 @@ class EcsService:
         except CloudFault as fault:
             if not fault.uncertain:
                 await self._forget(region, [definition])
-            raise
+            raise _read_refusal(fault) from fault
         if not told.get("tasks"):
             await self._forget(region, [definition])
             raise CloudFault(400, _FULL, _tell_failures(told.get("failures", ())))
@@ -243,8 +248,10 @@ class EcsService:
 
 
 def read_task(told: Mapping[str, Any]) -> ServiceJob:
-    """Parse a task in a reply of DescribeTasks. Its bill begins when the pull of its image does."""
-    pulled, stopped = told.get("pullStartedAt"), told.get("stoppedAt")
+    """Parse a task in a reply of DescribeTasks. Its bill begins when the pull of its image does. An
+    instance that has the image may pull none (`ECS_IMAGE_PULL_BEHAVIOR`): then with its start.
+    """
+    pulled, stopped = told.get("pullStartedAt") or told.get("startedAt"), told.get("stoppedAt")
     code, reason = str(told.get("stopCode") or ""), str(told.get("stoppedReason") or "")
     state = JobState.WAITING if pulled is None else JobState.RUNNING
     if told["lastStatus"] == "STOPPED":
@@ -265,6 +272,15 @@ def read_task(told: Mapping[str, Any]) -> ServiceJob:
         no_capacity=code == "TaskFailedToStart" and reason.startswith(_NO_ROOM),
         reason="" if ended is None or codes == [0] else _tell_end(reason, codes),
     )
+
+
+def _read_refusal(fault: CloudFault) -> CloudFault:
+    """The fault of RunTask, as the layer `vm` expects it."""
+    if fault.code == "ClientException" and fault.message.startswith(_QUEUE_FULL):
+        return CloudFault(fault.status, _FULL, fault.message)
+    if fault.code == _CONFLICT:  # an earlier request started the task; the next list contains it
+        return CloudFault(409, fault.code, fault.message)
+    return fault
 
 
 def _tell_end(reason: str, codes: Sequence[int]) -> str:
