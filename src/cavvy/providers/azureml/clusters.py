@@ -25,6 +25,7 @@ from cavvy.providers.vm.rest import Json
 ListPrices = Callable[[str], Sequence[Offer]]
 _AGE = timedelta(minutes=10)  # then the catalog is read again, since it is refreshed
 _LOW_AGE = timedelta(hours=1)  # of prices of machines with low priority
+_FAILED_AGE = timedelta(minutes=5)  # then a list of prices that failed is read again
 _LOW = "LowPriority"
 
 
@@ -57,8 +58,9 @@ class Clusters:
         prices = str(settings.get("prices_endpoint") or "").rstrip("/")
         self._price_list = AzurePrices(base=prices, tries=1, timeout_s=10)
         self._catalog: tuple[datetime, Mapping[tuple[str, str], Offer]] | None = None
-        # (region, size) -> when the price was read, and the price
-        self._low: dict[tuple[str, str], tuple[datetime, HourlyRate]] = {}
+        # (region, size) -> when the price was read, and the price; None if the list has none
+        self._low: dict[tuple[str, str], tuple[datetime, HourlyRate | None]] = {}
+        self._failed: tuple[datetime, PriceError] | None = None  # the last read of a price
         self.known: Sequence[Cluster] = ()
         self.left_out: Mapping[str, str] = {}  # the reason by cluster
 
@@ -122,13 +124,18 @@ class Clusters:
         return self._catalog[1]
 
     async def _read_low(self, region: str, size: str) -> HourlyRate | None:
-        """The price of a machine with low priority. Raises PriceError."""
+        """The price of a machine with low priority; None if the list has none. After an error, the
+        list is not read for some minutes, since each read may take seconds. Raises PriceError.
+        """
         now, key = self._now(), (region, size)
         if key not in self._low or now - self._low[key][0] >= _LOW_AGE:
-            rate = await asyncio.to_thread(self._fetch_low, region, size)
-            if rate is None:
-                return None
-            self._low[key] = now, rate
+            if self._failed is not None and now - self._failed[0] < _FAILED_AGE:
+                raise self._failed[1]
+            try:
+                self._low[key] = now, await asyncio.to_thread(self._fetch_low, region, size)
+            except PriceError as error:
+                self._failed = now, error
+                raise
         return self._low[key][1]
 
     def _fetch_low(self, region: str, size: str) -> HourlyRate | None:

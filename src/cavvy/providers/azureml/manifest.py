@@ -17,9 +17,9 @@ MANIFEST = Manifest(
     visibility_delay=timedelta(minutes=1),
     notices=NOTICES,
     notice=timedelta(seconds=30),
-    rights="Microsoft.MachineLearningServices/workspaces/jobs/read, write and cancel/action, "
-    "computes/read, and environments/versions/read and write (the role AzureML Data Scientist "
-    "contains them)",
+    rights="Microsoft.MachineLearningServices/workspaces/read, jobs/read, write and "
+    "cancel/action, computes/read, environments/versions/read and write, and "
+    "experiments/runs/read (the role AzureML Data Scientist contains them)",
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "Azure Machine Learning pulls images with the rights of the workspace and "
