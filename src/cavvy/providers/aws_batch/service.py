@@ -20,6 +20,7 @@ from cavvy.providers.formats.aws_batch.request import (
     make_submission,
 )
 from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
@@ -172,16 +173,12 @@ class BatchService:
 
     def _make_job(self, request: JobRequest, queue: str) -> BatchJobRequest:
         gang, offer, settings = request.gang, request.offer, self._settings
-        image = gang.image or gang.options.get("image") or settings.get("image")
-        if not image:
-            raise Refused(
-                "[providers.aws-batch] image: no image is set; set this, or `image` in the task"
-            )
+        image = find_image("aws-batch", gang, settings)
         limit = gang.longest and gang.longest + gang.grace + gang.lease
         return BatchJobRequest(
             name=request.name,
             queue=queue,
-            image=str(image).replace("{region}", offer.region),
+            image=image.replace("{region}", offer.region),
             command=request.entry.command,
             cpus=int(offer.vcpus),
             memory_mib=offer.memory_mib * int(settings["memory_percent"]) // 100,

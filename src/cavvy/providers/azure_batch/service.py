@@ -1,7 +1,6 @@
 """Runs gangs as jobs of Azure Batch. Each job has its own pool, which scales by a formula."""
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ from cavvy.providers.azure_batch.states import (
     read_ended,
     read_live,
 )
-from cavvy.providers.base import GangSpec, ProviderContext, Refused
+from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.formats.azure_batch.request import (
     ID_LENGTH,
     RANK_VARIABLE,
@@ -30,6 +29,7 @@ from cavvy.providers.formats.azure_batch.request import (
     make_gang_tasks,
 )
 from cavvy.providers.formats.machines import is_azure_type
+from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
@@ -165,12 +165,7 @@ class AzureBatchService:
         return fault.code in _FULL
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
-        stated = [each for each in task.resources.options if each.provider == "azure-batch"]
-        named = any(json.loads(each.values).get("image") for each in stated)
-        if task.image or named or self._settings.get("image"):
-            return ()
-        reason = "Azure Batch needs an image; set `image`, or [providers.azure-batch] image"
-        return [Objection("image", reason)]
+        return ()
 
     async def _read(self, told: Mapping[str, Any]) -> ServiceJob:
         """Read the state of a job from several replies. A job that was reclaimed keeps the reason
@@ -239,7 +234,7 @@ class AzureBatchService:
         return AzureBatchGang(
             name=request.name,
             vm_size=offer.instance_type,
-            image=self._image(gang),
+            image=find_image("azure-batch", gang, self._settings),
             # a variable of Azure Batch must be one line, so the script is encoded as a whole
             program="".join(request.entry.environment.values()),
             nodes=request.nodes,
@@ -249,14 +244,6 @@ class AzureBatchService:
             subnet=str(self._settings.get("subnet") or "") or None,
             metadata=request.tags,
         )
-
-    def _image(self, gang: GangSpec) -> str:
-        image = gang.image or gang.options.get("image") or self._settings.get("image")
-        if not image:
-            raise Refused(
-                "[providers.azure-batch] image: no image is set; set this, or `image` in the task"
-            )
-        return str(image)
 
 
 def _is_refused(fault: CloudFault) -> bool:

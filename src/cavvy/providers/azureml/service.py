@@ -19,6 +19,7 @@ from cavvy.providers.formats.azureml.request import (
     DataMount,
     make_job_resource,
 )
+from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
@@ -210,7 +211,7 @@ class AzureMlService:
             name=request.name,
             experiment=str(self._settings["experiment"]),
             command="\n".join(lines),
-            image=self._image(gang),
+            image=find_image("azureml", gang, self._settings),
             compute=request.offer.zone,
             nodes=request.nodes,
             environment=request.entry.environment,
@@ -234,14 +235,6 @@ class AzureMlService:
             path = await self._api.path(f"data/{parts['asset']}/versions/{parts['version']}")
             mounts.append(DataMount(name=parts["name"], path=path))
         return mounts
-
-    def _image(self, gang: GangSpec) -> str:
-        image = gang.image or gang.options.get("image") or self._settings.get("image")
-        if not image:
-            raise Refused(
-                "[providers.azureml] image: no image is set; set this, or `image` in the task"
-            )
-        return str(image)
 
     def _longest_run(self, gang: GangSpec) -> timedelta:
         """The job's time limit: the task's limit plus the time for the last checkpoint. If the task

@@ -9,7 +9,7 @@ from typing import Any
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.base import GangSpec, ProviderContext, Refused
+from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.ecs.capacity import Capacity, EcsCapacity, parse_capacity
 from cavvy.providers.formats.ecs.request import (
     EcsTaskRequest,
@@ -18,6 +18,7 @@ from cavvy.providers.formats.ecs.request import (
     make_task_definition,
 )
 from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
@@ -211,7 +212,7 @@ class EcsService:
         return EcsTaskRequest(
             name=request.name,
             cluster=self._capacity.cluster,
-            image=self._find_image(gang).replace("{region}", offer.region),
+            image=find_image("ecs", gang, self._settings).replace("{region}", offer.region),
             command=request.entry.command,
             launch_type=LaunchType.FARGATE if on_fargate else LaunchType.EC2,
             cpus=int(offer.vcpus),
@@ -233,14 +234,6 @@ class EcsService:
             grace=_STOP,
             tags=request.tags,
         )
-
-    def _find_image(self, gang: GangSpec) -> str:
-        image = gang.image or gang.options.get("image") or self._read("image")
-        if not image:
-            raise Refused(
-                "[providers.ecs] image: no image is set; set this, or `image` in the task"
-            )
-        return str(image)
 
     def _read(self, name: str) -> str | None:
         """The value of a setting; None if it is unset or empty."""

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.container import make_container_script
+from cavvy.providers.managed.image import object_to_missing_image
 from cavvy.providers.managed.options import object_to_options
 from cavvy.providers.managed.service import ManagedService
 from cavvy.providers.vm.provider import VmProvider
@@ -40,6 +42,13 @@ def make_provider(
             list_placed(gang),
         )
 
+    def object_to(task: TaskSpec) -> Sequence[Objection]:
+        return [
+            *service.check(task),
+            *object_to_options(manifest.name, task),
+            *object_to_missing_image(manifest, task, context.settings),
+        ]
+
     cloud = ManagedCloud(service)
     return VmProvider(
         manifest,
@@ -47,6 +56,6 @@ def make_provider(
         cloud,
         identity=service.identity,
         make_script=make_script,
-        object_to=lambda task: [*service.check(task), *object_to_options(manifest.name, task)],
+        object_to=object_to,
         close=close,
     )

@@ -22,6 +22,7 @@ from cavvy.providers.formats.sagemaker.request import (
     make_training_job,
 )
 from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
@@ -204,7 +205,7 @@ class SageMakerService:
         return TrainingJobRequest(
             name=request.name,
             role=self._need("role"),
-            image=self._image(gang).replace("{region}", offer.region),
+            image=find_image("sagemaker", gang, self._settings).replace("{region}", offer.region),
             instance_type=offer.instance_type,
             instances=request.nodes,
             volume_gib=gang.disk_gib or int(self._settings["disk_gib"]),
@@ -224,15 +225,6 @@ class SageMakerService:
             subnets=list_setting(self._settings, "subnets"),
             security_groups=list_setting(self._settings, "security_groups"),
         )
-
-    def _image(self, gang: GangSpec) -> str:
-        image = gang.image or gang.options.get("image") or self._settings.get("image")
-        if not image:
-            raise Refused(
-                "[providers.sagemaker] image: no image is set; name one in Amazon ECR, or set "
-                "`image` in the task"
-            )
-        return str(image)
 
     def _longest_run(self, gang: GangSpec) -> timedelta:
         """The job's time limit: the task's limit plus the time for the last checkpoint. If the task

@@ -1,7 +1,6 @@
 """Runs gangs as custom jobs of Vertex AI."""
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from cavvy.providers.formats.vertex.request import (
     strip_gpus,
 )
 from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
@@ -177,12 +177,7 @@ class VertexService:
         return fault.code == _FULL or _STOCKOUT.search(fault.message) is not None
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
-        stated = [each for each in task.resources.options if each.provider == "vertex"]
-        named = any(json.loads(each.values).get("image") for each in stated)
-        if task.image or named or self._settings.get("image"):
-            return ()
-        reason = "Vertex AI needs an image; set `image`, or [providers.vertex] image"
-        return [Objection("image", reason)]
+        return ()
 
     def _is_ours(self, told: Mapping[str, Any]) -> bool:
         return str(told.get("displayName")).startswith(f"{NAME_PREFIX}{self._mark}-")
@@ -210,7 +205,7 @@ class VertexService:
         gang, offer, settings = request.gang, request.offer, self._settings
         spot = offer.purchase is Purchase.SPOT
         return CustomJobRequest(
-            image=self._image(gang).replace("{region}", offer.region),
+            image=find_image("vertex", gang, self._settings).replace("{region}", offer.region),
             command=request.entry.command,
             environment=request.entry.environment,
             machine_type=strip_gpus(offer.instance_type),
@@ -225,14 +220,6 @@ class VertexService:
             network=str(settings.get("network") or "") or None,
             reservation=None if spot else self._reservation(gang, offer.region),
         )
-
-    def _image(self, gang: GangSpec) -> str:
-        image = gang.image or gang.options.get("image") or self._settings.get("image")
-        if not image:
-            raise Refused(
-                "[providers.vertex] image: no image is set; set this, or `image` in the task"
-            )
-        return str(image)
 
     def _longest_run(self, gang: GangSpec) -> timedelta:
         """The job's time limit: the task's limit plus the time for the last checkpoint. If the task

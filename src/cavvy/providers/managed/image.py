@@ -1,0 +1,30 @@
+"""Finds the image of a job: that of the task, of the task's options, or of the settings."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from cavvy.domain.tasks import Objection, Scalar, TaskSpec
+from cavvy.providers.base import GangSpec, Manifest, Refused
+
+
+def find_image(provider: str, gang: GangSpec, settings: Mapping[str, Scalar]) -> str:
+    """The image of a gang. Raises Refused if nothing names one."""
+    image = gang.image or gang.options.get("image") or settings.get("image")
+    if not image:
+        raise Refused(
+            f"[providers.{provider}] image: no image is set; set this, or `image` in the task"
+        )
+    return str(image)
+
+
+def object_to_missing_image(
+    manifest: Manifest, task: TaskSpec, settings: Mapping[str, Scalar]
+) -> Sequence[Objection]:
+    """The objection to a task for which nothing names an image; () otherwise."""
+    stated = [each for each in task.resources.options if each.provider == manifest.name]
+    if task.image or settings.get("image"):
+        return ()
+    if any(json.loads(each.values).get("image") for each in stated):
+        return ()
+    reason = f"{manifest.title} needs an image; set `image`, or [providers.{manifest.name}] image"
+    return [Objection("image", reason)]
