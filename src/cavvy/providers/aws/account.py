@@ -36,15 +36,17 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 
 class AwsAccount:
     """The AWS account that the settings select. `run` executes blocking calls; simulations pass a
-    function that uses no threads.
+    function that uses no threads. `provider` has the settings, and is named in errors.
     """
 
     # The SDK retries read-only calls in the call's thread, with growing pauses while AWS throttles.
     # The control plane retries all other calls, after it has checked whether they took effect.
     read_attempts = 3
 
-    def __init__(self, settings: Mapping[str, Scalar], run: InThread = in_thread) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: Mapping[str, Scalar], run: InThread = in_thread, provider: str = "aws"
+    ) -> None:
+        self._settings, self._provider = settings, provider
         self.run = run
         self._lock = threading.Lock()
         self._session: Any = None
@@ -122,8 +124,8 @@ class AwsAccount:
         found = await self.run(lambda: self._get_session().region_name)
         if not found:
             raise Refused(
-                "[providers.aws] regions: no region is set; name one or more, such as `us-east-1, "
-                "eu-west-1`"
+                f"[providers.{self._provider}] regions: no region is set; name one, such as "
+                "`us-east-1`"
             )
         return (str(found),)
 
@@ -182,7 +184,7 @@ class AwsAccount:
                     profile_name=self._settings.get("profile") or None
                 )
             except errors.BotoCoreError as error:
-                raise Refused(f"[providers.aws]: {error}") from error
+                raise Refused(f"[providers.{self._provider}]: {error}") from error
         return self._session
 
 

@@ -64,7 +64,9 @@ class BatchService:
     def __init__(self, context: ProviderContext, account: AwsAccount | None = None) -> None:
         self._settings, self._now = context.settings, context.now
         self._mark = make_mark(context.installation)
-        self._aws = AwsService("batch", self._settings, account, gone=frozenset())
+        self._aws = AwsService(
+            "batch", self._settings, account, gone=frozenset(), provider="aws-batch"
+        )
         self._queues = BatchQueues(self._aws, self._settings, context.list_prices, self._now)
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
 

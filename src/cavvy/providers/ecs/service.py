@@ -77,7 +77,7 @@ class EcsService:
     def __init__(self, context: ProviderContext, account: AwsAccount | None = None) -> None:
         self._settings = context.settings
         self._started_by = f"cavvy-{make_mark(context.installation)}"
-        self._aws = AwsService("ecs", self._settings, account, gone=frozenset())
+        self._aws = AwsService("ecs", self._settings, account, gone=frozenset(), provider="ecs")
         self._capacity = EcsCapacity(self._aws, context)
         self._ended: dict[str, ServiceJob] = {}  # by id: tasks that can change no more
         self._foreign: frozenset[str] = (

@@ -27,10 +27,11 @@ class AwsService:
         account: AwsAccount | None,
         *,
         gone: frozenset[str],
+        provider: str,
     ) -> None:
-        """If `account` is None, the settings select the account."""
+        """If `account` is None, the settings of the provider select the account."""
         self._service, self._settings, self._gone = service, settings, gone
-        self._account = account or AwsAccount(settings)
+        self._account = account or AwsAccount(settings, provider=provider)
 
     async def regions(self) -> Sequence[str]:
         """The regions of the settings, or the region of the AWS configuration. Raises Refused."""

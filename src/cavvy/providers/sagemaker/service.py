@@ -74,7 +74,9 @@ class SageMakerService:
         self._settings, self._now = context.settings, context.now
         self._find_instance = context.find_instance
         self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
-        self._aws = AwsService("sagemaker", self._settings, account, gone=_GONE)
+        self._aws = AwsService(
+            "sagemaker", self._settings, account, gone=_GONE, provider="sagemaker"
+        )
         self._prices = TrainingPrices(self._aws)
         # job id -> the ended job, which cannot change any more
         self._ended: dict[str, ServiceJob] = {}
