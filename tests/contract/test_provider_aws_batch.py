@@ -145,6 +145,7 @@ class TestAwsBatch(VmContract):
         container = definition["containerProperties"]
         sizes = {each["type"]: each["value"] for each in container["resourceRequirements"]}
         assert sizes == {"VCPU": "2", "MEMORY": str(8192 * 90 // 100)}
+        assert container["linuxParameters"] == {"sharedMemorySize": 8192 * 90 // 100}
         assert definition["retryStrategy"] == {"attempts": 1}
         assert definition["timeout"] == {"attemptDurationSeconds": 2 * 3600 + 1}
         assert "claim-" not in json.dumps(definition)

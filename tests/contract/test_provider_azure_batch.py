@@ -159,7 +159,10 @@ class TestAzureBatch(RestContract):
             "maxWallClockTime": f"PT{4 * 3600 + 1}S",
         }
         (task,) = job.tasks.values()
-        assert task["containerSettings"] == {"imageName": IMAGE}
+        assert task["containerSettings"] == {
+            "imageName": IMAGE,
+            "containerRunOptions": "--ipc=host",
+        }
         values = {each["name"]: each["value"] for each in job.body["commonEnvironmentSettings"]}
         script = b64decode(values["CAVVY_PROGRAM"]).decode()
         assert "cavvy_fetch" in script
@@ -177,7 +180,8 @@ class TestAzureBatch(RestContract):
         assert list(job.tasks) == ["0", "1", "2"]
         for rank, task in job.tasks.items():
             assert task["environmentSettings"] == [{"name": "CAVVY_NODE_INDEX", "value": rank}]
-            assert task["containerSettings"]["containerRunOptions"] == "--network=host"
+            options = task["containerSettings"]["containerRunOptions"]
+            assert options == "--ipc=host --network=host"
 
     def test_tasks_that_a_lost_reply_left_out_are_added(self, account: AzureBatchPlace) -> None:
         """The job was made and the server stopped before it added the tasks."""

@@ -181,7 +181,7 @@ class TestAzureMl(RestContract):
         version = job["environmentId"].rpartition("/")[2]
         assert account.api.environments == {version: IMAGE}
         assert job["limits"] == {"jobLimitsType": "Command", "timeout": f"PT{3 * 3600 + 1}S"}
-        assert job["resources"] == {"instanceCount": 1}
+        assert job["resources"] == {"instanceCount": 1, "shmSize": f"{28 * 1024}m"}
         assert "distribution" not in job
         assert job["experimentName"] == "cavvy"
         assert {"cavvy-installation", "cavvy-gang"} < set(job["tags"])
@@ -204,7 +204,7 @@ class TestAzureMl(RestContract):
 
     def test_a_gang_is_one_job_with_a_process_on_each_node(self, account: AzureMlPlace) -> None:
         job = self.launch(account, nodes=3)
-        assert job["resources"] == {"instanceCount": 3}
+        assert job["resources"]["instanceCount"] == 3
         assert job["distribution"] == {"distributionType": "PyTorch", "processCountPerInstance": 1}
         assert job["command"].startswith("unset RANK WORLD_SIZE ")
 

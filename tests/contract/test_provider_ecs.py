@@ -186,6 +186,7 @@ class TestEcs(VmContract):
         assert definition["executionRoleArn"].endswith("/pull")
         (container,) = definition["containerDefinitions"]
         assert container["stopTimeout"] == 120
+        assert "linuxParameters" not in container
         assert container["logConfiguration"]["options"] == {
             "awslogs-group": "/cavvy",
             "awslogs-region": "us-east-1",
@@ -203,6 +204,7 @@ class TestEcs(VmContract):
         (container,) = definition["containerDefinitions"]
         assert (container["cpu"], container["memory"]) == (4096, 16384 * 90 // 100)
         assert container["resourceRequirements"] == [{"type": "GPU", "value": "1"}]
+        assert container["linuxParameters"] == {"sharedMemorySize": 16384 * 90 // 100}
         assert definition["networkMode"] == "host"
         (rule,) = definition["placementConstraints"]
         assert rule["expression"] == "attribute:ecs.instance-type in [g4dn.xlarge]"

@@ -214,6 +214,7 @@ class AzureMlService:
             image=find_image("azureml", gang, self._settings),
             compute=request.offer.zone,
             nodes=request.nodes,
+            shared_memory_mib=request.offer.memory_mib or None,
             environment=request.entry.environment,
             inputs=mounts,
             longest=self._longest_run(gang),

@@ -117,6 +117,8 @@ def _make_container(job: BatchJobRequest) -> dict[str, Any]:
         "resourceRequirements": [
             {"type": kind, "value": str(value)} for kind, value in sizes.items() if value
         ],
+        # else /dev/shm has 64 MiB, too few for loaders of data and for communication between GPUs
+        "linuxParameters": {"sharedMemorySize": job.memory_mib},
     }
     parts = {
         "environment": [{"name": name, "value": text} for name, text in job.environment.items()],

@@ -108,9 +108,12 @@ def make_gang_tasks(job: Mapping[str, Any], ranks: Iterable[int]) -> dict[str, A
     """
     pool = job["poolInfo"]["autoPoolSpecification"]["pool"]
     (image,) = pool["virtualMachineConfiguration"]["containerConfiguration"]["containerImageNames"]
-    container = {"imageName": image}
+    # with the machine's /dev/shm; a container's own has 64 MiB, too few for loaders of data and for
+    # communication between GPUs
+    options = "--ipc=host"
     if pool.get("enableInterNodeCommunication"):
-        container["containerRunOptions"] = "--network=host"  # the nodes connect to each other
+        options = f"{options} --network=host"  # the nodes connect to each other
+    container = {"imageName": image, "containerRunOptions": options}
     return {
         "value": [
             {

@@ -39,6 +39,8 @@ class CommandJobRequest:
     compute: str | None
     instance_type: str | None = None
     nodes: int = 1
+    # the maximum size of /dev/shm; None for the service's default, which is 2 GiB
+    shared_memory_mib: int | None = None
     code: str | None = None  # a folder of this machine, or a git URL
     environment: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[DataMount] = ()
@@ -53,6 +55,8 @@ def make_command_job(job: CommandJobRequest) -> dict[str, Any]:
     resources: dict[str, Any] = {"instance_count": job.nodes}
     if job.compute is None and job.instance_type:
         resources["instance_type"] = job.instance_type
+    if job.shared_memory_mib is not None:
+        resources["shm_size"] = f"{job.shared_memory_mib}m"
     request: dict[str, Any] = {
         "$schema": _SCHEMA,
         "type": "command",
@@ -94,6 +98,9 @@ def make_job_resource(
     https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update. `compute_id` and
     `environment_id` are resource ids; the paths of `inputs` are resource ids or URIs.
     """
+    resources: dict[str, Any] = {"instanceCount": job.nodes}
+    if job.shared_memory_mib is not None:
+        resources["shmSize"] = f"{job.shared_memory_mib}m"
     properties: dict[str, Any] = {
         "jobType": "Command",
         "displayName": job.name,
@@ -102,7 +109,7 @@ def make_job_resource(
         "environmentId": environment_id,
         "environmentVariables": dict(job.environment),
         "computeId": compute_id,
-        "resources": {"instanceCount": job.nodes},
+        "resources": resources,
         # the service starts one process on each node and passes the rank to it
         "distribution": {"distributionType": "PyTorch", "processCountPerInstance": 1}
         if job.nodes > 1

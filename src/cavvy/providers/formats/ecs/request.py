@@ -158,7 +158,8 @@ def make_run(task: EcsTaskRequest) -> dict[str, Any]:
 
 def _make_container(task: EcsTaskRequest) -> dict[str, Any]:
     stop = max(_SHORTEST_STOP_S, ceil(task.grace.total_seconds()))
-    if task.launch_type is LaunchType.FARGATE:
+    on_fargate = task.launch_type is LaunchType.FARGATE
+    if on_fargate:
         stop = min(stop, _LONGEST_STOP_S)
     container: dict[str, Any] = {
         "name": task.name,
@@ -169,6 +170,9 @@ def _make_container(task: EcsTaskRequest) -> dict[str, Any]:
         "memory": task.memory_mib,
         "stopTimeout": stop,
     }
+    if not on_fargate:  # Fargate has no such parameter
+        # else /dev/shm has 64 MiB, too few for loaders of data and for communication between GPUs
+        container["linuxParameters"] = {"sharedMemorySize": task.memory_mib}
     if task.log_group:
         options = {
             "awslogs-group": task.log_group,
