@@ -363,5 +363,8 @@ def _refuse_task(task: dict[str, Any]) -> str:
         "containerRunOptions": "--gpus"
         not in task["containerSettings"].get("containerRunOptions", ""),
         "commandLine": "\n" not in task["commandLine"],
+        # otherwise the container's program is not root
+        "userIdentity": task["userIdentity"]["autoUser"]
+        == {"scope": "pool", "elevationLevel": "admin"},
     }
     return "".join(f"{name} is wrong" for name, fine in good.items() if not fine)

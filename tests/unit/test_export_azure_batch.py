@@ -34,6 +34,9 @@ FIELDS: dict[str, dict[str, Any]] = {
         "id": str,
         "commandLine": str,
         "containerSettings": {"imageName": str},
+        "userIdentity": {
+            "autoUser": {"scope": {"pool", "task"}, "elevationLevel": {"admin", "nonadmin"}}
+        },
         "environmentSettings": [NAMED],
         "constraints": {"maxTaskRetryCount": int, "maxWallClockTime": str},
     },
@@ -121,6 +124,11 @@ def test_a_task_runs_in_a_pool_that_shrinks_to_nothing(tmp_path: Path) -> None:
     assert "$TargetDedicatedNodes = min(1, tasks);" in requests["pool"]["autoScaleFormula"]
     assert requests["job"]["poolInfo"]["poolId"] == requests["pool"]["id"]
     assert requests["task"]["constraints"] == {"maxTaskRetryCount": 0}
+    # the program is root in its container
+    assert requests["task"]["userIdentity"]["autoUser"] == {
+        "scope": "pool",
+        "elevationLevel": "admin",
+    }
     done = run_task(requests["task"], tmp_path)
     assert (done.returncode, done.stdout) == (0, "hello 0\n")
 

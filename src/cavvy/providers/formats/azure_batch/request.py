@@ -33,6 +33,10 @@ _GPU_VARIABLES = {
 # encoded.
 _START = '/bin/sh -c "printf %s $CAVVY_PROGRAM | base64 -d > cavvy.sh && exec sh cavvy.sh"'
 
+# Images expect that their programs run as root. A container's program does so with this scope and
+# level: https://learn.microsoft.com/azure/batch/batch-docker-container-workloads
+_ROOT = {"autoUser": {"scope": "pool", "elevationLevel": "admin"}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzureBatchRequest:
@@ -121,8 +125,7 @@ def make_gang_tasks(job: Mapping[str, Any], ranks: Iterable[int]) -> dict[str, A
                 "commandLine": _START,
                 "containerSettings": container,
                 "environmentSettings": [{"name": RANK_VARIABLE, "value": str(rank)}],
-                # images expect that their programs run as root
-                "userIdentity": {"autoUser": {"scope": "task", "elevationLevel": "admin"}},
+                "userIdentity": _ROOT,
             }
             for rank in ranks
         ]
@@ -210,6 +213,7 @@ def make_task(job: AzureBatchRequest) -> dict[str, Any]:
         "id": job.name,
         "commandLine": _START,
         "containerSettings": {"imageName": job.image},
+        "userIdentity": _ROOT,
         "environmentSettings": _list_variables(job.environment, job.gpus, job.program),
         "constraints": constraints,
     }
