@@ -1,14 +1,18 @@
 """Options of a task that name a provider are that provider's to honour."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cavvy.domain.tasks import ProviderOptions, ResourceSpec, TaskSpec
+from cavvy.cli.task.unknown import misspelt_options
+from cavvy.domain.tasks import Objection, ProviderOptions, ResourceSpec, TaskSpec
 from cavvy.importers import parse_task
+from cavvy.providers.abilities import CHECKS_TASKS
 from cavvy.providers.base import Manifest
+from cavvy.providers.ecs.manifest import MANIFEST as ECS
 from cavvy.providers.objections import list_objections
 from cavvy.spec import SpecError
 from cavvy.spec.support import read_options
@@ -24,9 +28,76 @@ def test_an_unknown_option_is_an_objection_of_its_provider_only() -> None:
     options = (option("aws", image="ami-1", colour="red"), option("gcp", size=1))
     task = TaskSpec(name="a", run="x", resources=ResourceSpec(options=options))
     (found,) = list_objections(task, provider)
-    assert str(found) == "resources.options.aws.colour: aws has no such option"
+    assert str(found) == ("resources.options.aws.colour: aws has no such option; it has `image`")
     assert read_options(task.resources, "aws") == {"image": "ami-1", "colour": "red"}
     assert read_options(task.resources, "local") == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"channels": "…", "image": "…"}, "did you mean `channels`?"),
+        ({"image": "…", "warm_s": "…"}, "it has `image` and `warm_s`"),
+        ({}, "it has no options"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_name(
+    options: dict[str, str], hint: str
+) -> None:
+    manifest = Manifest(name="sagemaker", title="SageMaker", docs="x", options=options)
+    provider: Any = SimpleNamespace(manifest=manifest)
+    need = ResourceSpec(options=(option("sagemaker", chanels={"train": "s3://b/c"}),))
+    (found,) = list_objections(TaskSpec(name="a", run="x", resources=need), provider)
+    assert found.field == "resources.options.sagemaker.chanels"
+    assert found.reason == f"sagemaker has no such option; {hint}"
+
+
+def test_a_reason_of_the_provider_replaces_the_general_one() -> None:
+    field, reason = "resources.options.sagemaker.tuning", "submit the runs as jobs"
+    manifest = Manifest(name="sagemaker", title="SageMaker", docs="x", abilities=(CHECKS_TASKS,))
+    provider: Any = SimpleNamespace(
+        manifest=manifest, check=lambda task: [Objection(field, reason)]
+    )
+    need = ResourceSpec(options=(option("sagemaker", tuning={"jobs": 20}),))
+    found = list_objections(TaskSpec(name="a", run="x", resources=need), provider)
+    assert found == [Objection(field, reason)]
+
+
+def test_an_option_that_only_the_export_reads_is_known_to_the_provider() -> None:
+    """The same task can be exported for ECS and run by the provider."""
+    need = ResourceSpec(options=(option("ecs", launch_type="EC2"),))
+    provider: Any = SimpleNamespace(manifest=replace(ECS, abilities=()))
+    task = TaskSpec(name="a", run="x", resources=need)
+    assert list_objections(task, provider) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("sagemaker", {"chanels": 1}, "sagemaker.chanels: sagemaker has no such option; did you"),
+        ("aws-batch", {"shares": 1}, "did you mean share?"),
+        ("sagemakr", {"channels": 1}, "there is no provider 'sagemakr'; did you mean sagemaker?"),
+    ],
+)
+def test_misspelt_names_are_found_before_a_task_is_submitted(
+    name: str, values: dict[str, int], message: str
+) -> None:
+    (line,) = misspelt_options([option(name, **values)])
+    assert line.startswith(f"resources.options.{name}")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("ecs", {"launch_type": "EC2"}),
+        ("kubernetes", {"pod": {}}),
+        ("sagemaker", {"tuning": {}}),  # the provider itself states what to write instead
+        ("my-own-cloud", {"colour": 1}),
+    ],
+)
+def test_other_names_are_left_to_the_provider(name: str, values: dict[str, object]) -> None:
+    assert misspelt_options([option(name, **values)]) == []
 
 
 def test_options_of_a_file() -> None:

@@ -2,7 +2,8 @@
 
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.abilities import CHECKS_TASKS, ability
-from cavvy.providers.base import Provider
+from cavvy.providers.base import Manifest, Provider
+from cavvy.spec.problems import listed, nearest
 from cavvy.spec.support import read_options, refusals
 
 
@@ -14,17 +15,36 @@ def refuses_all(provider: Provider) -> str:
 
 def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
     """The objections, without duplicates: features that the manifest lists as unsupported, then
-    unknown options, then the provider's own objections.
+    unknown options, then the provider's own objections. An unknown option to which the provider
+    itself objects is listed only with the provider's reason.
     """
     unsupported = {
         str(feature): reason for feature, reason in provider.manifest.unsupported.items()
     }
     checks = ability(provider, CHECKS_TASKS)
     own = checks.check(task) if checks else ()
-    name, known = provider.manifest.name, provider.manifest.options
+    explained = {each.field for each in own}
     unknown = [
-        Objection(f"resources.options.{name}.{option}", f"{name} has no such option")
-        for option in read_options(task.resources, name)
-        if option not in known
+        each for each in _object_to_options(task, provider.manifest) if each.field not in explained
     ]
     return list(dict.fromkeys([*refusals(task, unsupported), *unknown, *own]))
+
+
+def _object_to_options(task: TaskSpec, manifest: Manifest) -> list[Objection]:
+    """An objection to each option that the manifest does not list. `Manifest.options` also contains
+    options that only `cavvy export` reads, so that the same task can be exported and run.
+    """
+    name, known = manifest.name, manifest.options
+    found = []
+    for option in read_options(task.resources, name):
+        if option not in known:
+            close = nearest(option, known)
+            hint = f"did you mean `{close}`?" if close else _list_options(manifest)
+            reason = f"{name} has no such option; {hint}"
+            found.append(Objection(f"resources.options.{name}.{option}", reason))
+    return found
+
+
+def _list_options(manifest: Manifest) -> str:
+    names = [f"`{each}`" for each in sorted(manifest.options)]
+    return f"it has {listed(names, 'and')}" if names else "it has no options"

@@ -18,11 +18,11 @@ from cavvy.spec.workdir import FreezeError, list_folder
 
 
 def check_task(file: str, source: Translation, folder: Path, *, whole: bool = False) -> None:
-    """Check that the task's files exist, and that the catalog or a configured provider has its
-    providers, regions and instance types. With `whole`, also check the sizes of its files, and that
-    an offer meets its resources and limits. `folder` is the folder of the task file. Configured
-    providers are queried only about names that the catalog lacks. Raises SpecError with all
-    problems, or CommandFailure.
+    """Check that the task's files exist, that the catalog or a configured provider has its
+    providers, regions and instance types, and that no option is misspelt. With `whole`, also check
+    the sizes of its files, and that an offer meets its resources and limits. `folder` is the folder
+    of the task file. Configured providers are queried only about names that the catalog lacks.
+    Raises SpecError with all problems, or CommandFailure.
     """
     texts = _explain_size(file)
     for task in source.tasks:
@@ -32,7 +32,7 @@ def check_task(file: str, source: Translation, folder: Path, *, whole: bool = Fa
                 check_files(task, _list_sizes(parts), load_settings().whole("server.blob_mib"))
         except FreezeError as error:
             texts.append(str(error))
-        unknown = _list_unknown(task)
+        unknown = [*_list_misspelt(task), *_list_unknown(task)]
         impossible = _explain_impossible(task, folder) if whole and not unknown else ""
         texts += unknown + [impossible] * bool(impossible)
     if texts:
@@ -64,6 +64,15 @@ def _explain_size(file: str) -> list[str]:
         f"the file has {size / MIB:.1f} MiB; a request contains it twice, and the server takes "
         f"requests of at most {limit} MiB: raise the setting server.request_mib"
     ]
+
+
+def _list_misspelt(task: TaskSpec) -> list[str]:
+    options = [each for need in task.resources.choices for each in need.options]
+    if not options:
+        return []
+    from cavvy.cli.task.unknown import misspelt_options
+
+    return list(dict.fromkeys(misspelt_options(options)))
 
 
 def _list_unknown(task: TaskSpec) -> list[str]:

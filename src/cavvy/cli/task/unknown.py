@@ -1,5 +1,5 @@
-"""Finds unknown names of providers, regions and instance types and suggests known names. `cavvy
-offers`, `plan` and `run` use this module.
+"""Finds unknown names of providers, regions, instance types and options and suggests known names.
+`cavvy offers`, `plan` and `run` use this module.
 """
 
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from cavvy.domain.offers import Offer
-    from cavvy.domain.tasks import ResourceSpec
+    from cavvy.domain.tasks import ProviderOptions, ResourceSpec
     from cavvy.store.snapshot import CatalogSnapshot
 
 
@@ -48,6 +48,33 @@ def unknown_names(
             + (f"; did you mean {close[0]}?" if close else ".")
         )
     return "\n".join(dict.fromkeys(lines))
+
+
+def misspelt_options(options: "Iterable[ProviderOptions]") -> list[str]:
+    """One line for each name of a provider or of an option that resembles a known name. Other
+    unknown options are left to their provider, which states its reason; other unknown providers may
+    be installed on the server only.
+    """
+    import json
+
+    from cavvy.providers import registry
+    from cavvy.spec.problems import nearest
+
+    lines, installed = [], registry.list_known()
+    for each in options:
+        name = each.provider
+        if name not in installed:
+            if close := nearest(name, installed):
+                hint = f"there is no provider {name!r}; did you mean {close}?"
+                lines.append(f"resources.options.{name}: {hint}")
+            continue
+        known = registry.manifest_of(installed[name]).options
+        lines += [
+            f"resources.options.{name}.{option}: {name} has no such option; did you mean {close}?"
+            for option in json.loads(each.values)
+            if option not in known and (close := nearest(option, known))
+        ]
+    return lines
 
 
 def _list_named(

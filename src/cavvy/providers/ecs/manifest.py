@@ -35,7 +35,11 @@ MANIFEST = Manifest(
         "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
         "without a bucket, the task waits until its lease ends",
     },
-    options={"image": "the image, as for the setting `image`"},
+    options={
+        "image": "the image, as for the setting `image`",
+        "launch_type": "`EC2` or `FARGATE`, for `cavvy export ecs` only; the setting `capacity` "
+        "selects where jobs run",
+    },
     settings=(
         text(
             "regions",
