@@ -222,7 +222,9 @@ class ManagedPlace(MemoryPlace):
             find_instance=lambda provider, name: MACHINES.get(name),
             now=self.cloud.now,
         )
-        return make_provider(self._manifest, context, self._make(context))
+        service = self._make(context)
+        release = getattr(service, "release", None)  # only SageMaker keeps instances
+        return make_provider(self._manifest, context, service, release=release)
 
     async def end(self, gang: str) -> None:
         for each in self.cloud.billed():

@@ -1,7 +1,7 @@
 """A stand-in for SageMaker's training jobs, and for the price list of its instances."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from tests.contract.aws_service import Answer, AwsStandIn
@@ -16,7 +16,9 @@ IMAGE = "123456789012.dkr.ecr.{region}.amazonaws.com/train:1"
 
 
 class SageMakerStandIn(AwsStandIn):
-    """Training jobs: all instances of a job have one state."""
+    """Training jobs: all instances of a job have one state. A job with KeepAlivePeriodInSeconds
+    leaves a warm pool, even if it was stopped.
+    """
 
     services: Mapping[str, str] = {"SageMaker": "sagemaker", "AWSPriceListService": "pricing"}
 
@@ -25,6 +27,9 @@ class SageMakerStandIn(AwsStandIn):
         self.page = 2
         self.changes: dict[str, dict[str, Any]] = {}  # of descriptions, by job
         self.billable: dict[str, int] = {}  # BillableTimeInSeconds of ended jobs
+        # how long the instances of a job are kept, and who took them before that, by region and job
+        self.keeps: dict[tuple[str, str], timedelta] = {}
+        self.takers: dict[tuple[str, str], str] = {}
 
     def CreateTrainingJob(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
         name = str(body["TrainingJobName"])
@@ -34,6 +39,7 @@ class SageMakerStandIn(AwsStandIn):
         if wrong := _refusal(body):
             raise Answer("ValidationException", wrong)
         self.bodies[region, name] = body
+        self._take_pool(region, name)
         try:
             self.start(region, name, body["ResourceConfig"]["InstanceCount"])
         except CloudFault as fault:
@@ -72,6 +78,7 @@ class SageMakerStandIn(AwsStandIn):
                 for field in ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition")
             },
             **times,
+            **self._pool(region, name),
             **self.changes.get(name, {}),
             **(self.billable if made[0].ended is not None else {}),
         }
@@ -101,6 +108,45 @@ class SageMakerStandIn(AwsStandIn):
             finish(self.cloud.delete(each.id))
         return {}
 
+    def UpdateTrainingJob(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
+        name = str(body["TrainingJobName"])
+        if self._pool(region, name).get("WarmPoolStatus", {}).get("Status") != "Available":
+            raise Answer("ValidationException", "The warm pool of the job is not available")
+        length = timedelta(seconds=body["ResourceConfig"]["KeepAlivePeriodInSeconds"])
+        self.keeps[region, name] = max(length, self._idle(region, name))
+        return {"TrainingJobArn": _arn(region, name)}
+
+    def _pool(self, region: str, name: str) -> dict[str, Any]:
+        """The field WarmPoolStatus of a job's description; {} if the job has no warm pool."""
+        keep = self.keeps.get((region, name))
+        if keep is None:
+            return {}
+        if any(each.ended is None for each in self.machines(region, name)):
+            return {"WarmPoolStatus": {"Status": "InUse"}}
+        idle, taker = self._idle(region, name), self.takers.get((region, name))
+        told: dict[str, Any] = {"Status": "Available" if idle < keep else "Terminated"}
+        if taker:
+            told = {"Status": "Reused", "ReusedByJob": taker}
+        seconds = int(min(idle, keep).total_seconds())
+        return {"WarmPoolStatus": {**told, "ResourceRetainedBillableTimeInSeconds": seconds}}
+
+    def _idle(self, region: str, name: str) -> timedelta:
+        """How long ago the job ended."""
+        ends = [each.ended for each in self.machines(region, name) if each.ended is not None]
+        return self.cloud.time - max(ends)
+
+    def _take_pool(self, region: str, name: str) -> None:
+        """Let a new job take the warm pool of a job with the same instances, role and network."""
+        body = self.bodies[region, name]
+        for place, keep in list(self.keeps.items()):
+            pool = self._pool(*place).get("WarmPoolStatus", {})
+            same = place[0] == region and _shape(self.bodies[place]) == _shape(body)
+            if same and pool.get("Status") == "Available" and keep:
+                self.keeps[place], self.takers[place] = self._idle(*place), name
+                break
+        if seconds := body["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
+            self.keeps[region, name] = timedelta(seconds=seconds)
+
     def products(self, region: str) -> list[dict[str, Any]]:
         return [
             _product(region, name, use, usd if use == "Training" else "99.0")
@@ -116,6 +162,15 @@ def interrupted(at: datetime) -> dict[str, Any]:
         {"Status": "Interrupted", "StartTime": at.timestamp()},
     ]
     return {"SecondaryStatus": "Interrupted", "SecondaryStatusTransitions": moves}
+
+
+def _shape(body: dict[str, Any]) -> list[Any]:
+    """The values that must be the same for a job to take a warm pool:
+    https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html
+    """
+    names = ("InstanceCount", "InstanceType", "VolumeSizeInGB")
+    resources = [body["ResourceConfig"].get(each) for each in names]
+    return [body["RoleArn"], body.get("VpcConfig"), *resources]
 
 
 def _product(region: str, name: str, use: str, usd: str) -> dict[str, Any]:

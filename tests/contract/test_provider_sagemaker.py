@@ -21,8 +21,16 @@ from tests.proofs import Proof
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar, Transfer
+from cavvy.providers.abilities import KEEPS_NODES
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.base import GangState, ProviderContext, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.base import (
+    GangSpec,
+    GangState,
+    ProviderContext,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
 from cavvy.providers.contract import ContractHarness, LaunchFault
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState, ServiceJob
@@ -322,8 +330,73 @@ class TestSageMaker(VmContract):
 
         asyncio.run(scenario())
 
+    async def keep_warm(self, harness: ContractHarness, account: SageMakerPlace) -> GangSpec:
+        """A gang that has worked for an hour and was removed; its instances are kept."""
+        gang = replace(
+            await harness.spec("warm", purchase=Purchase.ON_DEMAND), options={"warm_s": 600}
+        )
+        await harness.launch(gang)
+        await account.wait(timedelta(hours=1))
+        await harness.ours.gangs(gang.name)
+        await harness.ours.remove(gang.name)
+        return gang
+
+    async def end_of_bill(self, harness: ContractHarness, gang: GangSpec) -> datetime | None:
+        """The end of the gang's bill; None if the gang has not ended."""
+        (seen,) = await harness.ours.gangs(gang.name)
+        (end,) = {each.ended_at for each in seen.nodes}
+        assert (seen.state is GangState.ENDED) == (end is not None)
+        return end
+
+    def test_a_warm_pool_is_on_the_bill_of_its_job(self, account: SageMakerPlace) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang, stopped = await self.keep_warm(harness, account), account.cloud.time
+            for _ in range(2):
+                assert await self.end_of_bill(harness, gang) is None
+                await harness.ours.remove(gang.name)  # the control plane repeats it
+                await account.wait(timedelta(minutes=4))
+            await account.wait(timedelta(minutes=4))
+            assert await self.end_of_bill(harness, gang) == stopped + timedelta(minutes=10)
+            assert account.api.calls.count("sagemaker:StopTrainingJob") == 1
+            assert "sagemaker:UpdateTrainingJob" not in account.api.calls
+
+        asyncio.run(scenario())
+
+    def test_a_warm_pool_can_be_ended(self, account: SageMakerPlace) -> None:
+        """After the job has ended; a job that works is left alone."""
+
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            working = await harness.running("working")
+            gang, stopped = await self.keep_warm(harness, account), account.cloud.time
+            await account.wait(timedelta(minutes=3))
+            for each in (working, gang, gang):
+                await harness.require(KEEPS_NODES).release(each.name)
+            assert account.api.calls.count("sagemaker:UpdateTrainingJob") == 1
+            assert await self.end_of_bill(harness, gang) == stopped + timedelta(minutes=3)
+            assert await self.end_of_bill(harness, working) is None
+            await harness.remove(working.name)
+
+        asyncio.run(scenario())
+
+    def test_a_warm_pool_that_the_next_job_takes_is_on_the_next_bill(
+        self, account: SageMakerPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang, stopped = await self.keep_warm(harness, account), account.cloud.time
+            await account.wait(timedelta(minutes=2))
+            following = await harness.running("next")
+            await account.wait(timedelta(minutes=5))
+            assert await self.end_of_bill(harness, gang) == stopped + timedelta(minutes=2)
+            assert await self.end_of_bill(harness, following) is None
+            await harness.remove(following.name)
+
+        asyncio.run(scenario())
+
     def test_only_the_calls_of_the_guides_policy_are_made(self, account: SageMakerPlace) -> None:
-        self.launch(account)
+        asyncio.run(self.use_all_calls(account))
         guide = (Path(__file__).parents[2] / "docs/guides/sagemaker.md").read_text()
         policy = json.loads(guide.split("```json\n")[1].split("```")[0])
         granted = {
@@ -332,6 +405,11 @@ class TestSageMaker(VmContract):
             for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
         }
         assert set(account.api.calls) <= granted
+
+    async def use_all_calls(self, account: SageMakerPlace) -> None:
+        harness = ContractHarness(account, self.lose_reply)
+        gang = await self.keep_warm(harness, account)
+        await harness.require(KEEPS_NODES).release(gang.name)
 
 
 def test_a_spot_job_is_billed_for_its_billable_time() -> None:

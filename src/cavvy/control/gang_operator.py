@@ -158,7 +158,8 @@ class GangOperator:
         """
         now, failed = self._clock.now(), self._look(attempt).failed_removals
         try:
-            await self._out.pool.remove(attempt.offer.provider, attempt.gang)
+            provider, release = attempt.offer.provider, rows.job.released
+            await self._out.pool.remove(provider, attempt.gang, release=release)
         except (TryAgain, Refused) as error:
             at = now - REMOVE_AGAIN + POLL
             self._change(attempt, removed_at=at, fresh=False, failed_removals=failed + 1)

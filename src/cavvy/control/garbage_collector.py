@@ -107,7 +107,7 @@ class GarbageCollector:
 
     async def _remove(self, orphan: OrphanGang) -> OrphanGang:
         try:
-            await self._pool.remove(orphan.provider, orphan.gang)
+            await self._pool.remove(orphan.provider, orphan.gang, release=True)
         except (TryAgain, Refused) as error:
             return replace(orphan, problem=str(error))
         return replace(orphan, removed=True)

@@ -188,13 +188,14 @@ class JobService:
     ) -> JobRecord:
         """Stop a job: at once if it is queued, otherwise with its grace period. Raises RowNotFound.
 
-        If the job has ended, the nodes that are kept after it are released. A machine's nodes are
-        released only if `release` is set, but then even if the job is waiting for a retry.
+        If the job has ended, the nodes that are kept after it are released. A machine's nodes, and
+        nodes that the provider itself keeps, are released only if `release` is set, but then even
+        if the job is waiting for a retry.
         """
 
         async def stop(job: JobRecord) -> JobRecord:
             now, machine = self._clock.now(), job.task.machine is not None
-            if machine and release and not job.released:
+            if release and not job.released:
                 released = RowChanges(job=replace(job, released=True))
                 job = await self._write(self._put, job, released)
             if release or (job.phase in JOB_ENDS and not machine):

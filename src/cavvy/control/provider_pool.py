@@ -19,6 +19,7 @@ from cavvy.planner.candidates import OfferedMarket
 from cavvy.providers.abilities import (
     HAS_PARTS,
     HOLDS_VOLUMES,
+    KEEPS_NODES,
     SHARES_HOSTS,
     TELLS_QUOTAS,
     ability,
@@ -140,9 +141,14 @@ class ProviderPool:
         """All gangs of this installation at one provider. Raises TryAgain, Refused."""
         return await self._call(provider, self._provider(provider).gangs(None))
 
-    async def remove(self, provider: str, gang: str) -> None:
-        """See `Provider.remove`."""
+    async def remove(self, provider: str, gang: str, *, release: bool = False) -> None:
+        """See `Provider.remove`. If `release` is set, nodes that the provider keeps after the
+        gang's work end too.
+        """
         await self._call(provider, self._provider(provider).remove(gang))
+        keeping = ability(self._provider(provider), KEEPS_NODES) if release else None
+        if keeping is not None:
+            await self._call(provider, keeping.release(gang))
 
     def visibility_delay(self, provider: str) -> timedelta:
         """How long a new gang may be missing from the provider's lists."""

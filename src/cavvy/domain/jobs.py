@@ -252,7 +252,8 @@ class JobRecord:
     standbys: tuple[int, ...] = ()
     numbered: int = 0  # the highest attempt number so far, if it belongs to a standby gang
     plan_state: PlanState | None = None
-    released: bool = False  # the nodes are released after the work, although the task has `keep`
+    # the nodes are released after the work, although the task has `keep` or the provider keeps them
+    released: bool = False
     # whether the user is removing the job, which therefore cannot be retried
     removing: bool = False
     version: int = 0

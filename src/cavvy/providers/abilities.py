@@ -187,6 +187,18 @@ class ServesNodes(Protocol):
         """
 
 
+class KeepsNodes(Protocol):
+    """A provider whose infrastructure keeps the nodes of a gang after the gang's work, for the next
+    gang, and bills them meanwhile. Such a gang counts as ended once its nodes are gone or in use by
+    the next one.
+    """
+
+    async def release(self, name: str) -> None:
+        """End the nodes that are kept after this gang's work. Changes nothing while the work runs.
+        Raises TryAgain, Refused.
+        """
+
+
 class Closeable(Protocol):
     """A provider that has open files or connections. Its gangs keep running after `close`."""
 
@@ -265,6 +277,12 @@ SERVES_NODES: Ability[ServesNodes] = Ability(
     methods=("invite", "machines", "dismiss", "script", "answer"),
     purpose="Lets machines join through the API, and answers their calls.",
 )
+KEEPS_NODES: Ability[KeepsNodes] = Ability(
+    name="keeps nodes",
+    methods=("release",),
+    purpose="Ends the nodes that the infrastructure keeps after a gang's work for the next gang. "
+    "`cavvy down` uses it; `remove` leaves these nodes alone.",
+)
 CLOSEABLE: Ability[Closeable] = Ability(
     name="closeable", methods=("close",), purpose="Closes files and connections."
 )
@@ -282,6 +300,7 @@ ABILITIES: Sequence[Ability[Any]] = (
     EXPORTS_TASKS,
     RELAYS_AGENTS,
     SERVES_NODES,
+    KEEPS_NODES,
     CLOSEABLE,
 )
 

@@ -89,7 +89,7 @@ async def down(request: Request) -> Response:
                 job.project, job.id, f"project {ask.project} is being removed", release=True
             )
         for attempt in await app_state.store.open_attempts(ask.project):
-            if attempt.phase is AttemptPhase.KEPT:
+            if attempt.phase in (AttemptPhase.KEPT, AttemptPhase.ENDING):
                 await app_state.control_plane.jobs.stop(
                     attempt.project, attempt.job_id, release=True
                 )

@@ -31,6 +31,8 @@ _STATES = {
     # counts as a stopped machine, which the layer `vm` deletes: only the control plane restarts
     # jobs
     JobState.RECLAIMED: MachineState.STOPPED,
+    # the deletion of its machines, which `stop` refuses, changes nothing
+    JobState.KEPT: MachineState.STOPPED,
     JobState.ENDED: MachineState.ENDED,
 }
 

@@ -10,7 +10,7 @@ from cavvy.providers.managed.container import make_container_script
 from cavvy.providers.managed.image import object_to_missing_image
 from cavvy.providers.managed.options import object_to_options
 from cavvy.providers.managed.service import ManagedService
-from cavvy.providers.vm.provider import VmProvider
+from cavvy.providers.vm.provider import Release, VmProvider
 
 _NOTHING = "#!/bin/sh\n"
 
@@ -22,11 +22,18 @@ def make_provider(
     *,
     close: Callable[[], None] = lambda: None,
     list_placed: Callable[[GangSpec], Sequence[str]] = lambda gang: (),
+    release: Release | None = None,
 ) -> VmProvider:
     """A provider of the layer `vm`, whose machines are the instances of the service's jobs. `close`
     closes the service's connections. `list_placed` returns the targets of the inputs that the
-    service itself places on a gang's nodes.
+    service itself places on a gang's nodes. `release` ends the instances that the service keeps
+    after a job.
     """
+
+    async def release_machine(machine: str) -> None:
+        job, _, place = machine.rpartition("#")
+        if release is not None and place == "0":
+            await release(job)
 
     async def make_script(gang: GangSpec, rank: int) -> str:
         # if one job has all ranks, the script of rank 0 serves them all
@@ -50,7 +57,7 @@ def make_provider(
         ]
 
     cloud = ManagedCloud(service)
-    return VmProvider(
+    provider = VmProvider(
         manifest,
         context,
         cloud,
@@ -59,3 +66,6 @@ def make_provider(
         object_to=object_to,
         close=close,
     )
+    if release is not None:
+        provider.let_release(release_machine)
+    return provider

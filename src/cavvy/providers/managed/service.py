@@ -22,6 +22,9 @@ class JobState(StrEnum):
     RUNNING = "running"  # billed
     # its instances are gone, and the service would start it again; the layer stops it
     RECLAIMED = "reclaimed"
+    # its work has ended, and the service keeps and bills its instances for the next job; needs the
+    # trait `BillEnd.REPORTED`
+    KEPT = "kept"
     ENDED = "ended"
 
 

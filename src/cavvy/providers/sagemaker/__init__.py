@@ -13,4 +13,6 @@ def make(context: ProviderContext) -> Provider:
     from cavvy.providers.sagemaker.service import SageMakerService
 
     service = SageMakerService(context)
-    return make_provider(MANIFEST, context, service, list_placed=list_placed)
+    return make_provider(
+        MANIFEST, context, service, list_placed=list_placed, release=service.release
+    )

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from cavvy.providers.abilities import KEEPS_NODES
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import number, text
@@ -13,12 +14,13 @@ MANIFEST = Manifest(
     name="sagemaker",
     title="Amazon SageMaker",
     docs="docs/guides/sagemaker.md",
-    abilities=ABILITIES,
+    abilities=(*ABILITIES, KEEPS_NODES),
     visibility_delay=timedelta(seconds=30),
     # SIGKILL follows SIGTERM after 120 seconds; the agent needs 10 of them for its last report
     notice=timedelta(seconds=110),
-    rights="sagemaker:CreateTrainingJob, DescribeTrainingJob, ListTrainingJobs, StopTrainingJob "
-    "and AddTags, pricing:GetProducts, and iam:PassRole for the role of the setting `role`",
+    rights="sagemaker:CreateTrainingJob, DescribeTrainingJob, ListTrainingJobs, StopTrainingJob, "
+    "UpdateTrainingJob and AddTags, pricing:GetProducts, and iam:PassRole for the role of the "
+    "setting `role`",
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "SageMaker pulls images from Amazon ECR with the rights of the setting "
@@ -104,8 +106,8 @@ MANIFEST = Manifest(
         number(
             "warm_s",
             "SageMaker keeps the instances of an ended job for this long, so that a similar job "
-            "starts sooner. SageMaker bills this time, and Cavvy's bills do not contain it. The "
-            "maximum is 21,600. Spot jobs are not kept.",
+            "starts sooner. The job's bill contains this time. `cavvy down` ends it. The maximum "
+            "is 21,600. The instances of spot jobs are not kept.",
             default=0,
             unit="seconds",
             whole=True,

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -50,6 +50,9 @@ _IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/\S+")
 _OTHER_CHIPS = ("ml.trn*", "ml.inf*")
 _FULL = "CapacityError"  # the code of a failure if SageMaker had no capacity
 _ENDED = frozenset({"Completed", "Failed", "Stopped", "Deleting"})
+# The states of a warm pool that is billed to its job. A pool that is "Reused" is billed to the next
+# job: https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html
+_WARM = frozenset({"Available", "InUse"})
 
 
 class SageMakerService:
@@ -78,6 +81,7 @@ class SageMakerService:
             "sagemaker", self._settings, account, gone=_GONE, provider="sagemaker"
         )
         self._prices = TrainingPrices(self._aws)
+        self._kept: dict[str, ServiceJob] = {}  # ended jobs whose instances are kept, by id
         # job id -> the ended job, which cannot change any more
         self._ended: dict[str, ServiceJob] = {}
         self._unknown: Sequence[str] = ()
@@ -159,6 +163,7 @@ class SageMakerService:
                         job = await self.get(f"{region}/{name}")
                         found |= {job.id: job} if job else {}
         self._ended = {each: job for each, job in self._ended.items() if each in found}
+        self._kept = {each: job for each, job in self._kept.items() if each in found}
         return list(found.values())
 
     async def get(self, job: str) -> ServiceJob | None:
@@ -172,11 +177,16 @@ class SageMakerService:
                 return None
             raise
         found = read_job(job, told)
+        self._kept.pop(job, None)
         if found.state is JobState.ENDED:
             self._ended[job] = found
+        elif found.state is JobState.KEPT:
+            self._kept[job] = found
         return found
 
     async def stop(self, job: str) -> None:
+        if job in self._ended or job in self._kept:
+            raise CloudFault(404, "ended", "the training job has ended")
         region, _, name = job.partition("/")
         try:
             await self._aws.call(region, "stop_training_job", TrainingJobName=name)
@@ -184,6 +194,18 @@ class SageMakerService:
             if fault.code == "ValidationException":  # the job has ended, or is stopping
                 raise CloudFault(404, fault.code, fault.message) from fault
             raise
+
+    async def release(self, job: str) -> None:
+        """End the job's warm pool, if it has one."""
+        found = await self.get(job)
+        if found is not None and found.state is JobState.KEPT:
+            region, _, name = job.partition("/")
+            await self._aws.call(
+                region,
+                "update_training_job",
+                TrainingJobName=name,
+                ResourceConfig={"KeepAlivePeriodInSeconds": 0},
+            )
 
     def is_full(self, fault: CloudFault) -> bool:
         return _FULL in (fault.code, _read_code(fault.message))
@@ -245,10 +267,12 @@ class SageMakerService:
 
 def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
     """Parse a reply of DescribeTrainingJob. A job that waits for instances after an interruption
-    counts as reclaimed, because SageMaker would start it again.
+    counts as reclaimed, because SageMaker would start it again. A job whose instances are in a warm
+    pool is kept; its bill ends with the pool.
     """
     status, secondary = str(told["TrainingJobStatus"]), str(told.get("SecondaryStatus"))
-    started, ended = told.get("TrainingStartTime"), told.get("TrainingEndTime")
+    started = told.get("TrainingStartTime")
+    ended: datetime | None = None
     interrupted = next(
         (
             each["StartTime"]
@@ -261,12 +285,14 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
     reason = failure
     if status in _ENDED:
         state = JobState.ENDED
-        billed = told.get("BillableTimeInSeconds")
-        if started and billed is not None:
-            ended = started + timedelta(seconds=int(billed))
+        ended = _read_end(told) or interrupted
         started = started or told["CreationTime"]
-        ended = ended or interrupted or started
+        pool = told.get("WarmPoolStatus", {})
+        kept_s = int(pool.get("ResourceRetainedBillableTimeInSeconds") or 0)
+        ended = (ended or started) + timedelta(seconds=kept_s)
         reason = reason or ("" if status == "Completed" else f"SageMaker reports: {secondary}")
+        if pool.get("Status") in _WARM:
+            state, ended = JobState.KEPT, None
     elif interrupted is not None:
         state, ended = JobState.RECLAIMED, None  # the billable time is known once it is stopped
         reason = "SageMaker took back the spot instances"
@@ -282,6 +308,17 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
         no_capacity=_read_code(failure) == _FULL or secondary == "MaxWaitTimeExceeded",
         reason=reason,
     )
+
+
+def _read_end(told: Mapping[str, Any]) -> datetime | None:
+    """When the bill of an ended training ended, without its warm pool; None if the reply does not
+    tell.
+    """
+    started, billed = told.get("TrainingStartTime"), told.get("BillableTimeInSeconds")
+    end: datetime | None = told.get("TrainingEndTime")
+    if started and billed is not None:
+        end = started + timedelta(seconds=int(billed))
+    return end
 
 
 def _read_code(reason: str) -> str:

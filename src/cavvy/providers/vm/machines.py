@@ -120,6 +120,12 @@ class VmMachines:
         if errors:
             raise errors[0]
 
+    async def release(self, machine: str, call: Awaitable[None]) -> None:
+        """Make the call that ends a machine that its cloud keeps."""
+        with suppress(NotFound):
+            await self._ask(call, f"the release of machine {machine}")
+        self._listing = None
+
     def deleted_at(self, machine: str) -> datetime | None:
         """The time when the cloud accepted the deletion of a machine. None if this process did not
         delete it, or if a deletion does not end the bill in this cloud.

@@ -30,6 +30,7 @@ from cavvy.providers.vm.records import MachineNames, VmGangRecord, is_over
 from cavvy.providers.vm.rest import RECORDER
 from cavvy.providers.vm.status import VmStatus
 
+Release = Callable[[str], Awaitable[None]]  # ends a kept machine; raises CloudFault, Refused
 ReadQuotas = Callable[[], Awaitable[Sequence[Quota]]]  # raises CloudFault, Refused
 
 
@@ -40,6 +41,7 @@ class VmProvider:
     """
 
     quotas: ReadQuotas  # set only with the ability TELLS_QUOTAS
+    release: Release  # of a gang; set only with the ability KEEPS_NODES
 
     def __init__(
         self,
@@ -89,6 +91,12 @@ class VmProvider:
             make_link=make_link,
         )
 
+    def let_release(self, release: Release) -> None:
+        """Give the provider the ability KEEPS_NODES. `release` ends a machine that the cloud keeps
+        after the work.
+        """
+        self.release = lambda name: self._release(name, release)
+
     async def offers(self) -> Sequence[Offer]:
         RECORDER.set(self._recorder)
         return await self._machines.offers()
@@ -126,6 +134,14 @@ class VmProvider:
         await self._recorder.end_finished(self._ledger, is_over)
         if self._reach is not None:
             self._reach.wake()
+
+    async def _release(self, name: str, release: Release) -> None:
+        """See `KeepsNodes.release`."""
+        RECORDER.set(self._recorder)
+        await self._ledger.refresh(name)
+        record = self._ledger.get(name)
+        for machine in sorted(record.ids) if record else ():
+            await self._machines.release(machine, release(machine))
 
     async def relay(self) -> None:
         """See `RelaysAgents.relay`. If SSH is not used, machines call the server themselves, and
