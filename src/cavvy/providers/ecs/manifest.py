@@ -14,7 +14,8 @@ MANIFEST = Manifest(
     docs="docs/guides/ecs.md",
     abilities=ABILITIES,
     visibility_delay=timedelta(minutes=1),
-    # SIGKILL follows SIGTERM after 120 seconds; the agent needs 10 of them for its last report
+    # Fargate: SIGKILL follows SIGTERM after 120 seconds; the agent needs 10 of them for its last
+    # report. EC2: the instance's metadata tell the end of a spot instance 120 seconds before.
     notice=timedelta(seconds=110),
     rights="ecs:RegisterTaskDefinition, DeregisterTaskDefinition, DeleteTaskDefinitions, RunTask, "
     "StopTask, ListTasks, DescribeTasks, DescribeClusters and TagResource, and iam:PassRole for "

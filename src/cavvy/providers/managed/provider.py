@@ -10,6 +10,7 @@ from cavvy.providers.managed.container import make_container_script
 from cavvy.providers.managed.image import object_to_missing_image
 from cavvy.providers.managed.options import object_to_options
 from cavvy.providers.managed.service import ManagedService
+from cavvy.providers.notices import NoticeSource
 from cavvy.providers.vm.provider import Release, VmProvider
 
 _NOTHING = "#!/bin/sh\n"
@@ -22,11 +23,13 @@ def make_provider(
     *,
     close: Callable[[], None] = lambda: None,
     list_placed: Callable[[GangSpec], Sequence[str]] = lambda gang: (),
+    list_notices: Callable[[GangSpec], Sequence[NoticeSource]] = lambda gang: (),
     release: Release | None = None,
 ) -> VmProvider:
     """A provider of the layer `vm`, whose machines are the instances of the service's jobs. `close`
     closes the service's connections. `list_placed` returns the targets of the inputs that the
-    service itself places on a gang's nodes. `release` ends the instances that the service keeps
+    service itself places on a gang's nodes. `list_notices` returns where a gang's agents poll for
+    notices, beside the service's SIGTERM. `release` ends the instances that the service keeps
     after a job.
     """
 
@@ -45,7 +48,7 @@ def make_provider(
             context.node_endpoint,
             service.traits,
             manifest.title,
-            manifest.notices,
+            list_notices(gang),
             list_placed(gang),
         )
 

@@ -1,0 +1,21 @@
+"""Selects where the agent of a task polls for the notice that its instance will be reclaimed."""
+
+from collections.abc import Sequence
+
+from cavvy.domain.offers import Purchase
+from cavvy.providers.aws.manifest import NOTICES
+from cavvy.providers.base import GangSpec
+from cavvy.providers.notices import NoticeSource
+
+_FARGATE = frozenset(
+    {"FARGATE", "FARGATE_SPOT"}
+)  # other capacity providers cannot have these names
+
+
+def list_notices(gang: GangSpec) -> Sequence[NoticeSource]:
+    """EC2's notices for tasks on spot instances, whose metadata they can read because they use the
+    instance's network; () for other tasks. Tasks of Fargate Spot get SIGTERM instead.
+    """
+    offer = gang.offer
+    spot = offer.purchase is Purchase.SPOT and offer.zone not in _FARGATE
+    return NOTICES if spot else ()

@@ -1,0 +1,56 @@
+"""Tasks on spot instances of EC2 read EC2's notices; other tasks have no metadata to read."""
+
+from dataclasses import replace
+
+import pytest
+from tests.contract.test_provider_aws import make_node_endpoint
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import AgentEndpoint, GangSpec
+from cavvy.providers.ecs.notices import list_notices
+from cavvy.providers.ecs.service import EcsService
+from cavvy.providers.managed.container import make_container_script
+
+URL = b"http://169.254.169.254/latest/meta-data/spot/instance-action"
+
+
+def gang(zone: str, purchase: Purchase) -> GangSpec:
+    return GangSpec(
+        name="rm-0123abcd-one",
+        installation="any",
+        offer=Offer(
+            provider="ecs",
+            region="us-east-1",
+            zone=zone,
+            instance_type="g5.xlarge",
+            purchase=purchase,
+            rate=HourlyRate(1),
+        ),
+        nodes=1,
+        agent_endpoint=AgentEndpoint(address="unix:/nonexistent", token="t"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("zone", "purchase", "polls"),
+    [
+        ("gpu-spot", Purchase.SPOT, True),
+        ("gpu", Purchase.ON_DEMAND, False),
+        ("FARGATE_SPOT", Purchase.SPOT, False),
+        ("FARGATE", Purchase.ON_DEMAND, False),
+    ],
+)
+def test_agents_on_spot_instances_poll_the_metadata(
+    zone: str, purchase: Purchase, polls: bool
+) -> None:
+    published: list[bytes] = []
+
+    def publish(content: bytes) -> str:
+        published.append(content)
+        return "0" * 64
+
+    asked = gang(zone, purchase)
+    endpoint = replace(make_node_endpoint(), publish=publish)
+    make_container_script(asked, endpoint, EcsService.traits, "ECS", list_notices(asked))
+    assert (URL in b"".join(published)) is polls
