@@ -196,16 +196,11 @@ class AzureBatchService:
         counts as reclaimed, so that the layer ends it.
         """
         name, pool = str(told["id"]), (told.get("executionInfo") or {}).get("poolId")
-        wanted, refused = int(name.rpartition("-")[2]), ""
+        wanted = int(name.rpartition("-")[2])
         tasks = await self._api.tasks(name)
         missing = set(range(wanted)) - {int(each["id"]) for each in tasks}
-        if missing and told["state"] == "active":
-            try:
-                await self._api.add_tasks(name, make_gang_tasks(told, sorted(missing)))
-            except CloudFault as fault:
-                if not _is_refused(fault):
-                    raise
-                refused = f"Azure Batch refused the tasks of the job: {fault}"
+        active = told["state"] == "active"
+        refused = await self._add_missing(told, missing) if missing and active else ""
         nodes = await self._api.nodes(pool) if pool else []
         parts = JobParts(job=told, nodes_wanted=wanted, tasks=tasks, nodes=nodes)
         if pool and len(nodes) < wanted:
@@ -222,6 +217,16 @@ class AzureBatchService:
         if job.state is JobState.RECLAIMED:
             self._reclaimed[name] = job
         return job
+
+    async def _add_missing(self, told: Mapping[str, Any], missing: set[int]) -> str:
+        """Add the tasks of these ranks. Returns why Azure Batch refuses them, or ""."""
+        try:
+            await self._api.add_tasks(str(told["id"]), make_gang_tasks(told, sorted(missing)))
+        except CloudFault as fault:
+            if not _is_refused(fault):
+                raise
+            return f"Azure Batch refused the tasks of the job: {fault}"
+        return ""
 
     def _forget(self, known: set[str]) -> None:
         """Forget the jobs that the account does not list any more."""

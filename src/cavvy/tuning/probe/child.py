@@ -143,7 +143,8 @@ class ScriptProbe:
         runs.observers.append(watch)
         self.plain.install()
         with self._modes.installed():
-            Run.__init__, Run.batches = start, batches  # type: ignore[method-assign]
+            Run.__init__ = start  # type: ignore[method-assign, assignment]
+            Run.batches = batches  # type: ignore[method-assign, assignment]
             Run.resume = lambda _: False  # type: ignore[method-assign, assignment]
             try:
                 yield

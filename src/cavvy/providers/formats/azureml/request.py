@@ -52,11 +52,6 @@ class CommandJobRequest:
 
 def make_command_job(job: CommandJobRequest) -> dict[str, Any]:
     """A command job, for `az ml job create`."""
-    resources: dict[str, Any] = {"instance_count": job.nodes}
-    if job.compute is None and job.instance_type:
-        resources["instance_type"] = job.instance_type
-    if job.shared_memory_mib is not None:
-        resources["shm_size"] = f"{job.shared_memory_mib}m"
     request: dict[str, Any] = {
         "$schema": _SCHEMA,
         "type": "command",
@@ -67,7 +62,7 @@ def make_command_job(job: CommandJobRequest) -> dict[str, Any]:
         "environment": {"image": job.image},
         "environment_variables": dict(job.environment),
         "compute": f"azureml:{job.compute}" if job.compute else None,
-        "resources": resources,
+        "resources": _make_resources(job),
         # the service starts one process on each node and passes the rank to it
         "distribution": {"type": "pytorch", "process_count_per_instance": 1}
         if job.nodes > 1
@@ -89,6 +84,15 @@ def make_command_job(job: CommandJobRequest) -> dict[str, Any]:
         "tags": dict(job.tags),
     }
     return {key: value for key, value in request.items() if value}
+
+
+def _make_resources(job: CommandJobRequest) -> dict[str, Any]:
+    resources: dict[str, Any] = {"instance_count": job.nodes}
+    if job.compute is None and job.instance_type:
+        resources["instance_type"] = job.instance_type
+    if job.shared_memory_mib is not None:
+        resources["shm_size"] = f"{job.shared_memory_mib}m"
+    return resources
 
 
 def make_job_resource(

@@ -156,6 +156,17 @@ def make_run(task: EcsTaskRequest) -> dict[str, Any]:
     return request
 
 
+def _make_logs(task: EcsTaskRequest) -> dict[str, Any]:
+    options = {
+        "awslogs-group": task.log_group,
+        "awslogs-region": task.log_region,
+        "awslogs-stream-prefix": task.name,
+    }
+    if task.creates_log_group:
+        options["awslogs-create-group"] = "true"
+    return {"logDriver": "awslogs", "options": options}
+
+
 def _make_container(task: EcsTaskRequest) -> dict[str, Any]:
     stop = max(_SHORTEST_STOP_S, ceil(task.grace.total_seconds()))
     on_fargate = task.launch_type is LaunchType.FARGATE
@@ -174,14 +185,7 @@ def _make_container(task: EcsTaskRequest) -> dict[str, Any]:
         # else /dev/shm has 64 MiB, too few for loaders of data and for communication between GPUs
         container["linuxParameters"] = {"sharedMemorySize": task.memory_mib}
     if task.log_group:
-        options = {
-            "awslogs-group": task.log_group,
-            "awslogs-region": task.log_region,
-            "awslogs-stream-prefix": task.name,
-        }
-        if task.creates_log_group:
-            options["awslogs-create-group"] = "true"
-        container["logConfiguration"] = {"logDriver": "awslogs", "options": options}
+        container["logConfiguration"] = _make_logs(task)
     parts = {
         "environment": [{"name": name, "value": text} for name, text in task.environment.items()],
         "secrets": [{"name": name, "valueFrom": arn} for name, arn in task.secrets.items()],
