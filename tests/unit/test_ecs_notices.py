@@ -1,6 +1,7 @@
 """Tasks on spot instances of EC2 read EC2's notices; other tasks have no metadata to read."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from tests.contract.test_provider_aws import make_node_endpoint
@@ -29,6 +30,7 @@ def gang(zone: str, purchase: Purchase) -> GangSpec:
         ),
         nodes=1,
         agent_endpoint=AgentEndpoint(address="unix:/nonexistent", token="t"),
+        lease=timedelta(minutes=5),
     )
 
 
