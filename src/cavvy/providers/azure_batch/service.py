@@ -210,13 +210,17 @@ class AzureBatchService:
             job = replace(job, state=JobState.RECLAIMED, reason=refused)
         if start is not None:
             self._started[name] = min(start, self._started.get(name, start))
-        if name in self._started:
-            job = replace(job, started_at=self._started[name])
-            if job.state is JobState.WAITING:  # its nodes are gone for a moment
-                job = replace(job, state=JobState.RUNNING)
+        job = self._remember_start(job)
         if job.state is JobState.RECLAIMED:
             self._reclaimed[name] = job
         return job
+
+    def _remember_start(self, job: ServiceJob) -> ServiceJob:
+        """The job with its first start; its nodes may be gone for a moment."""
+        if job.name not in self._started:
+            return job
+        state = JobState.RUNNING if job.state is JobState.WAITING else job.state
+        return replace(job, started_at=self._started[job.name], state=state)
 
     async def _add_missing(self, told: Mapping[str, Any], missing: set[int]) -> str:
         """Add the tasks of these ranks. Returns why Azure Batch refuses them, or ""."""
