@@ -51,22 +51,6 @@ def test_a_list_with_a_failed_read_raises_the_errors_of_the_interface(
     asyncio.run(scenario())
 
 
-def test_a_job_that_is_deleted_meanwhile_hides_no_other(batch: AzureBatchPlace) -> None:
-    async def scenario() -> None:
-        harness = batch.harness()
-        gone, stays = [await harness.running(name) for name in ("gone", "stays")]
-        job = next(iter(batch.api.jobs))
-        await batch.wait(MINUTE)
-        fault = CloudFault(404, "JobNotFound", "The specified job does not exist.")
-        batch.api.fail = fail_at("GET", f"/{job}/tasks", fault)
-        assert stays.name in {each.name for each in await harness.ours.gangs()}
-        batch.api.fail = lambda _: None
-        for each in (gone, stays):
-            await harness.remove(each.name)
-
-    asyncio.run(scenario())
-
-
 def test_a_job_whose_tasks_are_refused_is_ended_at_once(batch: AzureBatchPlace) -> None:
     async def scenario() -> None:
         harness = batch.harness()
