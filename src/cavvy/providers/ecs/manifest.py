@@ -38,7 +38,7 @@ MANIFEST = Manifest(
     },
     options={
         "image": "the image, as for the setting `image`",
-        "launch_type": "`EC2` or `FARGATE`, for `cavvy export ecs` only; the setting `capacity` "
+        "launch_type": "`EC2` or `FARGATE`, for exported files only; the setting `capacity` "
         "selects where jobs run",
     },
     settings=(
