@@ -54,7 +54,8 @@ def gcp_memory_gib(instance_type: str, vcpus: float) -> float:
 #   aws: EC2's `BaselineBandwidthInGbps`, as aws/karpenter-provider-aws lists it (commit 01a436f0)
 #   azure: Microsoft's size pages (nva10v5, nc-a100-v4, ncads-h100-v5, nct4-v3, np, nd-gb200-v6)
 #   gcp: "GPU machine types" and "Network bandwidth" of Compute Engine's documentation
-#   oci: "Compute shapes"; nebius, coreweave: the pages on their instance types ---
+#   oci: "Compute shapes"; nebius, coreweave: the pages on their instance types
+#   ibm: "Instance profiles" (github.com/ibm-cloud-docs/vpc), "bandwidth cap", read 2026-11-23 ---
 NETWORK_GBITS: dict[str, dict[str, float]] = {
     "aws": {
         "p3.2xlarge": 2.5, "p3.8xlarge": 10, "p3.16xlarge": 25, "p3dn.24xlarge": 100, "p4d.24xlarge": 400,
@@ -107,6 +108,9 @@ NETWORK_GBITS: dict[str, dict[str, float]] = {
         "BM.GPU.H100.8": 3200, "BM.GPU.H200.8": 3200, "BM.GPU.B200.8": 3200, "BM.GPU.MI300X.8": 3200,
         "BM.GPU.L40S.4": 800, "BM.GPU.GB200.4": 1600,
     },
+    "ibm": {
+        "gx2-8x64x1v100": 16, "gx2-16x128x1v100": 32, "gx2-16x128x2v100": 32, "gx2-32x256x2v100": 64,
+    },
     "nebius": {
         "gpu-h100-sxm_8gpu-128vcpu-1600gb": 3200, "gpu-h200-sxm_8gpu-128vcpu-1600gb": 3200,
         "gpu-b200-sxm_8gpu-160vcpu-1792gb": 3200,
@@ -117,8 +121,9 @@ NETWORK_GBITS: dict[str, dict[str, float]] = {
 }  # fmt: skip
 
 # One chip's share of the data center network of its pod: 6.4 Tbit/s for 256 chips of v5e,
-# 25.6 Tbit/s for 256 chips of v6e (cloud.google.com/tpu/docs/v5e and v6e).
-_TPU_GBITS = {"tpu-v5litepod": 25, "tpu-v6e": 100}
+# 25.6 Tbit/s for 256 chips of v6e; for v5p, "DCN bandwidth per chip"
+# (docs.cloud.google.com/tpu/docs/v5e, v6e and v5p, the last read 2026-11-23).
+_TPU_GBITS = {"tpu-v5litepod": 25, "tpu-v5p": 50, "tpu-v6e": 100}
 
 
 def find_network_gbits(

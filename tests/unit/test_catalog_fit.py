@@ -159,6 +159,17 @@ def test_a_near_miss_says_both_figures(need: ResourceSpec, missed: Constraint, t
     assert explain(offer(), need, missed) == text
 
 
+def test_an_unpublished_speed_is_named_as_such() -> None:
+    """Marketplaces and some small clouds publish no speed: nothing that a user could look up."""
+    need = ResourceSpec(network=NetworkNeed(min_mbps=100_000))
+    card = offer(provider="lambda", instance_type="gpu_8x_a100")
+    assert explain(card, need, Constraint.NETWORK) == (
+        "has a network whose speed lambda does not publish, you asked for at least 100 Gbit/s"
+    )
+    measured = offer(provider="lambda", instance_type="gpu_8x_a100", network_mbps=50_000)
+    assert "does not publish" not in explain(measured, need, Constraint.NETWORK)
+
+
 def test_failing_two_things_is_no_near_miss_nor_is_another_type_or_a_machine_without_accelerators() -> (
     None
 ):

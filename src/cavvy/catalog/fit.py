@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from cavvy.catalog.accelerators import is_match
 from cavvy.catalog.fabrics import find_fabric, has_fabric
+from cavvy.catalog.networks import find_unpublished
 from cavvy.catalog.needs import format_need
 from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.catalog.regions import is_region
@@ -318,6 +319,12 @@ def _network_gap(offer: Offer, need: NetworkNeed) -> str:
         if found is None:
             return f"has no known RDMA network, you asked for {need.fabric}"
         has, asked = [*has, found], [*asked, need.fabric]
+    unpublished = find_unpublished(offer.provider, offer.instance_type)
+    if offer.network_mbps is None and unpublished is not None:
+        return (
+            f"has a network whose speed {offer.provider} does not publish, you asked for "
+            f"{' '.join(asked)}"
+        )
     return _gap("network", " ".join(has), " ".join(asked))
 
 
