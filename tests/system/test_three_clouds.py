@@ -112,7 +112,7 @@ def check_checkpoints(user: User, job: JobDetail) -> dict[int, int]:
     assert len(numbers) >= 3
     assert all(one + 1 == other for one, other in pairwise(numbers)), numbers
     query = (
-        "SELECT attempts.number, json_extract(nodes.document, '$.sent_bytes') "
+        "SELECT attempts.number, json_extract(nodes.document, '$.sent[0].bytes') "
         "FROM nodes JOIN attempts ON attempts.id = nodes.attempt_id"
     )
     path = f"file:{user.home}/cavvy.db?mode=ro"

@@ -10,7 +10,7 @@ import pytest
 
 from cavvy.api.reported import FIELDS, ReportedBatch, read_batch
 from cavvy.control.agents.claims import find_objection
-from cavvy.control.agents.reports import ReportOutcome, apply_messages, step_of
+from cavvy.control.agents.reports import ReportOutcome, apply_messages, find_target, step_of
 from cavvy.control.agents.sessions import first_lease, lease_paid_by
 from cavvy.control.agents.work import make_assignment
 from cavvy.domain.jobs import (
@@ -22,6 +22,8 @@ from cavvy.domain.jobs import (
     JobRecord,
     Node,
     NodePhase,
+    SentData,
+    SentKind,
 )
 from cavvy.domain.messages import AgentMessage, MessageKind, TransferWork
 from cavvy.domain.offers import Offer
@@ -207,21 +209,47 @@ def test_uploads_are_added_up_and_copies_to_a_folder_are_not() -> None:
         replace(message(MessageKind.CHECKPOINT, bytes=9, sent=size, number=number), seq=seq)
         for seq, (size, number) in enumerate([(70, 1), (30, 2), (1000, None), (-5, 3)], 5)
     ]
-    assert applied(*sent).node.sent_bytes == 100
+    assert applied(*sent).node.sent == (SentData(kind=SentKind.CHECKPOINTS, bytes=100),)
 
 
-def test_uploads_count_only_as_far_as_a_network_can_carry_them() -> None:
+def test_sent_data_counts_only_as_far_as_a_network_can_carry_it() -> None:
     flood = [
         message(MessageKind.CHECKPOINT, bytes=9, sent=1 << 50, number=seq, seq=seq)
         for seq in (5, 6)
     ]
     young = replace(NODE, claimed_at=NOW - SECOND)
     report = applied(*flood, node=young)
-    assert report.node.sent_bytes == 12_500_000_000  # 100 Gbit/s
+    assert total_sent(report) == 12_500_000_000  # 100 Gbit/s
+    log = message(MessageKind.EXITED, log_bytes=1 << 50, seq=7)
+    assert total_sent(applied(*flood, log, node=young)) == 12_500_000_000  # of all kinds
     later = apply_messages(JOB, ATTEMPT, report.node, [replace(flood[0], seq=7)], NOW + SECOND)
-    assert later.node.sent_bytes == 25_000_000_000
-    early = replace(NODE, claimed_at=NOW + SECOND, sent_bytes=8)  # the clock went back
-    assert applied(*flood, node=early).node.sent_bytes == 8
+    assert total_sent(later) == 25_000_000_000
+    known = SentData(kind=SentKind.CHECKPOINTS, bytes=8)
+    early = replace(NODE, claimed_at=NOW + SECOND, sent=(known,))  # the clock went back
+    assert applied(*flood, node=early).node.sent == (known,)
+
+
+def total_sent(report: ReportOutcome) -> int:
+    return sum(each.bytes for each in report.node.sent)
+
+
+def test_outputs_and_the_log_are_added_up_for_each_output() -> None:
+    outputs = (Transfer(source="a", target="gs://b/a"), Transfer(source="c", target="s3://b/c"))
+    job = replace(JOB, task=replace(JOB.task, outputs=outputs))
+    sent = [
+        replace(message(MessageKind.UPLOAD, sent=size, number=number), seq=seq)
+        for seq, (size, number) in enumerate([(70, 1), (30, 0), (5, 1), (0, 0), (9, 2), (9, -1)], 5)
+    ]
+    told = [*sent, replace(message(MessageKind.EXITED, log_bytes=11), seq=11)]
+    report = apply_messages(job, ATTEMPT, NODE, told, NOW)
+    assert report.node.sent == (
+        SentData(kind=SentKind.OUTPUT, output=1, bytes=75),
+        SentData(kind=SentKind.OUTPUT, output=0, bytes=30),
+        SentData(kind=SentKind.LOG, bytes=11),
+    )
+    assert report.node.refused == 2  # the task has two outputs
+    targets = [find_target(job.task, each) for each in report.node.sent]
+    assert targets == ["s3://b/c", "gs://b/a", None]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,16 @@ from cavvy.control.decide.looks import GangLook, after_look, look_interval
 from cavvy.control.decide.rows import JobRows
 from cavvy.domain.events import Charge, ChargeKind, replace_charges
 from cavvy.domain.gangs import GangSeen, GangState, NodeExtra, NodeSeen
-from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord, Node, NodePhase, UnsureBill
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptPhase,
+    JobRecord,
+    Node,
+    NodePhase,
+    SentData,
+    SentKind,
+    UnsureBill,
+)
 from cavvy.domain.offers import ExtraPrice, Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
@@ -262,13 +271,15 @@ def test_disks_and_addresses_are_billed_with_their_node() -> None:
 
 
 def sender(rank: int, sent: int, phase: NodePhase = NodePhase.EXITED) -> Node:
-    known = replace(agent(rank, 6, 40), phase=phase, sent_bytes=sent)
-    return replace(known, egress=Money(90_000))  # nine cents per GB
+    nine_cents = Money(90_000)  # per GB
+    data = SentData(kind=SentKind.CHECKPOINTS, bytes=sent, egress=nine_cents)
+    return replace(agent(rank, 6, 40), phase=phase, sent=(data,))
 
 
 def test_uploads_are_billed_by_their_bytes_at_the_price_of_the_cloud() -> None:
     told = gang(node(0, 5, 45), node(1, 5, 45), state=GangState.ENDED)
-    nodes = [sender(0, 2_000_000_000), replace(sender(1, 10**9), egress=None)]
+    unpriced = SentData(kind=SentKind.CHECKPOINTS, bytes=10**9)
+    nodes = [sender(0, 2_000_000_000), replace(sender(1, 10**9), sent=(unpriced,))]
     bill = close(after_look(NEW, told, at(99)), nodes=nodes)
     [traffic] = [each for each in bill.charges if each.kind is ChargeKind.TRAFFIC]
     assert (traffic.rank, traffic.amount) == (0, Money(180_000))
@@ -277,6 +288,17 @@ def test_uploads_are_billed_by_their_bytes_at_the_price_of_the_cloud() -> None:
     assert audit_bill(ATTEMPT, told, bill.charges).verdict is BillVerdict.AGREES
     again = close(after_look(NEW, told, at(99)), nodes=nodes, stored=bill.charges)
     assert again.charges == bill.charges
+
+
+def test_outputs_and_logs_are_billed_at_the_price_of_their_own_target() -> None:
+    told = gang(node(0, 5, 45), state=GangState.ENDED)
+    nodes = [sender(0, 10**9)]
+    output = SentData(kind=SentKind.OUTPUT, bytes=3 * 10**9, egress=Money(20_000))
+    log = SentData(kind=SentKind.LOG, bytes=5 * 10**8, egress=Money(0))
+    nodes = [replace(nodes[0], sent=(*nodes[0].sent, output, log))]
+    bill = close(after_look(NEW, told, at(99)), attempt=replace(ATTEMPT, nodes=1), nodes=nodes)
+    [traffic] = [each for each in bill.charges if each.kind is ChargeKind.TRAFFIC]
+    assert traffic.amount == Money(90_000 + 60_000)
 
 
 def test_an_upload_that_a_loss_cut_off_is_billed_as_a_range() -> None:
@@ -293,7 +315,7 @@ def test_an_upload_that_a_loss_cut_off_is_billed_as_a_range() -> None:
     bill = close(after_look(NEW, told, at(99)), attempt=lied, nodes=[just])
     assert bill.unsure_bill is not None
     assert bill.unsure_bill.traffic == Money(1_125_000)  # 12.5 GB
-    silent = replace(lost, sent_bytes=0)
+    silent = replace(lost, sent=())
     assert close(after_look(NEW, told, at(99)), attempt=attempt, nodes=[silent]).unsure_bill is None
 
 

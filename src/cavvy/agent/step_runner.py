@@ -381,11 +381,14 @@ class StepRunner:
         then()
 
     def _heard(self, line: bytes) -> None:
-        """Handle a line from a step: `setup`, the name and text of an event, or the step's result
-        as JSON."""
+        """Handle a line from a step: `setup`, `sent` with an output and its bytes, the name and
+        text of an event, or the step's result as JSON."""
         word, _, text = line.partition(b" ")
         if line == b"setup":
             self._owner.say("setup")
+        elif word == b"sent":
+            output, size = text.split()
+            self._owner.say("upload", number=int(output), sent=int(size))
         elif word in EVENTS:
             self._owner.say("event", name=word.decode(), text=text.decode("utf-8", "replace"))
         else:

@@ -8,7 +8,7 @@ from asyncio import to_thread
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
@@ -248,6 +248,15 @@ def _list_prices(provider: str, instance: str | None) -> Sequence[Offer]:
         return ()
 
 
+def read_egress_dates() -> Mapping[str, date]:
+    """The dates of the prices that `read_egress` returns, with the same keys."""
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            return snapshot.egress_dates()
+    except SnapshotError:  # `read_egress` has logged it
+        return {}
+
+
 def read_egress() -> Mapping[str, Money]:
     """The catalog's prices for data that leaves a cloud. If there is no catalog, the result is
     empty, and data transfers count as free.
@@ -302,6 +311,7 @@ def make_dependencies(
         read_blob=lambda name: to_thread(read, name),
         environment=os.environ,
         egress=lambda: to_thread(read_egress),
+        egress_dates=lambda: to_thread(read_egress_dates),
     )
 
 

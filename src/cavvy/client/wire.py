@@ -9,6 +9,8 @@ from datetime import datetime
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from cavvy.client.traffic import TrafficView as TrafficView
+
 Scalar = str | int | float | bool
 
 
@@ -270,13 +272,10 @@ class StretchView(Answer, frozen=True, kw_only=True):
 
 
 class CostView(Answer, frozen=True, kw_only=True):
-    """A job's cost, and how its time was spent. The seconds add up to the time since its
-    submission.
+    """A job's cost, and how its time since its submission was spent.
 
-    `lost_s` is running time whose work had to be repeated: from the newest checkpoint until the
-    nodes were lost. `unsure_micros` is what the job may have cost in addition to `total_micros`: if
-    a provider does not report when a node started or ended, only the time when the node was billed
-    for certain is charged.
+    `lost_s` is running time whose work was repeated: from the newest checkpoint until the nodes
+    were lost. `unsure_micros` is what the job may have cost in addition to `total_micros`.
     """
 
     job: str
@@ -289,6 +288,7 @@ class CostView(Answer, frozen=True, kw_only=True):
     lost_s: float
     ending_s: float
     timeline: list[StretchView]
+    traffic: list[TrafficView] = []
 
 
 class AuditRow(Answer, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, Orph
 from cavvy.control.job_service import JobIds, JobService, gang_name
 from cavvy.control.loop import ReconcilerDriver
 from cavvy.control.machine_service import MachineService
-from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress
+from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress, ReadEgressDates
 from cavvy.control.markets.history import MarketHistory
 from cavvy.control.markets.standby import StandbyGangs
 from cavvy.control.provider_pool import ProviderPool
@@ -87,6 +87,7 @@ class ControlPlaneDependencies:
     )  # the server's environment variables, which may contain storage keys for all projects
     # reads the prices of outgoing data; None means that all data is free
     egress: ReadEgress | None = None
+    egress_dates: ReadEgressDates | None = None  # reads the dates of these prices
     tidy: Callable[[datetime], Awaitable[None]] | None = (
         None  # removes data that no job needs; called at every garbage collection
     )
@@ -122,7 +123,7 @@ class ControlPlane:
         self.data, self.uploads = self._make_transfers(dependencies)
         self.agents = self._make_agents(dependencies)
         self.deposits = self._make_deposits(dependencies)
-        self.advisor = self._make_advisor(dependencies.egress)
+        self.advisor = self._make_advisor(dependencies)
         self._operator = self._make_operator(installation, dependencies)
         self._name_gang: NameGang = partial(gang_name, installation)
         self._warm = WarmPool(store, clock, self.agents)
@@ -135,9 +136,11 @@ class ControlPlane:
         self.machines = self._make_machines()
         self._driver = ReconcilerDriver(self, self._worklist, clock)
 
-    def _make_advisor(self, egress: ReadEgress | None) -> DeadlineAdvisor:
-        history = MarketHistory(self._store, self._clock)
-        return DeadlineAdvisor(self._store, self.pool, self._clock, history, egress)
+    def _make_advisor(self, outside: ControlPlaneDependencies) -> DeadlineAdvisor:
+        history, egress = MarketHistory(self._store, self._clock), outside.egress
+        advisor = DeadlineAdvisor(self._store, self.pool, self._clock, history, egress)
+        advisor.read_egress_dates = outside.egress_dates
+        return advisor
 
     def _make_jobs(self, ids: JobIds) -> JobService:
         return JobService(
@@ -198,7 +201,7 @@ class ControlPlane:
             save_interval=self.checkpoints.save_interval,
             losses=self.checkpoints.losses_per_hour,
             deposit_after_s=lambda job: LEAVES_AFTER_S if self.deposits.find_url(job) else 0,
-            egress=lambda job, attempt: self.advisor.price_uploads(job, attempt.offer),
+            egress=lambda url, offer: self.advisor.price_upload(url, offer),
             notice=lambda attempt: self.pool.notice(attempt.offer.provider),
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
             read_blob=dependencies.read_blob,

@@ -1,14 +1,14 @@
-"""Computes the cost of checkpoints that nodes send out of their clouds.
+"""Computes the cost of the data that nodes send out of their clouds: checkpoints, outputs and logs.
 
-The agent reports the bytes of each upload when it is complete. The bytes of an upload that the loss
-of the node cut off are unknown, so their cost is known only as a range.
+The agent reports the bytes when they are sent. The bytes of a checkpoint whose upload the loss of
+the node cut off are unknown, so their cost is known only as a range.
 """
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from cavvy.domain.events import Charge, ChargeKind
-from cavvy.domain.jobs import Attempt, Node, NodePhase
+from cavvy.domain.jobs import Attempt, Node, NodePhase, SentKind
 from cavvy.domain.units import HourlyRate, Money
 
 _GB = 10**9  # bytes; clouds publish prices of egress per GB
@@ -17,13 +17,12 @@ _BYTES_PER_S = 12_500_000_000
 
 
 def bill_traffic(attempt: Attempt, nodes: Iterable[Node]) -> list[Charge]:
-    """A charge for each node that has uploaded checkpoints, from the start of its work until its
-    last message. The price is that of the first upload. An upload without a known price is not
-    charged.
+    """A charge for each node that has sent data, from the start of its work until its last message.
+    The price is that of the first bytes of each kind. Data without a known price is not charged.
     """
     charges = []
     for node in nodes:
-        amount = _price(node.egress, node.sent_bytes)
+        amount = Money(sum(price_sent(each.egress, each.bytes).micros for each in node.sent))
         if node.attempt_id != attempt.id or not amount.micros:
             continue
         since = node.claimed_at or attempt.created_at
@@ -43,23 +42,27 @@ def bill_traffic(attempt: Attempt, nodes: Iterable[Node]) -> list[Charge]:
 
 
 def bound_upload(length: timedelta) -> int:
-    """The bytes that a node can have uploaded in this time. Nodes are not trusted, and what they
-    report must not use up a budget that their network could not use up.
+    """The bytes that a node can have sent in this time. Nodes are not trusted, and what they report
+    must not use up a budget that their network could not use up.
     """
     return max(0, length // timedelta(microseconds=1) * _BYTES_PER_S // 1_000_000)
 
 
 def bound_lost_traffic(attempt: Attempt, nodes: Iterable[Node], now: datetime) -> Money:
-    """What uploads that were cut off when nodes were lost may have cost: for each such node, at
-    most a checkpoint of the size of the newest complete one, or what it can have sent since its
-    last message.
+    """What uploads of checkpoints that were cut off when nodes were lost may have cost: for each
+    such node, at most a checkpoint of the size of the newest complete one, or what it can have sent
+    since its last message.
     """
-    lost = [node for node in nodes if node.phase is not NodePhase.EXITED and node.sent_bytes]
-    silent = [now - (node.heard_at or attempt.created_at) for node in lost]
-    sizes = [min(attempt.checkpoint_bytes, bound_upload(length)) for length in silent]
-    prices = [_price(each.egress, size) for each, size in zip(lost, sizes, strict=True)]
-    return Money(sum(price.micros for price in prices))
+    most = Money()
+    for node in nodes:
+        silent = now - (node.heard_at or attempt.created_at)
+        size = min(attempt.checkpoint_bytes, bound_upload(silent))
+        for each in node.sent if node.phase is not NodePhase.EXITED else ():
+            if each.kind is SentKind.CHECKPOINTS:
+                most += price_sent(each.egress, size)
+    return most
 
 
-def _price(per_gb: Money | None, size: int) -> Money:
+def price_sent(per_gb: Money | None, size: int) -> Money:
+    """The cost of this many bytes at a price per GB; nothing if the price is unknown."""
     return Money((2 * per_gb.micros * size + _GB) // (2 * _GB)) if per_gb else Money(0)

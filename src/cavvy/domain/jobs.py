@@ -6,7 +6,7 @@ Each node runs an agent.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 
 from cavvy.domain.offers import Offer
@@ -385,6 +385,26 @@ class Order:
     at: datetime | None = None  # when the order was given
 
 
+class SentKind(StrEnum):
+    """What a node sends to storages and to the server."""
+
+    CHECKPOINTS = "checkpoints"
+    OUTPUT = "output"
+    LOG = "log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentData:
+    """The bytes of one kind that a node has sent so far, or, for OUTPUT, of one output."""
+
+    kind: SentKind
+    output: int = 0  # OUTPUT: the number of the output in the task, from 0
+    bytes: int = 0
+    # The price of a GB (10^9 bytes) when the first were sent, and its date; None if it is unknown.
+    egress: Money | None = None
+    egress_as_of: date | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One rank of a gang, as its agent reports it."""
@@ -399,9 +419,7 @@ class Node:
     last_seq: int = 0  # number of the agent's last message that was applied or refused
     refused: int = 0  # number of the agent's messages that were refused in whole or in part
     told_bytes: int = 0  # total bytes of the events that the agent's messages created
-    sent_bytes: int = 0  # total bytes of the checkpoints that the agent uploaded
-    # price of a GB (10^9 bytes) of these, when the first was uploaded; None if it is unknown
-    egress: Money | None = None
+    sent: tuple[SentData, ...] = ()  # what the agent has sent, as its messages report
     exit_code: int | None = None
     exit_outcome: AttemptOutcome | None = None
     exit_reason: str = ""

@@ -22,6 +22,7 @@ class MessageKind(StrEnum):
     RUNNING = "running"
     PROGRESS = "progress"
     CHECKPOINT = "checkpoint"
+    UPLOAD = "upload"  # files of an output were sent
     NOTICE = "notice"
     TELEMETRY = "telemetry"
     EVENT = "event"
@@ -42,8 +43,9 @@ class AgentMessage:
     bytes: int = 0  # checkpoint
     files: int = 0  # checkpoint
     newest_at: datetime | None = None  # checkpoint
-    number: int | None = None  # checkpoint: the checkpoint's number, if it was uploaded
-    sent: int = 0  # checkpoint: bytes that the checkpoint's upload sent
+    # checkpoint: the checkpoint's number, if it was uploaded; upload: the number of the output
+    number: int | None = None
+    sent: int = 0  # checkpoint, upload: bytes that were sent
     seconds: float | None = (
         None  # notice: seconds until the node is reclaimed; checkpoint: seconds of its upload
     )

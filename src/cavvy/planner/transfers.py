@@ -4,7 +4,8 @@ known.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import date, timedelta
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from cavvy.catalog.residency import BUCKET_PROVIDERS, find_cloud
@@ -16,6 +17,7 @@ from cavvy.domain.units import Money, format_duration, format_memory, format_usd
 # value was not measured; a note of the plan states this.
 TRANSFER_MBPS = 1000
 _MIB, _GB = 1 << 20, 10**9
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,12 @@ def find_egress(offer: Offer, egress: Mapping[str, Money]) -> Money | None:
     """The price of one GB (10^9 bytes) of egress from the offer's location; None if it is
     unknown.
     """
-    if offer.shared:
-        return Money(0)
-    cloud = find_cloud(offer.provider)
-    return egress.get(f"{cloud}/{offer.region}", egress.get(cloud))
+    return Money(0) if offer.shared else _find(offer, egress)
+
+
+def find_egress_date(offer: Offer, dates: Mapping[str, date]) -> date | None:
+    """The date of the price that `find_egress` returns, from a table with the same keys."""
+    return _find(offer, dates)
 
 
 def price_upload(url: str | None, offer: Offer, egress: Mapping[str, Money]) -> Money | None:
@@ -117,6 +121,12 @@ def price_upload(url: str | None, offer: Offer, egress: Mapping[str, Money]) -> 
     if home == find_cloud(offer.provider):
         return Money(0)
     return find_egress(offer, egress)
+
+
+def _find(offer: Offer, table: Mapping[str, _T]) -> _T | None:
+    """The entry of the offer's region, or of its cloud."""
+    cloud = find_cloud(offer.provider)
+    return table.get(f"{cloud}/{offer.region}", table.get(cloud))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 
 from ..control_client import complain
 from ..http_client import TransferFailed
@@ -66,6 +67,8 @@ class OutputSync(SidecarProcess):
     def _heard(self, told: dict[str, Any]) -> None:
         if "moved" in told:
             self._say("event", name="moved", text=told["moved"])
+        elif "sent" in told:
+            self._say("upload", number=int(told["output"]), sent=int(told["sent"]))
         elif "refused" in told:
             self._warn(told["refused"])
         else:
@@ -99,9 +102,6 @@ def send_changed(config: AgentConfig, work: WorkConfig, still_s: float, *, quiet
     """
     began, files, problem = time.monotonic(), 0, ""
 
-    def tell(**fields: object) -> None:
-        os.write(1, (json.dumps(fields) + "\n").encode())
-
     for index in work.mirrored:
         target = work.outputs[index].target
         try:
@@ -120,6 +120,7 @@ def send_changed(config: AgentConfig, work: WorkConfig, still_s: float, *, quiet
                     still_s=still_s,
                     quiet=quiet,
                     refuse=lambda text: None if still_s else tell(refused=text),
+                    sent=partial(_tell_sent, index),
                 )
             finally:
                 remember_sent(config, index, known)
@@ -130,3 +131,12 @@ def send_changed(config: AgentConfig, work: WorkConfig, still_s: float, *, quiet
             problem = problem or f"{target}: {error}"
     tell(files=files, problem=problem, seconds=time.monotonic() - began)
     return 0
+
+
+def tell(**fields: object) -> None:
+    """Print a line for the agent."""
+    os.write(1, (json.dumps(fields) + "\n").encode())
+
+
+def _tell_sent(output: int, size: int) -> None:
+    tell(output=output, sent=size)

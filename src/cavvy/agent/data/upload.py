@@ -34,6 +34,7 @@ def send_output(
     still_s: float = 0.0,
     quiet: bool = False,
     refuse: Callable[[str], None] = lambda text: None,
+    sent: Callable[[int], None] = lambda size: None,
 ) -> TransferProgress:
     """Send a file or a folder. Files in `known` are already at the target, so they are not sent
     unless they have changed. Sent files are added to `known`. Links whose target is in one of
@@ -41,27 +42,31 @@ def send_output(
 
     If `still_s` is above 0, the work is still running. Files that the work wrote within the last
     `still_s` seconds, or writes during the upload, are skipped. With `quiet`, waits for the storage
-    are not reported. The caller must call `end` of the returned meter. Raises TransferFailed,
-    LeadsOutside, OSError.
+    are not reported. `sent` is called with the bytes that were sent, also after a failure. The
+    caller must call `end` of the returned meter. Raises TransferFailed, LeadsOutside, OSError.
     """
     meter = TransferProgress(f"output {target}", tell, quiet=quiet)
     try:
         files = list_files(folders, source, target, refuse)
     except FileNotFoundError as error:
         raise TransferFailed(f"the output {source} does not exist") from error
-    with ThreadPoolExecutor(WORKERS) as pool:
-        waiting = [
-            pool.submit(send_file, config, folders, index, path, name, meter, known)
-            for path, name in files
-            if is_due(folders, path, name, known, still_s)
-        ]
-        try:
-            for each in waiting:
-                with suppress(*((OutputChanged, FileNotFoundError) if still_s else ())):
-                    each.result()
-        finally:
-            for each in waiting:
-                each.cancel()
+    try:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            waiting = [
+                pool.submit(send_file, config, folders, index, path, name, meter, known)
+                for path, name in files
+                if is_due(folders, path, name, known, still_s)
+            ]
+            try:
+                for each in waiting:
+                    with suppress(*((OutputChanged, FileNotFoundError) if still_s else ())):
+                        each.result()
+            finally:
+                for each in waiting:
+                    each.cancel()
+    finally:
+        if meter.bytes:
+            sent(meter.bytes)
     return meter
 
 

@@ -110,7 +110,15 @@ def _send(config: AgentConfig, work: WorkConfig, index: int, channel: int) -> No
     folders, target = find_folders(config, work), work.outputs[index].target
     try:
         meter = send_output(
-            config, folders, index, source, target, tell_to(channel), known, refuse=write_log
+            config,
+            folders,
+            index,
+            source,
+            target,
+            tell_to(channel),
+            known,
+            refuse=write_log,
+            sent=lambda size: tell_to(channel, f"sent {index}")(str(size)),
         )
     except TransferFailed as error:
         raise CannotBuild(str(error)) from error

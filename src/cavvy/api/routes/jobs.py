@@ -186,7 +186,8 @@ async def cost(request: Request, project: ProjectPath, name: JobPath) -> Respons
     job = await find_job(app_state, project, name)
     attempts = await app_state.store.attempts(job.id)
     charges = await app_state.store.charges(job.id)
-    return reply(views.cost_view(job, attempts, charges, app_state.now()))
+    nodes = [node for each in attempts for node in await app_state.store.nodes(each.id)]
+    return reply(views.cost_view(job, attempts, nodes, charges, app_state.now()))
 
 
 @router.get(

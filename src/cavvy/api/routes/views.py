@@ -16,7 +16,16 @@ from cavvy.costs.metering import total
 from cavvy.costs.timeline import TimeUse, trace
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge
-from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobRecord, Node, PlanState
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptOutcome,
+    AttemptPhase,
+    JobRecord,
+    Node,
+    PlanState,
+    SentData,
+    SentKind,
+)
 from cavvy.domain.machines import MachineStatus
 from cavvy.domain.markets import Observation
 from cavvy.domain.units import Money
@@ -169,8 +178,24 @@ def audit_row(job: str, bill: AuditedBill) -> wire.AuditRow:
     )
 
 
+def traffic_view(node: Node, sent: SentData) -> wire.TrafficView:
+    return wire.TrafficView(
+        attempt=int(node.attempt_id.rpartition("-")[2]),
+        rank=node.rank,
+        kind=sent.kind,
+        output=sent.output if sent.kind is SentKind.OUTPUT else None,
+        bytes=sent.bytes,
+        micros_per_gb=None if sent.egress is None else sent.egress.micros,
+        price_as_of=sent.egress_as_of,
+    )
+
+
 def cost_view(
-    job: JobRecord, attempts: Sequence[Attempt], charges: Sequence[Charge], now: datetime
+    job: JobRecord,
+    attempts: Sequence[Attempt],
+    nodes: Sequence[Node],
+    charges: Sequence[Charge],
+    now: datetime,
 ) -> wire.CostView:
     timeline = trace(job, attempts, now)
     seconds = {use: length.total_seconds() for use, length in timeline.totals.items()}
@@ -185,4 +210,5 @@ def cost_view(
         lost_s=seconds[TimeUse.LOST],
         ending_s=seconds[TimeUse.STOPPING],
         timeline=[view(wire.StretchView, each) for each in timeline.stretches],
+        traffic=[traffic_view(node, each) for node in nodes for each in node.sent],
     )

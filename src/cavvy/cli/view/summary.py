@@ -92,8 +92,16 @@ def _list_extras(cost: "CostView", show: Callable[[int], str]) -> str:
     extra = {kind.value for kind in ChargeKind if kind.is_extra}
     extras = sum(each.amount_micros for each in cost.charges if each.kind in extra)
     sent = sum(each.amount_micros for each in cost.charges if each.kind == ChargeKind.TRAFFIC)
-    parts = [(extras, "disks and addresses"), (sent, "traffic")]
+    parts = [(extras, "disks and addresses"), (sent, _describe_traffic(cost))]
     return "".join(f", {show(amount)} for {what}" for amount, what in parts if amount)
+
+
+def _describe_traffic(cost: "CostView") -> str:
+    """The charged traffic, such as "1.50 GB of traffic (prices of 2026-11-01)"."""
+    billed = [each for each in cost.traffic if each.micros_per_gb]
+    size = sum(each.bytes for each in billed) / 10**9
+    dates = sorted({f"{each.price_as_of}" for each in billed if each.price_as_of})
+    return f"{size:.2f} GB of traffic" + (f" (prices of {', '.join(dates)})" if dates else "")
 
 
 def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[CounterfactualCost]":

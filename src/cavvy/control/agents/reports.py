@@ -5,12 +5,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from math import isfinite
+from typing import assert_never
 
 from cavvy.control.agents.checkpoints import describe, say_size
 from cavvy.costs.traffic import bound_upload
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind, JobRecord, Node, NodePhase
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptOutcome,
+    FailureKind,
+    JobRecord,
+    Node,
+    NodePhase,
+    SentData,
+    SentKind,
+)
 from cavvy.domain.messages import AgentMessage, MessageKind
+from cavvy.domain.tasks import TaskSpec
 
 _ENDS = frozenset(
     {
@@ -157,12 +168,36 @@ def _saved(report: ReportOutcome, message: AgentMessage, at: datetime, now: date
     newest = min(max(message.newest_at or at, _EARLIEST), now).astimezone(UTC)
     report.attempt = _measured(replace(report.attempt, checkpoint_at=newest), message)
     if message.number is not None:  # otherwise, the files were copied to a folder
-        before = report.node.sent_bytes
-        most = bound_upload(now - (report.node.claimed_at or report.attempt.created_at))
-        sent = min(before + max(0, message.sent), max(before, most))
-        report.node = replace(report.node, sent_bytes=sent)
+        _add_sent(report, now, SentKind.CHECKPOINTS, message.sent)
     report.saved = True
     tell(report, at, "checkpoint", _checkpoint(message))
+
+
+def _uploaded(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    if message.number is None or not 0 <= message.number < len(report.job.task.outputs):
+        raise ValueError(f"the task has no output {message.number}")
+    _add_sent(report, now, SentKind.OUTPUT, message.sent, message.number)
+
+
+def _add_sent(
+    report: ReportOutcome, now: datetime, kind: SentKind, sent: int, output: int = 0
+) -> None:
+    """Count bytes that the node has sent. All kinds together count at most what its network can
+    have carried since the node was claimed.
+    """
+    node = report.node
+    most = bound_upload(now - (node.claimed_at or report.attempt.created_at))
+    counted = min(sent, most - sum(each.bytes for each in node.sent))
+    if counted <= 0:
+        return
+    keys = [(each.kind, each.output) for each in node.sent]
+    if (kind, output) not in keys:
+        new = SentData(kind=kind, output=output, bytes=counted)
+        report.node = replace(node, sent=(*node.sent, new))
+        return
+    index = keys.index((kind, output))
+    known = replace(node.sent[index], bytes=node.sent[index].bytes + counted)
+    report.node = replace(node, sent=(*node.sent[:index], known, *node.sent[index + 1 :]))
 
 
 def _notice(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
@@ -224,6 +259,18 @@ def _checkpoint(message: AgentMessage) -> str:
     )
 
 
+def find_target(task: TaskSpec, sent: SentData) -> str | None:
+    """Where these data were sent: the URL of a storage, or None for the server."""
+    match sent.kind:
+        case SentKind.CHECKPOINTS:
+            return task.checkpoint.storage if task.checkpoint is not None else None
+        case SentKind.OUTPUT:
+            return task.outputs[sent.output].target
+        case SentKind.LOG:
+            return None
+    assert_never(sent.kind)
+
+
 def step_of(job: JobRecord, node: Node) -> timedelta:
     """The time of one step of the work: the time that the work reports, otherwise the time that the
     task declares, otherwise zero.
@@ -238,6 +285,7 @@ def _exited(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
     outcome = next((end for end in _ENDS if end == message.outcome), AttemptOutcome.NODE)
     failure = next((kind for kind in _FAILURES if kind == message.failure), None)
     reason = message.reason or f"exit code {message.exit_code}"
+    _add_sent(report, now, SentKind.LOG, message.log_bytes)
     report.node = replace(
         report.node,
         phase=NodePhase.EXITED,
@@ -258,6 +306,7 @@ _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetim
     MessageKind.PROGRESS: _progress,
     MessageKind.TELEMETRY: _telemetry,
     MessageKind.CHECKPOINT: _saved,
+    MessageKind.UPLOAD: _uploaded,
     MessageKind.NOTICE: _notice,
     MessageKind.EVENT: _event,
     MessageKind.EXITED: _exited,

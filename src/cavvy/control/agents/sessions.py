@@ -9,10 +9,16 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 
 from cavvy.control.agents.claims import find_objection
-from cavvy.control.agents.reports import ReportOutcome, apply_messages, step_of, tell
+from cavvy.control.agents.reports import (
+    ReportOutcome,
+    apply_messages,
+    find_target,
+    step_of,
+    tell,
+)
 from cavvy.control.agents.work import make_assignment
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import paid_time
@@ -31,7 +37,7 @@ from cavvy.domain.messages import (
     HostFacts,
     MessagesStored,
 )
-from cavvy.domain.offers import Purchase
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.protocol import PROTOCOL, list_unknown
 from cavvy.domain.units import HourlyRate, Money, format_duration
 from cavvy.planner.checkpoint_interval import CheckpointInterval, fit_notice, is_news
@@ -66,8 +72,9 @@ async def no_losses(attempt: Attempt) -> None:
     """The default for `losses`: the rate is not known."""
 
 
-async def no_egress(job: JobRecord, attempt: Attempt) -> None:
+async def no_egress(url: str | None, offer: Offer) -> tuple[None, None]:
     """The default for `egress`: the price is not known."""
+    return None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +94,9 @@ class AgentDependencies:
     )
     # how many seconds an agent waits for the server before it stores results in a bucket; 0: never
     deposit_after_s: Callable[[JobRecord], float] = lambda job: 0
-    # the price of a GB of uploaded checkpoints; None if it is unknown
-    egress: Callable[[JobRecord, Attempt], Awaitable[Money | None]] = no_egress
+    # The price of a GB that a node of the offer sends to the URL, or to the server if this is None,
+    # and the date of the price; None if it is unknown.
+    egress: Callable[[str | None, Offer], Awaitable[tuple[Money | None, date | None]]] = no_egress
     notice: Callable[[Attempt], timedelta | None] = lambda attempt: (
         None
     )  # the provider's notice before it reclaims a node
@@ -448,8 +456,9 @@ class AgentSessions:
         report = apply_messages(job, attempt, node, messages, now, skips=heard_at is not None)
         if report.saved:
             await self._repace(report)
-            await self._price_uploads(report)
             self._warn_of_size(report, attempt)
+        if report.node.sent != node.sent:
+            await self._price_sent(report)
         if report.node.last_seq > node.last_seq:
             attempts = [report.attempt] if report.attempt is not attempt else []
             await self._store.commit(
@@ -481,11 +490,16 @@ class AgentSessions:
             )
             tell(report, self._clock.now(), "unsafe", text)
 
-    async def _price_uploads(self, report: ReportOutcome) -> None:
-        """Record the price of the node's uploads when it has sent the first."""
-        if report.node.sent_bytes and report.node.egress is None:
-            price = await self._dependencies.egress(report.job, report.attempt)
-            report.node = replace(report.node, egress=price)
+    async def _price_sent(self, report: ReportOutcome) -> None:
+        """Record the prices of what the node has sent, when it has sent the first bytes."""
+        priced = []
+        for each in report.node.sent:
+            price, as_of = each.egress, each.egress_as_of
+            if price is None:
+                url = find_target(report.job.task, each)
+                price, as_of = await self._dependencies.egress(url, report.attempt.offer)
+            priced.append(replace(each, egress=price, egress_as_of=as_of))
+        report.node = replace(report.node, sent=tuple(priced))
 
     async def _repace(self, report: ReportOutcome) -> None:
         """Change the checkpoint interval if the cost of the newest checkpoint makes another

@@ -3,7 +3,7 @@ them to `decide.deadline`."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import budget_left
@@ -36,7 +36,7 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext
-from cavvy.planner.transfers import price_upload
+from cavvy.planner.transfers import find_egress_date, price_upload
 from cavvy.store.base import Store
 
 _LAST = timedelta(seconds=30)  # maximum age of the offers that are used for a job with a gang
@@ -45,6 +45,7 @@ _EGRESS_AGE = timedelta(hours=1)
 
 # Reads prices per GB, by provider or "provider/region".
 ReadEgress = Callable[[], Awaitable[Mapping[str, Money]]]
+ReadEgressDates = Callable[[], Awaitable[Mapping[str, date]]]
 
 
 class DeadlineAdvisor:
@@ -63,7 +64,9 @@ class DeadlineAdvisor:
         self._clock = clock
         self.history = history
         self._read_egress = egress
+        self.read_egress_dates: ReadEgressDates | None = None  # set by the control plane
         self._egress: Mapping[str, Money] = {}
+        self._egress_dates: Mapping[str, date] = {}
         self._egress_read: datetime | None = None
 
     async def place(self, job: JobRecord, snapshot: MarketSnapshot) -> Recommendation | None:
@@ -116,10 +119,12 @@ class DeadlineAdvisor:
         sized = any(each.size_mib is not None for each in (*task.inputs, *task.outputs))
         return await self._prices() if sized else {}
 
-    async def price_uploads(self, job: JobRecord, offer: Offer) -> Money | None:
-        """The price of a GB of checkpoints that a node of the offer uploads; None if unknown."""
-        storage = job.task.checkpoint.storage if job.task.checkpoint is not None else None
-        return price_upload(storage, offer, await self._prices())
+    async def price_upload(self, url: str | None, offer: Offer) -> tuple[Money | None, date | None]:
+        """The price of a GB that a node of the offer sends to the URL, or to the server if this is
+        None, and the date of the price; None if it is unknown.
+        """
+        price = price_upload(url, offer, await self._prices())
+        return price, find_egress_date(offer, self._egress_dates) if price else None
 
     async def ahead(
         self, job: JobRecord, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]
@@ -176,4 +181,6 @@ class DeadlineAdvisor:
         is_old = read is None or not now - _EGRESS_AGE < read <= now
         if self._read_egress is not None and is_old:
             self._egress, self._egress_read = await self._read_egress(), now
+            if self.read_egress_dates is not None:
+                self._egress_dates = await self.read_egress_dates()
         return self._egress

@@ -154,6 +154,14 @@ class CatalogSnapshot:
             for provider, region, micros in found
         }
 
+    def egress_dates(self) -> Mapping[str, date]:
+        """The dates of the prices that `egress` returns, with the same keys."""
+        return {
+            f"{provider}/{region}" if region else provider: as_of
+            for provider, region, target, _, _, as_of in self.egress_rows()
+            if target == "internet"
+        }
+
     def egress_rows(self) -> Iterator[tuple[str, str, str, Money, str, date]]:
         """Every egress price: provider, region ("" for all), target, price per GB, source, date."""
         sources = self._known_sources()

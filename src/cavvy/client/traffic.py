@@ -1,0 +1,20 @@
+"""The data that nodes sent, as a part of a job's costs."""
+
+from datetime import date
+
+from msgspec import Struct
+
+
+class TrafficView(Struct, frozen=True, kw_only=True):
+    """The data of one kind that a node has sent: its checkpoints, its log, or one output, whose
+    number in the task is `output`. The price is in micro-dollars per GB (10^9 bytes), as of its
+    date; null if it is unknown, so that the data are not in the bill.
+    """
+
+    attempt: int
+    rank: int
+    kind: str
+    output: int | None
+    bytes: int
+    micros_per_gb: int | None
+    price_as_of: date | None
