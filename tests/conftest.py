@@ -20,6 +20,7 @@ from hypothesis import settings
 from tests import tiers
 from tests.proofs import Notary, note
 from tests.rewriting import rewrite_share
+from tests.shared import GroupEnds
 from tests.spread import REAL_SERVERS, InOrder, Watch, put_in_order
 from tests.verdict import Verdict, pytest_runtest_makereport
 
@@ -69,6 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast"):
         settings.load_profile("fast")
+    config.pluginmanager.register(GroupEnds())
     if hasattr(config, "workerinput"):
         return
     proofs, seconds = os.environ.get("CAVVY_PROOFS"), os.environ.get("CAVVY_TEST_SECONDS")

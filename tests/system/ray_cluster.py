@@ -6,7 +6,6 @@ cluster that does not come up is a skip that says why; nothing is tried twice. I
 process that started it, killed or not.
 """
 
-import atexit
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 from tests.proofs import Proof
+from tests.shared import once_in_group, when_group_ends
 from tests.system.hosts import Lab, LabHost, lab_at
 from tests.system.packages import CACHE, install_whole
 from tests.system.storages import once
@@ -227,11 +227,11 @@ def cluster_at(root: Path) -> Iterator[Cluster]:
                     host.clear()
 
 
-@once
+@once_in_group
 def shared_cluster() -> Cluster:
-    """One cluster for all tests of this process: a head, and a worker with two GPUs."""
+    """One cluster for all tests of this group: a head, and a worker with two GPUs."""
     stack = ExitStack()
-    atexit.register(stack.close)
+    when_group_ends(stack.close)
     root = Path(f"/tmp/cavvy-ray-{os.getpid()}")
     stack.callback(shutil.rmtree, root, ignore_errors=True)
     cluster = stack.enter_context(cluster_at(root))

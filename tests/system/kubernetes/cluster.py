@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.shared import when_group_ends
 from tests.system.packages import alone, install_packages, install_whole
 from tests.verdict import SkippedForTime
 from tests.waits import START_S, wait_until
@@ -237,8 +238,8 @@ class Cluster:
 
 @cache
 def shared() -> "Cluster | pytest.skip.Exception":
-    """This process's cluster, or the skip that says why there is none. It is tried once in a run,
-    whatever becomes of the process.
+    """The cluster of all tests of this group, or the skip that says why there is none. A start that
+    fails is the only one of a run, whatever becomes of the process.
     """
     if (tried := first_try()) is not None:
         return tried
@@ -247,7 +248,6 @@ def shared() -> "Cluster | pytest.skip.Exception":
             return no_more(pytest.skip.Exception(reason))
         root = Path(tempfile.mkdtemp(prefix="rmk-", dir="/tmp"))
         cluster = Cluster(root)
-        atexit.register(cluster.down)
         try:
             cluster.up()
         except BaseException:
@@ -257,7 +257,15 @@ def shared() -> "Cluster | pytest.skip.Exception":
         return no_more(late)
     except (RuntimeError, OSError, ValueError, subprocess.SubprocessError) as error:
         return no_more(pytest.skip.Exception(f"no Kubernetes could be started here: {error}"))
+    when_group_ends(lambda: forget(cluster))
     return cluster
+
+
+def forget(cluster: Cluster) -> None:
+    """End it. A later call makes another one."""
+    cluster.down()
+    tries().unlink(missing_ok=True)
+    shared.cache_clear()
 
 
 def shared_or_skip() -> Cluster:
