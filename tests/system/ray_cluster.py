@@ -29,6 +29,18 @@ from tests.verdict import SkippedForTime
 from tests.waits import START_S
 
 VERSION = "2.60.0"
+# What Ray measures of itself and of its machines, which no test reads, is measured once a minute.
+QUIET = {
+    "RAY_enable_metrics_collection": "0",
+    "RAY_event_stats": "0",
+    "RAY_metrics_report_interval_ms": "60000",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",
+    "METRICS_RECORD_INTERVAL_S": "60",
+    "NODE_STATS_UPDATE_INTERVAL_SECONDS": "60",
+    "RAY_DASHBOARD_STATS_UPDATING_INTERVAL": "60",
+    "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
+    "RAY_health_check_period_ms": "1000",  # a killed node is noticed sooner
+}
 PROOF = Proof("ray", True, f"Ray {VERSION}, its nodes in network namespaces")
 
 
@@ -71,6 +83,7 @@ class RayHost(LabHost):
             "LANG": "C.UTF-8",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DISABLE_IMPORT_WARNING": "1",
+            **QUIET,
         }
         ray = (
             f"ray start --block --disable-usage-stats --node-ip-address={self.address} "
