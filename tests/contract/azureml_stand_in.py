@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from tests.contract.azure_public import is_public, make_price, make_token
 from tests.contract.azureml_description import (
     GROUP,
     OPERATIONS,
@@ -82,10 +83,12 @@ class AzureMlStandIn(RestStandIn):
         self.prices_fail = False
         self.calls: list[str] = []
         self.tags: list[str] = []  # that lists asked for
+        self.archived: list[str] = []
+        self.archive_fault: CloudFault | None = None
         self._cancelled: set[str] = set()
 
     def authorize(self, request: RestRequest) -> None:
-        if not request.path.startswith(("/api/retail/", "/identity")):
+        if not is_public(request):
             super().authorize(request)
 
     def describe(self, fault: CloudFault) -> object:
@@ -94,11 +97,8 @@ class AzureMlStandIn(RestStandIn):
     def answer(self, request: RestRequest) -> tuple[int, object]:
         if request.path == "/api/retail/prices":
             return 200, self._prices(request.query["$filter"])
-        if request.path == "/identity":  # the service of tokens on Azure's own machines
-            if request.headers.get("x-identity-header") != "the-identity":
-                raise self.denied
-            told = {"access_token": self.key, "expires_on": "4102444800", "token_type": "Bearer"}
-            return 200, {**told, "resource": request.query["resource"]}
+        if request.path == "/identity":
+            return 200, make_token(request, self.key)
         try:
             operation, name = find_operation(
                 request.method, request.path, request.query, request.body
@@ -172,6 +172,7 @@ class AzureMlStandIn(RestStandIn):
     def _create(self, name: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         properties = body["properties"]
         if name in self.jobs:  # names are unique in the workspace
+            self._archive(self.jobs[name], properties)
             return 200, self._show(self.jobs[name])
         version = properties["environmentId"].rpartition("/")[2]
         cluster = properties["computeId"].rpartition("/")[2]
@@ -194,6 +195,19 @@ class AzureMlStandIn(RestStandIn):
                 raise CloudFault(400, "UserError", f"the value of {field} is invalid")
         self.start_job(name, body, nodes)
         return 201, self._show(self.jobs[name], new=True)
+
+    def _archive(self, job: CommandJob, properties: Mapping[str, Any]) -> None:
+        """Archive a job, if its request for an update says so. Nothing else may change."""
+        fields = dict(properties)
+        if not fields.pop("isArchived", False):
+            return
+        if fields != job.body["properties"]:
+            raise CloudFault(400, "UserError", "a field of the job cannot be changed")
+        if self._status(job) not in ("Completed", "Failed", "Canceled"):
+            raise CloudFault(400, "UserError", "only a job that has ended can be archived")
+        if self.archive_fault is not None:
+            raise self.archive_fault
+        self.archived.append(job.name)
 
     def _find(self, name: str, *, shown: bool = True) -> CommandJob:
         """A job. It is read only after the listing lag, and cancelled at any time."""
@@ -248,7 +262,9 @@ class AzureMlStandIn(RestStandIn):
             *(
                 self._show(job)
                 for job in self.jobs.values()
-                if job.machines[0] in listed and query["tag"] in job.body["properties"]["tags"]
+                if job.machines[0] in listed
+                and query["tag"] in job.body["properties"]["tags"]
+                and (job.name not in self.archived or query["listViewType"] != "ActiveOnly")
             ),
             *self.others,
         ]
@@ -307,23 +323,15 @@ class AzureMlStandIn(RestStandIn):
         assert "armRegionName eq 'eastus'" in condition
         size = re.search(r"armSkuName eq '(\w+)'", condition)
         assert size is not None
-        kinds = [("", "Series", 0.526), (" Spot", "Series", 0.11)]
-        if size[1] == "Standard_NC4as_T4_v3":
-            kinds += [(" Low Priority", "Series", LOW_USD)]
-            kinds += [(" Low Priority", "Series Windows", 0.284)]
         items = [
-            {
-                "currencyCode": "USD",
-                "unitOfMeasure": "1 Hour",
-                "type": "Consumption",
-                "productName": f"Virtual Machines {product}",
-                "skuName": f"{size[1]}{kind}",
-                "armSkuName": size[1],
-                "armRegionName": "eastus",
-                "retailPrice": usd,
-            }
-            for kind, product, usd in kinds
+            make_price(size[1], "eastus", 0.526),
+            make_price(size[1], "eastus", 0.11, kind=" Spot"),
         ]
+        if size[1] == "Standard_NC4as_T4_v3":
+            items += [
+                make_price(size[1], "eastus", LOW_USD, kind=" Low Priority"),
+                make_price(size[1], "eastus", 0.284, kind=" Low Priority", windows=True),
+            ]
         return {"Items": items, "NextPageLink": None}
 
 

@@ -301,6 +301,60 @@ class TestAzureMl(RestContract):
 
         asyncio.run(scenario())
 
+    @pytest.mark.parametrize("refused", [False, True])
+    def test_jobs_that_ended_long_ago_are_archived(
+        self, account: AzureMlPlace, refused: bool
+    ) -> None:
+        """Otherwise each poll would list all jobs that there ever were. If the service refuses,
+        polls go on, and the next attempt is an hour later.
+        """
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("old", purchase=SPOT)
+            await account.end(gang.name)
+            await account.wait(timedelta(minutes=1))
+            await harness.ours.gangs()
+            assert account.api.archived == []
+            if refused:
+                account.api.archive_fault = CloudFault(400, "UserError", "not now")
+            await account.wait(timedelta(hours=7))
+            made = account.api.calls.count("make job")
+            for _ in range(2):
+                await account.wait(timedelta(minutes=1))
+                await harness.ours.gangs()
+            assert account.api.calls.count("make job") == made + 1
+            assert account.api.archived == ([] if refused else list(account.api.jobs))
+            service, _ = account.service(gang.installation)
+            await service.offers()
+            await service.list()
+            facts = dict(service.identity())
+            assert ("jobs that cannot be archived" in facts) == refused
+            service.close()
+            account.api.archive_fault = None
+            await account.wait(timedelta(hours=1))
+            await harness.ours.gangs()
+            assert account.api.archived == list(account.api.jobs)
+
+        asyncio.run(scenario())
+
+    def test_a_poll_archives_a_few_jobs_only(self, account: AzureMlPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            for number in range(3):
+                gang = await harness.running(f"old{number}")
+                await account.end(gang.name)
+                await account.wait(timedelta(minutes=1))
+            await account.wait(timedelta(hours=7))
+            for archived in (2, 3, 3):
+                await account.wait(timedelta(minutes=1))
+                await harness.ours.gangs()
+                assert len(account.api.archived) == archived
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cavvy.providers.azureml.service._ARCHIVED", 2)
+            asyncio.run(scenario())
+
     def test_only_the_calls_of_the_rights_are_made(self, account: AzureMlPlace) -> None:
         self.launch(account)
         asyncio.run(account.provider("ours").gangs())

@@ -19,6 +19,7 @@ _VERSION = "2024-04-01"
 # https://learn.microsoft.com/azure/machine-learning/how-to-authenticate-batch-endpoint
 _HISTORY_SCOPE = "https://ml.azure.com/.default"
 _ENVIRONMENT = "cavvy"
+_READ_ONLY = frozenset({"status", "parameters"})  # fields of a job, which requests may not have
 
 
 class WorkspaceApi:
@@ -89,6 +90,16 @@ class WorkspaceApi:
     async def cancel(self, name: str) -> None:
         """Ask the service to cancel a job; the job ends later."""
         await self._account.post(_KIND, f"{self._workspace}/jobs/{name}/cancel")
+
+    async def archive(self, name: str) -> None:
+        """Hide a job that has ended from lists. It keeps its run history."""
+        told = await self.job(name)
+        if told is None:
+            return
+        fields = told["properties"].items()
+        kept = {field: value for field, value in fields if field not in _READ_ONLY}
+        body = {"properties": {**kept, "isArchived": True}}
+        await self._account.put(_KIND, f"{self._workspace}/jobs/{name}", body)
 
     async def history(self, name: str) -> Json:
         """The details of a job's run; {} if the run history does not know it yet."""

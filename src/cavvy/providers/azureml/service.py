@@ -31,7 +31,9 @@ from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.records import make_mark
 from cavvy.providers.vm.rest import Json
 
-_SHOWN = timedelta(hours=6)  # ended jobs are reported for this long
+_SHOWN = timedelta(hours=6)  # ended jobs are reported for this long, and then archived
+_ARCHIVED = 20  # the most jobs that one poll archives
+_AGAIN = timedelta(hours=1)  # until the next attempt to archive a job, if one failed
 _FULL = "offer unavailable"  # Cavvy's own code
 _QUOTA = "ClusterQuotaReached"  # Cavvy's own code
 # https://learn.microsoft.com/rest/api/azureml/jobs/get#jobstatus
@@ -85,6 +87,8 @@ class AzureMlService:
         # by name: running jobs with their starts, and jobs that Azure would start again
         self._running: dict[str, ServiceJob] = {}
         self._reclaimed: dict[str, ServiceJob] = {}
+        # by name: when the service last refused to archive a job, and why
+        self._refused: dict[str, tuple[datetime, str]] = {}
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
@@ -106,6 +110,10 @@ class AzureMlService:
         if left:
             told = "; ".join(f"{name}: {why}" for name, why in left.items())
             facts.append(("clusters without offers", told))
+        if self._refused:
+            name, (_, why) = next(iter(self._refused.items()))
+            more = f" and {len(self._refused) - 1} more" if len(self._refused) > 1 else ""
+            facts.append(("jobs that cannot be archived", f"{name}{more}: {why}"))
         return facts
 
     async def offers(self) -> Sequence[Offer]:
@@ -125,16 +133,37 @@ class AzureMlService:
 
     async def list(self) -> Sequence[ServiceJob]:
         now = self._now()
-        told = {
+        listed = {
             str(each["name"]): each
             for each in await self._api.jobs(self._tag)
-            if str(each.get("name")).startswith(self._prefix) and not _is_old(each, now)
+            if str(each.get("name")).startswith(self._prefix)
         }
-        for each in (self._running, self._reclaimed, self._ended):
-            for name in each.keys() - told.keys():
-                del each[name]
+        told = {name: each for name, each in listed.items() if not _is_old(each, now)}
+        for known in (self._running, self._reclaimed, self._ended):
+            for name in known.keys() - told.keys():
+                del known[name]
+        await self._archive([name for name in listed if name not in told])
         found = [await self._read(name, each) for name, each in told.items()]
         return [each for each in found if _is_young(each, now)]
+
+    async def _archive(self, old: Sequence[str]) -> None:
+        """Archive jobs that ended long ago, since long lists make each poll slower. A poll does not
+        depend on it: if the service refuses, `identity` reports it.
+        """
+        now = self._now()
+        self._refused = {name: each for name, each in self._refused.items() if name in old}
+        due = [
+            name
+            for name in old
+            if name not in self._refused or now - self._refused[name][0] >= _AGAIN
+        ]
+        for name in due[:_ARCHIVED]:
+            try:
+                await self._api.archive(name)
+            except CloudFault as fault:
+                self._refused[name] = now, str(fault)
+            else:
+                self._refused.pop(name, None)
 
     async def get(self, job: str) -> ServiceJob | None:
         if job in self._ended:
