@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from tests.contract.azure_batch_description import check_value, find_operation
+from tests.contract.azure_public import is_public, make_price, make_token
 from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn, finish
 from tests.contract.vm_cloud import MemoryCloud, Rented
 
@@ -18,6 +19,8 @@ from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState
 
 REGION = "westeurope"
 SIZES = ("Standard_NC4as_T4_v3", "Standard_D4s_v3")
+# the public list's spot prices; the second is a placeholder, which is above every usual price
+SPOT_USD = {"Standard_NC4as_T4_v3": 0.11, "Standard_D4s_v3": 1000.0}
 _FEW = 10  # longer lists have longer pages, so that tests with many nodes are quick
 _OFFER = Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0))
 _IMAGE = {
@@ -77,11 +80,20 @@ class AzureBatchStandIn(RestStandIn):
         self.jobs: dict[str, BatchJob] = {}
         self.calls: list[str] = []
         self.deleted: list[str] = []
+        self.prices_fail = False
+
+    def authorize(self, request: RestRequest) -> None:
+        if not is_public(request):
+            super().authorize(request)
 
     def describe(self, fault: CloudFault) -> object:
         return {"code": fault.code, "message": {"lang": "en-US", "value": fault.message}}
 
     def answer(self, request: RestRequest) -> tuple[int, object]:
+        if request.path == "/identity":
+            return 200, make_token(request, self.key)
+        if request.path == "/api/retail/prices":
+            return 200, self._prices(request.query["$filter"])
         try:
             asked = find_operation(
                 request.method, request.path, request.query, request.headers, request.body
@@ -144,6 +156,10 @@ class AzureBatchStandIn(RestStandIn):
 
     def start_task(self, job: BatchJob, task: dict[str, Any]) -> None:
         """A task was added, whose node exists."""
+
+    def exit_code(self, machine: Rented) -> int | None:
+        """How the task of a machine ended, if it did."""
+        return None
 
     def _create(self, body: dict[str, Any]) -> None:
         if wrong := _refusal(body):
@@ -220,7 +236,8 @@ class AzureBatchStandIn(RestStandIn):
 
     def _show_task(self, job: BatchJob, name: str) -> dict[str, Any]:
         rented = self._rented(job)[int(name)]
-        if rented.ended or job.ended:
+        code = self.exit_code(rented)
+        if rented.ended or job.ended or code is not None:
             state = "completed"
         else:
             booted = self.cloud.time - rented.at >= self.cloud.boot_time
@@ -239,8 +256,11 @@ class AzureBatchStandIn(RestStandIn):
             told["previousState"] = "active" if state == "running" else "running"
             told["executionInfo"]["startTime"] = _text(rented.at)
         if state == "completed":
-            told["executionInfo"] |= {"endTime": _text(rented.ended or job.at), "exitCode": 0}
-        told |= job.changes.get(f"task {name}", {}) if state != "completed" else {}
+            ended = {"endTime": _text(rented.ended or job.at), "exitCode": code or 0}
+            told["executionInfo"] |= ended
+            if code:
+                told["executionInfo"] |= {"result": "failure", "failureInfo": _failure(code)}
+        told |= job.changes.get(f"task {name}", {}) if not job.ended else {}
         return self._checked("BatchTask", told)
 
     def _add(self, job: BatchJob, tasks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -310,6 +330,21 @@ class AzureBatchStandIn(RestStandIn):
                 finish(self.cloud.delete(each.id))
         job.ended = self.cloud.time
 
+    def _prices(self, condition: str) -> dict[str, Any]:
+        self.calls.append("prices")
+        if self.prices_fail:
+            raise CloudFault(503, "ServiceUnavailable", "later")
+        assert condition == (
+            f"serviceName eq 'Virtual Machines' and armRegionName eq '{REGION}' and priceType eq "
+            "'Consumption' and contains(meterName, 'Spot')"
+        )
+        items = [
+            make_price(size, REGION, usd / (1 + windows), kind=" Spot", windows=windows)
+            for size, usd in SPOT_USD.items()
+            for windows in (True, False)
+        ]
+        return {"Items": items, "NextPageLink": None}
+
     def _page(self, items: list[dict[str, Any]], request: RestRequest) -> dict[str, Any]:
         number = int(request.query.get("$skiptoken", 1))
         size = int(request.query.get("maxresults", 1000))
@@ -330,6 +365,15 @@ class AzureBatchStandIn(RestStandIn):
 
 def _text(time: datetime) -> str:
     return time.isoformat().replace("+00:00", "Z")
+
+
+def _failure(code: int) -> dict[str, Any]:
+    return {
+        "category": "usererror",
+        "code": "FailureExitCode",
+        "message": "The task exited with an exit code representing a failure",
+        "details": [{"name": "exit code", "value": str(code)}],
+    }
 
 
 def _refusal(body: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ reply against Microsoft's package.
 
 import asyncio
 import json
+import re
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.azure_batch_stand_in import REGION, AzureBatchStandIn, BatchJob
+from tests.contract.azure_batch_stand_in import REGION, SPOT_USD, AzureBatchStandIn, BatchJob
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_aws import make_node_endpoint
@@ -23,7 +24,6 @@ from tests.proofs import Proof
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ProviderOptions, ResourceSpec, Scalar, TaskSpec
-from cavvy.domain.units import HourlyRate
 from cavvy.providers import azure_batch
 from cavvy.providers.azure_batch.service import AzureBatchService
 from cavvy.providers.azure_batch.states import find_start
@@ -40,17 +40,27 @@ TRAITS = ManagedCloud(AzureBatchService(CONTEXT)).traits
 ACCOUNT = f"train.{REGION}"
 IMAGE = "docker.io/example/train:1"
 T4 = "Standard_NC4as_T4_v3"
+# https://learn.microsoft.com/azure/batch/batch-role-based-access-control: a job with its own pool
+# needs the rights to make and delete pools
+RIGHTS = {
+    "create job": ("batchAccounts/jobs/write", "batchAccounts/pools/write"),
+    "list jobs": ("batchAccounts/jobs/read",),
+    "get job": ("batchAccounts/jobs/read",),
+    "terminate job": ("batchAccounts/jobs/write", "batchAccounts/pools/delete"),
+    "delete job": ("batchAccounts/jobs/delete",),
+    "add tasks": ("batchAccounts/jobs/write",),
+    "list tasks": ("batchAccounts/jobs/read",),
+    "get pool": ("batchAccounts/pools/read",),
+    "list nodes": ("batchAccounts/pools/read",),
+    "prices": (),
+}
 TYPES = (T4, "Standard_D4s_v3", "Standard_ND96isr_MI300X_v5", "Standard_B2s")
 
 
 @cache
 def read_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's prices of a few types, read once, with spot prices as after a refresh."""
-    known = [each for each in list_prices(provider) if each.instance_type in TYPES]
-    usual = [each for each in known if each.purchase is Purchase.ON_DEMAND]
-    half = [HourlyRate(each.rate.micros_per_hour // 2) for each in usual]
-    spot = [replace(o, purchase=Purchase.SPOT, rate=r) for o, r in zip(usual, half, strict=True)]
-    return [*usual, *spot]
+    """The catalog's prices of a few types, read once."""
+    return [each for each in list_prices(provider) if each.instance_type in TYPES]
 
 
 class AzureBatchPlace(RestPlace):
@@ -67,7 +77,8 @@ class AzureBatchPlace(RestPlace):
 
     def provider(self, installation: str, **table: Scalar) -> VmProvider:
         places: dict[str, Scalar] = {"account": ACCOUNT, "spot": True, "image": IMAGE}
-        settings = check_settings(self.manifest, {"endpoint": self.api.url, **places, **table})
+        places |= {"endpoint": self.api.url, "prices_endpoint": self.api.url}
+        settings = check_settings(self.manifest, {**places, **table})
         context = ProviderContext(
             installation=installation,
             home=self.home,
@@ -123,17 +134,45 @@ class TestAzureBatch(RestContract):
         assert self.stand_in.key not in str(facts)
 
     def test_offers_have_azures_prices(self, account: AzureBatchPlace) -> None:
+        """The catalog's on demand, and the public list's for spot, without Windows and without
+        prices that are not lower.
+        """
         offers = asyncio.run(account.provider("ours").offers())
-        found = {(each.instance_type, each.purchase): each.rate for each in offers}
+        found = {(each.instance_type, each.purchase): each for each in offers}
         known = {
             (each.instance_type, each.purchase): each.rate
             for each in read_prices("azure")
-            if each.region == REGION
+            if each.region == REGION and each.instance_type in TYPES[:2]
         }
-        assert found == {key: rate for key, rate in known.items() if key[0] in TYPES[:2]}
-        assert {each.provider for each in offers} == {"azure-batch"}
+        spot = found.pop((T4, Purchase.SPOT))
+        assert spot.rate.micros_per_hour == round(SPOT_USD[T4] * 1e6)
+        assert spot.as_of == account.cloud.time.date()
+        assert {key: each.rate for key, each in found.items()} == known
+        assert {(each.provider, each.region) for each in offers} == {("azure-batch", REGION)}
+
+    def test_without_the_setting_there_are_no_spot_offers(self, account: AzureBatchPlace) -> None:
         usual = asyncio.run(account.provider("ours", spot=False).offers())
         assert {each.purchase for each in usual} == {Purchase.ON_DEMAND}
+        assert "prices" not in account.api.calls
+
+    def test_spot_prices_are_read_each_hour_and_kept_if_the_list_fails(
+        self, account: AzureBatchPlace
+    ) -> None:
+        async def scenario() -> None:
+            provider = account.provider("ours")
+            for fails, minutes, calls in ((True, 10, 1), (False, 50, 2), (True, 10, 2)):
+                account.api.prices_fail = fails
+                sold = {each.purchase for each in await provider.offers()}
+                assert (Purchase.SPOT in sold) == (calls > 1)
+                assert account.api.calls.count("prices") == calls
+                assert ("spot prices" in dict(await provider.whoami())) == (calls == 1)
+                await account.wait(timedelta(minutes=minutes))
+            sold = {each.purchase for each in await provider.offers()}
+            assert sold == {Purchase.ON_DEMAND, Purchase.SPOT}
+            assert account.api.calls.count("prices") == 3
+            assert "cannot be read" in dict(await provider.whoami())["spot prices"]
+
+        asyncio.run(scenario())
 
     @pytest.mark.parametrize("name", ["", "train", "train.", "tr/ain.westeurope"])
     def test_the_account_has_a_name_and_a_region(self, account: RestPlace, name: str) -> None:
@@ -194,6 +233,27 @@ class TestAzureBatch(RestContract):
             await harness.ours.gangs(gang.name)
             assert sorted(job.tasks) == ["0", "1", "2"]
             await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_a_job_whose_tasks_have_ended_loses_its_machines(
+        self, account: AzureBatchPlace
+    ) -> None:
+        """Azure Batch keeps a job active after its last task."""
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("done", nodes=2)
+            job = account.newest()
+            for rank in range(2):
+                changed = {"state": "completed", "previousState": "running"}
+                job.changes[f"task {rank}"] = changed
+                await account.wait(timedelta(minutes=1))
+                await harness.ours.gangs(gang.name)
+                assert ("terminate job" in account.api.calls) == (rank == 1)
+            assert account.billed() == 0
+            (seen,) = await harness.ours.gangs(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, False)
 
         asyncio.run(scenario())
 
@@ -319,6 +379,19 @@ class TestAzureBatch(RestContract):
         ):
             assert without.check(each) == []
         assert account.provider("ours").check(task) == []
+
+    def test_only_the_calls_of_the_rights_are_made(self, account: AzureBatchPlace) -> None:
+        """The rights are in the guide, and `cavvy check` prints them."""
+        asyncio.run(account.provider("ours").gangs())
+        self.test_jobs_that_ended_long_ago_are_deleted(account)
+        self.test_a_pool_that_gets_no_machines_has_no_capacity(account)
+        needed = {right for each in account.api.calls for right in RIGHTS[each]}
+        guide = (Path(__file__).parents[2] / "docs/guides/azure-batch.md").read_text()
+        granted = set(re.findall(r"`(batchAccounts/[\w/]+)`", guide))
+        assert granted == needed
+        told = azure_batch.MANIFEST.rights
+        for name in ("pools", "jobs"):
+            assert f"batchAccounts/{name}/read, write and delete" in told
 
 
 def test_the_start_of_a_bill_is_the_first_nodes_allocation() -> None:

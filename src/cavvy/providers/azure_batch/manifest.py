@@ -14,8 +14,9 @@ MANIFEST = Manifest(
     docs="docs/guides/azure-batch.md",
     abilities=ABILITIES,
     visibility_delay=timedelta(minutes=1),
-    rights="the role Azure Batch Job Submitter on the Batch account, and the data actions to read "
-    "and make pools; the role Azure Batch Data Contributor contains them all",
+    rights="the role Azure Batch Data Contributor on the Batch account, or a role with the actions "
+    "Microsoft.Batch/batchAccounts/pools/read, write and delete, and the data actions "
+    "Microsoft.Batch/batchAccounts/jobs/read, write and delete",
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "a pool that a job makes has no managed identity, so Cavvy uses public "
@@ -49,7 +50,8 @@ MANIFEST = Manifest(
         flag(
             "spot",
             "Set `true` if the account's pool allocation mode is user subscription: then jobs can "
-            "use spot machines. Other accounts have no spot machines.",
+            "use spot machines, at the prices of Azure's public list. Other accounts have no spot "
+            "machines.",
             default=False,
         ),
         text(
@@ -67,6 +69,12 @@ MANIFEST = Manifest(
             "The address of the Batch account, which differs in national clouds. `{name}` and "
             "`{region}` stand for the account's name and region.",
             "https://{name}.{region}.batch.azure.com",
+        ),
+        text(
+            "prices_endpoint",
+            "The address of Azure's public list of prices, or of a mirror, for servers that "
+            "cannot reach Azure's. Only spot prices are read from it.",
+            "https://prices.azure.com",
         ),
     ),
 )

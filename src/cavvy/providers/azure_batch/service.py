@@ -12,6 +12,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.azure.account import Credential
 from cavvy.providers.azure_batch.api import BatchApi
+from cavvy.providers.azure_batch.prices import SpotPrices
 from cavvy.providers.azure_batch.states import (
     ENDED,
     POOL_QUOTA,
@@ -43,7 +44,6 @@ from cavvy.providers.vm.records import make_mark
 
 _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long, and then deleted
 _AGE = timedelta(minutes=10)  # of offers
-_SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
 _FULL = frozenset({"PoolQuotaReached", POOL_QUOTA})
 # statuses of faults that a repeated request, or other rights, may not have
 _NOT_REFUSED = frozenset({401, 403, 404, 408, 409, 425, 429})
@@ -76,6 +76,7 @@ class AzureBatchService:
         """If `make_credential` is None, azure-identity finds the credential."""
         self._settings, self._now = context.settings, context.now
         self._list_prices = context.list_prices
+        self._spot = SpotPrices(self._settings, self._now) if self._settings.get("spot") else None
         self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
         self._api = BatchApi(self._settings, make_credential)
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
@@ -85,29 +86,34 @@ class AzureBatchService:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`."""
+        """Facts for `cavvy check`. The caller must call `offers` first, which reads the prices."""
         name, region = self._api.account()
-        return [("Batch account", name), ("region", region)]
+        facts = [("Batch account", name), ("region", region)]
+        if self._spot is not None and self._spot.fault:
+            facts.append(("spot prices", self._spot.fault))
+        return facts
 
     async def offers(self) -> Sequence[Offer]:
         """The offers, read again after ten minutes, since the catalog is refreshed."""
         now = self._now()
         if self._offers is None or now - self._offers[0] >= _AGE:
             await self._api.check()  # a missing right is reported before a plan relies on it
-            self._offers = now, self._select(await asyncio.to_thread(self._list_prices, "azure"))
+            usual = self._select(await asyncio.to_thread(self._list_prices, "azure"))
+            spot: Sequence[Offer] = ()
+            if self._spot is not None:
+                spot = await self._spot.offers(self._api.account()[1], usual)
+            self._offers = now, [*usual, *spot]
         return self._offers[1]
 
     def _select(self, known: Sequence[Offer]) -> Sequence[Offer]:
-        """Azure's offers that a pool of the account can use."""
+        """Azure's on-demand offers that a pool of the account can use."""
         _, region = self._api.account()
         patterns = list_setting(self._settings, "sizes")
-        spot = bool(self._settings["spot"])
         return [
             replace(each, provider="azure-batch", zone=None, capacity=None)
             for each in known
             if each.region == region
-            and each.purchase in _SOLD
-            and (spot or each.purchase is not Purchase.SPOT)
+            and each.purchase is Purchase.ON_DEMAND
             and is_batch_type(each)
             and any(fnmatchcase(each.instance_type, pattern) for pattern in patterns)
         ]
