@@ -18,13 +18,15 @@ from cavvy.providers.vm.cloud import CloudMachine, CloudTraits
 
 
 class ContainerCloud(MemoryCloud):
-    """A machine ends with its process. Machines need a second to be listed as running."""
+    """A machine ends with its process. Machines need a second to be listed as running. `pooled`
+    machines belong to a pool and stay until they are deleted.
+    """
 
-    def __init__(self, traits: CloudTraits, folder: Path) -> None:
+    def __init__(self, traits: CloudTraits, folder: Path, *, pooled: bool = False) -> None:
         super().__init__(
             replace(traits, tags=True, list_lag=timedelta(0), ended_listed=timedelta(hours=1))
         )
-        self.folder = folder
+        self.folder, self._pooled = folder, pooled
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -52,6 +54,11 @@ class ContainerCloud(MemoryCloud):
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+    def exit_code(self, machine: str) -> int | None:
+        """How the container of a machine ended; None if it runs, or was not started yet."""
+        process = self._processes.get(machine)
+        return None if process is None else process.poll()
 
     async def list(self) -> Sequence[CloudMachine]:
         self._notice_ends()
@@ -99,6 +106,8 @@ class ContainerCloud(MemoryCloud):
                 process.wait()
 
     def _notice_ends(self) -> None:
+        if self._pooled:
+            return
         for machine, process in self._processes.items():
             if process.poll() is not None and machine in [each.id for each in self.billed()]:
                 self.change(machine, ended=self.time)

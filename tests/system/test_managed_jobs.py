@@ -4,6 +4,7 @@ run the command of the service's request.
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,12 +16,15 @@ import pytest
 from tests.contract import vm_cloud
 from tests.contract.aws_batch_stand_in import BatchStandIn
 from tests.contract.aws_service import KEY, SECRET, AwsStandIn
+from tests.contract.azure_batch_stand_in import REGION, AzureBatchStandIn, BatchJob
+from tests.contract.azure_public import identity_variables
 from tests.contract.azureml_description import GROUP, SUBSCRIPTION, WORKSPACE
 from tests.contract.azureml_stand_in import AzureMlStandIn
 from tests.contract.ecs_stand_in import CLUSTER, EcsStandIn
 from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_stand_in import ROLE, SageMakerStandIn, interrupted
 from tests.contract.test_provider_aws_batch import PROOF as BATCH_PROOF
+from tests.contract.test_provider_azure_batch import PROOF as AZURE_BATCH_PROOF
 from tests.contract.test_provider_azureml import PROOF as AZUREML_PROOF
 from tests.contract.test_provider_ecs import PROOF as ECS_PROOF
 from tests.contract.test_provider_sagemaker import PROOF, TRAITS
@@ -179,6 +183,33 @@ class AzureMlContainers(AzureMlStandIn):
         self.preempt(job.name)
 
 
+class AzureBatchContainers(AzureBatchStandIn):
+    """Jobs of Azure Batch whose tasks run. The machines stay in the pool after their tasks."""
+
+    cloud: ContainerCloud
+
+    def start_task(self, job: BatchJob, task: dict[str, Any]) -> None:
+        settings = [*job.body["commonEnvironmentSettings"], *task["environmentSettings"]]
+        self.cloud.run(
+            job.machines[int(task["id"])],
+            # the service runs the command line without a shell
+            shlex.split(task["commandLine"]),
+            {each["name"]: each["value"] for each in settings},
+        )
+
+    def exit_code(self, machine: Rented) -> int | None:
+        return self.cloud.exit_code(machine.id)
+
+    def preempt(self) -> None:
+        """Take back the machine of the newest job. Its task waits for another one."""
+        with self._lock:  # no request sees the task's end alone
+            job = list(self.jobs.values())[-1]
+            self.cloud.stop(job.machines[0])
+            since = {"stateTransitionTime": self.cloud.time.isoformat()}
+            job.changes["node 0"] = {"state": "preempted", **since}
+            job.changes["task 0"] = {"state": "active", "previousState": "running", **since}
+
+
 def _expand(value: str) -> str:
     """The value that a container gets: `$$` is `$`, and no variable is referenced."""
     assert not re.search(r"(?<!\$)(\$\$)*\$\(", value)
@@ -218,10 +249,25 @@ def azureml_user(cloud: ContainerCloud, root: Path) -> Iterator[tuple[User, Azur
     }
     table = "".join(f"{name} = '{value}'\n" for name, value in places.items())
     with managed_user(api.cloud, "azureml", table, root) as user:
-        user.variables = {
-            "IDENTITY_ENDPOINT": f"{api.url}/identity",
-            "IDENTITY_HEADER": "the-identity",
-        }
+        user.variables = identity_variables(api.url)
+        yield user, api
+    assert api.bugs == []
+    server.close()
+
+
+@contextmanager
+def azure_batch_user(
+    pool: ContainerCloud, root: Path
+) -> Iterator[tuple[User, AzureBatchContainers]]:
+    """A user of Azure Batch, on a machine with a managed identity; nothing of theirs is left."""
+    server = RestServer()
+    api = AzureBatchContainers(pool, server)
+    table = (
+        f"endpoint = '{api.url}'\nprices_endpoint = '{api.url}'\nimage = 'train:1'\n"
+        f"account = 'train.{REGION}'\nspot = true\n"
+    )
+    with managed_user(api.cloud, "azure-batch", table, root) as user:
+        user.variables = identity_variables(api.url)
         yield user, api
     assert api.bugs == []
     server.close()
@@ -264,6 +310,14 @@ def managed_user(cloud: MemoryCloud, provider: str, table: str, root: Path) -> I
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainerCloud]:
     monkeypatch.setattr(vm_cloud, "BOOT", timedelta(seconds=1))
     cloud = ContainerCloud(TRAITS, tmp_path / "containers")
+    yield cloud
+    cloud.close()
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainerCloud]:
+    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(seconds=1))
+    cloud = ContainerCloud(TRAITS, tmp_path / "containers", pooled=True)
     yield cloud
     cloud.close()
 
@@ -388,6 +442,38 @@ def test_a_gang_on_azure_ml_is_one_command_job(cloud: ContainerCloud, tmp_path: 
         for rank in (0, 1):
             assert f"rank {rank} of 2 none none" in user.log(name, "--rank", str(rank))
         assert len(azureml.jobs) == 1
+
+
+@pytest.mark.proves(AZURE_BATCH_PROOF, "spot")
+def test_a_spot_training_on_azure_batch_survives_a_preemption(
+    pool: ContainerCloud, tmp_path: Path
+) -> None:
+    with azure_batch_user(pool, tmp_path) as (user, batch):
+        be_interrupted(user, pool, batch.preempt, tmp_path)
+        assert len(batch.jobs) == 2
+        assert all(each.spot for each in batch.jobs.values())
+
+
+def test_a_gang_on_azure_batch_is_a_task_for_each_rank(
+    pool: ContainerCloud, tmp_path: Path
+) -> None:
+    """The first rank's work ends sooner than the others'. The job loses its machines, although
+    Azure Batch keeps it active after its last task.
+    """
+    with azure_batch_user(pool, tmp_path) as (user, batch):
+        name = user.submit(
+            "name: pair\nnodes: 2\nresources: {gpu: T4}\n"
+            'run: sleep $((3 * CAVVY_RANK)); echo "rank $CAVVY_RANK of $NNODES"\n',
+            "--yes",
+        )
+        job = user.ended(name)
+        assert job.phase == "done", pool.logs()
+        for rank in (0, 1):
+            assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
+        (made,) = batch.jobs.values()
+        assert list(made.tasks) == ["0", "1"]
+        wait_until(lambda: not pool.billed(), pool.logs)
+        assert "terminate job" in batch.calls
 
 
 def be_interrupted(
