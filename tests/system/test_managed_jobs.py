@@ -351,7 +351,7 @@ def test_a_spot_training_on_aws_batch_survives_a_reclaimed_instance(
     batch = BatchContainers(cloud)
     table = f"queues = 'gpu-spot'\nimage = '{IMAGE}'\n"
     with service_user(batch, "aws-batch", table, tmp_path / "user") as user:
-        be_interrupted(user, cloud, batch.reclaim, tmp_path)
+        be_interrupted(user, cloud, batch.reclaim, tmp_path, noticed=False)
         assert len(batch.bodies) == 2
         user.cli("down", "--all", "--yes")
 
@@ -420,7 +420,7 @@ def test_a_training_with_low_priority_on_azure_ml_survives_a_preemption(
     cloud: ContainerCloud, tmp_path: Path
 ) -> None:
     with azureml_user(cloud, tmp_path) as (user, azureml):
-        be_interrupted(user, cloud, azureml.take_back, tmp_path)
+        be_interrupted(user, cloud, azureml.take_back, tmp_path, noticed=False)
         assert len(azureml.jobs) == 2
         for each in azureml.jobs.values():
             assert each.body["properties"]["computeId"].endswith("/gpu-low")
@@ -449,7 +449,7 @@ def test_a_spot_training_on_azure_batch_survives_a_preemption(
     pool: ContainerCloud, tmp_path: Path
 ) -> None:
     with azure_batch_user(pool, tmp_path) as (user, batch):
-        be_interrupted(user, pool, batch.preempt, tmp_path)
+        be_interrupted(user, pool, batch.preempt, tmp_path, noticed=False)
         assert len(batch.jobs) == 2
         assert all(each.spot for each in batch.jobs.values())
 
@@ -477,18 +477,27 @@ def test_a_gang_on_azure_batch_is_a_task_for_each_rank(
 
 
 def be_interrupted(
-    user: User, cloud: ContainerCloud, interrupt: Callable[[], None], root: Path
+    user: User,
+    cloud: ContainerCloud,
+    interrupt: Callable[[], None],
+    root: Path,
+    *,
+    noticed: bool = True,
 ) -> None:
-    """A training on spot instances loses them once, and has the same weights at its end."""
+    """A training on spot instances loses them once, and has the same weights at its end. If the
+    service gives no notice, the training loses them after its first checkpoint.
+    """
     write_digits(user.work)
     task = user.task(
         "name: digits\nresources: {gpu: T4, spot: only}\nworkdir: .\n"
-        "checkpoint: {path: checkpoints, every: 2s}\n"
+        f"checkpoint: {{path: checkpoints, every: 2s}}\nenv: {{PAUSE_S: {1 if noticed else 2}}}\n"
         f"run: exec {sys.executable} slow.py {' '.join(ARGUMENTS)}\n"
     )
     user.cli("run", "-d", "--yes", task)
     user.wait("digits", "running")
     wait_until(lambda: "epoch   1/" in user.said("digits"), cloud.logs)
+    if not noticed:
+        user.wait("digits", lambda job: any(each.checkpoint_at for each in job.attempts), LONG_S)
     interrupt()
     try:
         user.wait("digits", "done", LONG_S)
