@@ -184,7 +184,7 @@ class AzureBatchStandIn(RestStandIn):
         raise CloudFault(404, "PoolNotFound", "The specified pool does not exist.")
 
     def _pool_name(self, job: BatchJob) -> str:
-        return f"cavvy_{list(self.jobs).index(job.body['id'])}"
+        return f"cavvy_{job.machines[0]}"
 
     def _rented(self, job: BatchJob) -> list[Rented]:
         return [each for each in self.cloud.machines if each.id in job.machines]

@@ -14,6 +14,7 @@ from cavvy.providers.vm.cloud import CloudFault
 
 MINUTE = timedelta(minutes=1)
 WRONG = CloudFault(400, "InvalidPropertyValue", "The value is not valid.")
+GONE = CloudFault(404, "JobNotFound", "The specified job does not exist.")
 Fail = Callable[[RestRequest], tuple[CloudFault, bool] | None]
 
 
@@ -47,6 +48,62 @@ def test_a_list_with_a_failed_read_raises_the_errors_of_the_interface(
         batch.api.fail = lambda _: None
         for each in gangs:
             await harness.remove(each.name)
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_is_deleted_between_the_list_and_its_tasks_hides_no_other(
+    batch: AzureBatchPlace,
+) -> None:
+    async def scenario() -> None:
+        harness = batch.harness()
+        deleted = await harness.running("deleted")
+        name = str(batch.newest().body["id"])
+        other = await harness.running("other")
+        await batch.wait(MINUTE)
+
+        def delete(request: RestRequest) -> tuple[CloudFault, bool] | None:
+            if request.path != f"/jobs/{name}/tasks":
+                return None
+            if job := batch.api.jobs.pop(name, None):
+                for each in job.machines:
+                    batch.cloud.change(each, ended=batch.cloud.time)
+            return GONE, False
+
+        batch.api.fail = delete
+        seen = {each.name: each.state for each in await harness.ours.gangs()}
+        assert seen[other.name] is GangState.RUNNING
+        batch.api.fail = lambda _: None
+        await batch.wait(MINUTE)
+        seen = {each.name: each.state for each in await harness.ours.gangs()}
+        assert seen.get(deleted.name) is not GangState.RUNNING
+        assert seen[other.name] is GangState.RUNNING
+        await harness.remove(other.name)
+
+    asyncio.run(scenario())
+
+
+def test_a_job_whose_tasks_are_not_found_is_shown_and_ended(batch: AzureBatchPlace) -> None:
+    """Its machines are billed as long as the job exists."""
+
+    async def scenario() -> None:
+        harness = batch.harness()
+        gang = await harness.running("lost")
+        other = await harness.running("other")
+        await batch.wait(timedelta(minutes=10))
+        (name, *_) = batch.api.jobs
+        batch.api.fail = fail_at("GET", f"{name}/tasks", GONE)
+        for _ in range(2):
+            seen = {each.name: each.state for each in await harness.ours.gangs()}
+            assert seen == {gang.name: GangState.RUNNING, other.name: GangState.RUNNING}
+            await batch.wait(MINUTE)
+        service_sees = {each.name: each.state for each in await harness.ours.gangs(gang.name)}
+        assert service_sees == {gang.name: GangState.RUNNING}
+        await harness.ours.remove(gang.name)
+        await batch.wait(MINUTE)
+        await harness.ours.gangs()
+        assert batch.billed() == 1
+        await harness.remove(other.name)
 
     asyncio.run(scenario())
 

@@ -109,8 +109,14 @@ class BatchApi:
                     status = 503 if each["status"] == "servererror" else 400
                     raise CloudFault(status, code, f"task {each['taskId']}: {message}")
 
-    async def tasks(self, job: str) -> Sequence[Json]:
-        return await self._list(f"/jobs/{quote(job)}/tasks")
+    async def tasks(self, job: str) -> Sequence[Json] | None:
+        """The tasks of a job; None if the service does not find them."""
+        try:
+            return await self._list(f"/jobs/{quote(job)}/tasks")
+        except CloudFault as fault:
+            if fault.status == 404:
+                return None
+            raise
 
     async def nodes(self, pool: str) -> Sequence[Json]:
         """The machines of a pool; none if the pool does not exist."""

@@ -138,20 +138,20 @@ class AzureBatchService:
     async def list(self) -> Sequence[ServiceJob]:
         now, limit = self._now(), asyncio.Semaphore(_AT_ONCE)
 
-        async def read(told: Mapping[str, Any]) -> ServiceJob | CloudFault | Refused:
+        async def read(told: Mapping[str, Any]) -> ServiceJob | CloudFault | Refused | None:
             try:
                 async with limit:
                     return await self._read(told)
             except (CloudFault, Refused) as fault:
                 return fault
 
-        told = [each for each in await self._api.jobs(self._prefix) if each["state"] != "deleting"]
+        told = [each for each in await self._api.jobs(self._prefix) if not _is_deleting(each)]
         answers = await asyncio.gather(*(read(each) for each in told))
         jobs: dict[str, ServiceJob] = {}
         for each in answers:
             if isinstance(each, ServiceJob):
                 jobs[each.id] = each
-            elif not isinstance(each, CloudFault) or each.status != 404:  # 404: deleted meanwhile
+            elif each is not None:
                 raise each
         for job in jobs.values():
             if job.state is JobState.ENDED and job.ended_at and now - job.ended_at > _SHOWN:
@@ -173,42 +173,51 @@ class AzureBatchService:
     def check(self, task: TaskSpec) -> Sequence[Objection]:
         return ()
 
-    async def _read(self, told: Mapping[str, Any]) -> ServiceJob:
-        """Read the state of a job from several replies. A job that was reclaimed keeps the reason
-        after its end.
+    async def _read(self, told: Mapping[str, Any]) -> ServiceJob | None:
+        """Read the state of a job from several replies; None if the job was deleted since `told`.
+        A job that was reclaimed keeps the reason after its end.
         """
         name = str(told["id"])
         if name in self._ended:
             return self._ended[name]
         before = self._reclaimed.get(name)
-        if told["state"] in ENDED:
-            tasks = await self._api.tasks(name)
-            job = read_ended(told, tasks, self._started.get(name))
-            if before is not None:
-                job = replace(
-                    job,
-                    ended_at=before.ended_at or job.ended_at,
-                    preempted=before.preempted,
-                    no_capacity=before.no_capacity,
-                    reason=before.reason or job.reason,
-                )
+        if told["state"] not in ENDED and before is not None:
+            return before
+        tasks = await self._api.tasks(name)
+        if tasks is None:  # the job is asked, since its machines are billed as long as it exists
+            again = await self._api.job(name)
+            if again is None or _is_deleting(again):
+                return None
+            told = again
+        if told["state"] not in ENDED:
+            return before or await self._read_live(told, tasks)
+        job = read_ended(told, tasks or (), self._started.get(name))
+        if before is not None:
+            job = replace(
+                job,
+                ended_at=before.ended_at or job.ended_at,
+                preempted=before.preempted,
+                no_capacity=before.no_capacity,
+                reason=before.reason or job.reason,
+            )
+        if tasks is not None:
             self._ended[name] = job
-            return job
-        return before or await self._read_live(told)
+        return job
 
-    async def _read_live(self, told: Mapping[str, Any]) -> ServiceJob:
+    async def _read_live(
+        self, told: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]] | None
+    ) -> ServiceJob:
         """The state of a job that has not ended. If the server stopped while it submitted the job,
         or a reply was lost, the missing tasks are added. If Azure Batch refuses them, the job
-        counts as reclaimed, so that the layer ends it.
+        counts as reclaimed, so that the layer ends it. `tasks` is None if they are unknown.
         """
         name, pool = str(told["id"]), (told.get("executionInfo") or {}).get("poolId")
         wanted = int(name.rpartition("-")[2])
-        tasks = await self._api.tasks(name)
-        missing = set(range(wanted)) - {int(each["id"]) for each in tasks}
+        missing = set() if tasks is None else set(range(wanted)) - {int(t["id"]) for t in tasks}
         active = told["state"] == "active"
         refused = await self._add_missing(told, missing) if missing and active else ""
         nodes = await self._api.nodes(pool) if pool else []
-        parts = JobParts(job=told, nodes_wanted=wanted, tasks=tasks, nodes=nodes)
+        parts = JobParts(job=told, nodes_wanted=wanted, tasks=tasks or (), nodes=nodes)
         if pool and len(nodes) < wanted:
             parts = replace(parts, pool=await self._api.pool(pool))
         job, start = read_live(parts), find_start(nodes)
@@ -233,6 +242,8 @@ class AzureBatchService:
         try:
             await self._api.add_tasks(str(told["id"]), make_gang_tasks(told, sorted(missing)))
         except CloudFault as fault:
+            if fault.status == 404:  # the next poll asks whether the job still exists
+                return ""
             if not _is_refused(fault):
                 raise
             return f"Azure Batch refused the tasks of the job: {fault}"
@@ -259,6 +270,10 @@ class AzureBatchService:
             subnet=str(self._settings.get("subnet") or "") or None,
             metadata=request.tags,
         )
+
+
+def _is_deleting(told: Mapping[str, Any]) -> bool:
+    return bool(told["state"] == "deleting")
 
 
 def _is_refused(fault: CloudFault) -> bool:
