@@ -33,7 +33,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "task": {
         "id": str,
         "commandLine": str,
-        "containerSettings": {"imageName": str},
+        "containerSettings": {"imageName": str, "containerRunOptions": str},
         "userIdentity": {
             "autoUser": {"scope": {"pool", "task"}, "elevationLevel": {"admin", "nonadmin"}}
         },
@@ -123,6 +123,7 @@ def test_a_task_runs_in_a_pool_that_shrinks_to_nothing(tmp_path: Path) -> None:
     requests = read_requests(MINIMAL, tmp_path)
     assert "$TargetDedicatedNodes = min(1, tasks);" in requests["pool"]["autoScaleFormula"]
     assert requests["job"]["poolInfo"]["poolId"] == requests["pool"]["id"]
+    assert requests["task"]["containerSettings"]["containerRunOptions"] == "--ipc=host"
     assert requests["task"]["constraints"] == {"maxTaskRetryCount": 0}
     # the program is root in its container
     assert requests["task"]["userIdentity"]["autoUser"] == {

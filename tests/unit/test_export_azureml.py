@@ -24,7 +24,7 @@ FIELDS: dict[str, Any] = {
     "environment": {"image": str},
     "environment_variables": dict,
     "compute": str,
-    "resources": {"instance_count": int},
+    "resources": {"instance_count": int, "shm_size": str},
     "distribution": {"type": {"pytorch"}, "process_count_per_instance": int},
     "inputs": dict,
     "outputs": dict,
@@ -90,9 +90,16 @@ def test_azures_own_schema_accepts_the_job(text: str, tmp_path: Path) -> None:
 def test_a_task_is_a_command_job(tmp_path: Path) -> None:
     job = read_job(MINIMAL, tmp_path)
     assert (job["type"], job["compute"]) == ("command", "azureml:CLUSTER")
-    assert job["resources"] == {"instance_count": 1}
+    assert job["resources"]["instance_count"] == 1
     assert "distribution" not in job
     assert run_node(job, tmp_path, {}) == ["hello 0"]
+
+
+def test_shared_memory_has_the_size_of_the_machines_memory(tmp_path: Path) -> None:
+    named = "run: echo hello\nresources: {instance: Standard_NC4as_T4_v3}"
+    assert read_job(named, tmp_path)["resources"]["shm_size"] == f"{28 * 1024}m"
+    unknown = "run: echo hello\nresources: {instance: Standard_NC1_unknown}"
+    assert "shm_size" not in read_job(unknown, tmp_path)["resources"]
 
 
 def test_a_gang_runs_one_process_on_each_node(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ _START = '/bin/sh -c "printf %s $CAVVY_PROGRAM | base64 -d > cavvy.sh && exec sh
 # Images expect that their programs run as root. A container's program does so with this scope and
 # level: https://learn.microsoft.com/azure/batch/batch-docker-container-workloads
 _ROOT = {"autoUser": {"scope": "pool", "elevationLevel": "admin"}}
+# With the machine's /dev/shm. A container's own has 64 MiB, too few for loaders of data and for
+# communication between GPUs.
+_SHARED_MEMORY = "--ipc=host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +115,7 @@ def make_gang_tasks(job: Mapping[str, Any], ranks: Iterable[int]) -> dict[str, A
     """
     pool = job["poolInfo"]["autoPoolSpecification"]["pool"]
     (image,) = pool["virtualMachineConfiguration"]["containerConfiguration"]["containerImageNames"]
-    # with the machine's /dev/shm; a container's own has 64 MiB, too few for loaders of data and for
-    # communication between GPUs
-    options = "--ipc=host"
+    options = _SHARED_MEMORY
     if pool.get("enableInterNodeCommunication"):
         options = f"{options} --network=host"  # the nodes connect to each other
     container = {"imageName": image, "containerRunOptions": options}
@@ -212,7 +213,7 @@ def make_task(job: AzureBatchRequest) -> dict[str, Any]:
     return {
         "id": job.name,
         "commandLine": _START,
-        "containerSettings": {"imageName": job.image},
+        "containerSettings": {"imageName": job.image, "containerRunOptions": _SHARED_MEMORY},
         "userIdentity": _ROOT,
         "environmentSettings": _list_variables(job.environment, job.gpus, job.program),
         "constraints": constraints,

@@ -51,6 +51,7 @@ def _make_request(task: TaskSpec, machine: Machine) -> CommandJobRequest:
         image=task.image or "IMAGE",
         compute="CLUSTER",
         nodes=task.nodes,
+        shared_memory_mib=machine.offer.memory_mib or None if machine.offer else None,
         code=("workdir" if workdir.git else workdir.path or ".") if workdir else None,
         environment=variables,
         inputs=inputs,
