@@ -200,7 +200,7 @@ def test_sources_are_honest_about_every_provider_that_ships() -> None:
     }
     assert listed.keys() >= shipped
     assert all(row["how"] for row in listed.values())
-    refused = run("catalog", "refresh", "--provider", "gcp")
+    refused = run("catalog", "refresh", "--provider", "lambda")
     assert refused.exit_code == 1
     assert "needs an API key" in refused.stderr
 

@@ -16,6 +16,7 @@ from cavvy.catalog.needs import parse_accelerator
 from cavvy.catalog.networks import find_unpublished, list_unpublished
 from cavvy.catalog.regions import is_region, locate
 from cavvy.catalog.retired import find_retired, list_retired, successor
+from cavvy.catalog.unlisted import list_reasons
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, SpotPolicy
 from cavvy.store.snapshot import CatalogSnapshot
@@ -336,3 +337,27 @@ def test_google_s_n1_machines_have_their_gpus(offers: list[Offer]) -> None:
         if each.provider == "gcp" and each.instance_type.startswith("n1-") and each.accelerator
     }
     assert found == {("T4", 1), ("T4", 2), ("T4", 4)} | {("V100", each) for each in (1, 2, 4, 8)}
+
+
+@pytest.mark.parametrize("provider", ["aws", "azure", "gcp", "oci"])
+def test_every_accelerated_machine_of_a_large_cloud_has_each_price_or_a_reason(
+    provider: str, offers: list[Offer]
+) -> None:
+    """On demand, spot, and reserved for one and three years. `-rP` prints the counts."""
+    prices: dict[str, set[tuple[Purchase, int]]] = {}
+    for each in offers:
+        if each.provider == provider and each.accelerator:
+            prices.setdefault(each.instance_type, set()).add((each.purchase, each.term_months))
+    wanted = (
+        (Purchase.ON_DEMAND, 0),
+        (Purchase.SPOT, 0),
+        (Purchase.RESERVED, 12),
+        (Purchase.RESERVED, 36),
+    )
+    reasons = list_reasons()
+    assert prices
+    for purchase, months in wanted:
+        without = sorted(name for name, found in prices.items() if (purchase, months) not in found)
+        priced = len(prices) - len(without)
+        print(f"{provider:6} {purchase} {months or ''}: {priced} of {len(prices)} priced")
+        assert not without or (provider, purchase) in reasons, (purchase, months, without)

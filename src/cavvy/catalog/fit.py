@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from cavvy.catalog.accelerators import is_match
 from cavvy.catalog.fabrics import find_fabric, has_fabric
-from cavvy.catalog.networks import find_unpublished
 from cavvy.catalog.needs import format_need
+from cavvy.catalog.networks import find_unpublished
 from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.catalog.regions import is_region
 from cavvy.domain.offers import Offer, Purchase

@@ -210,7 +210,8 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "tuple[Path, list[str]]":
                 f"{known}. Providers with a price list: {', '.join(sorted(sources))}."
             )
     today = datetime.now(UTC).date()
-    fetched, problems = dict[str, "Sequence[Offer]"](), list[str]()
+    fetched, partial = dict[str, "Sequence[Offer]"](), set[str]()
+    problems = list[str]()
     for name in wanted or sources:
         try:
             prices = _fetch_prices(name, sources[name], today, skip_logins=not wanted)
@@ -220,6 +221,7 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "tuple[Path, list[str]]":
             continue
         if prices is not None:
             fetched[name] = prices.offers
+            partial |= set() if prices.complete else {name}
     if problems and not fetched:
         raise click.ClickException("; ".join(problems))
     if not wanted and unavailable:
@@ -228,7 +230,7 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "tuple[Path, list[str]]":
             "(`cavvy catalog sources` gives the reasons)",
             err=True,
         )
-    return refresh_offers(fetched, today=today), problems
+    return refresh_offers(fetched, today=today, partial=partial), problems
 
 
 def _fetch_prices(

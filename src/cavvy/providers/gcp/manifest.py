@@ -44,6 +44,7 @@ MANIFEST = Manifest(
     name="gcp",
     title="Google Compute Engine",
     docs="docs/guides/gcp.md",
+    prices="cavvy.providers.gcp.price_list",
     abilities=(*ABILITIES, TELLS_QUOTAS),
     visibility_delay=timedelta(minutes=1),
     rights="the role Compute Instance Admin (v1), or the permissions in docs/guides/gcp.md",

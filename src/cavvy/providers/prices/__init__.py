@@ -41,9 +41,10 @@ class PriceQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderPrices:
-    """All prices of one provider."""
+    """All prices of one provider, or some of them."""
 
     offers: Sequence[Offer]
+    complete: bool = True  # if not, the old offers with other keys stay
     unknown_types: int = 0  # instance types that have a price but are not in `machines`
 
 
@@ -58,7 +59,7 @@ class PriceSource(Protocol):
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
         """Read the whole list. Raises PriceError if any part of the list cannot be read, so the
-        result is always complete.
+        result always contains every price of the list.
         """
 
 

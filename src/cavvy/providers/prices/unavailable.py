@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 _NO_READER = "Cavvy has no reader for its price list yet"
 REASONS: Mapping[str, str] = {
-    "gcp": "its price API needs an API key",
     "oci": _NO_READER,
     "lambda": "its API needs an API key",
     "runpod": _NO_READER,

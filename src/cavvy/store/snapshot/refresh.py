@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -41,15 +41,17 @@ def refresh_from(place: str, *, sha256: str | None = None) -> Path:
     return choose.refreshed_path()
 
 
-def refresh_offers(fetched: Mapping[str, Sequence[Offer]], *, today: date) -> Path:
+def refresh_offers(
+    fetched: Mapping[str, Sequence[Offer]], *, today: date, partial: Collection[str] = ()
+) -> Path:
     """Use a new snapshot from now on, in which the fetched offers replace all old offers of their
-    providers.
+    providers. For a provider in `partial`, they replace only the old offers with the same keys.
     """
     with _new_file() as new:
         with CatalogSnapshot.open() as old:
             write_snapshot(
                 new,
-                _merged(old, fetched),
+                _merged(old, fetched, partial),
                 _egress(old),
                 as_of=today,
             )
@@ -57,11 +59,14 @@ def refresh_offers(fetched: Mapping[str, Sequence[Offer]], *, today: date) -> Pa
     return choose.refreshed_path()
 
 
-def _merged(old: CatalogSnapshot, fetched: Mapping[str, Sequence[Offer]]) -> Iterator[Offer]:
+def _merged(
+    old: CatalogSnapshot, fetched: Mapping[str, Sequence[Offer]], partial: Collection[str]
+) -> Iterator[Offer]:
+    """The new offers, then the old ones. The writer keeps the first of several with equal keys."""
     for offers in fetched.values():
         yield from offers
     for offer in old.all_offers():
-        if offer.provider not in fetched:
+        if offer.provider not in fetched or offer.provider in partial:
             yield offer
 
 

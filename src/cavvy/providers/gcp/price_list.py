@@ -1,0 +1,261 @@
+"""Reads the prices of Google's machines with GPUs from the Cloud Billing Catalog API: on demand,
+spot, and with commitments of one and three years.
+
+Google lists prices of parts: one vCPU, one GiB of memory, one GPU, one GiB of local SSD. A machine
+costs the sum of its parts. A commitment covers the same parts for its whole term:
+https://cloud.google.com/compute/docs/instances/committed-use-discounts-overview.
+"""
+
+import http.client
+import json
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import parse_rate
+from cavvy.providers.base import Refused
+from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.gcp.shapes import find_shape
+from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
+from cavvy.providers.vm.cloud import CloudFault
+
+_KEY = "GOOGLE_API_KEY"
+_COMPUTE_ENGINE = "6F81-5844-456A"  # the id of Compute Engine in the list of services
+_MOST_PAGES = 500  # the list has about ten pages; an endless one must not block the refresh
+_MOST_BYTES = 64 << 20
+_HOURS_PER_MONTH = 730  # https://cloud.google.com/compute/disks-image-pricing
+_PASSING = (408, 429, 500, 502, 503, 504)
+
+# The way of paying -> purchase option and months
+_USAGES = {
+    "OnDemand": (Purchase.ON_DEMAND, 0),
+    "Preemptible": (Purchase.SPOT, 0),
+    "Commit1Yr": (Purchase.RESERVED, 12),
+    "Commit3Yr": (Purchase.RESERVED, 36),
+}
+# Google's names of GPUs in its list -> (the catalog's name, memory in GiB)
+_GPUS = {
+    "Nvidia Tesla A100 80GB": ("A100", 80),
+    "Nvidia Tesla A100": ("A100", 40),
+    "Nvidia Tesla T4": ("T4", 16),
+    "Nvidia Tesla V100": ("V100", 16),
+    "Nvidia L4": ("L4", 24),
+    "Nvidia H100 80GB": ("H100", 80),
+    "RTX 6000 96GB": ("RTX-PRO-6000", 96),
+}
+_SERIES = ("A2", "A3", "G2", "G4", "N1 Predefined")
+_PART = re.compile(
+    rf"(?:Spot Preemptible )?(?P<series>{'|'.join(_SERIES)}) Instance (?P<part>Core|Ram) running in"
+    r".*"
+)
+_COMMITTED_PART = re.compile(r"Commitment v1: (?:(?P<series>\w+) )?(?P<part>Cpu|Ram) in .*")
+_GPU = re.compile(
+    rf"(?:Commitment v1: )?(?P<gpu>{'|'.join(_GPUS)})(?: GPU)?(?: attached to Spot Preemptible "
+    r"VMs)?(?: running)? in .*"
+)
+_SSD = re.compile(
+    r"(?:SSD backed Local Storage|Commitment v1: Local SSD)(?: attached to Spot Preemptible VMs?)?"
+    r"(?: (?:running )?in .*)?"
+)
+# GiB of local SSD that belong to each machine: https://cloud.google.com/compute/docs/
+# accelerator-optimized-machines. Each GPU of A2 Ultra has one SSD, and each of A3 High two.
+_SSD_GIB_OF_GPU = {"a2-ultragpu": 375, "a3-highgpu": 750}
+
+_Part = tuple[str, str]  # such as ("A2", "core"), ("gpu", "A100 80") or ("ssd", "")
+_Rates = dict[tuple[str, Purchase, int], dict[_Part, Decimal]]  # keyed by region and way of paying
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcpPrices:
+    """Reads the list page by page. A page with a temporary error is requested several times."""
+
+    provider: str = "gcp"
+    title: str = "Google's Cloud Billing Catalog API, with $GOOGLE_API_KEY or your Google login"
+    base: str = "https://cloudbilling.googleapis.com"
+    timeout_s: float = 60
+    tries: int = 5
+    credentials: GoogleCredentials = field(default_factory=lambda: GoogleCredentials({}))
+
+    def fetch(self, query: PriceQuery) -> ProviderPrices:
+        rates: _Rates = {}
+        for sku in self._skus(query):
+            _add(rates, sku)
+        offers = [
+            offer for machine in query.machines.values() for offer in _price(machine, rates, query)
+        ]
+        if not offers:
+            raise PriceError(
+                f"{self.base} answered, but with no price of a known machine; nothing was changed"
+            )
+        return ProviderPrices(offers=offers, complete=False)
+
+    def _skus(self, query: PriceQuery) -> Iterator[Mapping[str, object]]:
+        token, seen = "", 0
+        for page in range(1, _MOST_PAGES + 1):
+            told = self._page(token, query)
+            skus = told.get("skus") or []
+            if not isinstance(skus, list):
+                raise PriceError(
+                    f"page {page} of {self.base} is not in the documented form; nothing was changed"
+                )
+            yield from skus
+            seen += len(skus)
+            query.progress(f"{self.title}: {seen:,} prices in {page} pages")
+            token = str(told.get("nextPageToken") or "")
+            if not token:
+                return
+        raise PriceError(
+            f"the list of {self.base} has more than {_MOST_PAGES} pages; nothing was changed"
+        )
+
+    def _page(self, token: str, query: PriceQuery) -> Mapping[str, object]:
+        request, fault = self._request(token), ""
+        for attempt in range(self.tries):
+            if attempt:
+                query.pause(min(2.0**attempt, 30))
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
+                    told = json.loads(reply.read(_MOST_BYTES))
+                if isinstance(told, dict):
+                    return told
+                fault = "it is not a JSON object"
+            except urllib.error.HTTPError as error:
+                fault = f"HTTP {error.code}"
+                error.close()
+                if error.code in (400, 401, 403):
+                    raise NeedsLogin(_explain_refusal(error.code)) from error
+                if error.code not in _PASSING:
+                    break
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                fault = str(getattr(error, "reason", error)) or type(error).__name__
+        raise PriceError(
+            f"{self.base} cannot be read: {fault}; nothing was changed; try again later"
+        )
+
+    def _request(self, token: str) -> urllib.request.Request:
+        """The request for a page. Raises NeedsLogin if there are no credentials. The key is sent as
+        a header, since addresses are often logged.
+        """
+        headers = {"Accept": "application/json", "User-Agent": "cavvy"}
+        key = os.environ.get(_KEY)
+        if key:
+            headers["X-Goog-Api-Key"] = key
+        else:
+            try:
+                headers["Authorization"] = f"Bearer {self.credentials.token()}"
+            except Refused as error:
+                raise NeedsLogin(f"{error}; or set ${_KEY} to an API key") from error
+            except CloudFault as error:
+                raise PriceError(f"{error}; nothing was changed") from error
+        asked = {"pageSize": "5000", "currencyCode": "USD"} | (
+            {"pageToken": token} if token else {}
+        )
+        path = f"/v1/services/{_COMPUTE_ENGINE}/skus?{urllib.parse.urlencode(asked)}"
+        return urllib.request.Request(self.base + path, headers=headers)
+
+
+def _explain_refusal(status: int) -> str:
+    return (
+        f"Google refused the request for prices (HTTP {status}); check ${_KEY}, or run `gcloud "
+        "services enable cloudbilling.googleapis.com` in the project of your credentials"
+    )
+
+
+def _add(rates: _Rates, sku: Mapping[str, object]) -> None:
+    """Store the price of one part, in US dollars per hour. Other SKUs are left out."""
+    category, description = sku.get("category"), str(sku.get("description") or "")
+    told = _USAGES.get(str(category.get("usageType"))) if isinstance(category, dict) else None
+    if told == _USAGES["OnDemand"] and "Spot Preemptible" in description:
+        told = _USAGES["Preemptible"]  # the category of local SSDs of spot machines is on demand
+    part = _read_part(description, committed=bool(told and told[1]))
+    if told is None or part is None:
+        return
+    rate = _read_rate(sku)
+    regions = sku.get("serviceRegions")
+    for region in regions if rate and isinstance(regions, list) else ():
+        rates.setdefault((str(region), *told), {})[part] = rate or Decimal(0)
+
+
+def _read_part(description: str, *, committed: bool) -> _Part | None:
+    """The part of a machine that the SKU is about. Licences and other services are no part."""
+    found = _GPU.fullmatch(description)
+    if found:
+        name, gib = _GPUS[found["gpu"]]
+        return "gpu", f"{name} {gib}"
+    if _SSD.fullmatch(description):
+        return "ssd", ""
+    found = (_COMMITTED_PART if committed else _PART).fullmatch(description)
+    if found is None:
+        return None
+    series = (found["series"] or "N1").removesuffix(" Predefined")
+    return series, "ram" if found["part"] == "Ram" else "core"
+
+
+def _read_rate(sku: Mapping[str, object]) -> Decimal | None:
+    """The price in US dollars per hour of the newest price of a SKU; None if it has none. Raises
+    KeyError or TypeError if the list has a new form.
+    """
+    expression = sku["pricingInfo"][-1]["pricingExpression"]  # type: ignore[index] # JSON
+    tiers = expression["tieredRates"]
+    if not tiers:
+        return None
+    price = tiers[-1]["unitPrice"]
+    dollars = Decimal(str(price.get("units") or 0)) + Decimal(price.get("nanos") or 0) / 10**9
+    monthly = str(expression["usageUnit"]).endswith(".mo")
+    return dollars / _HOURS_PER_MONTH if monthly else dollars
+
+
+def _price(machine: Offer, rates: _Rates, query: PriceQuery) -> Iterator[Offer]:
+    """The offers of one machine type, in each region that lists all its parts."""
+    parts = _list_parts(machine)
+    for (region, purchase, months), known in rates.items():
+        if not parts or any(part not in known for part in parts):
+            continue
+        dollars = sum((known[part] * count for part, count in parts.items()), Decimal(0))
+        if dollars <= 0:
+            continue
+        term = f", commitment of {months // 12} years" if months > 12 else ", commitment of 1 year"
+        yield replace(
+            machine,
+            region=region,
+            zone=None,
+            purchase=purchase,
+            term_months=months,
+            rate=parse_rate(dollars),
+            capacity=None,
+            source="Google's Cloud Billing Catalog API" + (term if months else ""),
+            as_of=query.today,
+        )
+
+
+def _list_parts(machine: Offer) -> Mapping[_Part, Decimal]:
+    """The parts of a machine with GPUs and their numbers; empty for other machines, and for
+    machines with parts that the list does not name clearly (A3 Mega, A4).
+    """
+    name = machine.instance_type
+    shape = find_shape(name)
+    series = (shape.machine_type if shape else name).partition("-")[0].upper()
+    gpu = f"{machine.accelerator} {machine.accelerator_memory_mib // 1024}"
+    listed = {f"{gpu} {gib}" for gpu, gib in _GPUS.values()}
+    if not machine.accelerator_count or gpu not in listed or "mega" in name.partition("gpu")[0]:
+        return {}
+    if series not in {each.partition(" ")[0] for each in _SERIES}:
+        return {}
+    parts: dict[_Part, Decimal] = {
+        (series, "core"): Decimal(str(machine.vcpus)),
+        (series, "ram"): Decimal(machine.memory_mib) / 1024,
+        ("gpu", gpu): Decimal(machine.accelerator_count),
+    }
+    gib = _SSD_GIB_OF_GPU.get(name.rpartition("-")[0])
+    if gib:
+        parts["ssd", ""] = Decimal(gib * machine.accelerator_count)
+    return parts
+
+
+SOURCE: PriceSource = GcpPrices()
