@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cavvy.api.auth import AuthMiddleware
     from cavvy.api.doors import BoundedServer
     from cavvy.api.node_listener.listener import NodeListener
+    from cavvy.store.leases import DatabaseLease
 
 _CHORES_S = 5.0
 _MIB = 1024 * 1024
@@ -96,7 +97,14 @@ def _fail(home: StateDir, word: "_Word", error: Exception) -> None:
         told = home_error(home.path, error)
         word.fail(told.code, told.message, told.hint)
     else:
-        word.fail("database-unusable", str(error), f"the database is in {home.file('cavvy.db')}")
+        word.fail("database-unusable", str(error), _where_database(home))
+
+
+def _where_database(home: StateDir) -> str:
+    local = home.file("cavvy.db")
+    if os.path.exists(local):
+        return f"the database is in {local}"
+    return "the setting server.database names the database"
 
 
 class _ServerRun:
@@ -112,25 +120,14 @@ class _ServerRun:
 
     async def run(self) -> bool:
         """Serve until stopped. Returns True if the server must restart at once."""
-        from cavvy.api.node_listener.listener import listen_for_nodes
-        from cavvy.api.open_state import open_state
-
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         listener, address = self._home.listen()
         again = False
-        node_endpoint = None
         try:
-            node_endpoint = listen_for_nodes(self._home, self._settings)
-            async with open_state(
-                self._home, self._settings, address, self._stopping.set, node_endpoint=node_endpoint
-            ) as app_state:
-                await self._serve(app_state, listener, address, node_endpoint)
-                # A job may have arrived while the server was stopping because it was idle.
-                again = self._broken or (
-                    self._for_idleness and bool(await app_state.store.unfinished())
-                )
+            async with self._hold_database(address) as lease:
+                again = await self._work(listener, address, lease)
         except Exception as error:
             if not self._broken:
                 raise
@@ -138,11 +135,52 @@ class _ServerRun:
             again = True
         finally:
             listener.close()
-            if node_endpoint is not None:
-                node_endpoint.sock.close()
             self._home.forget()
         _log.info("stopped")
         return again
+
+    async def _work(
+        self, listener: "socket.socket", address: str, lease: "DatabaseLease | None"
+    ) -> bool:
+        """Serve until stopped. Returns True if the server must restart at once."""
+        from cavvy.api.node_listener.listener import listen_for_nodes
+        from cavvy.api.open_state import open_state
+
+        node_endpoint = listen_for_nodes(self._home, self._settings)
+        try:
+            async with open_state(
+                self._home,
+                self._settings,
+                address,
+                self._stopping.set,
+                database=lease,
+                node_endpoint=node_endpoint,
+            ) as app_state:
+                await self._serve(app_state, listener, address, node_endpoint)
+                # A job may have arrived while the server was stopping because it was idle.
+                return self._broken or (
+                    self._for_idleness and bool(await app_state.store.unfinished())
+                )
+        finally:
+            if node_endpoint is not None:
+                node_endpoint.sock.close()
+
+    @contextlib.asynccontextmanager
+    async def _hold_database(self, address: str) -> "AsyncIterator[DatabaseLease | None]":
+        """Hold the lease on the PostgreSQL database, if the server uses one."""
+        from cavvy.api.database import choose_database, hold_database
+
+        url = choose_database(self._home, self._settings)
+        if url is None:
+            yield None
+            return
+        async with hold_database(url, self._home, address, self._yield_place) as lease:
+            yield lease
+
+    def _yield_place(self) -> None:
+        _log.error("another server has taken over the database; this server starts anew")
+        self._broken = True
+        self._stopping.set()
 
     async def _serve(
         self,

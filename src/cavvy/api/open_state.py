@@ -15,6 +15,7 @@ from typing import cast
 
 from cavvy.agent.bundle import make_archive, make_command
 from cavvy.api.app_state import AppState
+from cavvy.api.database import BindsFolder, bind_folder
 from cavvy.api.execs import JobExecs
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.node_listener.listener import NodeListener
@@ -37,6 +38,7 @@ from cavvy.settings import Settings
 from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.blobs import BlobStore, sweep_folders
 from cavvy.store.checkpoints.folders import CheckpointFolders
+from cavvy.store.leases import DatabaseLease
 from cavvy.store.logs import LogStore
 from cavvy.store.open import open_store
 from cavvy.store.reserve import StopNotes
@@ -83,25 +85,38 @@ async def open_state(
     address: str,
     stop: Callable[[], None],
     *,
-    database: str | None = None,
+    database: str | DatabaseLease | None = None,
     node_endpoint: NodeListener | None = None,
 ) -> AsyncIterator[AppState]:
-    """Open the application state and start its control plane. `database` is the URL of a store;
-    None means the database file in the state folder.
+    """Open the application state and start its control plane. `database` is the URL of a store, or
+    the lease that this server holds on a PostgreSQL database; None means the database file in the
+    state folder.
 
-    Raises StoreError, ProviderError.
+    Raises StoreError, ProviderError, StateDirError.
     """
+    lease = database if isinstance(database, DatabaseLease) else None
+    if isinstance(database, DatabaseLease):
+        database = database.url
     url = database or f"sqlite:///{home.file('cavvy.db')}"
     # The file contains a copy of the installation's ID. If the database is lost, nodes can still be
     # found by this ID.
     kept = read_text(home.file("installation")) if database is None else None
-    store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
+    store = open_store(
+        url,
+        journal="delete" if home.shared else "wal",
+        installation=kept,
+        fence=None if lease is None else lease.fence,
+    )
     await store.open()
     try:
+        if lease is not None:
+            await bind_folder(cast(BindsFolder, store), home, url)
         installation = await store.installation()
         if database is None and kept != installation:
             write_private(home.file("installation"), installation.encode())
         app_state = _make_state(home, settings, address, store, installation, node_endpoint)
+        if lease is not None:
+            app_state.control_plane.may_act = lambda: lease.valid
         app_state.stop = stop
         app_state.database = url.partition(":")[0].partition("+")[0]
         await app_state.control_plane.start()

@@ -21,7 +21,7 @@ def explain(error: Exception) -> ApiProblem | None:
             return ApiProblem("conflict", str(error), error.hint)
         case store.StoreFull():
             return RetryLater("disk-full", str(error), after_s=10)
-        case store.StoreUnusable():
+        case store.StoreUnusable() | store.LeaseLost():
             return RetryLater("database-unusable", str(error), after_s=5)
         case store.StaleVersion() | store.NameConflict() | store.AllocationConflict():
             return ApiProblem("conflict", str(error))

@@ -1,5 +1,7 @@
 """`cavvy server`: controls the embedded server, which other commands start when needed."""
 
+from collections.abc import Callable
+
 import click
 
 from cavvy.cli.reach.session import failures, make_failure, make_patience
@@ -16,17 +18,41 @@ def command() -> None:
     """
 
 
+def _database_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--database",
+        metavar="URL",
+        default="",
+        help="Keep jobs in this PostgreSQL database; remembered for later starts.",
+    )(command)
+
+
 @command.command("start")
-def start() -> None:
+@_database_option
+def start(database: str) -> None:
     """Start the server in the background, unless it is running."""
     from cavvy.client.embedded import ensure_server
 
+    _use(database)
     with failures():
         server = ensure_server(patience=make_patience())
     click.echo(
         f"the server is running (process {server.pid}, cavvy {server.version}) at "
         f"{server.listen or server.address}"
     )
+
+
+@command.command("run")
+@_database_option
+def run(database: str) -> None:
+    """Run the server in the foreground, for service managers and containers. It writes its log to
+    standard error and ends on SIGTERM; jobs keep running.
+    """
+    import os
+    import sys
+
+    _use(database)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "cavvy.api.embedded"])
 
 
 @command.command("stop")
@@ -95,6 +121,22 @@ def logs(lines: int, follow: bool) -> None:
         ) from None
     if follow:
         _follow(path, end)
+
+
+def _use(database: str) -> None:
+    """Make the server that this command starts use this database. Fails if a server is running."""
+    import os
+
+    from cavvy.client.state import default_home, server_holds_lock
+
+    if not database:
+        return
+    if server_holds_lock(default_home()):
+        raise CommandFailure(
+            "a server is running, so --database has no effect",
+            "stop it first: cavvy server stop",
+        )
+    os.environ["CAVVY_SERVER_DATABASE"] = database
 
 
 def _follow(path: str, offset: int) -> None:

@@ -64,6 +64,7 @@ _HOSTS = "hosts"  # the worklist's key for publishing shared hosts
 _HOSTS_EVERY = timedelta(minutes=1)
 _ROOM_PAUSE = timedelta(seconds=2)  # pause between two tries to write to a full disk
 _SIGNALS_PAUSE = timedelta(seconds=15)
+_LEASE_PAUSE = timedelta(seconds=1)  # pause before a server without a valid lease looks again
 _log = logging.getLogger(__name__)
 
 NameGang = Callable[[str], str]  # attempt ID -> the gang's name
@@ -102,6 +103,8 @@ class ControlPlane:
     """
 
     _task: asyncio.Task[None] | None = None
+    # whether no other server can have taken over the work; None if there can be no other server
+    may_act: Callable[[], bool] | None = None
 
     def __init__(
         self,
@@ -331,7 +334,9 @@ class ControlPlane:
         return await self.garbage_collector.sweep(remove=True, at_once=True)
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Pass the key to its reconciler."""
+        """Pass the key to its reconciler. A server whose lease may have expired does nothing."""
+        if self.may_act is not None and not self.may_act():
+            return _LEASE_PAUSE
         if key == QUEUE:
             return await self._queue.reconcile(key)
         if key == SWEEP:

@@ -10,6 +10,7 @@ Errors:
                         send it again
   + AllocationConflict  another gang holds the devices, CPUs or memory
   + StoreFull           the disk or database is full; nothing was written
+  + LeaseLost           another server works with the database now; stop working with it
   + StoreUnusable       the database is newer than this program, damaged or unreachable; a person
                         must act
 """
@@ -61,6 +62,10 @@ class AllocationConflict(StoreError):
 
 class StoreFull(StoreError):
     """The disk or database is full; nothing was written."""
+
+
+class LeaseLost(StoreError):
+    """Another server has taken over the work with this database; nothing was written."""
 
 
 class StoreUnusable(StoreError):

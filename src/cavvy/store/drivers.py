@@ -25,6 +25,19 @@ from cavvy.store.base import (
 Row = tuple[Any, ...]
 _BUSY_S = 10  # seconds that a statement waits for a lock of another process
 
+# Without these limits of libpq, a connection whose packets get lost is noticed after 15 minutes.
+# Parameters of the URL take precedence.
+_PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds
+}
+# seconds after which PostgreSQL ends a transaction of a server that has vanished, whose locks would
+# otherwise delay the server that takes over; no transaction of ours waits for anything else
+_ABANDONED_S = 20
+
 
 class SqlCursor(Protocol):
     @property
@@ -57,9 +70,7 @@ class DatabaseDriver:
     def connect_raw(self, *, readonly: bool) -> Any:
         """Open a connection of sqlite3 or psycopg, in autocommit mode."""
         if not self.is_sqlite:
-            import psycopg
-
-            return psycopg.connect(self.url, autocommit=True)
+            return _connect_postgres(self.url)
         raw = sqlite3.connect(str(self.path), isolation_level=None, check_same_thread=False)
         raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000}")
         raw.execute("PRAGMA foreign_keys=ON")
@@ -120,6 +131,17 @@ class DatabaseSession:
 
     def close(self) -> None:
         self._raw.close()
+
+
+def _connect_postgres(url: str) -> Any:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    given = conninfo_to_dict(url)
+    limits = {name: value for name, value in _PATIENCE.items() if name not in given}
+    raw = psycopg.connect(make_conninfo(url, **limits), autocommit=True)
+    raw.execute(f"SET idle_in_transaction_session_timeout = '{_ABANDONED_S}s'")
+    return raw
 
 
 def make_driver(url: str, *, journal: str) -> DatabaseDriver:

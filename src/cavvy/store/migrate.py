@@ -83,6 +83,20 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
         session.rollback()
 
 
+def refuse_newer(session: DatabaseSession) -> None:
+    """Raise StoreUnusable if a newer program wrote the database, or if it belongs to another
+    program."""
+    revision = _revision(session)
+    if revision is not None and revision not in MIGRATIONS:
+        path = session.driver.path
+        backup = path and path.with_name(f"{path.name}.backup-…")
+        raise StoreUnusable(
+            f"the database is at revision {revision}, but this program supports only up to {HEAD}: "
+            "a newer program wrote the database. Install that version of cavvy or a newer one, or "
+            f"restore the backup that was made before its migration ({backup or 'your dump'})"
+        )
+
+
 def run_file(session: DatabaseSession, path: Path) -> None:
     """Run each statement of a file, adapted to the SQL of the session's database."""
     words = _SQLITE if session.driver.is_sqlite else _POSTGRESQL
@@ -92,15 +106,9 @@ def run_file(session: DatabaseSession, path: Path) -> None:
 
 
 def _migrate(session: DatabaseSession, revision: str) -> None:
+    refuse_newer(session)
     path = session.driver.path
     backup = path and path.with_name(f"{path.name}.backup-{revision}")
-    if revision not in MIGRATIONS:
-        kept = backup and backup.with_suffix(".backup-…")
-        raise StoreUnusable(
-            f"the database is at revision {revision}, but this program supports only up to {HEAD}: "
-            "a newer program wrote the database. Install that version of cavvy or a newer one, or "
-            f"restore the backup that was made before its migration ({kept or 'your dump'})"
-        )
     if path and backup:
         _back_up(path, backup)
     for number, file in MIGRATIONS.items():
@@ -136,7 +144,8 @@ def _revision(session: DatabaseSession) -> str | None:
         for row in session.run(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
             if session.driver.is_sqlite
-            else "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+            else "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() "
+            "AND tablename NOT IN ('cavvy_leases', 'cavvy_replicas')"
         ).fetchall()
     }
     if VERSION_TABLE in tables:

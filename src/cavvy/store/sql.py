@@ -32,6 +32,7 @@ from cavvy.store.base import (
 )
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translate
+from cavvy.store.fence import Fence, fenced
 from cavvy.store.rows import (
     ALLOCATIONS,
     ATTEMPTS,
@@ -81,13 +82,19 @@ class SqlStore:
     """
 
     def __init__(
-        self, url: str, *, journal: str = "auto", make_id: Callable[[], str] = _new_id
+        self,
+        url: str,
+        *,
+        journal: str = "auto",
+        make_id: Callable[[], str] = _new_id,
+        fence: Fence | None = None,
     ) -> None:
         if journal not in ("auto", "wal", "delete"):
             raise StoreUnusable(f"journal is {journal!r}; expected auto, wal or delete")
         self._url = url
         self._journal = journal
         self._make_id = make_id
+        self._fence = fence  # checked by each write; None with SQLite
         self._documents = DocumentCache()
         self._readers: StoreWorkers | None = None
         self._writers: StoreWorkers | None = None
@@ -128,7 +135,15 @@ class SqlStore:
     async def _write(self, work: Callable[[DatabaseSession], _T]) -> _T:
         if self._writers is None:
             raise StoreUnusable("the store is not open")
+        if self._fence is not None:
+            work = fenced(work, self._fence)
         return await self._writers.do(work)
+
+    async def bind(self, key: str, value: str) -> str:
+        """Store a fact of the installation unless it is known, and return what is stored."""
+        sql = 'INSERT INTO meta ("key", value) VALUES (?, ?) ON CONFLICT DO NOTHING'
+        await self._change(sql, key, value)
+        return str(await self._value('SELECT value FROM meta WHERE "key" = ?', key))
 
     async def _rows(self, sql: str, *values: object) -> list[Row]:
         return await self._read(lambda session: session.run(sql, values).fetchall())

@@ -1,0 +1,151 @@
+"""The server on PostgreSQL: one at a time, replaced at once when it was killed."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.postgres import PostgresMissing, new_database
+from tests.system.server_state import (
+    follow_to_end,
+    home_at,
+    home_with_jobs,
+    kill_server,
+    run_python,
+)
+from tests.waits import PATIENCE_S, wait_until
+
+from cavvy.client import StartFailed, connect
+from cavvy.client.embedded import ensure_server, stop_server
+from cavvy.client.state import read_server, server_holds_lock
+
+pytestmark = pytest.mark.system
+DATABASE = "CAVVY_SERVER_DATABASE"
+
+
+@pytest.fixture
+def url() -> str:
+    try:
+        return new_database()
+    except PostgresMissing as missing:
+        pytest.skip(f"no PostgreSQL: {missing}")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    with home_with_jobs(tmp_path / "one" / "home") as folder:
+        yield folder
+
+
+def refusal() -> StartFailed:
+    with pytest.raises(StartFailed) as caught:
+        ensure_server()
+    return caught.value
+
+
+def start_with(url: str) -> str:
+    code = f"from cavvy.cli.main import cli; cli(['server', 'start', '--database', {url!r}])"
+    out, err = run_python(code).communicate(timeout=PATIENCE_S)
+    return out + err
+
+
+def test_the_database_is_remembered_and_jobs_outlive_their_server(home: Path, url: str) -> None:
+    assert "the server is running" in start_with(url)
+    assert "a server is running" in start_with(url)  # refused: it would have no effect
+    with connect() as client:
+        assert client.server().database == "postgresql"
+        client.submit(
+            f"{{name: long, run: 'until [ -e {home.parent}/go ]; do sleep 0.05; done; exit 3'}}"
+        )
+        wait_until(lambda: client.job("default", "long").phase == "running")
+        kill_server(home, signal.SIGKILL)
+        (home.parent / "go").touch()
+        follow_to_end(client, "long")  # the client starts a new server, which needs no option
+        assert client.job("default", "long").exit_code == 3
+        assert len(client.job("default", "long").attempts) == 1
+    assert not (home / "cavvy.db").exists()
+    assert (home / "database").stat().st_mode & 0o077 == 0
+
+
+def test_a_second_server_is_refused_with_the_name_of_the_first(
+    home: Path, url: str, tmp_path: Path
+) -> None:
+    with home_at(home, **{DATABASE: url}):
+        first = ensure_server()
+        with home_at(tmp_path / "two" / "home", **{DATABASE: url}):
+            refused = refusal()
+        assert refused.code == "database-in-use"
+        assert f"process {first.pid} on {first.host}" in refused.message
+        assert read_server(str(home)) == first
+        stop_server()
+        with home_at(tmp_path / "two" / "home", **{DATABASE: url}):
+            refused = refusal()  # its folder lacks the keys, logs and files
+        assert refused.code == "settings-invalid"
+        assert f"in {home} on" in refused.message
+        ensure_server()
+
+
+def test_a_server_that_hangs_is_replaced_and_then_writes_nothing(
+    home: Path, url: str, tmp_path: Path
+) -> None:
+    """Two processes with the same files, as on two machines with a shared file system."""
+    twin = tmp_path / "two" / "home"
+    with home_at(home, **{DATABASE: url}):
+        first = ensure_server()
+        twin.mkdir(mode=0o700)
+        for name in ("files.id", "key", "agents.key"):
+            if (home / name).exists():
+                (twin / name).write_bytes((home / name).read_bytes())
+        os.kill(first.pid, signal.SIGSTOP)
+        try:
+            with home_at(twin, **{DATABASE: url}):
+                wait_until(_starts)
+                with connect() as client:
+                    client.submit("{name: taken, run: 'true'}")
+                    follow_to_end(client, "taken")
+                os.kill(first.pid, signal.SIGCONT)
+                # It finds that it has lost the database, and its new start is refused.
+                wait_until(lambda: "taken over the database" in (home / "server.log").read_text())
+                with connect() as client:
+                    assert [each.name for each in client.jobs().jobs] == ["taken"]
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
+
+
+def _starts() -> bool:
+    try:
+        ensure_server()
+    except StartFailed:
+        return False
+    return True
+
+
+def test_a_folder_with_jobs_in_sqlite_is_not_hidden_behind_another_database(
+    home: Path, url: str
+) -> None:
+    ensure_server()
+    stop_server()
+    with home_at(home, **{DATABASE: url}):
+        refused = refusal()
+        assert refused.code == "settings-invalid"
+        assert "cavvy.db" in refused.message
+    with home_at(home, **{DATABASE: "mysql://somewhere"}):
+        assert "expected postgresql://" in refusal().message
+    ensure_server()
+
+
+def test_a_newer_database_is_refused_before_anything_is_changed(home: Path, url: str) -> None:
+    import psycopg
+
+    with home_at(home, **{DATABASE: url}):
+        ensure_server()
+        stop_server()
+        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+            connection.execute("UPDATE cavvy_revision SET version_num = '0999'")
+        refused = refusal()
+        assert refused.code == "database-unusable"
+        assert "revision 0999" in refused.message
+        wait_until(lambda: not server_holds_lock(str(home)))
