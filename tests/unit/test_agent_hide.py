@@ -213,10 +213,10 @@ def test_a_task_with_such_a_volume_is_refused_before_it_is_queued(
     def check(source: Path, image: str | None = "busybox") -> list[str]:
         volume = Volume(kind=VolumeKind.HOST, source=str(source), path="/data")
         task = TaskSpec(name="t", run="x", image=image, volumes=(volume,))
-        return [each.field for each in check_task(task, "podman", folder)]
+        return [each.field for each in check_task(task, lambda: "podman", folder)]
 
     assert check(tmp_path) == check(folder / "storage") == ["volumes"]
     assert check(tmp_path / "elsewhere") == check(tmp_path, None) == []
     volume = Volume(kind=VolumeKind.HOST, source="/", path="/data")
     task = TaskSpec(name="t", run="x", image="busybox", volumes=(volume,))
-    assert check_task(task, "podman", None) == []  # `hide_server` is off
+    assert check_task(task, lambda: "podman", None) == []  # `hide_server` is off

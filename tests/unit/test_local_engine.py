@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.providers.local.tasks import find_engine
+from cavvy.domain.tasks import TaskSpec
+from cavvy.providers.local.tasks import check_task, find_engine
 
 
 @pytest.fixture
@@ -49,3 +50,18 @@ def test_a_docker_elsewhere_is_trusted(bin_folder: Path, monkeypatch: pytest.Mon
     install(bin_folder, "docker")
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:2375")
     assert find_engine() == "docker"
+
+
+@pytest.mark.parametrize(("image", "searches"), [(None, 0), ("busybox", 1)])
+def test_only_a_task_with_an_image_searches_for_an_engine(image: str | None, searches: int) -> None:
+    """Each attempt to place a job checks its task, and a search reads all folders of PATH."""
+    searched: list[str] = []
+
+    def engine() -> str:
+        searched.append("PATH")
+        return "podman"
+
+    task = TaskSpec(name="t", run="true", image=image)
+    for _ in range(3):
+        assert check_task(task, engine, None) == []
+    assert len(searched) == 3 * searches

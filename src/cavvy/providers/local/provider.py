@@ -111,7 +111,7 @@ class LocalProvider:
         return await self._watch.changed()
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
-        return check_task(task, self._engine(), self._hides)
+        return check_task(task, self._engine, self._hides)
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
         machine = await self._discovered()

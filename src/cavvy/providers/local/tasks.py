@@ -3,7 +3,7 @@
 import os
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cavvy.agent.work.hide import is_hidden
@@ -40,13 +40,16 @@ def _daemon_answers(address: str | None) -> bool:
     return True
 
 
-def check_task(task: TaskSpec, engine: str | None, hides: Path | None) -> Sequence[Objection]:
-    """Objections in addition to those from the manifest. `hides` is the folder that containers must
-    not be able to read.
+def check_task(
+    task: TaskSpec, engine: Callable[[], str | None], hides: Path | None
+) -> Sequence[Objection]:
+    """Objections in addition to those from the manifest. `engine` finds the container engine; it is
+    called only for a task with an image, because it searches PATH, and each attempt to place a task
+    checks the task. `hides` is the folder that containers must not be able to read.
     """
     if task.image is None and task.image_build is None:
         return []
-    if engine is None:
+    if engine() is None:
         reason = (
             "needs podman, or docker with a running daemon; install or start one, or leave `image` "
             "out"
