@@ -120,6 +120,7 @@ class GcpStandIn(GoogleStandIn):
         self.operations: dict[str, dict[str, Any]] = {}  # insertions, by their tokens
         self.preempted: set[str] = set()
         self.networks = ["default"]
+        self.unreachable: list[str] = []  # zones
         self.hides_operations = False  # whether requests for the list of operations are refused
         self.refusals: list[CloudFault] = []  # of the next insertions, told by their operations
         self.hides_quotas = False  # whether requests for the list of regions are refused
@@ -416,6 +417,8 @@ class GcpStandIn(GoogleStandIn):
             zone = each["zone"].rpartition("/")[2]
             scopes[f"zones/{zone}"].pop("warning", None)
             scopes[f"zones/{zone}"].setdefault(kind, []).append(each)
+        for zone in self.unreachable:
+            scopes[f"zones/{zone}"] = {"warning": {"code": "UNREACHABLE"}}
         following = {"nextPageToken": str(number + 1)} if more else {}
         return {"items": scopes, **following}
 

@@ -138,6 +138,7 @@ class NebiusStandIn(RestStandIn):
         self.loose: dict[str, str] = {}  # names of disks without an instance of Cavvy, by id
         self.shared: dict[str, str] = {}  # instances that read some of these disks, by disk
         self.subnets = {SUBNET: "default-subnet-abc"}
+        self.regions = {PROJECT: REGION}  # projects; only PROJECT lists its resources
         self.accounts: dict[str, Any] = {}  # public keys of service accounts, by the key's id
         self._keys: dict[str, str] = {}  # idempotency key -> machine
         self._grpc = grpc.server(ThreadPoolExecutor(4))
@@ -213,10 +214,10 @@ class NebiusStandIn(RestStandIn):
             case "TokenExchangeService/Exchange":
                 return 200, self._exchange(body)
             case "ProjectService/Get":
-                if body["id"] != PROJECT:
+                if body["id"] not in self.regions:
                     raise CloudFault(404, "not-found", "no such project")
-                metadata = {"id": PROJECT, "name": "default-project-eu-north1"}
-                return 200, {"metadata": metadata, "spec": {"region": REGION}}
+                metadata = {"id": body["id"], "name": "default-project"}
+                return 200, {"metadata": metadata, "spec": {"region": self.regions[body["id"]]}}
         return 200, self._answer_beside(request.path.rpartition(".")[2], body)
 
     def _answer_beside(self, call: str, body: Any) -> object:

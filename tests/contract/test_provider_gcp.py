@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.gcp_stand_in import METRICS, PROJECT, TYPES, GcpStandIn, make_key
+from tests.contract.gcp_stand_in import (
+    METRICS,
+    PROJECT,
+    TYPES,
+    ZONES,
+    GcpStandIn,
+    make_key,
+)
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.rest_stand_in import RestServer
 from tests.proofs import Proof
@@ -23,7 +30,7 @@ from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers import gcp
-from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
+from cavvy.providers.base import GangState, NoCapacity, PartlyUnknown, Refused, TryAgain
 from cavvy.providers.gcp.cloud import GcpCloud
 from cavvy.providers.vm.cloud import CloudFault, MachineState
 
@@ -89,6 +96,29 @@ class TestGcp(RestContract):
         assert ("project", PROJECT) in facts
         assert self.stand_in.key not in str(facts)
         assert "PRIVATE KEY" not in str(facts)
+
+    def test_a_zone_that_google_does_not_reach_may_have_machines(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang, provider = await harness.spec("one"), harness.ours
+            region = gang.offer.region
+            others = [each for each in ZONES if not each.startswith(region)]
+            await harness.start(gang)
+            account.api.unreachable = others[:1]
+            (seen,) = await provider.gangs(gang.name)
+            assert seen.state is GangState.RUNNING
+            with pytest.raises(PartlyUnknown, match=f"does not reach {others[0]}") as caught:
+                await provider.gangs()
+            assert caught.value.seen == [seen]
+            account.api.unreachable = [each for each in ZONES if each.startswith(region)]
+            await account.wait(timedelta(minutes=1))
+            with pytest.raises(TryAgain, match=f"the list of machines in {region}"):
+                await provider.gangs(gang.name)
+            account.api.unreachable = []
+            await account.settle()
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
 
     def test_quotas_limit_offers_by_cpu_and_gpu_and_region(self, account: RestPlace) -> None:
         """Spot machines count for the spot quota once Google has granted one."""

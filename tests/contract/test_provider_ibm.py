@@ -13,14 +13,21 @@ from typing import Any
 import pytest
 from tests.contract.ibm_stand_in import HOME, IbmStandIn, image_id, make_subnet
 from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
+from tests.contract.rest_stand_in import RestRequest, RestServer
 from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers import ibm
-from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.base import (
+    GangState,
+    NoCapacity,
+    PartlyUnknown,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
 from cavvy.providers.ibm.cloud import IbmCloud, _read
 from cavvy.providers.vm.cloud import CloudFault, MachineState
 
@@ -142,6 +149,34 @@ class TestIbm(RestContract):
 
         asyncio.run(scenario())
         assert set(account.api.regions.values()) == {HOME, "eu-de"}
+
+    def test_a_region_that_fails_hides_no_machines_of_others(self, account: IbmPlace) -> None:
+        def fail(request: RestRequest) -> tuple[CloudFault, bool] | None:
+            found = request.method == "GET" and "/eu-de/" in request.path
+            return (CloudFault(503, "unavailable", "eu-de is down"), False) if found else None
+
+        async def scenario() -> None:
+            account.api.fail = fail
+            provider = account.provider("ours", regions=f"{HOME}, eu-de")
+            assert {each.region for each in await provider.offers()} == {HOME}
+            assert {each.partition(":")[0] for each in provider.silent()} == {"eu-de"}
+            gang = await account.harness().spec("one")
+            offer = await pick(provider, CPU, Purchase.ON_DEMAND, f"{HOME}-1")
+            gang = replace(gang, offer=offer)
+            await provider.launch(gang)
+            await account.settle()
+            (seen,) = await provider.gangs(gang.name)
+            assert seen.state is GangState.RUNNING
+            with pytest.raises(PartlyUnknown, match="the list of machines in eu-de") as caught:
+                await provider.gangs()
+            assert caught.value.seen == [seen]
+            await provider.remove(gang.name)
+            account.api.fail = lambda _: None
+            await account.wait(timedelta(minutes=1))
+            assert {each.region for each in await provider.offers()} == {HOME, "eu-de"}
+            assert provider.silent() == []
+
+        asyncio.run(scenario())
 
     @pytest.mark.proves(PROOF, "disk")
     def test_instances_boot_the_newest_ubuntu_and_lose_their_disk(self, account: IbmPlace) -> None:

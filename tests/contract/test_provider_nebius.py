@@ -22,7 +22,7 @@ from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, TaskSpec
 from cavvy.providers import nebius
-from cavvy.providers.base import Refused
+from cavvy.providers.base import GangState, PartlyUnknown, Refused
 from cavvy.providers.nebius.api import flatten
 from cavvy.providers.nebius.cloud import NebiusCloud, _read, object_to
 from cavvy.providers.vm.cloud import CloudMachine, MachineState, SshTarget
@@ -106,6 +106,33 @@ class TestNebius(RestContract):
         assert [each.partition(":")[0] for each in provider.silent()] == [gone]
         with pytest.raises(Refused, match="no such project"):
             asyncio.run(account.provider("ours", projects=gone).offers())
+
+    def test_a_project_that_fails_hides_no_machines_of_others(self, account: NebiusPlace) -> None:
+        async def scenario() -> None:
+            gang, other = await account.harness().spec("one"), "project-e01none"
+            provider = account.provider(gang.installation, projects=f"{other}, {PROJECT}")
+            offers = await provider.offers()
+            assert {each.region for each in offers} == {"eu-north1"}
+            with pytest.raises(Refused, match="a region"):  # it may be in the other project
+                await provider.gangs(gang.name)
+            with pytest.raises(Refused, match="a region"):  # its region is unknown
+                await provider.launch(replace(gang, offer=offers[0]))
+            account.api.regions[other] = "eu-west1"
+            await account.wait(timedelta(minutes=1))
+            await provider.offers()
+            await provider.launch(replace(gang, offer=offers[0]))
+            await account.settle()
+            (seen,) = await provider.gangs(gang.name)
+            assert seen.state is GangState.RUNNING
+            with pytest.raises(PartlyUnknown, match="eu-west1") as caught:
+                await provider.gangs()
+            assert caught.value.seen == [seen]
+            await provider.remove(gang.name)
+            account.api.regions[other] = "eu-north1"
+            with pytest.raises(Refused, match="several projects are in the region eu-north1"):
+                await account.provider("ours", projects=f"{other}, {PROJECT}").offers()
+
+        asyncio.run(scenario())
 
     def test_disks_are_billed_at_the_price_of_the_settings(self, account: NebiusPlace) -> None:
         async def scenario() -> None:

@@ -34,7 +34,14 @@ from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers import oci
-from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.base import (
+    GangState,
+    NoCapacity,
+    PartlyUnknown,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
 from cavvy.providers.oci.cloud import OciCloud
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.recording import FOLDER
@@ -195,7 +202,9 @@ class TestOci(RestContract):
         asyncio.run(scenario())
         assert set(account.api.regions.values()) == {HOME, "eu-frankfurt-1"}
 
-    def test_a_region_that_fails_does_not_keep_machines_of_others(self, account: OciPlace) -> None:
+    def test_a_region_that_fails_hides_and_keeps_no_machines_of_others(
+        self, account: OciPlace
+    ) -> None:
         table: dict[str, Scalar] = {"regions": f"{HOME}, eu-frankfurt-1"}
 
         async def scenario() -> None:
@@ -205,14 +214,24 @@ class TestOci(RestContract):
             await provider.launch(gang)
             await account.settle()
             account.api.fail = fail_list_of("eu-frankfurt-1")
-            with pytest.raises(TryAgain):
-                await provider.remove(gang.name)
-            assert account.billed() == 0
-            account.api.fail = lambda _: None
-            await account.settle()
+            (seen,) = await provider.gangs(gang.name)
+            assert seen.state is GangState.RUNNING
+            with pytest.raises(PartlyUnknown, match="eu-frankfurt-1") as caught:
+                await provider.gangs()
+            assert caught.value.seen == [seen]
+            with pytest.raises(TryAgain, match="eu-frankfurt-1"):
+                await provider.gangs(harness.name("never"))
             await provider.remove(gang.name)
+            assert account.billed() == 0
+            await account.settle()
             (seen,) = await provider.gangs(gang.name)
             assert (seen.state, seen.preempted) == (GangState.ENDED, False)
+            account.api.fail = fail_list_of(HOME)
+            await account.settle()
+            assert await provider.gangs(gang.name) == [seen]
+            with pytest.raises(TryAgain, match=HOME):
+                await provider.launch(replace(gang, name=harness.name("later")))
+            account.api.fail = lambda _: None
 
         asyncio.run(scenario())
 

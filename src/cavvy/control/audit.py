@@ -7,7 +7,7 @@ from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.gangs import GangSeen
 from cavvy.domain.jobs import AttemptPhase
-from cavvy.providers.base import ProviderError
+from cavvy.providers.base import PartlyUnknown, ProviderError
 from cavvy.store.base import Store
 
 
@@ -20,8 +20,10 @@ class BillAudit:
         self._pool = pool
 
     async def audit(self, jobs: Sequence[str]) -> tuple[list[AuditedBill], list[SilentPlace]]:
-        """The bills of these jobs' ended attempts, and the providers that did not answer. `jobs`
-        are job IDs."""
+        """The bills of these jobs' ended attempts, and the providers that did not answer, in whole
+        or in part. A gang that is missing from a part of the answers is not audited. `jobs` are
+        job IDs.
+        """
         attempts = [
             attempt
             for job in jobs
@@ -29,23 +31,29 @@ class BillAudit:
             if attempt.phase is AttemptPhase.ENDED
         ]
         reported, silent = await self._ask({each.offer.provider for each in attempts})
+        incomplete = {each.provider for each in silent}
         bills = []
         for attempt in attempts:
-            gangs = reported.get(attempt.offer.provider)
-            if gangs is not None:
+            provider = attempt.offer.provider
+            gang = reported.get(provider, {}).get(attempt.bought_as)
+            if gang is not None or provider not in incomplete:
                 charges = await self._store.charges(attempt.job_id)
-                bills.append(audit_bill(attempt, gangs.get(attempt.bought_as), charges))
+                bills.append(audit_bill(attempt, gang, charges))
         return bills, silent
 
     async def _ask(
         self, providers: Collection[str]
     ) -> tuple[Mapping[str, Mapping[str, GangSeen]], list[SilentPlace]]:
-        """The gangs of each provider: provider -> gang name -> gang."""
+        """The known gangs of each provider, as provider -> gang name -> gang, and the providers
+        that did not report all of theirs.
+        """
         found: dict[str, Mapping[str, GangSeen]] = {}
         silent = []
         for provider in sorted(providers):
             try:
-                found[provider] = {gang.name: gang for gang in await self._pool.gangs(provider)}
+                gangs = await self._pool.gangs(provider)
             except ProviderError as error:
                 silent.append(SilentPlace(provider, str(error)))
+                gangs = error.seen if isinstance(error, PartlyUnknown) else ()
+            found[provider] = {gang.name: gang for gang in gangs}
         return found, silent

@@ -12,7 +12,14 @@ from cavvy.control.decide.orphans import OrphanGang, describe_gang, is_orphan
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.jobs import Attempt, AttemptPhase
-from cavvy.providers.base import GangSeen, GangState, ProviderError, Refused, TryAgain
+from cavvy.providers.base import (
+    GangSeen,
+    GangState,
+    PartlyUnknown,
+    ProviderError,
+    Refused,
+    TryAgain,
+)
 from cavvy.store.base import RowNotFound, Store
 
 SWEEP = "sweep"  # the garbage collector's key on the worklist
@@ -92,8 +99,9 @@ class GarbageCollector:
         return OrphanReport(orphans=orphans, problems=problems)
 
     async def _look(self) -> tuple[list[tuple[str, GangSeen]], list[SilentPlace]]:
-        """Return every gang that has not ended, with its provider, and the providers that did not
-        answer."""
+        """Return every known gang that has not ended, with its provider, and the providers that did
+        not answer, in whole or in part.
+        """
         found: list[tuple[str, GangSeen]] = []
         problems: list[SilentPlace] = []
         for provider in self._pool.providers:
@@ -101,7 +109,7 @@ class GarbageCollector:
                 gangs = await self._pool.gangs(provider)
             except ProviderError as error:
                 problems.append(SilentPlace(provider, str(error)))
-                continue
+                gangs = error.seen if isinstance(error, PartlyUnknown) else ()
             found += [(provider, seen) for seen in gangs if seen.state is not GangState.ENDED]
         return found, problems
 

@@ -138,7 +138,9 @@ class ProviderPool:
         return next((seen for seen in found if seen.name == gang), GangAbsence.ABSENT)
 
     async def gangs(self, provider: str) -> Sequence[GangSeen]:
-        """All gangs of this installation at one provider. Raises TryAgain, Refused."""
+        """All gangs of this installation at one provider. Raises TryAgain, Refused, or
+        PartlyUnknown with the gangs that are known.
+        """
         return await self._call(provider, self._provider(provider).gangs(None))
 
     async def remove(self, provider: str, gang: str, *, release: bool = False) -> None:

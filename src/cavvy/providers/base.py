@@ -54,6 +54,16 @@ class QuotaTooSmall(Refused):
     kind = FailureKind.QUOTA
 
 
+class PartlyUnknown(TryAgain):
+    """Only some parts of the provider reported their gangs. `seen` are the gangs that are known;
+    others may exist.
+    """
+
+    def __init__(self, message: str, seen: "Sequence[GangSeen]") -> None:
+        super().__init__(message)
+        self.seen = seen
+
+
 class NotFound(ProviderError):
     """The named object does not exist."""
 
@@ -208,7 +218,7 @@ class Provider(Protocol):
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         """Return this installation's gangs, or only the named one; [] if the provider knows no such
-        gang. Raises TryAgain.
+        gang. Raises TryAgain, or PartlyUnknown if only some gangs are known.
 
         An ended gang is listed for at least an hour, so that its bill can be closed.
         """

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from cavvy.providers.base import GangSeen, ProviderError, TryAgain
+from cavvy.providers.base import GangSeen, PartlyUnknown, ProviderError, TryAgain
 
 _T = TypeVar("_T")
 # seconds to wait for one cluster; less than the control plane waits for `offers`
@@ -32,7 +32,7 @@ async def look_at_all(
     asked: Iterable[Awaitable[Sequence[GangSeen]]], name: str | None
 ) -> Sequence[GangSeen]:
     """Return the gangs of all clusters. Raises the first problem, unless the named gang was
-    found.
+    found. Without a name, raises PartlyUnknown with the gangs of the clusters that answered.
     """
     looks = [asyncio.ensure_future(each) for each in asked]
     found: list[GangSeen] = []
@@ -49,9 +49,9 @@ async def look_at_all(
         for each in looks:
             each.cancel()
         await asyncio.gather(*looks, return_exceptions=True)
-    if problem is not None:
-        raise problem
-    return found
+    if problem is None:
+        return found
+    raise PartlyUnknown(str(problem), found) if found else problem
 
 
 async def whoami_all(

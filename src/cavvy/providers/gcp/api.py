@@ -71,10 +71,19 @@ class GcpApi:
             raise self._sort(fault) from fault
 
     async def aggregated(self, kind: str, **query: str) -> Sequence[Json]:
-        """The resources of all zones, such as "instances"."""
+        """The resources of all zones that Google reaches, such as "instances"."""
+        return (await self.aggregated_parts(kind, **query))[0]
+
+    async def aggregated_parts(
+        self, kind: str, **query: str
+    ) -> tuple[Sequence[Json], Sequence[str]]:
+        """Like `aggregated`. Also returns the zones that Google did not reach."""
         pages = await self._pages(f"aggregated/{kind}", query)
-        scopes = [scope for page in pages for scope in page.get("items", {}).values()]
-        return [each for scope in scopes for each in scope.get(kind, ())]
+        scopes = [scope for page in pages for scope in page.get("items", {}).items()]
+        lost = [each for page in pages for each in page.get("unreachables", ())]
+        lost += [name for name, told in scopes if _warns(told, "UNREACHABLE")]
+        found = [each for _, told in scopes for each in told.get(kind, ())]
+        return found, sorted({each.rpartition("/")[2] for each in lost})
 
     async def list(self, path: str, **query: str) -> Sequence[Json]:
         """The items of a list at `path`, which is relative to the project."""
@@ -128,6 +137,11 @@ def read_operation(operation: Json) -> CloudFault | None:
 def last_part(url: str) -> str:
     """The name at the end of a resource's URL."""
     return url.rpartition("/")[2]
+
+
+def _warns(scope: Json, code: str) -> bool:
+    """Whether a scope of an aggregated list has a warning with this code."""
+    return bool((scope.get("warning") or {}).get("code") == code)
 
 
 def _read_error(told: Json) -> tuple[str, str]:

@@ -31,6 +31,7 @@ from cavvy.providers.vm.cloud import (
     CloudTraits,
     MachineRequest,
     MachineState,
+    SilentRegions,
 )
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import INSTALLATION
@@ -137,10 +138,11 @@ class GcpCloud:
         return machines
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All machines with Cavvy's label. If the reason why a spot machine stopped cannot be read,
-        the machine is listed as stopped, without a reason.
+        """All machines with Cavvy's label, in the zones that Google reaches. If the reason why a
+        spot machine stopped cannot be read, the machine is listed as stopped, without a reason.
         """
-        told = await self._api.aggregated("instances", filter=f"labels.{INSTALLATION}:*")
+        query = {"filter": f"labels.{INSTALLATION}:*"}
+        told, lost = await self._api.aggregated_parts("instances", **query)
         found = []
         for each in told:
             machine = _read(each)
@@ -152,6 +154,10 @@ class GcpCloud:
                 if end is not None and end.preempted:
                     machine = replace(machine, preempted=True, reason=end.reason)
             found.append(machine)
+        if lost:
+            regions = {each.rpartition("-")[0] for each in lost}
+            fault = CloudFault(0, "UNREACHABLE", f"Google does not reach {', '.join(lost)}")
+            raise SilentRegions(found, dict.fromkeys(sorted(regions), fault))
         return found
 
     async def get(self, machine: str) -> CloudMachine | None:

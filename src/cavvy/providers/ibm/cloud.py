@@ -1,6 +1,5 @@
 """Implements `Cloud` for IBM Cloud. One machine is one virtual server instance in a VPC."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,7 +23,7 @@ from cavvy.providers.vm.cloud import (
     SshTarget,
 )
 from cavvy.providers.vm.keys import list_setting
-from cavvy.providers.vm.regions import ask_regions
+from cavvy.providers.vm.regions import ask_regions, list_regions
 from cavvy.providers.vm.rest import Json
 
 # The enumerations of `Instance.status` and `InstanceStatusReason.code` in the Python package
@@ -111,14 +110,13 @@ class IbmCloud:
         return [f"{region}/{told['id']}"]
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All instances of the regions whose names begin like Cavvy's."""
+        """All instances whose names begin like Cavvy's, of the regions that answer."""
 
         async def read(region: str) -> Sequence[CloudMachine]:
             told = await self._api.list(region, "/instances", "instances")
             return [_read(region, each) for each in keep_ours(told)]
 
-        found = await asyncio.gather(*(read(each) for each in self._market.regions))
-        return [each for some in found for each in some]
+        return await list_regions(self._market.regions, read)
 
     async def get(self, machine: str) -> CloudMachine | None:
         region, _, instance = machine.partition("/")

@@ -29,6 +29,7 @@ from cavvy.providers.vm.cloud import (
     SshTarget,
 )
 from cavvy.providers.vm.leftover_scripts import LeftoverScripts
+from cavvy.providers.vm.regions import list_regions
 from cavvy.providers.vm.rest import Json
 
 # `nebius.compute.v1.InstanceStatus.InstanceState`. The status of an instance in the state "ERROR"
@@ -106,18 +107,17 @@ class NebiusCloud:
         return [str(told["resourceId"])]
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All instances of the projects whose names start with Cavvy's prefix."""
+        """All instances whose names start with Cavvy's prefix, of the projects that answer."""
 
-        async def read(project: str) -> Sequence[Json]:
+        async def read(project: str) -> Sequence[CloudMachine]:
             body = {"parentId": project, "pageSize": 100}
             told = await self._api.list("compute.InstanceService/List", body)
-            return keep_ours(told)
+            return await asyncio.gather(*(self._read(each) for each in keep_ours(told)))
 
-        told = await asyncio.gather(*(read(each) for each in self._market.project_ids()))
-        machines = [each for some in told for each in some]
+        machines = await list_regions(self._market.project_ids(), read, self._market.region_of)
         with suppress(CloudFault):  # the next sweep tries again
-            await self._leftovers.sweep({str(each["name"]) for each in machines})
-        return await asyncio.gather(*(self._read(each) for each in machines))
+            await self._leftovers.sweep({each.name for each in machines})
+        return machines
 
     async def get(self, machine: str) -> CloudMachine | None:
         told = await self._api.read("compute.InstanceService/Get", {"id": machine})

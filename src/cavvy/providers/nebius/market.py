@@ -69,6 +69,10 @@ class NebiusMarket:
             f"[providers.nebius] projects: none of them is in the region {region}"
         )
 
+    def region_of(self, project: str) -> str:
+        """The region of a project; "" if it was not read yet."""
+        return self._regions.get(project, "")
+
     async def offers(self) -> Sequence[Offer]:
         """The offers of all projects that answer. Raises CloudFault, Refused if none does."""
         now = self._now()

@@ -1,6 +1,5 @@
 """Implements `Cloud` for Oracle Cloud Infrastructure. One machine is one LaunchInstance request."""
 
-import asyncio
 import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from cavvy.providers.vm.cloud import (
     MachineState,
 )
 from cavvy.providers.vm.records import INSTALLATION
+from cavvy.providers.vm.regions import list_regions
 from cavvy.providers.vm.rest import Json
 
 # If there is no capacity, LaunchInstance answers with the status 500 and mostly with the code
@@ -112,7 +112,7 @@ class OciCloud:
         return [f"{region}/{told['id']}"]
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All instances of the compartment with Cavvy's tag."""
+        """All instances of the compartment with Cavvy's tag, of the regions that answer."""
         compartment, regions = await self._market.compartment(), await self._market.regions()
 
         async def read(region: str) -> Sequence[CloudMachine]:
@@ -125,8 +125,7 @@ class OciCloud:
                 await self._addresses.find(region, compartment, up)
             return [self._read(region, each) for each in ours]
 
-        found = await asyncio.gather(*(read(each) for each in regions))
-        return [each for some in found for each in some]
+        return await list_regions(regions, read)
 
     async def get(self, machine: str) -> CloudMachine | None:
         region, _, ocid = machine.partition("/")

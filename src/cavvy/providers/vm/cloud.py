@@ -151,6 +151,19 @@ class CloudFault(Exception):
         return self.status in _NO_REPLY or self.status >= 500
 
 
+class SilentRegions(CloudFault):
+    """`Cloud.list` raises this if some regions did not answer. `machines` are those of the other
+    regions. `faults` has the fault of each silent region, by its name in offers. The name "" stands
+    for a region whose name is unknown.
+    """
+
+    def __init__(
+        self, machines: Sequence[CloudMachine], faults: Mapping[str, CloudFault | Refused]
+    ) -> None:
+        super().__init__(0, "; ".join(f"{region}: {fault}" for region, fault in faults.items()))
+        self.machines, self.faults = machines, faults
+
+
 class Cloud(Protocol):
     """The six calls of a cloud. Each call has a time limit and raises only CloudFault, or Refused
     if the account lacks something that a person must set up.
@@ -167,7 +180,9 @@ class Cloud(Protocol):
         """
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All machines of the account, or only those that Cavvy created."""
+        """All machines of the account, or only those that Cavvy created. Raises SilentRegions if
+        only some regions answer.
+        """
 
     async def get(self, machine: str) -> CloudMachine | None:
         """One machine by id; None if the cloud does not know it."""

@@ -77,8 +77,10 @@ class VmLauncher:
             record = recall(gang.name, shown.of(gang.name), self._now())
         if record is not None and record.started:
             return await self._ledger.put(record)
+        shown.require(gang.offer.region)  # otherwise, nodes that are missing might exist
         if record is None or record.given_up_at is not None:
             record = self._begin(gang, record)
+        record = replace(record, region=gang.offer.region)
         record = adopt(record, shown, self._machines)
         await self._ledger.put(record)  # the record must be stored before the first purchase
         missing = [node for node in record.nodes if not node.id]

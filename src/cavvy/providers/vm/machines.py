@@ -3,7 +3,7 @@ the provider interface, and ignores machines whose names do not belong to the in
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -18,6 +18,7 @@ from cavvy.providers.vm.cloud import (
     CloudMachine,
     MachineRequest,
     MachineState,
+    SilentRegions,
     read_fault,
 )
 from cavvy.providers.vm.records import MachineBill, MachineName, MachineNames, VmNode, sight
@@ -33,16 +34,19 @@ _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class GangMachines:
-    """The installation's machines by gang. `at` is the time when the list was requested."""
+    """The installation's machines by gang. `at` is the time when the list was requested. `silent`
+    has the errors of the regions that did not answer, whose machines are missing from the list.
+    """
 
     def __init__(
         self,
         names: MachineNames,
         found: Sequence[tuple[MachineName, CloudMachine]],
         at: datetime,
+        silent: Mapping[str, ProviderError],
     ) -> None:
         self._names = names
-        self.found, self.at = found, at
+        self.found, self.at, self.silent = found, at, silent
         self.by_id = {machine.id: machine for _, machine in found}
 
     def of(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
@@ -52,6 +56,14 @@ class GangMachines:
     def alive(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
         """The gang's machines that have not ended."""
         return [each for each in self.of(gang) if each[1].state is not MachineState.ENDED]
+
+    def require(self, region: str) -> None:
+        """Raise the region's error if the list lacks its machines. If the region is unknown (""),
+        the list must contain all regions.
+        """
+        for silent, error in self.silent.items():
+            if not silent or region in ("", silent):
+                raise error
 
     def unknown(self, known: Iterable[str]) -> Sequence[str]:
         """The gangs that appear in machines' names but are not in `known`."""
@@ -90,9 +102,28 @@ class VmMachines:
         return await asyncio.shield(task)
 
     async def _list(self, at: datetime) -> GangMachines:
-        machines = await self.ask_all(self.cloud.list(), "the list of machines")
+        machines, silent = await self.ask_all(self._list_regions(), "the list of machines")
         found = [(part, each) for each in machines if (part := self.names.read(each)) is not None]
-        return GangMachines(self.names, found, at)
+        return GangMachines(self.names, found, at, silent)
+
+    async def _list_regions(
+        self,
+    ) -> tuple[Sequence[CloudMachine], Mapping[str, ProviderError]]:
+        """The machines of the regions that answer, and the errors of the others."""
+        try:
+            return await self.cloud.list(), {}
+        except SilentRegions as silent:
+            return silent.machines, {
+                region: self._read(fault, f"the list of machines in {region or 'a region'}")
+                for region, fault in silent.faults.items()
+            }
+
+    def _read(self, fault: CloudFault | Refused, what: str) -> ProviderError:
+        """The error for a fault of a call that names no machine; see `ask_all`."""
+        if isinstance(fault, Refused):
+            return fault
+        error = read_fault(self.cloud, fault, what)
+        return _refuse(error) if isinstance(error, NotFound) else error
 
     async def get(self, machine: str) -> CloudMachine | None:
         with suppress(NotFound):
@@ -171,7 +202,7 @@ class VmMachines:
         try:
             return await self._ask(call, what)
         except NotFound as error:
-            raise Refused(f"{error}; check the address of the API (`endpoint`)") from error
+            raise _refuse(error) from error
 
     async def _ask(self, call: Awaitable[_T], what: str) -> _T:
         try:
@@ -188,6 +219,10 @@ def _take_error(task: asyncio.Task[GangMachines]) -> None:
     """
     if not task.cancelled():
         task.exception()
+
+
+def _refuse(error: NotFound) -> Refused:
+    return Refused(f"{error}; check the address of the API (`endpoint`)")
 
 
 def _unreadable(error: Exception) -> CloudFault:

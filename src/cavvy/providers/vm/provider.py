@@ -169,6 +169,7 @@ class VmProvider:
             *self._identity(),
             ("offers", f"{len(offers)} in {len(regions)} regions"),
             *(("silent", each) for each in getattr(self, "silent", tuple)()),
+            *(("silent", str(each)) for each in shown.silent.values()),
             ("machines", str(len(shown.found))),
             ("nodes call", calls) if self._reach is None else ("nodes", "reached by SSH"),
         ]

@@ -64,6 +64,7 @@ class VmGangRecord:
     launch: str  # LAUNCH in the module's docstring
     intended_at: datetime
     nodes: tuple[VmNode, ...]
+    region: str = ""  # the region of the offer; "" if the record was lost
     # what each node is billed for in addition; () if the record was lost
     extras: tuple[NodeExtra, ...] = ()
     launched: bool = False

@@ -1,11 +1,11 @@
 """Asks the regions of a cloud at the same time, so that a region that fails hides no other."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from cavvy.providers.base import Refused
-from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine, SilentRegions
 
 _PATIENCE_S = 15.0  # to wait for one region; less than the control plane waits for `offers`
 _T = TypeVar("_T")
@@ -18,8 +18,30 @@ async def ask_regions(
     reason. Raises CloudFault, Refused if no region answers.
 
     Lists of machines must not be read this way: a machine in a region that does not answer would
-    count as gone.
+    count as gone. `list_regions` reads them.
     """
+    found, faults = await _ask_each(regions, ask)
+    return found, [f"{region}: {fault}" for region, fault in faults.items()]
+
+
+async def list_regions(
+    regions: Sequence[str],
+    ask: Callable[[str], Awaitable[Sequence[CloudMachine]]],
+    title: Callable[[str], str] = str,
+) -> Sequence[CloudMachine]:
+    """The machines of all regions together. `title` returns the name that a region has in offers.
+    Raises SilentRegions if some regions do not answer, and CloudFault or Refused if none answers.
+    """
+    found, faults = await _ask_each(regions, ask)
+    if faults:
+        raise SilentRegions(found, {title(each): fault for each, fault in faults.items()})
+    return found
+
+
+async def _ask_each(
+    regions: Sequence[str], ask: Callable[[str], Awaitable[Sequence[_T]]]
+) -> tuple[list[_T], Mapping[str, CloudFault | Refused]]:
+    """The answers, and the faults by region. Raises the first fault if no region answers."""
 
     async def hear(region: str) -> Sequence[_T] | CloudFault | Refused:
         try:
@@ -30,10 +52,13 @@ async def ask_regions(
         except (CloudFault, Refused) as fault:
             return fault
 
-    answers = await asyncio.gather(*(hear(each) for each in regions))
-    faults = [each for each in answers if isinstance(each, CloudFault | Refused)]
-    if faults and len(faults) == len(answers):
-        raise faults[0]
-    told = zip(regions, answers, strict=True)
-    silent = [f"{region}: {each}" for region, each in told if isinstance(each, Exception)]
-    return [one for each in answers if not isinstance(each, Exception) for one in each], silent
+    told = dict(zip(regions, await asyncio.gather(*map(hear, regions)), strict=True))
+    found, faults = list[_T](), dict[str, CloudFault | Refused]()
+    for region, answer in told.items():
+        if isinstance(answer, CloudFault | Refused):
+            faults[region] = answer
+        else:
+            found += answer
+    if faults and len(faults) == len(told):
+        raise next(iter(faults.values()))
+    return found, faults

@@ -6,12 +6,20 @@ ended only if the cloud does not know the id either, the machine is older than `
 `ended_listed` has passed since the machine was last seen.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from cavvy.providers.base import GangSeen, GangState, NodeSeen, ProviderError, Refused, TryAgain
+from cavvy.providers.base import (
+    GangSeen,
+    GangState,
+    NodeSeen,
+    PartlyUnknown,
+    ProviderError,
+    Refused,
+    TryAgain,
+)
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.vm.cloud import MachineState
 from cavvy.providers.vm.launch import VmLauncher, add_strays, adopt
@@ -46,7 +54,9 @@ class VmStatus:
         self._sighted: dict[str, datetime] = {}
 
     async def look(self, name: str | None) -> Sequence[GangSeen]:
-        """The launched gangs: the named one, or all if `name` is None. Raises TryAgain, Refused."""
+        """The launched gangs: the named one, or all if `name` is None. Raises TryAgain, Refused,
+        or PartlyUnknown if the state of some gangs is unknown.
+        """
         shown = await self._list()
         now = self._now()
         # machines that were last seen before this time are dropped
@@ -54,13 +64,10 @@ class VmStatus:
         self._sighted = {each: at for each, at in self._sighted.items() if at > since}
         self._sighted |= dict.fromkeys(shown.by_id, now)
         await self._recall(shown, name)
-        for record in list(self._ledger.records.values()):
-            if name in (None, record.name):
-                await self._update(record.name, shown)
-            elif record.leftovers or (record.given_up_at and not record.ended_at):
-                # an error about another gang must not prevent the report of this gang
-                with suppress(ProviderError):
-                    await self._update(record.name, shown)
+        errors = await self._update_all(name, shown)
+        # an error about another gang must not prevent the report of this gang
+        if name is not None and name in errors:
+            raise errors[name]
         found = [
             record
             for record in self._ledger.records.values()
@@ -68,7 +75,33 @@ class VmStatus:
             and record.started
             and (record.rolled_back or any(node.id for node in record.nodes))
         ]
-        return [make_seen(record) for record in sorted(found, key=lambda each: each.name)]
+        seen = [
+            make_seen(record)
+            for record in sorted(found, key=lambda each: each.name)
+            if record.name not in errors
+        ]
+        if name is None:
+            _check_complete(seen, errors, shown)
+        elif not seen:
+            known = self._ledger.get(name)
+            shown.require(known.region if known is not None else "")
+        return seen
+
+    async def _update_all(
+        self, name: str | None, shown: GangMachines
+    ) -> Mapping[str, ProviderError]:
+        """Update the record of the gang, or all if `name` is None, and those that are unfinished.
+        Returns the errors by gang.
+        """
+        errors: dict[str, ProviderError] = {}
+        for record in list(self._ledger.records.values()):
+            unfinished = record.leftovers or (record.given_up_at and not record.ended_at)
+            if name in (None, record.name) or unfinished:
+                try:
+                    await self._update(record.name, shown)
+                except ProviderError as error:
+                    errors[record.name] = error
+        return errors
 
     async def removal(self, name: str) -> None:
         """Mark a gang as removed and delete its machines. The machines in the record are deleted
@@ -100,6 +133,7 @@ class VmStatus:
         shown = await self._machines.list()
         record = known or recall(name, shown.of(name), self._now())
         if record is None:
+            shown.require("")
             return None
         seen = replace(record, removed=True)
         if record.given_up_at is None:
@@ -108,6 +142,7 @@ class VmStatus:
         record = add_strays(seen, shown, alive)
         await self._ledger.put(record)
         await self._machines.delete((alive | _unwanted(record)) - deleted)
+        shown.require(record.region)  # otherwise, machines that are not recorded may be left
         return record
 
     async def fail(self, name: str, machine: str, reason: str) -> None:
@@ -171,6 +206,14 @@ class VmStatus:
         now = self._now()
         if record.ended_at is not None and now - record.ended_at >= KEPT:
             return await self._ledger.drop(record.name)
+        try:
+            shown.require(record.region)
+        except ProviderError:  # missing machines may exist
+            with suppress(ProviderError):
+                await self._machines.delete(_unwanted(record))
+            if record.ended_at is None or not record.cleared:
+                raise
+            return None
         partial = not record.started and record.given_up_at is None
         if partial and now - _asked_at(record) >= _ABANDONED:
             await self._launcher.give_up(adopt(record, shown, self._machines))
@@ -286,6 +329,17 @@ class VmStatus:
                 await self._ledger.put(replace(record, ended_at=self._now()))
         elif not record.rolled_back or age >= KEPT:
             await self._ledger.drop(record.name)
+
+
+def _check_complete(
+    seen: Sequence[GangSeen], errors: Mapping[str, ProviderError], shown: GangMachines
+) -> None:
+    """Raise PartlyUnknown if the state of some gangs is unknown, or gangs may be missing because
+    their region did not answer.
+    """
+    problems = [*errors.values(), *shown.silent.values()]
+    if problems:
+        raise PartlyUnknown("; ".join(dict.fromkeys(map(str, problems))), seen) from problems[0]
 
 
 def _unwanted(record: VmGangRecord) -> set[str]:
