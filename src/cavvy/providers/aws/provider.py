@@ -3,7 +3,7 @@ and terminate themselves when the agent has exited.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -36,6 +36,7 @@ from cavvy.providers.base import (
     Manifest,
     NoCapacity,
     NotFound,
+    PartlyUnknown,
     ProviderContext,
     ProviderError,
     Refused,
@@ -137,7 +138,7 @@ class AwsProvider:
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         await self._ledger.refresh(name)
         regions = await self._regions(name)
-        seen = await self._status.look(regions, name)
+        seen, silent = await self._status.look(regions, name)
         late = [
             each.name
             for each in seen
@@ -146,15 +147,18 @@ class AwsProvider:
         for each in late:  # EC2 listed or created an instance after the removal
             await self._end(each)
         if late:
-            seen = await self._status.look(regions, name)
+            seen, silent = await self._status.look(regions, name)
         await self._attach([each.name for each in seen if each.state is GangState.RUNNING])
         if name is None:
-            await self._tidy_all(regions)
+            await self._tidy_all([each for each in regions if each not in silent])
         else:
             await self._tidy(
                 [each.name for each in self._ledger.records.values() if each.ended_at is not None]
             )
         await self._recorder.end_finished(self._ledger, is_over)
+        if silent and (name is None or not seen):  # gangs of these regions are missing
+            problems = list(silent.values())
+            raise PartlyUnknown("; ".join(map(str, problems)), seen) from problems[0]
         return seen
 
     async def remove(self, name: str) -> None:
@@ -346,12 +350,21 @@ class AwsProvider:
         """Terminate all instances of a gang that EC2 lists or that are recorded in the ledger."""
         record = self._ledger.get(name)
         known = {each.id for each in record.instances if each.ended_at is None} if record else set()
+        problem: ProviderError | None = None
         for region in await self._regions(name):
-            shown = {str(told["InstanceId"]) for told in await self._status.describe(region, name)}
-            # If EC2 does not find one of the ids, the call terminates no instance at all.
-            for ids in sorted(shown | known), sorted(shown):
-                if await self._terminate(region, ids):
-                    break
+            try:
+                await self._end_in(region, name, known)
+            except ProviderError as error:  # the instances may be in another region
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    async def _end_in(self, region: str, name: str, known: Collection[str]) -> None:
+        shown = {str(told["InstanceId"]) for told in await self._status.describe(region, name)}
+        # If EC2 does not find one of the ids, the call terminates no instance at all.
+        for ids in sorted({*shown, *known}), sorted(shown):
+            if await self._terminate(region, ids):
+                break
 
     async def _terminate(self, region: str, ids: Sequence[str]) -> bool:
         """Terminate instances. Returns False if EC2 does not find one of the ids. In that case, EC2
@@ -397,13 +410,16 @@ class AwsProvider:
         return await self._networks.remove_made(record) and gone
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
-        """Like `_tidy`, for all gangs; also removes the objects of unknown gangs."""
+        """Like `_tidy`, for all gangs; also removes the objects of unknown gangs. The regions are
+        those that answer: a launch elsewhere may have taken effect although no instance is listed.
+        """
         now = self._context.now()
         for record in list(self._ledger.records.values()):
             if record.ended_at is not None and record.tidy and now - record.ended_at >= KEPT:
                 await self._ledger.drop(record.name)
             elif (
                 not record.launched
+                and record.region in regions
                 and record.ended_at is None
                 and now - record.intended_at >= _LONELY
             ):

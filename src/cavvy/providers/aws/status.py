@@ -2,6 +2,7 @@
 longer lists, are added from the ledger.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance
 from cavvy.providers.aws.network import GANG, filters, read_tag
 from cavvy.providers.aws.prices import fetch_spot
-from cavvy.providers.base import GangSeen, GangState, NodeSeen, ProviderError
+from cavvy.providers.base import GangSeen, GangState, NodeSeen, ProviderError, TryAgain
 from cavvy.providers.ledger import LaunchLedger
 
 _ENDED = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
@@ -34,6 +35,7 @@ _NEVER_RAN = frozenset(
     }
 )
 _RATES_AGE = timedelta(minutes=10)
+_PATIENCE_S = 15.0  # to wait for one of several regions, so that it does not delay the others
 
 
 class AwsStatus:
@@ -58,25 +60,45 @@ class AwsStatus:
         self._missed: dict[str, datetime] = {}
         self._rated: dict[str, datetime] = {}
 
-    async def look(self, regions: Sequence[str], name: str | None) -> list[GangSeen]:
-        """Return the gangs of these regions that EC2 lists or the ledger records. Raises TryAgain,
-        Refused.
+    async def look(
+        self, regions: Sequence[str], name: str | None
+    ) -> tuple[list[GangSeen], Mapping[str, ProviderError]]:
+        """Return the gangs that EC2 lists or the ledger records in the regions that answer, and the
+        errors of the other regions. Raises TryAgain, Refused if no region answers.
         """
+        patience = _PATIENCE_S if len(regions) > 1 else None
+        answers = await asyncio.gather(*(self._hear(each, name, patience) for each in regions))
         shown: dict[str, list[Json]] = {}
-        for region in regions:
-            for told in await self.describe(region, name):
+        silent: dict[str, ProviderError] = {}
+        for region, answer in zip(regions, answers, strict=True):
+            if isinstance(answer, ProviderError):
+                silent[region] = answer
+                continue
+            for told in answer:
                 gang = read_tag(told, GANG)
                 shown.setdefault(gang, []).append({**told, "_region": region})
-        names = {
-            *shown,
-            *(each.name for each in self._ledger.records.values() if each.region in regions),
-        }
+        if silent and len(silent) == len(regions):
+            raise silent[regions[0]]
+        recorded = [each for each in self._ledger.records.values() if each.region in regions]
+        names = {*shown, *(each.name for each in recorded if each.region not in silent)}
         found = [
             await self._see(each, shown.get(each, []))
             for each in sorted(names)
             if name in (None, each)
         ]
-        return [seen for seen in found if seen is not None]
+        return [seen for seen in found if seen is not None], silent
+
+    async def _hear(
+        self, region: str, name: str | None, patience_s: float | None
+    ) -> list[Json] | ProviderError:
+        """What `describe` returns, or its error."""
+        try:
+            async with asyncio.timeout(patience_s):
+                return await self.describe(region, name)
+        except TimeoutError:
+            return TryAgain(f"DescribeInstances in {region}: no answer within {patience_s:.0f} s")
+        except ProviderError as error:
+            return error
 
     async def describe(self, region: str, name: str | None) -> list[Json]:
         """The instances with this installation's tags, including terminated ones."""
