@@ -17,6 +17,7 @@ from tests.contract.rest_stand_in import (
     finish,
     flag,
     id_of,
+    make_start_script,
     number_of,
     one_of,
     text,
@@ -26,7 +27,13 @@ from tests.contract.vm_cloud import MemoryCloud
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    MachineRequest,
+    MachineState,
+    SshTarget,
+)
 
 REGIONS = {"n": "india-noida-01", "c": "india-chennai-01", "eu": "europe-01"}
 GPUS = (  # the fields of `ServerMetaGPU` in the package's models.py
@@ -47,6 +54,7 @@ GPUS = (  # the fields of `ServerMetaGPU` in the package's models.py
     | {"num_free_devices": 8},
 )
 _OFFER = Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0))
+_SSH = SshTarget(address="198.51.100.9", port=11014)  # of instances without a server of their own
 
 
 def _count(value: object) -> bool:
@@ -163,7 +171,7 @@ class JarvislabsStandIn(RestStandIn):
             gang=None,  # type: ignore[arg-type]  # the cloud in memory does not read it
             offer=_OFFER,
             names=[body["name"]],
-            user_data=[f"#!/bin/sh\n{key}"],
+            user_data=[make_start_script(key)],
             public_key=key,
         )
         before = len(self.cloud.machines)
@@ -192,6 +200,8 @@ class JarvislabsStandIn(RestStandIn):
 
     def _show(self, machine: CloudMachine) -> dict[str, Any]:
         running = machine.state is MachineState.RUNNING
+        ssh = machine.ssh or _SSH
+        command = f"ssh -o StrictHostKeyChecking=no -p {ssh.port} {ssh.user}@{ssh.address}"
         return {
             "machine_id": number_of(machine.id),
             "instance_name": machine.name,
@@ -202,7 +212,5 @@ class JarvislabsStandIn(RestStandIn):
             "hdd": 100,
             "region": self._region(machine.id),
             "is_spot": self.bodies.get(machine.id, {}).get("is_spot", False),
-            "ssh_str": "ssh -o StrictHostKeyChecking=no -p 11014 root@198.51.100.9"
-            if running
-            else None,
+            "ssh_str": command if running else None,
         }

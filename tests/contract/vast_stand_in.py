@@ -30,7 +30,13 @@ from tests.contract.vm_cloud import MemoryCloud
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    MachineRequest,
+    MachineState,
+    SshTarget,
+)
 
 # Vast.ai's documented example of an offer (search_offers.yaml, November 2026), without fields that
 # say nothing about the computer.
@@ -75,6 +81,7 @@ ASKS: tuple[dict[str, Any], ...] = (
 )
 _MACHINE = {"geolocation": "Texas, US", "gpu_frac": 1.0, "cuda_max_good": 12.8, "datacenter": True}
 _OFFER = Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0))
+_SSH = SshTarget(address="192.0.2.45", port=20000)  # of instances without a server of their own
 _OPERATORS = {
     "eq": lambda found, wanted: found == wanted,
     "gte": lambda found, wanted: found >= wanted,
@@ -241,14 +248,15 @@ class VastStandIn(RestStandIn):
     def _show(self, machine: CloudMachine) -> dict[str, Any]:
         assert machine.created_at is not None
         running = machine.state is MachineState.RUNNING
-        ports = {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": "20000"}]}
+        ssh = machine.ssh or _SSH
+        ports = {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(ssh.port)}]}
         return {
             "id": number_of(machine.id),
             "label": machine.name,
             "actual_status": self.states[machine.state],
             "intended_status": "running",
             "is_bid": "price" in self.bodies.get(machine.id, {}),
-            "public_ipaddr": "192.0.2.45",
+            "public_ipaddr": ssh.address,
             "ports": ports if running else None,
             "ssh_host": "ssh123.vast.ai",
             "ssh_port": 10600,

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from tests.contract.azure_stand_in import SUBSCRIPTION, AzureStandIn
 from tests.contract.gcp_stand_in import GcpStandIn
+from tests.contract.jarvislabs_stand_in import JarvislabsStandIn
 from tests.contract.lambda_stand_in import LambdaStandIn
 from tests.contract.rest_stand_in import RestServer
 from tests.contract.runpod_stand_in import RunpodStandIn
+from tests.contract.vast_stand_in import VastStandIn
 from tests.contract.vm_cloud import Rented
 from tests.system.booting_cloud import BootingCloud, Namespaces, SshServers
 from tests.system.hosts import Lab, lab_at
@@ -24,8 +26,10 @@ from tests.waits import wait_until
 
 from cavvy.providers.azure.cloud import AzureCloud
 from cavvy.providers.gcp.cloud import GcpCloud
+from cavvy.providers.jarvislabs.cloud import JarvislabsCloud
 from cavvy.providers.lambda_cloud.cloud import LambdaCloud
 from cavvy.providers.runpod.cloud import RunpodCloud
+from cavvy.providers.vast.cloud import VastCloud
 from cavvy.providers.vm.cloud import CloudTraits, Reach
 
 NOTICE_S = 15.0  # before a machine is taken back; Google's and Azure's notice is 30 s
@@ -143,6 +147,35 @@ class RunpodPlace(BootedPlace):
     def take(self, machine: Rented) -> None:
         """The pod is lost: Runpod lists it as terminated."""
         self.lose(machine)
+
+
+class PausingPlace(BootedPlace):
+    """An account whose cloud pauses preempted machines, without a notice."""
+
+    def take(self, machine: Rented) -> None:
+        """The machine is paused, and remains until it is deleted."""
+        self.cloud.change(machine.id, off=True)
+        self.servers.stop(machine.id)
+
+
+class VastPlace(PausingPlace):
+    """An account at Vast.ai. The server reaches the instances by SSH."""
+
+    def __init__(self, lab: Lab, server: RestServer, root: Path) -> None:
+        super().__init__(lab, VastCloud.traits)
+        self.api = VastStandIn(self.cloud, server)
+        self.table = f"[providers.vast]\nendpoint = '{self.api.url}'\n"
+        self.variables = {"VAST_API_KEY": self.api.key}
+
+
+class JarvislabsPlace(PausingPlace):
+    """An account at JarvisLabs. The server reaches the instances by SSH."""
+
+    def __init__(self, lab: Lab, server: RestServer, root: Path) -> None:
+        super().__init__(lab, JarvislabsCloud.traits)
+        self.api = JarvislabsStandIn(self.cloud, server)
+        self.table = f"[providers.jarvislabs]\nendpoint = '{self.api.settings['endpoint']}'\n"
+        self.variables = {"JL_API_KEY": self.api.key}
 
 
 MakePlace = Callable[[Lab, RestServer, Path], BootedPlace]
