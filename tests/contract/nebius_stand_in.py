@@ -9,10 +9,10 @@ descriptors.
 import importlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
@@ -116,6 +116,18 @@ _SETTINGS = {"projects": PROJECT}
 _OFF = ("STARTING", "STOPPED")  # states without addresses
 
 
+class CallError(NamedTuple):
+    """The error of a call; `details` is a serialized `google.rpc.Status`."""
+
+    code: str
+    message: str
+    details: bytes
+
+
+# Answers a call: its method, its headers, and its serialized request.
+AnswerCall = Callable[[str, Mapping[str, str], bytes], bytes | CallError]
+
+
 def message(name: str) -> Any:
     """A message class of Nebius's package, such as "compute.Instance" or "iam.v2.Project"."""
     package, *version, kind = name.split(".")
@@ -141,10 +153,13 @@ class NebiusStandIn(RestStandIn):
         self.regions = {PROJECT: REGION}  # projects; only PROJECT lists its resources
         self.accounts: dict[str, Any] = {}  # public keys of service accounts, by the key's id
         self._keys: dict[str, str] = {}  # idempotency key -> machine
-        self._grpc = grpc.server(ThreadPoolExecutor(4))
-        self._grpc.add_generic_rpc_handlers((_Handler(self),))
-        self.url = f"http://127.0.0.1:{self._grpc.add_insecure_port('127.0.0.1:0')}"
-        self._grpc.start()
+        self._grpc: Any = None
+        self.url = f"http://127.0.0.1:{self.serve()}"
+
+    def serve(self) -> int:
+        """Start the gRPC server; returns its port."""
+        self._grpc, port = serve_calls(self.call)
+        return port
 
     def close(self) -> None:
         self._grpc.stop(0).wait()
@@ -157,12 +172,11 @@ class NebiusStandIn(RestStandIn):
         if not request.path.endswith("TokenExchangeService/Exchange"):
             super().authorize(request)
 
-    def call(self, method: str, data: bytes, context: Any) -> bytes:
+    def call(self, method: str, headers: Mapping[str, str], data: bytes) -> bytes | CallError:
         """Answer one call."""
         from nebius.base.protos.json_format import message_to_dict, parse_dict
 
         method = method.removeprefix("/")
-        headers = {each.key: each.value for each in context.invocation_metadata()}
         asks, replies = _METHODS[method]
         body = message_to_dict(message(asks).FromString(data))
         reads = re.search(r"/(Get|List\w*)$", method) is not None
@@ -171,8 +185,7 @@ class NebiusStandIn(RestStandIn):
         )
         if isinstance(told, CloudFault):
             status = self.describe(told)
-            context.set_trailing_metadata((("grpc-status-details-bin", pack_status(status)),))
-            context.abort(getattr(grpc.StatusCode, str(status["code"])), told.message or told.code)
+            return CallError(status["code"], told.message or told.code, pack_status(status))
         return bytes(parse_dict(told, message(replies)()).SerializeToString())
 
     def _reply(self, request: RestRequest) -> Any:
@@ -335,16 +348,29 @@ class NebiusStandIn(RestStandIn):
         }
 
 
-class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Gives all calls to the stand-in."""
+def serve_calls(answer: AnswerCall) -> tuple[Any, int]:
+    """Start a gRPC server that gives all calls to `answer`; returns it and its port."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((_Handler(answer),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, port
 
-    def __init__(self, stand_in: NebiusStandIn) -> None:
-        self._stand_in = stand_in
+
+class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    def __init__(self, answer: AnswerCall) -> None:
+        self._answer = answer
 
     def service(self, details: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(
-            lambda data, context: self._stand_in.call(details.method, data, context)
-        )
+        def reply(data: bytes, context: Any) -> bytes:
+            headers = {each.key: each.value for each in context.invocation_metadata()}
+            told = self._answer(details.method, headers, data)
+            if isinstance(told, CallError):
+                context.set_trailing_metadata((("grpc-status-details-bin", told.details),))
+                context.abort(getattr(grpc.StatusCode, told.code), told.message)
+            return told
+
+        return grpc.unary_unary_rpc_method_handler(reply)
 
 
 def find_wrong(body: Any, subnets: Mapping[str, str]) -> str | None:
