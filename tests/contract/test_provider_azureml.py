@@ -65,6 +65,7 @@ class AzureMlPlace(RestPlace):
 
     def __init__(self, server: RestServer, home: Path) -> None:
         super().__init__(azureml, replace(TRAITS, tags=True), AzureMlStandIn, server, home)
+        self.published: list[bytes] = []  # what containers fetch
         # jobs are listed until they are archived
         self.cloud.traits = replace(self.cloud.traits, ended_listed=timedelta(days=30))
 
@@ -83,7 +84,7 @@ class AzureMlPlace(RestPlace):
             home=self.home,
             settings=check_settings(MANIFEST, {**places, **table}),
             state=self.states[installation],
-            node_endpoint=make_node_endpoint(),
+            node_endpoint=replace(make_node_endpoint(), publish=self._publish),
             list_prices=read_prices,
             now=self.cloud.now,
         )
@@ -94,6 +95,10 @@ class AzureMlPlace(RestPlace):
         made = make_provider(MANIFEST, context, service, close=service.close)
         self._providers.append(made)
         return made
+
+    def _publish(self, content: bytes) -> str:
+        self.published.append(content)
+        return "3" * 64
 
     async def end(self, gang: str) -> None:
         for each in self.cloud.billed():
@@ -201,6 +206,11 @@ class TestAzureMl(RestContract):
         asyncio.run(scenario())
         assert len(account.api.jobs) == 2
         assert account.api.calls.count("make environment") == 1
+
+    def test_agents_poll_azures_scheduled_events(self, account: AzureMlPlace) -> None:
+        """They announce the loss of a node with low priority."""
+        self.launch(account, purchase=SPOT)
+        assert b"metadata/scheduledevents" in b"".join(account.published)
 
     def test_a_gang_is_one_job_with_a_process_on_each_node(self, account: AzureMlPlace) -> None:
         job = self.launch(account, nodes=3)

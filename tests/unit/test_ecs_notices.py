@@ -1,4 +1,6 @@
-"""Tasks on spot instances of EC2 read EC2's notices; other tasks have no metadata to read."""
+"""Tasks of ECS and jobs of AWS Batch on spot instances of EC2 read EC2's notices; others have no
+metadata to read.
+"""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -8,7 +10,9 @@ from tests.contract.test_provider_aws import make_node_endpoint
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.base import AgentEndpoint, GangSpec
+from cavvy.providers.aws_batch.notices import list_notices as list_batch_notices
+from cavvy.providers.aws_batch.service import BatchService
+from cavvy.providers.base import AgentEndpoint, GangSpec, NodeEndpoint
 from cavvy.providers.ecs.notices import list_notices
 from cavvy.providers.ecs.service import EcsService
 from cavvy.providers.managed.container import make_container_script
@@ -46,13 +50,27 @@ def gang(zone: str, purchase: Purchase) -> GangSpec:
 def test_agents_on_spot_instances_poll_the_metadata(
     zone: str, purchase: Purchase, polls: bool
 ) -> None:
+    asked = gang(zone, purchase)
     published: list[bytes] = []
+    endpoint = publish_to(published)
+    make_container_script(asked, endpoint, EcsService.traits, "ECS", list_notices(asked))
+    assert (URL in b"".join(published)) is polls
+
+
+@pytest.mark.parametrize("purchase", [Purchase.SPOT, Purchase.ON_DEMAND])
+def test_agents_of_aws_batch_poll_on_spot_instances(purchase: Purchase) -> None:
+    asked = gang("queue", purchase)
+    published: list[bytes] = []
+    endpoint = publish_to(published)
+    make_container_script(asked, endpoint, BatchService.traits, "AWS", list_batch_notices(asked))
+    assert (URL in b"".join(published)) is (purchase is Purchase.SPOT)
+
+
+def publish_to(published: list[bytes]) -> NodeEndpoint:
+    """An endpoint that keeps what containers fetch."""
 
     def publish(content: bytes) -> str:
         published.append(content)
         return "0" * 64
 
-    asked = gang(zone, purchase)
-    endpoint = replace(make_node_endpoint(), publish=publish)
-    make_container_script(asked, endpoint, EcsService.traits, "ECS", list_notices(asked))
-    assert (URL in b"".join(published)) is polls
+    return replace(make_node_endpoint(), publish=publish)

@@ -15,6 +15,8 @@ MANIFEST = Manifest(
     docs="docs/guides/aws-batch.md",
     abilities=ABILITIES,
     visibility_delay=timedelta(minutes=1),
+    # the instance's metadata tell the end of a spot instance 120 seconds before
+    notice=timedelta(minutes=2),
     rights="batch:RegisterJobDefinition, DeregisterJobDefinition, SubmitJob, TerminateJob, "
     "ListJobs, DescribeJobs, DescribeJobQueues, DescribeComputeEnvironments and TagResource, and "
     "iam:PassRole for the roles of the settings",
@@ -27,8 +29,6 @@ MANIFEST = Manifest(
         Feature.MOUNTS: "a job is a container without access to folders of its host or to NFS",
         Feature.NETWORK: "the compute environment selects the network",
         Feature.DISK: "the compute environment's launch template selects the disk",
-        Feature.NOTICE: "a container gets SIGTERM when its instance stops, and no notice before "
-        "(https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-lifecycle-explanation.html)",
         Feature.RESULTS: "a job loses its disk when it ends. If the server is away when the work "
         "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
         "without a bucket, the job waits until its lease ends",

@@ -23,14 +23,14 @@ def make_provider(
     *,
     close: Callable[[], None] = lambda: None,
     list_placed: Callable[[GangSpec], Sequence[str]] = lambda gang: (),
-    list_notices: Callable[[GangSpec], Sequence[NoticeSource]] = lambda gang: (),
+    list_notices: Callable[[GangSpec], Sequence[NoticeSource]] | None = None,
     release: Release | None = None,
 ) -> VmProvider:
     """A provider of the layer `vm`, whose machines are the instances of the service's jobs. `close`
     closes the service's connections. `list_placed` returns the targets of the inputs that the
     service itself places on a gang's nodes. `list_notices` returns where a gang's agents poll for
-    notices, beside the service's SIGTERM. `release` ends the instances that the service keeps
-    after a job.
+    notices, beside the service's SIGTERM; if it is None, those of the manifest apply. `release`
+    ends the instances that the service keeps after a job.
     """
 
     async def release_machine(machine: str) -> None:
@@ -48,7 +48,7 @@ def make_provider(
             context.node_endpoint,
             service.traits,
             manifest.title,
-            list_notices(gang),
+            manifest.notices if list_notices is None else list_notices(gang),
             list_placed(gang),
         )
 

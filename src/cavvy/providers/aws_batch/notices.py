@@ -1,0 +1,16 @@
+"""Selects where the agent of a job polls for the notice that its instance will be reclaimed."""
+
+from collections.abc import Sequence
+
+from cavvy.domain.offers import Purchase
+from cavvy.providers.aws.manifest import NOTICES
+from cavvy.providers.base import GangSpec
+from cavvy.providers.notices import NoticeSource
+
+
+def list_notices(gang: GangSpec) -> Sequence[NoticeSource]:
+    """EC2's notices for jobs on spot instances, which have one node and use the network of their
+    instance, so they can read its metadata; () for other jobs:
+    https://docs.aws.amazon.com/batch/latest/userguide/networking-modes-jobs.html
+    """
+    return NOTICES if gang.offer.purchase is Purchase.SPOT else ()
