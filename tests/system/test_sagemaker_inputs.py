@@ -68,7 +68,8 @@ def test_the_work_reads_an_input_that_sagemaker_has_copied(
         with service_user(sagemaker, "sagemaker", table, tmp_path / "user") as user:
             name = user.submit(
                 "name: reads\nresources: {gpu: T4}\ninputs:\n"
-                f"  - {{source: s3://data/digits/, target: {ROOT}/{channel}}}\n"
+                f"  - {{source: s3://data/digits/, target: {ROOT}/{channel}, "
+                "region: us-east-1}\n"
                 f'run: cd "$SM_CHANNEL_{channel.upper()}" && cat part-0.txt deep/part-1.txt\n',
                 "--yes",
             )

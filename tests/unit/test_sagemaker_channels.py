@@ -33,7 +33,7 @@ OFFER = Offer(
     memory_mib=8192,
     rate=HourlyRate(1),
 )
-TRAIN = Transfer(source="s3://bucket/train/", target=f"{ROOT}/train")
+TRAIN = Transfer(source="s3://bucket/train/", target=f"{ROOT}/train", region=OFFER.region)
 
 
 def gang(*inputs: Transfer, **options: Any) -> GangSpec:
@@ -69,6 +69,7 @@ def test_an_input_at_the_folder_of_a_channel_is_a_channel() -> None:
         {"source": "s3://bucket/train"},
         {"stream": True},
         {"region": "eu-west-1"},
+        {"region": None},  # unknown
     ],
 )
 def test_the_agent_copies_all_other_inputs(changes: dict[str, Any]) -> None:

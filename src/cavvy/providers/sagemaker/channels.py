@@ -1,7 +1,8 @@
 """Chooses the inputs of a task that SageMaker itself copies to the nodes, as data channels.
 
 An input becomes a channel if its target is the folder of a channel, such as
-`/opt/ml/input/data/train`, and its source is a folder of a bucket of S3 in the job's region. The
+`/opt/ml/input/data/train`, and its source is a folder of a bucket of S3 that is known to be in the
+job's region: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html. The
 agent copies all other inputs, as on every provider.
 """
 
@@ -75,7 +76,9 @@ def _choose(gang: GangSpec) -> Sequence[Transfer]:
         and each.source.startswith("s3://")
         and each.source.endswith("/")
         and not each.stream  # the work expects a pipe
-        and each.region in (None, gang.offer.region)
+        # SageMaker reads no bucket of another region. The region is unknown if the server cannot
+        # ask for it, and of buckets at other endpoints than Amazon's, which SageMaker cannot reach.
+        and each.region == gang.offer.region
     ]
     return fitting[: CHANNELS - len(read_texts(gang.options, "channels"))]
 
