@@ -129,7 +129,8 @@ class BatchStandIn(AwsStandIn):
 
     def DescribeJobs(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
         told = [each for _, name in self.bodies for each in self._jobs(region, name)]
-        return {"jobs": [each for each in told if each["jobId"] in body["jobs"]]}
+        wanted = set(body["jobs"]) - self.undescribed
+        return {"jobs": [each for each in told if each["jobId"] in wanted]}
 
     def TerminateJob(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
         for each in self._members(region, body["jobId"]):

@@ -73,6 +73,7 @@ class AwsStandIn:
         self.quota = 1000
         self.calls: list[str] = []
         self.bodies: dict[tuple[str, str], dict[str, Any]] = {}  # requests by region and job
+        self.undescribed: set[str] = set()  # machines whose jobs are listed, but not described
         self.bugs: list[Exception] = []
         self.started: Callable[[Rented], None] = lambda machine: None
 

@@ -66,6 +66,8 @@ class EcsStandIn(AwsStandIn):
 
     def DeleteTaskDefinitions(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
         names = [each.rpartition("/")[2] for each in body["taskDefinitions"]]
+        if len(names) > 10:
+            raise Answer("InvalidParameterException", "At most 10 task definitions are allowed.")
         if not self.inactive.issuperset(names):
             raise Answer("ClientException", "Only inactive task definitions can be deleted.")
         self.inactive -= set(names)
@@ -143,7 +145,8 @@ class EcsStandIn(AwsStandIn):
         tasks, failures = [], []
         for arn in body["tasks"]:
             machine = self._find(arn)
-            if machine is not None and finish(self.cloud.get(machine.id)) is not None:
+            known = machine is not None and machine.id not in self.undescribed
+            if machine is not None and known and finish(self.cloud.get(machine.id)) is not None:
                 tasks.append(self._task(machine))
             else:
                 failures.append({"arn": arn, "reason": "MISSING"})

@@ -52,7 +52,12 @@ class SageMakerStandIn(AwsStandIn):
         return {"TrainingJobArn": _arn(region, name)}
 
     def DescribeTrainingJob(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
-        name = str(body["TrainingJobName"])
+        made = self.machines(region, str(body["TrainingJobName"]))
+        if made and made[0].id in self.undescribed:
+            raise Answer("ValidationException", "Requested resource not found.")
+        return self._show(region, str(body["TrainingJobName"]))
+
+    def _show(self, region: str, name: str) -> dict[str, Any]:
         made = self.machines(region, name)
         shown = finish(self.cloud.get(made[0].id)) if made else None
         if shown is None:
@@ -86,7 +91,7 @@ class SageMakerStandIn(AwsStandIn):
     def ListTrainingJobs(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
         found = []
         for name in self.jobs(region):
-            told = self.DescribeTrainingJob(region, {"TrainingJobName": name})
+            told = self._show(region, name)
             if (
                 body.get("NameContains", "") in name
                 and body.get("StatusEquals", told["TrainingJobStatus"]) == told["TrainingJobStatus"]

@@ -114,6 +114,28 @@ class TestAwsBatch(VmContract):
 
         return asyncio.run(scenario())
 
+    def test_a_job_that_is_listed_and_not_described_is_not_forgotten(
+        self, account: BatchPlace
+    ) -> None:
+        """It is billed, since the list shows it."""
+
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.running("lost")
+            await account.wait(timedelta(minutes=10))
+            await harness.ours.gangs()
+            account.api.undescribed = {each.id for each in account.cloud.machines}
+            for _ in range(2):
+                await account.wait(timedelta(hours=7))
+                (seen,) = await harness.ours.gangs()
+                assert seen.state is GangState.RUNNING
+            await harness.ours.remove(gang.name)
+            assert account.billed() == 0
+            account.api.undescribed = set()
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
     def test_queues_with_one_known_machine_are_offers(self, account: BatchPlace) -> None:
         provider = account.provider("ours")
         offers = asyncio.run(provider.offers())

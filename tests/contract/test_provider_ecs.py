@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,47 @@ class TestEcs(VmContract):
             await harness.ours.gangs()
             assert account.api.definitions == {}
             assert account.api.inactive == set()
+
+        asyncio.run(scenario())
+
+    def test_a_job_that_is_listed_and_not_described_is_not_forgotten(
+        self, account: EcsPlace
+    ) -> None:
+        """It is billed, since the list shows it."""
+
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.running("lost")
+            await account.wait(timedelta(minutes=10))
+            await harness.ours.gangs()
+            account.api.undescribed = {each.id for each in account.cloud.machines}
+            for _ in range(2):
+                await account.wait(timedelta(hours=7))
+                (seen,) = await harness.ours.gangs()
+                assert seen.state is GangState.RUNNING
+            await harness.ours.remove(gang.name)
+            assert account.billed() == 0
+            account.api.undescribed = set()
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_a_poll_deregisters_a_few_definitions(self, account: EcsPlace) -> None:
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.running("many", nodes=12)
+            account.api.calls.clear()
+            await harness.remove(gang.name)
+            for _ in range(2):
+                await account.wait(timedelta(minutes=1))
+                await harness.ours.gangs()
+            assert account.api.definitions == {}
+            assert account.api.inactive == set()
+            calls = [name.partition(":")[2] for name in account.api.calls]
+            runs = [(name, len(list(group))) for name, group in groupby(calls)]
+            deregistered = [many for name, many in runs if name == "DeregisterTaskDefinition"]
+            assert deregistered == [10, 2]
+            assert calls.count("DeleteTaskDefinitions") == 2
 
         asyncio.run(scenario())
 

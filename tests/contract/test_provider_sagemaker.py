@@ -94,6 +94,28 @@ class TestSageMaker(VmContract):
 
         return asyncio.run(scenario())
 
+    def test_a_job_that_is_listed_and_not_described_is_not_forgotten(
+        self, account: SageMakerPlace
+    ) -> None:
+        """It is billed, since the list shows it."""
+
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            gang = await harness.running("lost")
+            await account.wait(timedelta(minutes=10))
+            await harness.ours.gangs()
+            account.api.undescribed = {each.id for each in account.cloud.machines}
+            for _ in range(2):
+                await account.wait(timedelta(hours=7))
+                (seen,) = await harness.ours.gangs()
+                assert seen.state is GangState.RUNNING
+            await harness.ours.remove(gang.name)
+            assert account.billed() == 0
+            account.api.undescribed = set()
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
     def test_offers_have_sagemakers_own_prices(self, account: SageMakerPlace) -> None:
         provider = account.provider("ours", regions="us-east-1")
         offers = asyncio.run(provider.offers())
@@ -170,7 +192,9 @@ class TestSageMaker(VmContract):
     def test_an_input_at_the_folder_of_a_channel_is_a_channel(
         self, account: SageMakerPlace
     ) -> None:
-        train = Transfer(source="s3://data/train/", target="/opt/ml/input/data/train")
+        train = Transfer(
+            source="s3://data/train/", target="/opt/ml/input/data/train", region="us-east-1"
+        )
         other = Transfer(source="s3://data/other/", target="data/other")
         body = self.launch(account, inputs=(train, other), options={"input_mode": "FastFile"})
         (channel,) = body["InputDataConfig"]

@@ -103,7 +103,7 @@ class BatchService:
 
     async def list(self) -> Sequence[ServiceJob]:
         region, now = await self._queues.region(), self._now()
-        found: list[str] = []
+        found: dict[str, Mapping[str, Any]] = {}
         for queue in self._queues.names():
             told = await self._aws.pages(
                 region,
@@ -113,15 +113,14 @@ class BatchService:
                 jobQueue=queue,
                 filters=[{"name": "JOB_NAME", "values": [f"{NAME_PREFIX}{self._mark}-*"]}],
             )
-            found += [str(each["jobId"]) for each in told if not _is_old(each, now)]
+            found |= {str(each["jobId"]): each for each in told if not _is_old(each, now)}
         known = {f"{region}/{each}" for each in found}
         self._ended = {each: job for each, job in self._ended.items() if each in known}
-        return [
-            *self._ended.values(),
-            *await self._describe(
-                region, [each for each in found if f"{region}/{each}" not in self._ended]
-            ),
-        ]
+        asked = [each for each in found if f"{region}/{each}" not in self._ended]
+        jobs = {each.id: each for each in await self._describe(region, asked)}
+        # AWS Batch may list a job and not describe it for a moment
+        listed = {f"{region}/{each}": read_job(region, found[each]) for each in asked}
+        return list({**listed, **self._ended, **jobs}.values())
 
     async def get(self, job: str) -> ServiceJob | None:
         if job in self._ended:
@@ -218,7 +217,7 @@ class BatchService:
 
 
 def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
-    """Parse a job in a reply of DescribeJobs."""
+    """Parse a job in a reply of DescribeJobs or ListJobs."""
     status, reason = str(told["status"]), str(told.get("statusReason") or "")
     started, ended = _time(told.get("startedAt")), _time(told.get("stoppedAt"))
     state = JobState.RUNNING if status == "RUNNING" else JobState.WAITING

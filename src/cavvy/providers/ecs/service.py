@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from cavvy.domain.offers import Offer
@@ -32,6 +33,9 @@ from cavvy.providers.vm.records import make_mark
 
 RANK = "CAVVY_CONTAINER_RANK"  # the environment variable with a container's rank
 _MOST_DESCRIBED = 100  # tasks in one call
+# the most task definitions in one call that deletes them, and the most that one poll deregisters:
+# https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_DeleteTaskDefinitions.html
+_MOST_DELETED = 10
 _FULL = "not placed"  # Cavvy's own code
 # the longest time between SIGTERM and SIGKILL on Fargate:
 # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html
@@ -80,6 +84,9 @@ class EcsService:
         self._aws = AwsService("ecs", self._settings, account, gone=frozenset(), provider="ecs")
         self._capacity = EcsCapacity(self._aws, context)
         self._ended: dict[str, ServiceJob] = {}  # by id: tasks that can change no more
+        self._live: dict[str, ServiceJob] = {}  # by id: other tasks, as last described
+        # definitions of tasks that have ended, in the order of their ends
+        self._unused: dict[str, None] = {}
         self._foreign: frozenset[str] = (
             frozenset()
         )  # stopped tasks that are not this installation's
@@ -136,7 +143,14 @@ class EcsService:
         self._ended = {each: job for each, job in self._ended.items() if each in found}
         self._foreign &= found.keys()
         unknown = [each for each in found if each not in self._ended and each not in self._foreign]
-        return [*self._ended.values(), *await self._describe(region, unknown)]
+        described = await self._describe(region, unknown)
+        # ECS may list a task and not describe it for a moment
+        lost = found.keys() & self._live.keys() - {each.id for each in described}
+        jobs = [*described, *(self._live[each] for each in sorted(lost - self._ended.keys()))]
+        self._live = {each.id: each for each in jobs if each.state is not JobState.ENDED}
+        listed = {each.id: each for each in (*self._ended.values(), *jobs)}
+        await self._forget_some(region)
+        return list(listed.values())
 
     async def get(self, job: str) -> ServiceJob | None:
         if job in self._ended:
@@ -190,17 +204,31 @@ class EcsService:
                 found.append(job)
                 if job.state is JobState.ENDED:
                     self._ended[job.id] = job
-                    await self._forget(region, _list_revisions(str(each["taskDefinitionArn"])))
+                    definition = str(each["taskDefinitionArn"])
+                    self._unused |= dict.fromkeys(_list_revisions(definition))
         return found
 
-    async def _forget(self, region: str, definitions: Sequence[str]) -> None:
-        """Deregister and delete definitions of a task that has ended or was not started. If this
-        fails, the definitions remain, which costs nothing.
+    async def _forget_some(self, region: str) -> None:
+        """Delete definitions of ended tasks: only a few in each poll, since ECS deregisters them
+        one by one, and polls must be quick.
         """
+        some = list(islice(self._unused, _MOST_DELETED))
+        for each in some:
+            del self._unused[each]
+        await self._forget(region, some)
+
+    async def _forget(self, region: str, definitions: Sequence[str]) -> None:
+        """Deregister and delete at most `_MOST_DELETED` definitions of tasks that have ended or
+        were not started. If this fails, the definitions remain, which costs nothing.
+        """
+        inactive = []
         for each in definitions:
             with suppress(CloudFault):
                 await self._aws.call(region, "deregister_task_definition", taskDefinition=each)
-                await self._aws.call(region, "delete_task_definitions", taskDefinitions=[each])
+                inactive.append(each)
+        if inactive:
+            with suppress(CloudFault):
+                await self._aws.call(region, "delete_task_definitions", taskDefinitions=inactive)
 
     def _make_task(self, request: JobRequest, capacity: Capacity) -> EcsTaskRequest:
         gang, offer, settings = request.gang, request.offer, self._settings

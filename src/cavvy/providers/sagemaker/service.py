@@ -84,6 +84,7 @@ class SageMakerService:
         self._kept: dict[str, ServiceJob] = {}  # ended jobs whose instances are kept, by id
         # job id -> the ended job, which cannot change any more
         self._ended: dict[str, ServiceJob] = {}
+        self._live: dict[str, ServiceJob] = {}  # by id: other jobs, as last described
         self._unknown: Sequence[str] = ()
 
     def identity(self) -> Sequence[tuple[str, str]]:
@@ -160,11 +161,22 @@ class SageMakerService:
                 for each in told:
                     name = str(each["TrainingJobName"])
                     if name.startswith(self._prefix) and f"{region}/{name}" not in found:
-                        job = await self.get(f"{region}/{name}")
+                        job = await self._read_listed(f"{region}/{name}", each)
                         found |= {job.id: job} if job else {}
         self._ended = {each: job for each, job in self._ended.items() if each in found}
         self._kept = {each: job for each, job in self._kept.items() if each in found}
+        self._live = {each: job for each, job in found.items() if job.state is not JobState.ENDED}
         return list(found.values())
+
+    async def _read_listed(self, job: str, summary: Mapping[str, Any]) -> ServiceJob | None:
+        """A job of a list. SageMaker may not describe it for a moment: then it is as it was before.
+        None if it was deleted, which only jobs that have ended can be.
+        """
+        found = await self.get(job)
+        if found is not None or summary["TrainingJobStatus"] in _ENDED:
+            return found
+        name = str(summary["TrainingJobName"])
+        return self._live.get(job) or ServiceJob(id=job, name=name, state=JobState.WAITING)
 
     async def get(self, job: str) -> ServiceJob | None:
         if job in self._ended:
