@@ -3,17 +3,19 @@ files belong to it.
 """
 
 import asyncio
+import logging
 import os
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
-from cavvy.api.state_dir import StateDir, StateDirError
+from cavvy.api.state_dir import StateDir, StateDirBusy, StateDirError
 from cavvy.client.state import host_name, write_private
 from cavvy.settings import Settings
-from cavvy.store.base import StoreUnusable
-from cavvy.store.leases import RENEW_S, DatabaseLease, Replica
+from cavvy.store.base import StoreError, StoreUnusable
+from cavvy.store.leases import RENEW_S, DatabaseLease, Replica, find_holder
 
 SCHEMES = ("postgresql://", "postgresql+psycopg://")
 _REMEMBERED = "database"  # the file with the URL that a server of the folder used last
@@ -21,6 +23,12 @@ _FOLDER_ID = "files.id"
 # A killed server counts as running until PostgreSQL notices that its connections have ended.
 _TAKE_TRIES = 15
 _TAKE_PAUSE_S = 0.2
+_TURN_PAUSE_S = 1.0  # interval at which a waiting server looks again
+_log = logging.getLogger(__name__)
+
+
+class DatabaseInUse(StateDirError):
+    """Another server works with the database."""
 
 
 class BindsFolder(Protocol):
@@ -52,6 +60,38 @@ def choose_database(home: StateDir, settings: Settings) -> str | None:
             "set CAVVY_HOME to a new folder for this database, or leave server.database empty",
         )
     return url
+
+
+def wait_for_turn(home: StateDir, settings: Settings) -> None:
+    """Lock the folder as soon as no other server works with it or with its database. Blocks. Raises
+    StateDirError."""
+    shown = ""
+    while True:
+        reason = _claim(home, choose_database(home, settings))
+        if not reason:
+            return
+        if reason != shown:
+            _log.info("waiting to take over: %s", reason)
+            shown = reason
+        time.sleep(_TURN_PAUSE_S)
+
+
+def _claim(home: StateDir, url: str | None) -> str:
+    """Lock the folder. Returns why this is not possible now, or ""."""
+    try:
+        holder = find_holder(url) if url else None
+        if holder is not None:
+            return f"process {holder.pid} on {holder.host} works with the database"
+        home.claim(wait_s=0.0, alone=url is not None)
+    except StoreUnusable as error:
+        return str(error)
+    except StateDirBusy:
+        return f"another server on this machine uses {home.path}"
+    except StateDirError as error:
+        if error.code not in ("server-stuck", "server-elsewhere"):
+            raise
+        return error.message
+    return ""
 
 
 @asynccontextmanager
@@ -113,7 +153,7 @@ async def _take(lease: DatabaseLease) -> None:
             return
         await asyncio.sleep(_TAKE_PAUSE_S)
     assert holder is not None
-    raise StateDirError(
+    raise DatabaseInUse(
         "database-in-use",
         f"process {holder.pid} on {holder.host} works with this database, with the state folder "
         f"{holder.folder}; two servers must not share it",
@@ -126,7 +166,7 @@ async def _keep(lease: DatabaseLease, lost: Callable[[], None]) -> None:
     writes are not possible then either."""
     while True:
         await asyncio.sleep(RENEW_S)
-        with suppress(StoreUnusable):
+        with suppress(StoreError):
             if not await lease.renew():
                 lost()
                 return

@@ -44,26 +44,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Imports create little garbage, and the server starts a tenth faster without garbage
     # collection.
     gc.disable()
-    word = _Word(_read_fd(sys.argv[1:] if arguments is None else arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    word, waits = _Word(_read_fd(given)), [each for each in given if each == "--wait"]
     try:
         configured = settings.load()
         home = StateDir(str(configured.home))
-        home.claim(wait_s=configured.whole("server.start_timeout_s"))
+        if waits:
+            from cavvy.api.database import wait_for_turn
+
+            _start_log()
+            wait_for_turn(home, configured)
+        else:
+            home.claim(wait_s=configured.whole("server.start_timeout_s"))
     except StateDirBusy:
         word.say("busy")
         return 0
     except (StateDirError, settings.SettingsError) as error:
         return word.fail(error.code, error.message, error.hint)
     _start_log()
-    again = _serve(home, configured, word)
+    again = _serve(home, configured, word, waits=bool(waits))
     if again:
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "cavvy.api.embedded"])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "cavvy.api.embedded", *waits])
     return 0 if word.said_ready else 1
 
 
-def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool:
+def _serve(
+    home: StateDir, configured: settings.Settings, word: "_Word", *, waits: bool = False
+) -> bool:
+    """Serve until stopped. Returns True if the server must restart at once. A server that `waits`
+    for its turn also restarts if it did not get the database or cannot reach it.
+    """
     import uvloop
 
+    from cavvy.api.database import DatabaseInUse
     from cavvy.providers.base import ProviderError
     from cavvy.store.base import StoreError
     from cavvy.store.reserve import Reserve, is_full
@@ -73,7 +86,10 @@ def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool
             return runner.run(_ServerRun(home, configured, word).run())
     except (StateDirError, StoreError, OSError) as error:
         if not word.said_ready and is_full(home.path) and Reserve(Path(home.path)).give_up():
-            return _serve(home, configured, word)
+            return _serve(home, configured, word, waits=waits)
+        if waits and isinstance(error, DatabaseInUse):
+            _log.info("waiting again: %s", error.message)
+            return True
         _fail(home, word, error)
     except ProviderError as error:
         word.fail(
@@ -124,9 +140,10 @@ class _ServerRun:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         listener, address = self._home.listen()
-        again = False
+        again = served = False
         try:
             async with self._hold_database(address) as lease:
+                served = True
                 again = await self._work(listener, address, lease)
         except Exception as error:
             if not self._broken:
@@ -135,7 +152,7 @@ class _ServerRun:
             again = True
         finally:
             listener.close()
-            self._home.forget()
+            self._home.forget(served=served)
         _log.info("stopped")
         return again
 

@@ -48,9 +48,10 @@ class StateDir:
     def file(self, *names: str) -> str:
         return os.path.join(self.path, *names)
 
-    def claim(self, *, wait_s: float) -> None:
+    def claim(self, *, wait_s: float, alone: bool = False) -> None:
         """Lock the folder. Waits for up to `wait_s` seconds while another server is stopping or
-        starting. Raises StateDirBusy, StateDirError.
+        starting. `alone` says that the database knows of no server on another host. Raises
+        StateDirBusy, StateDirError.
         """
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
@@ -59,25 +60,30 @@ class StateDir:
         except OSError as error:
             raise home_error(self.path, error) from error
         self.shared = is_shared(self.path, read_mounts())
+        try:
+            if self.shared and not alone:
+                self._check_other_host()
+            self._wait_for_lock(lock, wait_s)
+        except BaseException:
+            os.close(lock)
+            raise
+        self._lock = lock
         if self.shared:
-            self._check_other_host()
+            _touch(self.file("server.beat"))
+
+    def _wait_for_lock(self, lock: int, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while not _try_lock(lock):
             server = read_server(self.path)
             if server is not None and _connects(server.address):
-                os.close(lock)
                 raise StateDirBusy
             if time.monotonic() > deadline:
-                os.close(lock)
                 raise StateDirError(
                     "server-stuck",
                     f"another server holds {self.file('server.lock')} and does not answer",
                     "see `cavvy server logs`; `cavvy server stop` ends it and harms no job",
                 )
             time.sleep(0.02)
-        self._lock = lock
-        if self.shared:
-            _touch(self.file("server.beat"))
 
     def token(self) -> str:
         """The user's token, which is created on the first start."""
@@ -143,10 +149,12 @@ class StateDir:
         except OSError:
             return None
 
-    def forget(self) -> None:
+    def forget(self, *, served: bool = True) -> None:
         """Remove the files that exist only while a server runs. The lock is released when the
-        process ends."""
-        for path in (self.file("server.json"), self.socket_path(), self.file("server.beat")):
+        process ends. If this process did not serve, only its socket is removed, because the other
+        files may belong to a server on another host."""
+        files = [self.file("server.json"), self.file("server.beat")] if served else []
+        for path in (*files, self.socket_path()):
             if os.path.lexists(path):
                 os.unlink(path)
 

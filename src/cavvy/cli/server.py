@@ -44,15 +44,21 @@ def start(database: str) -> None:
 
 @command.command("run")
 @_database_option
-def run(database: str) -> None:
+@click.option(
+    "--wait", is_flag=True, help="If another server is active, wait and take over when it is gone."
+)
+def run(database: str, wait: bool) -> None:
     """Run the server in the foreground, for service managers and containers. It writes its log to
-    standard error and ends on SIGTERM; jobs keep running.
+    standard error, does not stop when it is idle, and ends on SIGTERM; jobs keep running.
     """
     import os
     import sys
 
-    _use(database)
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "cavvy.api.embedded"])
+    if database:
+        os.environ["CAVVY_SERVER_DATABASE"] = database
+    os.environ.setdefault("CAVVY_SERVER_IDLE_STOP_S", "0")
+    program = [sys.executable, "-P", "-m", "cavvy.api.embedded"]
+    os.execv(sys.executable, [*program, "--wait"] if wait else program)
 
 
 @command.command("stop")

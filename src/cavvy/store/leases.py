@@ -16,11 +16,11 @@ The tables are separate, because renewals would otherwise wait for the transacti
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from cavvy.store.base import LeaseLost, StoreError
-from cavvy.store.drivers import DatabaseSession, Row, make_driver
+from cavvy.store.drivers import DatabaseSession, Row, make_driver, translate
 from cavvy.store.fence import LOST, Fence
 from cavvy.store.migrate import refuse_newer
 from cavvy.store.workers import StoreWorkers
@@ -66,6 +66,23 @@ class Replica:
     pid: int
     folder: str  # its state folder
     address: str  # the address of its socket, as unix:/path
+
+
+def find_holder(url: str, *, name: str = CONTROL) -> Replica | None:
+    """The server that holds the lease, or None if it is free or its holder is dead. Blocks. Raises
+    StoreUnusable if the database cannot be reached."""
+    driver = make_driver(url, journal="auto")
+    try:
+        with closing(driver.connect()) as session:
+            known = session.run("SELECT to_regclass('cavvy_leases')").fetchone()
+            if known is None or known[0] is None:
+                return None
+            row = session.run(_HOLDER, (name,)).fetchone()
+    except Exception as error:
+        if (told := translate(error, driver)) is error:
+            raise
+        raise told from error
+    return _holder(row) if row is not None and row[-1] else None
 
 
 class DatabaseLease:
