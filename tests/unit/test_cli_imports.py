@@ -8,14 +8,15 @@ import pytest
 from cavvy.cli.main import SECTIONS
 
 HEAVY = ("asyncio", "sqlite3", "ssl", "cavvy.importers", "cavvy.planner.deadline", "cavvy.store")
+NO_PLUGINS = "importlib.metadata"  # reads the metadata of packages; needed only for plug-ins
 
 
-def list_heavy(arguments: list[str], home: str) -> list[str]:
-    """The modules of `HEAVY` that are loaded after a command has run in a new process."""
+def list_heavy(arguments: list[str], home: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
+    """The modules of `heavy` that are loaded after a command has run in a new process."""
     code = (
         "import sys\nfrom cavvy.cli.main import cli\n"
         f"try: cli({arguments!r})\nexcept SystemExit: pass\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -25,7 +26,7 @@ def list_heavy(arguments: list[str], home: str) -> list[str]:
         check=True,
         env={"CAVVY_HOME": home, "PATH": "/usr/bin:/bin"},
     )
-    return [name for name in HEAVY if repr(name) in done.stdout.splitlines()[-1]]
+    return [name for name in heavy if repr(name) in done.stdout.splitlines()[-1]]
 
 
 @pytest.mark.parametrize("name", [name for rows in SECTIONS.values() for name in rows])
@@ -36,3 +37,8 @@ def test_help_imports_nothing_heavy(name: str, tmp_path: object) -> None:
 def test_offers_import_no_policies(tmp_path: object) -> None:
     found = list_heavy(["offers", "--gpu", "A100", "--limit", "1"], str(tmp_path))
     assert not {"cavvy.importers", "cavvy.planner.deadline"}.intersection(found)
+
+
+def test_offers_read_no_metadata_without_third_party_providers(tmp_path: object) -> None:
+    found = list_heavy(["offers", "--gpu", "A100", "--limit", "1"], str(tmp_path), (NO_PLUGINS,))
+    assert found == []

@@ -12,6 +12,7 @@ provider.
 `python -m cavvy.providers.registry` prints the reference page of all settings.
 """
 
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,8 @@ ENABLED = ProviderSetting(
     "not managed.",
 )
 _GROUP = "cavvy.providers"
+# how the folders with the metadata of an installed package end
+_METADATA = (".dist-info", ".egg-info", ".egg")
 _MARK = "on-by-default"
 # a package's suffix that is not part of the provider's name, because `lambda` cannot be imported
 _SUFFIX = "_cloud"
@@ -282,11 +285,34 @@ def _own() -> dict[str, KnownProvider]:
 
 
 def _foreign() -> Sequence[tuple[str, str]]:
-    from importlib.metadata import (
-        entry_points,
-    )  # slow to import, and needed only for third-party providers
+    """The names and modules of third-party providers. Most installations have none, and to import
+    importlib.metadata takes longer than to look for one, so the folders are searched first.
+    """
+    if not any(_may_declare(Path(folder)) for folder in sys.path):
+        return []
+    from importlib.metadata import entry_points
 
     return [(point.name, point.value) for point in entry_points(group=_GROUP)]
+
+
+def _may_declare(folder: Path) -> bool:
+    """Whether a package that is installed in this folder of `sys.path` may declare providers."""
+    if folder.is_file():  # packages in a zip file, which only importlib.metadata can read
+        return True
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(_METADATA)]
+    except OSError:
+        return False
+    return any(
+        name.endswith(".egg") or _names_group(folder / name / "entry_points.txt") for name in names
+    )
+
+
+def _names_group(file: Path) -> bool:
+    try:
+        return _GROUP in file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
 
 
 def _module(known: KnownProvider) -> ModuleType:
