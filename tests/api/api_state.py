@@ -133,7 +133,7 @@ async def open_api(
     async with open_state(
         StateDir(str(root)), configured, "unix:/nowhere", lambda: None, database=url
     ) as app_state:
-        app = AuthMiddleware(make_app(app_state), TOKEN)
+        app = AuthMiddleware(make_app(app_state), TOKEN, app_state)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)  # type: ignore[arg-type]  # it is one
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with httpx.AsyncClient(

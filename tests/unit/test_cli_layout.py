@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -28,7 +29,8 @@ import cavvy.cli
 from cavvy.cli.main import cli
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
-from cavvy.client import wire
+from cavvy.client import account_wire, wire
+from cavvy.client.accounts import AccountClient
 from cavvy.domain.tasks import JobSchedule, TaskSpec
 
 __all__ = ["client"]
@@ -37,6 +39,7 @@ NIGHTLY = f"nightly-{NAME}"
 PROJECT = "research-and-development"
 PLACEMENT = "datacrunch/FIN-03/FIN-03/8xH100.80S.176V:1/on-demand"
 REASON = "no capacity for 8xH100.80S.176V in FIN-03, tried again at 2026-01-02 03:04:05 UTC; " * 2
+USER = "the-nightly-evaluation@research-and-development.example.com"
 MACHINE = "workstation-of-the-robotics-lab-in-building-17"
 HEAD = st.builds(
     TableColumn, st.just("x"), drop=st.integers(0, 3), wrap=st.booleans(), cut=st.booleans()
@@ -135,7 +138,31 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     }
     for name, answer in answers.items():
         monkeypatch.setattr(client, name, lambda *_, answer=answer: answer, raising=False)
+    for name, rows in make_accounts().items():
+        monkeypatch.setattr(AccountClient, name, lambda *_, rows=rows: rows)
     return client
+
+
+def make_accounts() -> dict[str, list[Any]]:
+    """What each method of the client for accounts returns."""
+    token = account_wire.TokenView(
+        id="0123456789abcdef",
+        account=USER,
+        label=REASON,
+        scopes=["operate", "run", "spending", "view"],
+        project=PROJECT,
+        created_at=at(0),
+        expires_at=at(9),
+        revoked_at=None,
+        last_used_at=at(5),
+    )
+    roles = ["admin", "billing"]
+    return {
+        "accounts": [account_wire.AccountView(name=USER, kind="service", created_at=at(0))],
+        "tokens": [token],
+        "projects": [account_wire.ProjectView(name=PROJECT, parent="company", roles=roles)],
+        "roles": [account_wire.RoleView(account=USER, project=PROJECT, role="operator")],
+    }
 
 
 TABLES = {  # command -> the names that its table must contain
@@ -152,6 +179,10 @@ TABLES = {  # command -> the names that its table must contain
     "gc": ["rm-0-01jdqk3w5t9xz7e2-12"],
     "schedules": [NIGHTLY],
     "secret list": [NAME.upper()],
+    "user list": [USER],
+    "token list": [USER, "0123456789abcdef"],
+    "project list": [PROJECT],
+    f"role list -p {PROJECT}": [USER],
     f"diff {NAME} b": ["result.phase"],
     "check": ["kubernetes"],
     "init --list": ["hpo-sweep"],

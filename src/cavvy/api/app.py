@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +17,7 @@ from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import describe
 from cavvy.api.routes import (
+    accounts,
     agents,
     blobs,
     boot,
@@ -32,6 +34,7 @@ from cavvy.api.routes import (
     secrets,
     server,
 )
+from cavvy.api.rules import RouteRule, list_rules
 from cavvy.api.translate import KNOWN, explain
 from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
@@ -44,6 +47,7 @@ _ROUTERS = tuple(
         logs,
         execs,
         secrets,
+        accounts,
         blobs,
         fleet,
         machines,
@@ -93,8 +97,14 @@ def make_app(app_state: AppState) -> Application:
     return app
 
 
+def list_routes() -> Sequence[tuple[APIRoute, RouteRule]]:
+    """All routes with their rules. Raises TypeError if a route has no rule."""
+    return list(list_rules(_ROUTERS))
+
+
 def add_routes(app: FastAPI) -> None:
-    """Register all routes with an application."""
+    """Register all routes with an application. Raises TypeError if a route has no rule."""
+    list_routes()
     for router in _ROUTERS:
         app.include_router(router)
 

@@ -1,33 +1,52 @@
-"""ASGI middleware that checks a request's token before the application gets the request. It also
-records the time of the last request of a user.
+"""ASGI middleware that checks a request's token before the application gets the request. It makes
+the request's principal, which the rules of routes judge, and records the time of the last request
+of a user.
 
 /v1/health, files by hash and the script that joins a machine need no token. /agent/v1 accepts only
-tokens of gangs, /nodes/v1 only tokens of joined machines, and all other routes only the user's
-token.
+tokens of gangs, /nodes/v1 only tokens of joined machines, and all other routes the token of the
+state folder and the tokens of accounts.
 """
 
 import time
+from contextlib import suppress
 from hmac import compare_digest
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cavvy.api.access_tokens import hash_token, is_token
+from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
+from cavvy.api.translate import explain
 from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
+from cavvy.domain.accounts import AccountCredential
+from cavvy.domain.authorization import (
+    Principal,
+    TokenState,
+    judge_token,
+    make_owner,
+    make_principal,
+    must_touch,
+)
+from cavvy.store.base import StoreError, StoreFull
 
 AGENT = "/agent/v1/"
 BOOT = "/boot/v1/"  # path prefix of files by hash, which need no token
 # path prefix of the routes for joined machines, which check the tokens themselves
 NODES = "/nodes/v1/"
 HEALTH = "/v1/health"
+_NEW_TOKEN = "ask for a new token, or create one with `cavvy token create`"
 
 
 class AuthMiddleware:
-    """Wraps the application with the token check."""
+    """Wraps the application with the token check. `token` is the token of the state folder, whose
+    owner may do everything.
+    """
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, app_state: AppState) -> None:
         self._app = app
         self._expected = b"Bearer " + token.encode()
+        self._app_state = app_state
         self._last = time.monotonic()
         self._inside = 0
 
@@ -44,7 +63,7 @@ class AuthMiddleware:
         if path.startswith(AGENT):
             # The route itself checks the gang's token, because only the route knows the gang.
             if shown is None or compare_digest(shown, self._expected):
-                await _refuse(scope, receive, send, shown)
+                await _refuse(scope, receive, send, _refusal(scope, shown))
                 return
             scope["gang_token"] = shown.removeprefix(b"Bearer ").decode("latin-1")
             await self._app(scope, receive, send)
@@ -52,15 +71,47 @@ class AuthMiddleware:
         if path.startswith((BOOT, NODES)):
             await self._app(scope, receive, send)
             return
-        if path != HEALTH and (shown is None or not compare_digest(shown, self._expected)):
-            await _refuse(scope, receive, send, shown)
-            return
+        if path != HEALTH:
+            try:
+                scope["principal"] = await self._identify(scope, shown)
+            except ApiProblem as problem:
+                await _refuse(scope, receive, send, problem)
+                return
         self._inside += 1
         try:
             await self._app(scope, receive, send)
         finally:
             self._inside -= 1
             self._last = time.monotonic()
+
+    async def _identify(self, scope: Scope, shown: bytes | None) -> Principal:
+        """Who sends the request. Raises ApiProblem if the token is not valid."""
+        address = scope["client"][0] if scope.get("client") else ""
+        if shown is not None and compare_digest(shown, self._expected):
+            return make_owner(address)
+        text = (shown or b"").removeprefix(b"Bearer ").decode("latin-1")
+        if not is_token(text):
+            raise _refusal(scope, shown)
+        try:
+            credential = await self._app_state.store.credential(hash_token(text))
+            if credential is None:
+                raise _refusal(scope, shown)
+            await self._accept(credential)
+        except StoreError as error:
+            raise explain(error) or ApiProblem("internal", str(error)) from error
+        return make_principal(credential, address)
+
+    async def _accept(self, credential: AccountCredential) -> None:
+        """Record the use of a valid token. Raises ApiProblem if it is not valid any more."""
+        token, now = credential.token, self._app_state.now()
+        match judge_token(token, now):
+            case TokenState.EXPIRED:
+                raise ApiProblem("unauthorised", "the token has expired", _NEW_TOKEN)
+            case TokenState.REVOKED:
+                raise ApiProblem("unauthorised", "the token was revoked", _NEW_TOKEN)
+        if must_touch(token, now):
+            with suppress(StoreFull):  # a full disk must not keep users from stopping jobs
+                await self._app_state.store.use_token(token.id, now)
 
 
 def is_open(path: str) -> bool:
@@ -75,13 +126,17 @@ def _authorization(scope: Scope) -> bytes | None:
     return None
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, shown: bytes | None) -> None:
+def _refusal(scope: Scope, shown: bytes | None) -> ApiProblem:
     if shown is None:
-        problem = ApiProblem("unauthorised", "the request has no token")
-    elif scope["path"].startswith(AGENT):
-        problem = ApiProblem("forbidden", "a user's token is not valid for agents' routes")
-    else:
-        problem = ApiProblem("unauthorised", "the token does not belong to this server")
+        return ApiProblem("unauthorised", "the request has no token")
+    if scope["path"].startswith(AGENT):
+        return ApiProblem("forbidden", "a user's token is not valid for agents' routes")
+    return ApiProblem("unauthorised", "the token does not belong to this server")
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, problem: ApiProblem) -> None:
     body = ErrorBody(code=problem.code, message=problem.message, hint=problem.hint)
-    headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
+    headers = {**problem.headers, "Connection": "close"}
+    if problem.status in (401, 403):
+        headers["WWW-Authenticate"] = "Bearer"
     await reply(body, problem.status, headers)(scope, receive, send)

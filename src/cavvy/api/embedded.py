@@ -209,7 +209,7 @@ class _ServerRun:
         from cavvy.api.app import make_app
         from cavvy.api.auth import AuthMiddleware
 
-        auth = AuthMiddleware(make_app(app_state), self._home.token())
+        auth = AuthMiddleware(make_app(app_state), self._home.token(), app_state)
         app_state.idle_s = lambda: auth.idle_s
         extra = _listen_tcp(self._settings.text("server.listen"))
         listen = "http://{}:{}".format(*extra[0].getsockname()[:2]) if extra else None

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
 from cavvy.api.auth import AGENT, NODES, is_open
 from cavvy.api.errors import CODES
+from cavvy.api.rules import ProjectSource, RouteRule, RuleCheck
 from cavvy.client import wire
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.offers import Offer
@@ -26,8 +27,20 @@ _documented: set[type] = {wire.ErrorBody, TaskSpec, RunOrigin, Offer}
 # Fields that contain undecoded JSON, and the type of that JSON.
 _RAW = {"task": "TaskSpec", "origin": "RunOrigin", "offer": "Offer"}
 _BEARER = {"type": "http", "scheme": "bearer"}
+_HIDDEN = ("project-not-found", "role-needed", "scope-needed")
+# the errors with which a route's rule refuses requests
+_REFUSALS = {
+    **dict.fromkeys(ProjectSource, ()),
+    ProjectSource.PATH: _HIDDEN,
+    ProjectSource.QUERY: _HIDDEN,
+    ProjectSource.BODY: _HIDDEN,
+    ProjectSource.INSTALLATION: ("role-needed", "scope-needed"),
+}
 _SCHEMES = {
-    "user": {**_BEARER, "description": "The user's token, which is in the state folder."},
+    "user": {
+        **_BEARER,
+        "description": "A token of an account, or the token in the state folder of the server.",
+    },
     "gang": {
         **_BEARER,
         "description": "The token of one gang, which is valid only under /agent/v1.",
@@ -45,6 +58,7 @@ _ROOTS = {AGENT: "gang", NODES: "machine"}
 def document(
     summary: str,
     *,
+    rule: RouteRule,
     ask: type[msgspec.Struct] | None = None,
     answer: type | None = None,
     status: int = 200,
@@ -53,21 +67,29 @@ def document(
     gives: bool = False,
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The arguments for a route's decorator that describe the route. `ask` and `answer` are the
-    types of the bodies. `sends` means that the request's body is raw bytes, and `gives` means the
-    same of the answer's body.
+    """The arguments for a route's decorator that describe the route. `rule` says who may use it,
+    and is checked before anything else of the request is read. `ask` and `answer` are the types of
+    the bodies. `sends` means that the request's body is raw bytes, and `gives` means the same of
+    the answer's body.
     """
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {
         "summary": summary,
+        "dependencies": [Depends(RuleCheck(rule))],
         "response_class": Response,
         "response_model": None,
         "status_code": status,
         "responses": {
             status: _success(_BYTES if gives else _content(answer), headers),
-            **_failures(errors),
+            **_failures((*_REFUSALS[rule.source], *errors)),
         },
-        "openapi_extra": {"requestBody": body} if body["content"] else None,
+        "openapi_extra": {
+            "x-cavvy-rule": {
+                "project": str(rule.source),
+                **({"permission": str(rule.permission)} if rule.permission else {}),
+            },
+            **({"requestBody": body} if body["content"] else {}),
+        },
     }
 
 

@@ -3,6 +3,8 @@ cavvy.api.reference`).
 """
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -24,9 +26,13 @@ curl --unix-socket ~/.cavvy/server.sock -H "Authorization: Bearer $(cat ~/.cavvy
 ```
 
 * **Authentication.** Every route except `/v1/health` and files by hash requires
-  `Authorization: Bearer TOKEN`. Users' routes require the token in the file `token` of the state
-  folder, which only its owner can read. Agents' routes require the token of a gang, which is valid
-  only for that gang. Neither token is valid for the other routes.
+  `Authorization: Bearer TOKEN`. Users' routes require the token of an account, or the token in the
+  file `token` of the state folder, which only its owner can read. Agents' routes require the token
+  of a gang, which is valid only for that gang. Neither token is valid for the other routes.
+* **Permissions.** The table shows the permission that each route needs, and where: in the project
+  of the path, of the parameter or of the body, or on the installation. Without a role in a project,
+  the answer is the same as for a project that does not exist. See
+  [sharing a server](../guides/team.md).
 * **Versions.** Changes to `/v1` only add fields and routes; `api` and `revision` of `/v1/server`
   give the current version. Clients ignore fields that they do not know; the server refuses a
   request with a field that it does not know.
@@ -47,8 +53,8 @@ curl --unix-socket ~/.cavvy/server.sock -H "Authorization: Bearer $(cat ~/.cavvy
 
 ## Routes
 
-| method | path | what |
-|---|---|---|
+| method | path | permission | what |
+|---|---|---|---|
 """
 
 
@@ -57,11 +63,20 @@ def reference() -> str:
     app = FastAPI(title="Cavvy")
     add_routes(app)
     rows = [
-        f"| {method.upper()} | `{path}` | {operation['summary']} |"
+        f"| {method.upper()} | `{path}` | {_permission(operation)} | {operation['summary']} |"
         for path, operations in describe(app)["paths"].items()
         for method, operation in operations.items()
     ]
     return _INTRODUCTION + "\n".join(rows) + "\n"
+
+
+def _permission(operation: Mapping[str, Any]) -> str:
+    rule = operation["x-cavvy-rule"]
+    if "permission" in rule:
+        return f"`{rule['permission']}`, {rule['project']}"
+    return {"gang": "token of the gang", "machine": "token of the machine", "open": "none"}.get(
+        rule["project"], "any account"
+    )
 
 
 if __name__ == "__main__":

@@ -68,6 +68,12 @@ SECTIONS: dict[str, dict[str, str]] = {
         "down": "Terminate all nodes and jobs that this installation manages.",
         "gc": "Find and remove nodes that belong to no unfinished job.",
     },
+    "Share a server": {
+        "user": "Add, list and remove accounts of people and services.",
+        "role": "Grant, revoke and list roles of accounts in projects.",
+        "project": "Create and list projects.",
+        "token": "Create, list and revoke access tokens.",
+    },
     "Set up": {
         "check": "Show whether each provider is configured and what it does not support.",
         "secret": "Set, list and delete secrets.",

@@ -30,7 +30,7 @@ from cavvy.domain.jobs import Attempt, RunOrigin
 from cavvy.domain.machines import MachineStatus, NamedMachine
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
-from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, Store
+from cavvy.store.base import AtomicWrite, ProjectFilter, RowNotFound, StaleVersion, Store
 
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 
@@ -73,8 +73,8 @@ class MachineService:
         self._jobs = jobs
         self._hint = hint
 
-    async def list(self, project: str | None) -> Sequence[MachineStatus]:
-        """All machines of the project, or of all projects."""
+    async def list(self, project: ProjectFilter) -> Sequence[MachineStatus]:
+        """The machines of these projects."""
         return [await self._status(each) for each in await self._store.machines(project)]
 
     async def get(self, project: str, name: str) -> MachineStatus:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
@@ -33,6 +34,11 @@ from cavvy.domain.units import Money
 # for which a reason is shown. They do not count toward the limit for other jobs, because a machine
 # may be busy for days.
 PER_MACHINE = 4
+
+# Which projects' rows a query reads: those of the project with this name, or of the projects in a
+# collection. None means all projects; only the control plane, and routes whose caller may see all
+# projects, pass None.
+ProjectFilter = str | Collection[str] | None
 
 
 class StoreError(Exception):
@@ -188,7 +194,7 @@ class SealedSecret:
 
 class Store(Protocol):
     """A store of jobs and of the rows that belong to jobs. Methods that read rows of a project get
-    the project's name. None means all projects; only the control plane passes None.
+    the project's name, and those that list rows of several projects get a ProjectFilter.
     """
 
     async def open(self) -> None:
@@ -214,12 +220,12 @@ class Store(Protocol):
 
     async def list_jobs(
         self,
-        project: str | None,
+        project: ProjectFilter,
         phases: Collection[JobPhase] = (),
         cursor: str | None = None,
         limit: int = 50,
     ) -> SummaryPage: ...
-    async def count_jobs(self, project: str | None) -> dict[JobPhase, int]: ...
+    async def count_jobs(self, project: ProjectFilter) -> dict[JobPhase, int]: ...
     async def waiting(
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
     ) -> Sequence[JobRecord]:
@@ -249,7 +255,7 @@ class Store(Protocol):
     async def attempt_of_gang(self, gang: str) -> Attempt:
         """The attempt with this gang. Raises RowNotFound."""
 
-    async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
+    async def open_attempts(self, project: ProjectFilter = None) -> Sequence[Attempt]:
         """All attempts that have not ended. These may cost money now."""
 
     async def gang_spent(self, gang: str) -> Money:
@@ -258,7 +264,7 @@ class Store(Protocol):
     async def machine(self, project: str, name: str) -> NamedMachine:
         """The machine with this name. Raises RowNotFound."""
 
-    async def machines(self, project: str | None = None) -> Sequence[NamedMachine]:
+    async def machines(self, project: ProjectFilter = None) -> Sequence[NamedMachine]:
         """The machines, sorted by project and name."""
 
     async def jobs_of_machine(self, project: str, name: str) -> Sequence[str]:
@@ -281,7 +287,7 @@ class Store(Protocol):
         """The sum of the project's charges, or only of those that began at `since` or later."""
 
     async def spending(
-        self, project: str | None, since: datetime | None = None
+        self, project: ProjectFilter, since: datetime | None = None
     ) -> Sequence[JobSpending]:
         """The charges of one project or of all projects, added up for each job and provider. If a
         charge began before `since`, only its part after `since` is counted.
@@ -332,6 +338,49 @@ class Store(Protocol):
     async def secrets(self, project: str) -> Sequence[SealedSecret]: ...
     async def delete_secret(self, project: str, name: str) -> None:
         """Delete a secret. Raises RowNotFound."""
+
+    async def credential(self, digest: str) -> AccountCredential | None:
+        """The token whose SHA-256 in hexadecimal is `digest`, with its account and roles."""
+
+    async def use_token(self, token_id: str, at: datetime) -> None:
+        """Record the time of a token's last use."""
+
+    async def add_account(self, account: Account) -> None:
+        """Raises NameConflict."""
+
+    async def accounts(self) -> Sequence[Account]: ...
+    async def remove_account(self, name: str) -> None:
+        """Delete an account with its tokens and roles. Raises RowNotFound."""
+
+    async def add_token(self, token: AccountToken, digest: str) -> None:
+        """Store a token under its hash. Raises RowNotFound if its account does not exist."""
+
+    async def tokens(self, account: str | None = None) -> Sequence[AccountToken]:
+        """The tokens of one account or of all, also the expired and revoked ones."""
+
+    async def revoke_token(self, token_id: str, account: str | None, at: datetime) -> None:
+        """Revoke a token, only if it belongs to `account`, unless that is None. Raises
+        RowNotFound.
+        """
+
+    async def add_project(self, project: Project, *, adopt: bool) -> None:
+        """Store a new project. Its name may already be in use by jobs, machines, secrets or roles
+        only if `adopt` is set, because roles in the parent then apply to these. Raises
+        NameConflict, and RowNotFound if the parent does not exist.
+        """
+
+    async def projects(self) -> Sequence[Project]:
+        """The projects that were created, and those that exist only as names of jobs."""
+
+    async def grant_role(self, binding: RoleBinding) -> None:
+        """Store a role; if it exists, nothing changes. Raises RowNotFound if the account does not
+        exist."""
+
+    async def revoke_role(self, binding: RoleBinding) -> None:
+        """Delete a role. Raises RowNotFound."""
+
+    async def roles(self, project: str | None = None) -> Sequence[RoleBinding]:
+        """The roles that were granted in this project itself, or in all projects."""
 
     async def provider_documents(
         self, provider: str, collection: str, name: str | None = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
@@ -19,10 +20,13 @@ from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
+from cavvy.store import accounts
+from cavvy.store.accounts import in_projects
 from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,
     JobSpending,
+    ProjectFilter,
     RowNotFound,
     SealedSecret,
     StaleVersion,
@@ -199,7 +203,7 @@ class SqlStore:
 
     async def list_jobs(
         self,
-        project: str | None,
+        project: ProjectFilter,
         phases: Collection[JobPhase] = (),
         cursor: str | None = None,
         limit: int = 50,
@@ -208,8 +212,8 @@ class SqlStore:
         found = [SUMMARIES.make(row) for row in await self._rows(sql, *values)]
         return make_page(found, limit)
 
-    async def count_jobs(self, project: str | None) -> dict[JobPhase, int]:
-        where, values = _if_given("project", project)
+    async def count_jobs(self, project: ProjectFilter) -> dict[JobPhase, int]:
+        where, values = in_projects("project", project)
         counted = f"SELECT phase, COUNT(*) FROM jobs WHERE removed IS NULL AND {where}"
         counted += " GROUP BY phase"
         return {JobPhase(phase): count for phase, count in await self._rows(counted, *values)}
@@ -257,8 +261,8 @@ class SqlStore:
     async def attempt_of_gang(self, gang: str) -> Attempt:
         return await self._one(f"no attempt has the gang {gang}", ATTEMPTS, "WHERE gang = ?", gang)
 
-    async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
-        where, values = _if_given("project", project)
+    async def open_attempts(self, project: ProjectFilter = None) -> Sequence[Attempt]:
+        where, values = in_projects("project", project)
         return await self._all(ATTEMPTS, f"WHERE phase <> 'ended' AND {where} ORDER BY id", *values)
 
     async def gang_spent(self, gang: str) -> Money:
@@ -272,8 +276,8 @@ class SqlStore:
         missing = f"project {project} has no machine named {name}"
         return await self._one(missing, MACHINES, "WHERE project = ? AND name = ?", project, name)
 
-    async def machines(self, project: str | None = None) -> Sequence[NamedMachine]:
-        where, values = _if_given("project", project)
+    async def machines(self, project: ProjectFilter = None) -> Sequence[NamedMachine]:
+        where, values = in_projects("project", project)
         return await self._all(MACHINES, f"WHERE {where} ORDER BY project, name", *values)
 
     async def jobs_of_machine(self, project: str, name: str) -> Sequence[str]:
@@ -314,9 +318,9 @@ class SqlStore:
         return Money(await self._value(sql, project, start))
 
     async def spending(
-        self, project: str | None, since: datetime | None = None
+        self, project: ProjectFilter, since: datetime | None = None
     ) -> Sequence[JobSpending]:
-        where, values = _if_given("c.project", project)
+        where, values = in_projects("c.project", project)
         start = -(1 << 62) if since is None else to_micros(since)
         asked = f"FROM charges c WHERE {where} AND c.until > ?"
         charges = await self._rows(
@@ -391,6 +395,52 @@ class SqlStore:
         if await self._change(sql, project, name) == 0:
             raise RowNotFound(f"project {project} has no secret named {name}")
 
+    # Accounts
+
+    async def credential(self, digest: str) -> AccountCredential | None:
+        return await self._read(lambda session: accounts.read_credential(session, digest))
+
+    async def use_token(self, token_id: str, at: datetime) -> None:
+        await self._change(
+            "UPDATE tokens SET last_used_at = ? WHERE id = ?", to_micros(at), token_id
+        )
+
+    async def add_account(self, account: Account) -> None:
+        await self._write(lambda session: accounts.add_account(session, account))
+
+    async def accounts(self) -> Sequence[Account]:
+        return await self._all(accounts.ACCOUNTS, "ORDER BY name")
+
+    async def remove_account(self, name: str) -> None:
+        await self._write(lambda session: accounts.remove_account(session, name))
+
+    async def add_token(self, token: AccountToken, digest: str) -> None:
+        await self._write(lambda session: accounts.add_token(session, token, digest))
+
+    async def tokens(self, account: str | None = None) -> Sequence[AccountToken]:
+        where, values = _if_given("account", account)
+        return await self._all(accounts.TOKENS, f"WHERE {where} ORDER BY account, id", *values)
+
+    async def revoke_token(self, token_id: str, account: str | None, at: datetime) -> None:
+        await self._write(lambda session: accounts.revoke_token(session, token_id, account, at))
+
+    async def add_project(self, project: Project, *, adopt: bool) -> None:
+        await self._write(lambda session: accounts.add_project(session, project, adopt=adopt))
+
+    async def projects(self) -> Sequence[Project]:
+        return await self._read(accounts.list_used_projects)
+
+    async def grant_role(self, binding: RoleBinding) -> None:
+        await self._write(lambda session: accounts.grant_role(session, binding))
+
+    async def revoke_role(self, binding: RoleBinding) -> None:
+        await self._write(lambda session: accounts.revoke_role(session, binding))
+
+    async def roles(self, project: str | None = None) -> Sequence[RoleBinding]:
+        where, values = _if_given("project", project)
+        then = f"WHERE {where} ORDER BY project, account, role"
+        return await self._all(accounts.BINDINGS, then, *values)
+
     # Providers' documents
 
     async def provider_documents(
@@ -435,21 +485,17 @@ def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
 
 
 def _listing(
-    project: str | None, phases: Collection[JobPhase], cursor: str | None, limit: int
+    project: ProjectFilter, phases: Collection[JobPhase], cursor: str | None, limit: int
 ) -> tuple[str, tuple[object, ...]]:
     """The SQL that lists jobs, newest first, and the statement's values. Each phase is read
     separately from the index, so that jobs in a rare phase are found quickly among 100,000 jobs.
     """
     wanted = [phase for phase in JobPhase if phase in phases]
-    given = {
-        "phase = ?": wanted or None,
-        "project = ?": project,
-        "id < ?": cursor,
-    }
-    named = [name for name, value in given.items() if value is not None]
-    where = " AND ".join(["removed IS NULL", *named])
-    values = [value for value in (project, cursor) if value is not None]
-    one = f"{SUMMARIES.select} WHERE {where} ORDER BY id DESC LIMIT ?"
+    own, values = in_projects("project", project)
+    conditions = ["removed IS NULL", *(["phase = ?"] if wanted else []), own]
+    if cursor is not None:
+        conditions, values = [*conditions, "id < ?"], (*values, cursor)
+    one = f"{SUMMARIES.select} WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?"
     if not wanted:
         return one, (*values, limit)
     every = [value for phase in wanted for value in (str(phase), *values, limit)]

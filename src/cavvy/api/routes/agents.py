@@ -20,6 +20,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.reported import Name, Rank, ReportedBatch, read_batch
 from cavvy.api.routes.blobs import gather
+from cavvy.api.rules import GANG
 from cavvy.api.wire import MIB, BytesQuery, PositionQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk
 from cavvy.domain.jobs import Attempt, AttemptPhase, Order
@@ -115,6 +116,7 @@ class ExecAnswer(Answer, frozen=True, kw_only=True):
     "/claim",
     **document(
         "Claim a rank of a gang.",
+        rule=GANG,
         ask=ClaimAsk,
         answer=ClaimAnswer,
         errors=("claimed", "agent-protocol"),
@@ -144,6 +146,7 @@ async def claim(request: Request) -> Response:
     "/messages",
     **document(
         "Send an agent's messages.",
+        rule=GANG,
         ask=ReportedBatch,
         answer=MessagesAnswer,
         errors=("claimed", "agent-protocol"),
@@ -170,6 +173,7 @@ async def messages(request: Request) -> Response:
     "/log",
     **document(
         "Append output to a rank's log.",
+        rule=GANG,
         answer=LogAnswer,
         sends=True,
         errors=("gang-not-found", "disk-full"),
@@ -201,6 +205,7 @@ async def log(
     "/orders",
     **document(
         "Wait for an order to a rank, or for commands that it must run.",
+        rule=GANG,
         answer=OrdersAnswer,
         errors=("gang-not-found",),
     ),
@@ -232,6 +237,7 @@ async def orders(
     "/execs/{exec_id}",
     **document(
         "Send the output of a command that a user runs in the environment of the work.",
+        rule=GANG,
         answer=ExecAnswer,
         sends=True,
         errors=("gang-not-found",),
@@ -268,7 +274,10 @@ class ExecInput(Answer, frozen=True, kw_only=True):
 @router.get(
     "/execs/{exec_id}/input",
     **document(
-        "Get input for a user's remote session.", answer=ExecInput, errors=("gang-not-found",)
+        "Get input for a user's remote session.",
+        rule=GANG,
+        answer=ExecInput,
+        errors=("gang-not-found",),
     ),
 )
 async def exec_input(
@@ -291,6 +300,7 @@ async def exec_input(
     "/blobs/pack",
     **document(
         "Get small blobs of a working folder, as many as fit into one pack.",
+        rule=GANG,
         ask=BlobsAsk,
         gives=True,
         errors=("gang-not-found", "too-large", "too-slow"),
@@ -308,7 +318,9 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
 
 @router.get(
     "/blobs/{blob}",
-    **document("Get a blob of a working folder.", gives=True, errors=("blob-not-found",)),
+    **document(
+        "Get a blob of a working folder.", rule=GANG, gives=True, errors=("blob-not-found",)
+    ),
 )
 async def blob(
     request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery

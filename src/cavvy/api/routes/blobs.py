@@ -13,9 +13,11 @@ from cavvy.api.app_state import app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.rules import in_path
 from cavvy.api.wire import MIB, done, read, reply, stream_bytes
 from cavvy.client import wire
 from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_entry, read_pack
+from cavvy.domain.accounts import Permission
 from cavvy.store.base import HashMismatch
 from cavvy.store.blobs import BlobStore, BlobWriter
 
@@ -28,7 +30,10 @@ router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
 @router.post(
     "/missing",
     **document(
-        "List the blobs that the server does not have.", ask=wire.BlobsAsk, answer=wire.BlobsMissing
+        "List the blobs that the server does not have.",
+        rule=in_path(Permission.RUN),
+        ask=wire.BlobsAsk,
+        answer=wire.BlobsMissing,
     ),
 )
 async def missing(request: Request, project: ProjectPath) -> Response:
@@ -44,6 +49,7 @@ async def missing(request: Request, project: ProjectPath) -> Response:
     **document(
         "Upload a pack of small blobs (256 KiB each, 8 MiB in all): for each, its SHA-256, size, a "
         "newline and its bytes.",
+        rule=in_path(Permission.RUN),
         sends=True,
         answer=wire.BlobsStored,
         errors=("blob-mismatch", "too-large", "too-slow", "disk-full"),
@@ -70,7 +76,11 @@ async def put_pack(request: Request, project: ProjectPath) -> Response:
 @router.put(
     "/{blob}",
     **document(
-        "Upload a blob.", sends=True, status=204, errors=("blob-mismatch", "too-large", "disk-full")
+        "Upload a blob.",
+        rule=in_path(Permission.RUN),
+        sends=True,
+        status=204,
+        errors=("blob-mismatch", "too-large", "disk-full"),
     ),
 )
 async def put(

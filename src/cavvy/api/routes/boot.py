@@ -11,6 +11,7 @@ from starlette.responses import FileResponse, Response
 from cavvy.api.app_state import app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
+from cavvy.api.rules import OPEN
 
 router = APIRouter(prefix="/boot/v1", tags=["agent"])
 
@@ -19,6 +20,7 @@ router = APIRouter(prefix="/boot/v1", tags=["agent"])
     "/{digest}",
     **document(
         "Get a file that a starting node needs, by its hash.",
+        rule=OPEN,
         gives=True,
         errors=("blob-not-found",),
     ),

@@ -17,6 +17,7 @@ from cavvy.api.reported import LARGEST, Moment, Name, Rank
 from cavvy.api.routes.agents import GangQuery, enter
 from cavvy.api.routes.blobs import take_blob
 from cavvy.api.routes.data import told
+from cavvy.api.rules import GANG
 from cavvy.api.wire import MIB, BytesQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk, BlobsMissing
 from cavvy.control.agents.checkpoints import FilesMissing, InvalidManifest
@@ -81,6 +82,7 @@ class CommitAnswer(Answer, frozen=True, kw_only=True):
     "/checkpoints/latest",
     **document(
         "Get the newest checkpoint of the gang's job.",
+        rule=GANG,
         answer=LatestAnswer,
         errors=("gang-not-found",),
     ),
@@ -106,6 +108,7 @@ async def latest(request: Request, gang: GangQuery) -> Response:
     "/blobs/missing",
     **document(
         "Ask which files of the next checkpoint must be sent.",
+        rule=GANG,
         ask=BlobsAsk,
         answer=BlobsMissing,
         errors=("gang-not-found",),
@@ -124,6 +127,7 @@ async def missing(request: Request, gang: GangQuery) -> Response:
     **document(
         "Send a file of the next checkpoint: the whole file or, if `size` gives its size, the part "
         "that starts at `offset`.",
+        rule=GANG,
         sends=True,
         answer=PartAnswer,
         errors=("gang-not-found", "blob-mismatch", "too-large", "too-slow", "disk-full"),
@@ -151,6 +155,7 @@ async def put(
     "/checkpoints",
     **document(
         "Commit a checkpoint whose files were sent.",
+        rule=GANG,
         ask=CommitAsk,
         answer=CommitAnswer,
         errors=("claimed", "disk-full"),

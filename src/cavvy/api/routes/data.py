@@ -15,6 +15,7 @@ from cavvy.api.errors import ApiProblem, RetryLater
 from cavvy.api.openapi import document
 from cavvy.api.reported import LARGEST, FilePath, Part, Size, Upload
 from cavvy.api.routes.agents import GangQuery, RankQuery, enter
+from cavvy.api.rules import GANG
 from cavvy.api.wire import MIB, BytesQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer
 from cavvy.control.agents.deposit_objects import MOST_BYTES
@@ -123,6 +124,7 @@ class DepositAnswer(Answer, frozen=True, kw_only=True):
     "/deposit",
     **document(
         "Get signed uploads for the results of ended work.",
+        rule=GANG,
         answer=DepositAnswer,
         errors=("gang-not-found",),
     ),
@@ -141,7 +143,8 @@ async def deposit(request: Request, gang: GangQuery, rank: RankQuery) -> Respons
 
 
 @router.get(
-    "/inputs/{index}", **document("List an input's files.", answer=InputAnswer, errors=_ERRORS)
+    "/inputs/{index}",
+    **document("List an input's files.", rule=GANG, answer=InputAnswer, errors=_ERRORS),
 )
 async def page(
     request: Request, index: IndexPath, gang: GangQuery, after: PathQuery = ""
@@ -191,6 +194,7 @@ Output = Annotated[SignedObjects, Depends(open_output)]
     "/inputs/{index}/signed",
     **document(
         "Get a new signed request that reads a file of an input.",
+        rule=GANG,
         answer=SignedAnswer,
         errors=_ERRORS,
     ),
@@ -203,6 +207,7 @@ async def signed(objects: Input, path: PathQuery = "") -> Response:
     "/checkpoint/{blob}",
     **document(
         "Get a signed request that reads a checkpoint's file.",
+        rule=GANG,
         answer=SignedAnswer,
         errors=_CHECKPOINT_ERRORS,
     ),
@@ -215,7 +220,7 @@ async def signed_checkpoint(
 
 @router.get(
     "/inputs/{index}/bytes",
-    **document("Get a part of an input's file.", gives=True, errors=_ERRORS),
+    **document("Get a part of an input's file.", rule=GANG, gives=True, errors=_ERRORS),
 )
 async def piece(
     objects: Input,
@@ -231,6 +236,7 @@ async def piece(
     "/outputs/{index}/bytes",
     **document(
         "Send a part of an output's file.",
+        rule=GANG,
         sends=True,
         answer=MovedAnswer,
         errors=(*_ERRORS, "too-large", "too-slow"),
@@ -296,7 +302,9 @@ def _add_upload(
             uploads = app_state_of(request).control_plane.uploads
             return reply(await told(act(uploads, gang, objects, asked)))
 
-        described = document(summary, ask=ask, answer=act.__annotations__["return"], errors=errors)
+        described = document(
+            summary, rule=GANG, ask=ask, answer=act.__annotations__["return"], errors=errors
+        )
         router.add_api_route(
             prefix + route, endpoint, methods=["POST"], name=act.__name__, **described
         )

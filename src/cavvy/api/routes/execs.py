@@ -12,8 +12,10 @@ from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named, say_what_to_do
+from cavvy.api.rules import in_path
 from cavvy.api.wire import MIB, PositionQuery, read, read_bytes, reply
 from cavvy.client import wire
+from cavvy.domain.accounts import Permission
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobRecord, NodePhase
 from cavvy.store.base import AtomicWrite, RowNotFound
@@ -29,6 +31,7 @@ _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
     "",
     **document(
         "Run a command in the environment of a running job.",
+        rule=in_path(Permission.RUN),
         ask=wire.ExecAsk,
         answer=wire.ExecStarted,
         status=201,
@@ -73,6 +76,7 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
     "/{exec_id}",
     **document(
         "Get a part of a command's output; at the end of the output, the header has the exit code.",
+        rule=in_path(Permission.RUN),
         gives=True,
         headers=("Cavvy-Exit-Code",),
         errors=("job-not-found", "exec-not-found", "agent-protocol"),
@@ -115,6 +119,7 @@ async def output(
     "/{exec_id}/input",
     **document(
         "Send input to a user's session on a node.",
+        rule=in_path(Permission.RUN),
         answer=wire.InputTaken,
         sends=True,
         errors=("job-not-found", "exec-not-found"),

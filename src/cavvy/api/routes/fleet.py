@@ -14,11 +14,13 @@ from starlette.responses import Response
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
+from cavvy.api.rules import filter_projects, in_body, in_query, on_installation, require
 from cavvy.api.wire import read, reply
 from cavvy.client import wire
 from cavvy.control.agents.uploads import LeftUpload
 from cavvy.control.decide.orphans import OrphanGang
 from cavvy.control.garbage_collector import OrphanReport
+from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
 from cavvy.domain.machines import MachineStatus
 from cavvy.store.base import JobSummary, RowNotFound
@@ -30,7 +32,11 @@ router = APIRouter(prefix="/v1", tags=["fleet"])
 
 @router.get(
     "/nodes",
-    **document("List the nodes that run or are billed now.", answer=list[wire.NodeListing]),
+    **document(
+        "List the nodes that run or are billed now.",
+        rule=in_query(Permission.VIEW),
+        answer=list[wire.NodeListing],
+    ),
 )
 async def nodes(
     request: Request, project: Annotated[str | None, Query(max_length=63)] = None
@@ -41,7 +47,8 @@ async def nodes(
         for allocation in await app_state.store.allocations()
     }
     rows = []
-    for attempt in await app_state.store.open_attempts(project):
+    projects = filter_projects(request, Permission.VIEW, project)
+    for attempt in await app_state.store.open_attempts(projects):
         try:
             job = await app_state.store.job(attempt.job_id)
         except RowNotFound:
@@ -57,6 +64,7 @@ async def nodes(
     "/down",
     **document(
         "Stop all unfinished jobs and remove their nodes.",
+        rule=in_body(Permission.OPERATE),
         ask=wire.DownAsk,
         answer=wire.CleanupReport,
     ),
@@ -64,6 +72,7 @@ async def nodes(
 async def down(request: Request) -> Response:
     app_state = app_state_of(request)
     ask = await read(request, wire.DownAsk)
+    require(request, Permission.OPERATE, ask.project or INSTALLATION)
     jobs = await _unfinished(app_state, ask.project)
     idle = [
         each
@@ -102,6 +111,7 @@ async def down(request: Request) -> Response:
     **document(
         "Find nodes of this installation that belong to no unfinished job, and unfinished uploads "
         "of attempts that have ended. Remove them unless `dry_run` is set.",
+        rule=on_installation(Permission.OPERATE),
         ask=wire.GcAsk,
         answer=wire.CleanupReport,
     ),

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query
+from msgspec import structs
 from pydantic import AwareDatetime
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,13 +15,15 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.submission import submit_task
+from cavvy.api.rules import filter_projects, in_path, in_query, name_user
 from cavvy.api.wire import MIB, PositionQuery, read, reply, view
 from cavvy.client import wire
 from cavvy.client.ids import PATTERN
 from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total
+from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
-from cavvy.store.base import RowNotFound
+from cavvy.store.base import ProjectFilter, RowNotFound
 
 _USUAL_PROJECT = "default"  # the project that commands use by default
 _LONGEST_WAIT_S = 60.0
@@ -54,6 +57,7 @@ KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTER
     "/projects/{project}/jobs",
     **document(
         "Submit a task.",
+        rule=in_path(Permission.RUN),
         ask=wire.SubmitRequest,
         answer=wire.Submitted,
         status=201,
@@ -76,23 +80,32 @@ async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) 
     ask = await read(
         request, wire.SubmitRequest, app_state.settings.whole("server.request_mib") * MIB
     )
+    ask = structs.replace(ask, user=name_user(request, ask.user))
     job, created = await submit_task(app_state, project, ask, key)
     answer = view(wire.Submitted, job, created=created)
     return reply(answer, 201 if created else 200)
 
 
 @router.get(
-    "/jobs", **document("List the jobs of all projects, newest first.", answer=wire.JobPage)
+    "/jobs",
+    **document(
+        "List the jobs of all projects, newest first.",
+        rule=in_query(Permission.VIEW),
+        answer=wire.JobPage,
+    ),
 )
 async def list_all(
     request: Request, phase: PhaseQuery = None, cursor: CursorQuery = None, limit: LimitQuery = 50
 ) -> Response:
-    return await _page(request, None, phase, cursor, limit)
+    projects = filter_projects(request, Permission.VIEW)
+    return await _page(request, projects, phase, cursor, limit)
 
 
 @router.get(
     "/projects/{project}/jobs",
-    **document("List a project's jobs, newest first.", answer=wire.JobPage),
+    **document(
+        "List a project's jobs, newest first.", rule=in_path(Permission.VIEW), answer=wire.JobPage
+    ),
 )
 async def list_some(
     request: Request,
@@ -106,7 +119,7 @@ async def list_some(
 
 async def _page(
     request: Request,
-    project: str | None,
+    project: ProjectFilter,
     phases: list[JobPhase] | None,
     cursor: str | None,
     limit: int,
@@ -118,7 +131,10 @@ async def _page(
 @router.get(
     "/projects/{project}/jobs/{name}",
     **document(
-        "One job with its attempts and nodes.", answer=wire.JobDetail, errors=("job-not-found",)
+        "One job with its attempts and nodes.",
+        rule=in_path(Permission.VIEW),
+        answer=wire.JobDetail,
+        errors=("job-not-found",),
     ),
 )
 async def get(
@@ -143,6 +159,7 @@ async def get(
     "/projects/{project}/jobs/{name}/events",
     **document(
         "A job's events, each with its reason.",
+        rule=in_path(Permission.VIEW),
         answer=wire.EventPage,
         errors=("job-not-found",),
     ),
@@ -178,7 +195,10 @@ async def events(
 @router.get(
     "/projects/{project}/jobs/{name}/cost",
     **document(
-        "A job's cost and how its time was spent.", answer=wire.CostView, errors=("job-not-found",)
+        "A job's cost and how its time was spent.",
+        rule=in_path(Permission.SPENDING),
+        answer=wire.CostView,
+        errors=("job-not-found",),
     ),
 )
 async def cost(request: Request, project: ProjectPath, name: JobPath) -> Response:
@@ -194,6 +214,7 @@ async def cost(request: Request, project: ProjectPath, name: JobPath) -> Respons
     "/projects/{project}/audit",
     **document(
         "Compare the bills of one job, or of the newest jobs, with the providers' own records.",
+        rule=in_path(Permission.SPENDING),
         answer=wire.AuditReport,
         errors=("job-not-found",),
     ),
@@ -216,7 +237,8 @@ async def audit(
 
 
 @router.get(
-    "/projects/{project}/cost", **document("A project's spending.", answer=wire.ProjectCost)
+    "/projects/{project}/cost",
+    **document("A project's spending.", rule=in_path(Permission.SPENDING), answer=wire.ProjectCost),
 )
 async def project_cost(
     request: Request, project: ProjectPath, since: AwareDatetime | None = None
@@ -227,7 +249,13 @@ async def project_cost(
 
 @router.post(
     "/projects/{project}/jobs/{name}/stop",
-    **document("Stop a job.", ask=wire.StopAsk, answer=wire.JobListing, errors=("job-not-found",)),
+    **document(
+        "Stop a job.",
+        rule=in_path(Permission.RUN),
+        ask=wire.StopAsk,
+        answer=wire.JobListing,
+        errors=("job-not-found",),
+    ),
 )
 async def stop(request: Request, project: ProjectPath, name: JobPath) -> Response:
     app_state = app_state_of(request)
@@ -239,6 +267,7 @@ async def stop(request: Request, project: ProjectPath, name: JobPath) -> Respons
     "/projects/{project}/jobs/{name}",
     **document(
         "Delete an ended job with its events, log and checkpoints; its bill stays.",
+        rule=in_path(Permission.RUN),
         answer=wire.JobRemoved,
         errors=("job-not-found", "job-not-ended"),
     ),
@@ -261,6 +290,7 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
     "/spending",
     **document(
         "The cost of all jobs, also of removed ones, by job and provider.",
+        rule=in_query(Permission.SPENDING),
         answer=list[wire.SpendingRow],
     ),
 )
@@ -269,7 +299,8 @@ async def spending(
     project: Annotated[str | None, Query(max_length=63)] = None,
     since: AwareDatetime | None = None,
 ) -> Response:
-    rows = await app_state_of(request).store.spending(project, since)
+    projects = filter_projects(request, Permission.SPENDING, project)
+    rows = await app_state_of(request).store.spending(projects, since)
     return reply([view(wire.SpendingRow, row, amount_micros=row.amount.micros) for row in rows])
 
 
@@ -277,6 +308,7 @@ async def spending(
     "/projects/{project}/jobs/{name}/retry",
     **document(
         "Queue an ended job again.",
+        rule=in_path(Permission.RUN),
         answer=wire.JobListing,
         errors=("job-not-found", "job-not-ended", "job-done", "conflict"),
     ),
@@ -301,6 +333,7 @@ async def retry(request: Request, project: ProjectPath, name: JobPath) -> Respon
     "/projects/{project}/jobs/{name}/drill/preempt",
     **document(
         "Reclaim the job's nodes as a provider would.",
+        rule=in_path(Permission.RUN),
         ask=wire.DrillAsk,
         answer=wire.JobListing,
         errors=("job-not-found", "job-not-running"),

@@ -12,8 +12,10 @@ from starlette.responses import Response
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
+from cavvy.api.rules import MACHINE, OPEN, on_installation
 from cavvy.api.wire import MIB, done, read, read_bytes, reply, view
 from cavvy.client import wire
+from cavvy.domain.accounts import Permission
 from cavvy.providers.abilities import SERVES_NODES, ServesNodes, ability
 from cavvy.providers.base import NotFound, Refused, TryAgain
 
@@ -28,6 +30,7 @@ router = APIRouter(tags=["fleet"])
     "/v1/invitations",
     **document(
         "Create commands that join a machine; one of them must be run on that machine.",
+        rule=on_installation(Permission.OPERATE),
         ask=wire.InviteAsk,
         answer=wire.InvitationView,
         status=201,
@@ -53,7 +56,12 @@ async def invite(request: Request) -> Response:
 
 
 @router.get(
-    "/v1/joined", **document("List the machines that joined.", answer=list[wire.MachineRow])
+    "/v1/joined",
+    **document(
+        "List the machines that joined.",
+        rule=on_installation(Permission.VIEW),
+        answer=list[wire.MachineRow],
+    ),
 )
 async def machines(request: Request) -> Response:
     serving = _joinable(app_state_of(request))
@@ -64,6 +72,7 @@ async def machines(request: Request) -> Response:
     "/v1/joined/{name}",
     **document(
         "Dismiss a machine: its work ends, and its token becomes invalid.",
+        rule=on_installation(Permission.OPERATE),
         status=204,
         errors=("machine-not-found",),
     ),
@@ -80,7 +89,9 @@ async def dismiss(request: Request, name: Annotated[str, Path(max_length=63)]) -
 
 @router.get(
     "/nodes/v1/{provider}/script",
-    **document("Get the script that joins a machine.", gives=True, errors=("no-joining",)),
+    **document(
+        "Get the script that joins a machine.", rule=OPEN, gives=True, errors=("no-joining",)
+    ),
 )
 async def script(request: Request, provider: ProviderPath) -> Response:
     try:
@@ -94,6 +105,7 @@ async def script(request: Request, provider: ProviderPath) -> Response:
     "/nodes/v1/{provider}/{call}",
     **document(
         "Pass a call of a joined machine to its provider.",
+        rule=MACHINE,
         sends=True,
         gives=True,
         errors=("forbidden", "no-joining"),

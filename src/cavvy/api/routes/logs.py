@@ -14,8 +14,10 @@ from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named
+from cavvy.api.rules import in_path
 from cavvy.api.wire import MIB, PositionQuery
 from cavvy.client import LogChunk
+from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobRecord
 
 _PIECE = MIB
@@ -42,6 +44,7 @@ OnlyQuery = Annotated[bool, Query(description="Do not continue with later attemp
     "/projects/{project}/jobs/{name}/logs",
     **document(
         "Get a part of a rank's log; the headers give the start of the next part.",
+        rule=in_path(Permission.VIEW),
         gives=True,
         headers=("Cavvy-Log-Attempt", "Cavvy-Log-Offset", "Cavvy-Log-Over", "Cavvy-Log-Times"),
         errors=("job-not-found", "log-not-found"),

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,9 +14,11 @@ from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routes.submission import start_machine
+from cavvy.api.rules import filter_projects, in_path, in_query, name_user
 from cavvy.api.wire import done, read, reply, view
 from cavvy.client import wire
 from cavvy.control.machine_service import MachineInUse, MachineService, MachineStopped
+from cavvy.domain.accounts import Permission
 from cavvy.domain.machines import MachineStatus
 from cavvy.store.base import RowNotFound
 
@@ -25,16 +28,25 @@ MachinePath = Annotated[str, Path(max_length=63)]
 router = APIRouter(prefix="/v1", tags=["machines"])
 
 
-@router.get("/machines", **document("Named machines.", answer=list[wire.MachineView]))
+@router.get(
+    "/machines",
+    **document("Named machines.", rule=in_query(Permission.VIEW), answer=list[wire.MachineView]),
+)
 async def list_all(
     request: Request, project: Annotated[str | None, Query(max_length=63)] = None
 ) -> Response:
-    return reply([views.machine_view(each) for each in await _machines(request).list(project)])
+    projects = filter_projects(request, Permission.VIEW, project)
+    return reply([views.machine_view(each) for each in await _machines(request).list(projects)])
 
 
 @router.get(
     "/projects/{project}/machines/{name}",
-    **document("One named machine.", answer=wire.MachineView, errors=("machine-not-found",)),
+    **document(
+        "One named machine.",
+        rule=in_path(Permission.VIEW),
+        answer=wire.MachineView,
+        errors=("machine-not-found",),
+    ),
 )
 async def get(request: Request, project: ProjectPath, name: MachinePath) -> Response:
     return reply(views.machine_view(await _find(request, project, name)))
@@ -44,6 +56,7 @@ async def get(request: Request, project: ProjectPath, name: MachinePath) -> Resp
     "/projects/{project}/machines/{name}/start",
     **document(
         "Start a stopped machine again, with a job that does no work.",
+        rule=in_path(Permission.RUN),
         ask=wire.MachineStartAsk,
         answer=wire.Submitted,
         status=201,
@@ -52,6 +65,7 @@ async def get(request: Request, project: ProjectPath, name: MachinePath) -> Resp
 )
 async def start(request: Request, project: ProjectPath, name: MachinePath) -> Response:
     ask = await read(request, wire.MachineStartAsk)
+    ask = structs.replace(ask, user=name_user(request, ask.user))
     await _find(request, project, name)
     job = await start_machine(app_state_of(request), project, name, ask)
     return reply(view(wire.Submitted, job, created=True), 201)
@@ -61,6 +75,7 @@ async def start(request: Request, project: ProjectPath, name: MachinePath) -> Re
     "/projects/{project}/machines/{name}/stop",
     **document(
         "Stop a machine's jobs and release its nodes.",
+        rule=in_path(Permission.RUN),
         answer=wire.MachineView,
         errors=("machine-not-found",),
     ),
@@ -74,6 +89,7 @@ async def stop(request: Request, project: ProjectPath, name: MachinePath) -> Res
     "/projects/{project}/machines/{name}/keep",
     **document(
         "Set how long a machine is kept while it has no work.",
+        rule=in_path(Permission.RUN),
         ask=wire.MachineKeepAsk,
         answer=wire.MachineView,
         errors=("machine-not-found", "machine-stopped"),
@@ -96,6 +112,7 @@ async def keep(request: Request, project: ProjectPath, name: MachinePath) -> Res
     "/projects/{project}/machines/{name}",
     **document(
         "Delete a stopped machine from the list of machines.",
+        rule=in_path(Permission.RUN),
         status=204,
         errors=("machine-not-found", "machine-in-use"),
     ),

@@ -10,8 +10,10 @@ from cavvy.api.app_state import app_state_of
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
+from cavvy.api.rules import in_path, on_installation
 from cavvy.api.wire import reply
 from cavvy.client import wire
+from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import JOB_ENDS
 from cavvy.planner.deadline.forecast import foresee
 
@@ -25,6 +27,7 @@ router = APIRouter(prefix="/v1", tags=["markets"])
     "/markets",
     **document(
         "List what was observed about each offer that was ever used.",
+        rule=on_installation(Permission.VIEW),
         answer=list[wire.MarketListing],
     ),
 )
@@ -40,6 +43,7 @@ async def markets(request: Request) -> Response:
     **document(
         "The forecast cost of the rest of a job with a deadline, and the chance that it ends in "
         "time.",
+        rule=in_path(Permission.VIEW),
         answer=wire.ForecastView,
         errors=("job-not-found",),
     ),

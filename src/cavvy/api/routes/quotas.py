@@ -11,9 +11,11 @@ from starlette.responses import Response
 from cavvy.api.app_state import app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
+from cavvy.api.rules import on_installation
 from cavvy.api.wire import reply, view
 from cavvy.client import wire
 from cavvy.control.provider_pool import ProviderPool
+from cavvy.domain.accounts import Permission
 from cavvy.domain.quotas import Quota
 from cavvy.providers.base import ProviderError
 
@@ -22,7 +24,11 @@ router = APIRouter(prefix="/v1", tags=["fleet"])
 
 @router.get(
     "/quotas",
-    **document("List the account's quotas at the providers.", answer=wire.QuotaReport),
+    **document(
+        "List the account's quotas at the providers.",
+        rule=on_installation(Permission.VIEW),
+        answer=wire.QuotaReport,
+    ),
 )
 async def quotas(
     request: Request, provider: Annotated[str | None, Query(max_length=63)] = None

@@ -11,8 +11,10 @@ from cavvy.api.app_state import app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.rules import in_path
 from cavvy.api.wire import MIB, done, read, reply, view
 from cavvy.client import wire
+from cavvy.domain.accounts import Permission
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.task import check_secret
 from cavvy.store.base import RowNotFound, SealedSecret
@@ -22,7 +24,14 @@ router = APIRouter(prefix="/v1/projects/{project}/secrets", tags=["secrets"])
 NamePath = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 
 
-@router.get("", **document("List the names of a project's secrets.", answer=wire.SecretList))
+@router.get(
+    "",
+    **document(
+        "List the names of a project's secrets.",
+        rule=in_path(Permission.RUN),
+        answer=wire.SecretList,
+    ),
+)
 async def list_names(request: Request, project: ProjectPath) -> Response:
     found = await app_state_of(request).store.secrets(project)
     rows = [view(wire.SecretRow, secret) for secret in found]
@@ -30,7 +39,14 @@ async def list_names(request: Request, project: ProjectPath) -> Response:
 
 
 @router.put(
-    "/{name}", **document("Set a secret.", ask=wire.SecretAsk, status=204, errors=("too-large",))
+    "/{name}",
+    **document(
+        "Set a secret.",
+        rule=in_path(Permission.OPERATE),
+        ask=wire.SecretAsk,
+        status=204,
+        errors=("too-large",),
+    ),
 )
 async def put(request: Request, project: ProjectPath, name: NamePath) -> Response:
     app_state = app_state_of(request)
@@ -51,7 +67,15 @@ async def put(request: Request, project: ProjectPath, name: NamePath) -> Respons
     return done()
 
 
-@router.delete("/{name}", **document("Delete a secret.", status=204, errors=("secret-not-found",)))
+@router.delete(
+    "/{name}",
+    **document(
+        "Delete a secret.",
+        rule=in_path(Permission.OPERATE),
+        status=204,
+        errors=("secret-not-found",),
+    ),
+)
 async def delete(request: Request, project: ProjectPath, name: NamePath) -> Response:
     try:
         await app_state_of(request).store.delete_secret(project, name)

@@ -9,9 +9,12 @@ from starlette.responses import Response
 from cavvy import __version__
 from cavvy.api.app_state import app_state_of
 from cavvy.api.openapi import document
+from cavvy.api.rules import OPEN, SIGNED_IN, on_installation, principal_of
 from cavvy.api.wire import done, reply
 from cavvy.client import API, REVISION, wire
 from cavvy.client.state import host_name
+from cavvy.domain.accounts import INSTALLATION, Permission
+from cavvy.domain.authorization import Verdict, decide, list_visible
 from cavvy.domain.jobs import JOB_ENDS
 
 AGENT_PROTOCOLS = (1,)
@@ -20,40 +23,51 @@ router = APIRouter(tags=["server"])
 
 
 @router.get(
-    "/v1/health", **document("Check that the server and its database answer.", answer=wire.Health)
+    "/v1/health",
+    **document("Check that the server and its database answer.", rule=OPEN, answer=wire.Health),
 )
 async def health(request: Request) -> Response:
     await app_state_of(request).store.installation()
     return reply(wire.Health(status="ok"))
 
 
-@router.get("/v1/server", **document("This server's properties and state.", answer=wire.ServerView))
+@router.get(
+    "/v1/server",
+    **document("This server's properties and state.", rule=SIGNED_IN, answer=wire.ServerView),
+)
 async def server(request: Request) -> Response:
     app_state = app_state_of(request)
-    counts = await app_state.store.count_jobs(None)
+    principal = principal_of(request)
+    counts = await app_state.store.count_jobs(list_visible(principal, Permission.VIEW))
+    inside = decide(principal, Permission.VIEW, INSTALLATION) is Verdict.ALLOWED
     return reply(
         wire.ServerView(
             version=__version__,
             api=API,
             revision=REVISION,
             agent_protocols=list(AGENT_PROTOCOLS),
-            pid=os.getpid(),
-            host=host_name(),
-            home=str(app_state.settings.home),
-            address=app_state.address,
+            pid=os.getpid() if inside else 0,
+            host=host_name() if inside else "",
+            home=str(app_state.settings.home) if inside else "",
+            address=app_state.address if inside else "",
             started_at=app_state.started_at,
             uptime_s=(app_state.now() - app_state.started_at).total_seconds(),
             idle_s=app_state.idle_s(),
             idle_stop_s=app_state.settings.whole("server.idle_stop_s"),
             unfinished=sum(count for phase, count in counts.items() if phase not in JOB_ENDS),
             database=app_state.database,
-            node_endpoint=app_state.node_endpoint,
+            node_endpoint=app_state.node_endpoint if inside else None,
         )
     )
 
 
 @router.post(
-    "/v1/server/stop", **document("Stop the server; nodes and their work continue.", status=204)
+    "/v1/server/stop",
+    **document(
+        "Stop the server; nodes and their work continue.",
+        rule=on_installation(Permission.OPERATE),
+        status=204,
+    ),
 )
 async def stop(request: Request) -> Response:
     app_state_of(request).stop()

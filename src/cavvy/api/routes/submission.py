@@ -141,7 +141,9 @@ async def _made_before(app_state: AppState, project: str, key: str, origin: RunO
             "invalid-request",
             f"the idempotency key {key} is older than {_KEY_AGE_S // 60} minutes or in the future",
         ) from None
-    if job.project != project or job.origin.task_text != origin.task_text:
+    if job.project != project:  # do not name a job that the caller may not see
+        raise ApiProblem("key-reused", f"the idempotency key {key} created another job")
+    if job.origin.task_text != origin.task_text:
         raise ApiProblem(
             "key-reused",
             f"the idempotency key {key} created the job {job.name} of project {job.project}",

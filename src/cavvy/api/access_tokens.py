@@ -1,0 +1,27 @@
+"""Makes access tokens and their hashes.
+
+A token contains 256 random bits. Only its SHA-256 is stored: to find a token for a hash, one would
+have to try 2^255 tokens on average, so a slow hash, as passwords need it, would not add security.
+"""
+
+import secrets
+from hashlib import sha256
+
+PREFIX = "cavvy_"  # lets scanners for leaked secrets recognize tokens
+_BYTES = 32
+_LENGTH = len(PREFIX) + 43  # 256 bits in base64 without padding
+
+
+def make_token() -> str:
+    """A new token. It is shown once and not stored."""
+    return PREFIX + secrets.token_urlsafe(_BYTES)
+
+
+def hash_token(token: str) -> str:
+    """The hash under which a token is stored."""
+    return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def is_token(text: str) -> bool:
+    """Whether the text has the form of a token, so that a look-up is worthwhile."""
+    return len(text) == _LENGTH and text.startswith(PREFIX)

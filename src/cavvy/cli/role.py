@@ -1,0 +1,82 @@
+"""`cavvy role`: manages which account may do what in which project."""
+
+import click
+
+from cavvy.cli.reach.session import session
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
+
+_ROLES = ["viewer", "member", "operator", "admin", "billing"]
+_account = click.argument("account")
+_role = click.argument("role", type=click.Choice(_ROLES))
+_project = click.option("-p", "--project", help="The project; the role also applies below it.")
+_everywhere = click.option(
+    "--all-projects", is_flag=True, help="The role applies in all projects and on the server."
+)
+
+
+@click.group("role")
+def command() -> None:
+    """Grant, revoke and list roles of accounts in projects.
+
+    A viewer sees jobs, logs and costs. A member also runs jobs and reaches their nodes. An operator
+    also sets secrets and removes all work of a project. An admin also creates projects and grants
+    roles. The role billing shows costs only.
+    """
+
+
+@command.command("grant")
+@_account
+@_role
+@_project
+@_everywhere
+def grant(account: str, role: str, project: str | None, all_projects: bool) -> None:
+    """Grant a role to an account."""
+    from cavvy.client.accounts import AccountClient
+
+    where = _read_project(project, everywhere=all_projects)
+    with session() as client:
+        AccountClient(client).grant_role(account, role, where)
+    click.echo(f"{account} is {role} {_say(where)}")
+
+
+@command.command("revoke")
+@_account
+@_role
+@_project
+@_everywhere
+def revoke(account: str, role: str, project: str | None, all_projects: bool) -> None:
+    """Revoke a role. Requests are refused from then on; running jobs continue."""
+    from cavvy.client.accounts import AccountClient
+
+    where = _read_project(project, everywhere=all_projects)
+    with session() as client:
+        AccountClient(client).revoke_role(account, role, where)
+    click.echo(f"{account} is no longer {role} {_say(where)}")
+
+
+@command.command("list")
+@_project
+@_everywhere
+@output_option
+def list_roles(project: str | None, all_projects: bool, output: str) -> None:
+    """List the roles that were granted in a project itself."""
+    from cavvy.client.accounts import AccountClient
+
+    where = _read_project(project, everywhere=all_projects)
+    with session() as client:
+        rows = AccountClient(client).roles(where)
+    columns = [TableColumn("account"), TableColumn("role"), TableColumn("project", drop=1)]
+    rows_out(columns, rows, output, empty=f"no roles were granted {_say(where)}")
+
+
+def _read_project(project: str | None, *, everywhere: bool) -> str | None:
+    if (project is None) is not everywhere:
+        raise CommandFailure(
+            "name one project, or all of them", "use -p PROJECT or --all-projects", exit_code=2
+        )
+    return project
+
+
+def _say(project: str | None) -> str:
+    return "in all projects" if project is None else f"in project {project}"

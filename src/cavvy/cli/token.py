@@ -1,0 +1,98 @@
+"""`cavvy token`: manages the tokens with which accounts sign in."""
+
+import click
+
+from cavvy.cli.reach.session import session
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
+
+_SCOPES = ["view", "run", "spending", "operate", "manage"]
+
+
+@click.group("token")
+def command() -> None:
+    """Create, list and revoke access tokens.
+
+    A token acts for an account. Its scopes, its project and its expiry limit what it can do.
+    """
+
+
+@command.command("create")
+@click.option("--user", help="The account of the token; the default is your own.")
+@click.option("--label", default="", help="A note that shows what the token is for.")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(_SCOPES),
+    help="Permit only this; can be repeated. The default is all that the account may do.",
+)
+@click.option("-p", "--project", help="Permit only this project and those below it.")
+@click.option("--expires", default="90d", help="How long the token is valid, or `never`.")
+def create(
+    user: str | None, label: str, scopes: tuple[str, ...], project: str | None, expires: str
+) -> None:
+    """Create a token and print it. It cannot be shown again."""
+    from cavvy.client.account_wire import TokenAsk
+    from cavvy.client.accounts import AccountClient
+
+    ask = TokenAsk(
+        account=user,
+        label=label,
+        scopes=list(scopes),
+        project=project,
+        expires_s=None if expires == "never" else _read_seconds(expires),
+    )
+    with session() as client:
+        made = AccountClient(client).create_token(ask)
+    click.echo(
+        f"token {made.view.id} of {made.view.account}; keep it, it cannot be shown again:", err=True
+    )
+    click.echo(made.token)
+
+
+@command.command("list")
+@click.option("--user", help="Show only the tokens of this account.")
+@output_option
+def list_tokens(user: str | None, output: str) -> None:
+    """List your tokens or, as an admin of the installation, those of all accounts."""
+    from cavvy.cli.view import formatting
+    from cavvy.client.accounts import AccountClient
+
+    columns = [
+        TableColumn("id"),
+        TableColumn("account"),
+        TableColumn("label", wrap=True),
+        TableColumn("scopes", show=_show_scopes, drop=3),
+        TableColumn("project", drop=4),
+        TableColumn("last_used_at", "USED", formatting.show_ago, drop=2),
+        TableColumn("expires_at", "EXPIRES", formatting.show_time, drop=1),
+        TableColumn("revoked_at", "REVOKED", formatting.show_ago, drop=1),
+    ]
+    with session() as client:
+        rows = AccountClient(client).tokens(user)
+    rows_out(columns, rows, output, empty="no tokens; `cavvy token create` creates one")
+
+
+@command.command("revoke")
+@click.argument("token_id", metavar="ID")
+def revoke(token_id: str) -> None:
+    """Revoke a token at once."""
+    from cavvy.client.accounts import AccountClient
+
+    with session() as client:
+        AccountClient(client).revoke_token(token_id)
+    click.echo(f"token {token_id} is revoked")
+
+
+def _show_scopes(scopes: object) -> str:
+    return ", ".join(map(str, scopes)) if isinstance(scopes, list) and scopes else "all"
+
+
+def _read_seconds(text: str) -> int:
+    from cavvy.domain.units import UnitError, parse_duration
+
+    try:
+        return int(parse_duration(text).total_seconds())
+    except UnitError as error:
+        raise CommandFailure(f"--expires: {error}", "write 30d, 12h or never", 2) from error

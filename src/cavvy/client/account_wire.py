@@ -1,0 +1,94 @@
+"""The requests and answers of the routes for accounts, tokens, projects and roles."""
+
+from datetime import datetime
+
+from msgspec import field
+
+from cavvy.client.wire import Answer, Ask
+
+
+class RoleView(Answer, frozen=True, kw_only=True):
+    """A role of an account in a project. An empty project stands for the installation."""
+
+    account: str
+    project: str
+    role: str
+
+
+class WhoAmIView(Answer, frozen=True, kw_only=True):
+    """Who the server takes the caller for. `account` is null for the owner of the state folder.
+    `roles` contains inherited roles; `scopes` and `within` are the limits of the token.
+    """
+
+    account: str | None
+    token_id: str | None = None
+    expires_at: datetime | None = None
+    scopes: list[str] | None = None
+    within: list[str] | None = None
+    roles: list[RoleView]
+
+
+class AccountAsk(Ask, frozen=True, kw_only=True):
+    """A new account. `kind` is user or service."""
+
+    name: str
+    kind: str = "user"
+
+
+class AccountView(Answer, frozen=True, kw_only=True):
+    """An account of a person or a service."""
+
+    name: str
+    kind: str
+    created_at: datetime
+
+
+class TokenAsk(Ask, frozen=True, kw_only=True):
+    """A new token, of the caller's own account if `account` is null. Without `scopes`, the token
+    has all permissions of its account. With `project`, it is valid only there and below. Without
+    `expires_s`, it does not expire.
+    """
+
+    account: str | None = None
+    label: str = ""
+    scopes: list[str] = field(default_factory=list)
+    project: str | None = None
+    expires_s: int | None = None
+
+
+class TokenView(Answer, frozen=True, kw_only=True):
+    """A token without its secret."""
+
+    id: str
+    account: str
+    label: str
+    scopes: list[str]
+    project: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class TokenMade(Answer, frozen=True, kw_only=True):
+    """A new token. Its secret is in this answer only."""
+
+    token: str
+    view: TokenView
+
+
+class ProjectAsk(Ask, frozen=True, kw_only=True):
+    """A new project, below `parent` or, if that is null, below the installation."""
+
+    name: str
+    parent: str | None = None
+
+
+class ProjectView(Answer, frozen=True, kw_only=True):
+    """A project in which the caller has these roles. `parent` is null also if the caller has no
+    role there.
+    """
+
+    name: str
+    parent: str | None
+    roles: list[str]

@@ -1,0 +1,87 @@
+"""The client's methods for accounts, tokens, projects and roles."""
+
+from typing import TypeVar
+
+from msgspec.json import decode, encode
+
+from cavvy.client import account_wire as wire
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import project_path, query, segment
+from cavvy.client.wire import Ask
+
+_T = TypeVar("_T")
+
+
+class AccountClient:
+    """Manages who may use a server. It uses the connection of an `ApiClient`."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    def whoami(self) -> wire.WhoAmIView:
+        """Who the server takes the caller for."""
+        return self._get("/v1/whoami", wire.WhoAmIView)
+
+    def accounts(self) -> list[wire.AccountView]:
+        return self._get("/v1/accounts", list[wire.AccountView])
+
+    def add_account(self, name: str, kind: str) -> wire.AccountView:
+        """Raises ApiError `name-taken`."""
+        ask = wire.AccountAsk(name=name, kind=kind)
+        return self._post("/v1/accounts", ask, wire.AccountView)
+
+    def remove_account(self, name: str) -> None:
+        """Remove an account with its tokens and roles. Raises ApiError `account-not-found`."""
+        self._change("DELETE", f"/v1/accounts/{segment('account', name)}")
+
+    def tokens(self, account: str | None = None) -> list[wire.TokenView]:
+        return self._get(f"/v1/tokens{query(account=account)}", list[wire.TokenView])
+
+    def create_token(self, ask: wire.TokenAsk) -> wire.TokenMade:
+        """Raises ApiError `account-not-found`, `role-needed`, `scope-needed`."""
+        return self._post("/v1/tokens", ask, wire.TokenMade)
+
+    def revoke_token(self, token_id: str) -> None:
+        """Raises ApiError `token-not-found`."""
+        self._change("DELETE", f"/v1/tokens/{segment('token', token_id)}")
+
+    def projects(self) -> list[wire.ProjectView]:
+        return self._get("/v1/projects", list[wire.ProjectView])
+
+    def create_project(self, name: str, parent: str | None) -> wire.ProjectView:
+        """Raises ApiError `name-taken`, `project-not-found`."""
+        ask = wire.ProjectAsk(name=name, parent=parent)
+        return self._post("/v1/projects", ask, wire.ProjectView)
+
+    def roles(self, project: str | None) -> list[wire.RoleView]:
+        """The roles in a project or, for None, those that apply in all projects."""
+        return self._get(_roles_path(project), list[wire.RoleView])
+
+    def grant_role(self, account: str, role: str, project: str | None) -> None:
+        """Raises ApiError `account-not-found`."""
+        self._change("PUT", _role_path(account, role, project))
+
+    def revoke_role(self, account: str, role: str, project: str | None) -> None:
+        """Raises ApiError `role-not-found`."""
+        self._change("DELETE", _role_path(account, role, project))
+
+    def _get(self, target: str, kind: type[_T]) -> _T:
+        client = self._client
+        return decode(client.repeat(lambda: client.send("GET", target)).body, type=kind)
+
+    def _post(self, target: str, ask: Ask, kind: type[_T]) -> _T:
+        client, body = self._client, encode(ask)
+        answer = client.repeat(lambda: client.send("POST", target, body), retry=False)
+        return decode(answer.body, type=kind)
+
+    def _change(self, method: str, target: str) -> None:
+        client = self._client
+        client.repeat(lambda: client.send(method, target), retry=False)
+
+
+def _roles_path(project: str | None) -> str:
+    return "/v1/roles" if project is None else f"{project_path(project)}/roles"
+
+
+def _role_path(account: str, role: str, project: str | None) -> str:
+    return f"{_roles_path(project)}/{segment('account', account)}/{segment('role', role)}"

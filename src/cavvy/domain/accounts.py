@@ -1,0 +1,90 @@
+"""Accounts of people and services, their tokens, the tree of projects, and the roles that accounts
+have in projects."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+# The name of the installation in role bindings. A role there applies in every project.
+INSTALLATION = ""
+
+
+class AccountKind(StrEnum):
+    """Whether an account belongs to a person or to a program, for example a CI system."""
+
+    USER = "user"
+    SERVICE = "service"
+
+
+class Role(StrEnum):
+    """What an account may do in a project and in the projects below it. See `authorization.py`."""
+
+    VIEWER = "viewer"
+    MEMBER = "member"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+    BILLING = "billing"
+
+
+class Permission(StrEnum):
+    """What a request needs. Roles grant permissions, and the scopes of a token limit them."""
+
+    VIEW = "view"  # see jobs, logs, nodes and machines
+    RUN = "run"  # submit jobs, change them, and reach their nodes
+    SPENDING = "spending"  # see costs and bills
+    OPERATE = "operate"  # set secrets, and remove all work of a project
+    MANAGE = "manage"  # create projects and grant roles; on the installation, also accounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A person or a program that can be granted roles."""
+
+    name: str
+    kind: AccountKind = AccountKind.USER
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountToken:
+    """A token of an account, without its secret. Empty `scopes` stand for all permissions of the
+    account. With a `project`, the token is valid only for that project and those below it.
+    """
+
+    id: str
+    account: str
+    label: str = ""
+    scopes: tuple[str, ...] = ()
+    project: str | None = None
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None  # written at most once a minute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A project. Roles in its `parent` apply in it, too. None stands for the installation."""
+
+    name: str
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleBinding:
+    """An account's role in a project, or in all projects if `project` is INSTALLATION."""
+
+    account: str
+    project: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountCredential:
+    """All facts that the decisions about one token's requests need, read at the same moment."""
+
+    token: AccountToken
+    account: Account
+    bindings: Sequence[RoleBinding]  # of this account
+    parents: Mapping[str, str | None]  # each project -> its parent

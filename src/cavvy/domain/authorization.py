@@ -1,0 +1,163 @@
+"""Decides what a principal may do. The decisions depend only on the roles of the principal, the
+limits of its token, and the tree of projects, so they never reveal whether an object exists.
+
+A principal is made once for each request, where the request enters the server. Other ways to sign
+in need only make another principal.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from cavvy.domain.accounts import INSTALLATION, AccountCredential, AccountToken, Permission, Role
+
+_EVERYTHING = frozenset(Permission)
+PERMISSIONS: Mapping[Role, frozenset[Permission]] = {
+    Role.VIEWER: frozenset({Permission.VIEW, Permission.SPENDING}),
+    Role.BILLING: frozenset({Permission.SPENDING}),
+    Role.MEMBER: frozenset({Permission.VIEW, Permission.SPENDING, Permission.RUN}),
+    Role.OPERATOR: _EVERYTHING - {Permission.MANAGE},
+    Role.ADMIN: _EVERYTHING,
+}
+# the role with the fewest permissions that grants each permission, for messages
+LEAST_ROLE: Mapping[Permission, Role] = {
+    Permission.VIEW: Role.VIEWER,
+    Permission.SPENDING: Role.BILLING,
+    Permission.RUN: Role.MEMBER,
+    Permission.OPERATE: Role.OPERATOR,
+    Permission.MANAGE: Role.ADMIN,
+}
+_TOUCH_EVERY = timedelta(minutes=1)  # how often the last use of a token is written
+
+
+class Verdict(StrEnum):
+    """The result of a decision. For HIDDEN, the answer must be the same as for a project that does
+    not exist.
+    """
+
+    ALLOWED = "allowed"
+    HIDDEN = "hidden"
+    ROLE_NEEDED = "role-needed"
+    SCOPE_NEEDED = "scope-needed"
+
+
+class TokenState(StrEnum):
+    """Whether a token can be used."""
+
+    VALID = "valid"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who sends a request: the account, the token, and the address that the request comes from.
+
+    `account` is None for the owner of the state folder, whose token is a file there and who may do
+    everything. `roles` are the roles in each project, with those that it inherits; the key
+    INSTALLATION has the roles that apply everywhere. `scopes` and `within` are the limits of the
+    token: its permissions and its projects. None means that there is no limit.
+    """
+
+    account: str | None
+    token: AccountToken | None = None
+    address: str = ""
+    groups: tuple[str, ...] = ()
+    roles: Mapping[str, frozenset[Role]] = field(default_factory=dict)
+    scopes: frozenset[Permission] | None = None
+    within: frozenset[str] | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the token can do less than its account."""
+        return self.scopes is not None or self.within is not None
+
+
+def make_owner(address: str = "") -> Principal:
+    """The principal of requests with the token of the state folder."""
+    everywhere = {INSTALLATION: frozenset({Role.ADMIN})}
+    return Principal(account=None, address=address, roles=everywhere)
+
+
+def make_principal(credential: AccountCredential, address: str = "") -> Principal:
+    """The principal of requests with this token. The token must be valid."""
+    token, parents = credential.token, credential.parents
+    direct: dict[str, set[Role]] = {}
+    for binding in credential.bindings:
+        direct.setdefault(binding.project, set()).add(binding.role)
+    known = [*parents, *direct]
+    roles = {
+        name: frozenset(role for each in list_line(name, parents) for role in direct.get(each, ()))
+        for name in known
+    }
+    scopes = frozenset(Permission(each) for each in token.scopes) if token.scopes else None
+    within = None
+    if token.project is not None:
+        below = {name for name in parents if token.project in list_line(name, parents)}
+        within = frozenset({token.project} | below)
+    return Principal(
+        account=credential.account.name,
+        token=token,
+        address=address,
+        roles={name: found for name, found in roles.items() if found},
+        scopes=scopes,
+        within=within,
+    )
+
+
+def list_line(project: str, parents: Mapping[str, str | None]) -> Sequence[str]:
+    """The project, the projects above it, and the installation. A cycle ends the list."""
+    line: list[str] = []
+    above: str | None = project
+    while above and above not in line:
+        line.append(above)
+        above = parents.get(above)
+    return [*line, INSTALLATION]
+
+
+def judge_token(token: AccountToken, now: datetime) -> TokenState:
+    """Whether the token can be used now."""
+    if token.revoked_at is not None:
+        return TokenState.REVOKED
+    if token.expires_at is not None and token.expires_at <= now:
+        return TokenState.EXPIRED
+    return TokenState.VALID
+
+
+def must_touch(token: AccountToken, now: datetime) -> bool:
+    """Whether the time of this use of the token must be written."""
+    return token.last_used_at is None or now - token.last_used_at >= _TOUCH_EVERY
+
+
+def list_roles(principal: Principal, project: str) -> frozenset[Role]:
+    """The principal's roles in a project, which need not be known."""
+    everywhere = principal.roles.get(INSTALLATION, frozenset())
+    return principal.roles.get(project, frozenset()) | everywhere
+
+
+def decide(principal: Principal, permission: Permission, project: str) -> Verdict:
+    """Whether the principal may do something in a project, or for INSTALLATION, outside of
+    projects. The installation itself is hidden from no account.
+    """
+    roles = list_roles(principal, project)
+    outside = principal.within is not None and project not in principal.within
+    if project != INSTALLATION and (outside or not roles):
+        return Verdict.HIDDEN
+    if not any(permission in PERMISSIONS[role] for role in roles):
+        return Verdict.ROLE_NEEDED
+    if outside or (principal.scopes is not None and permission not in principal.scopes):
+        return Verdict.SCOPE_NEEDED
+    return Verdict.ALLOWED
+
+
+def list_visible(principal: Principal, permission: Permission) -> frozenset[str] | None:
+    """The projects in which the principal has the permission. None means all projects, also those
+    that do not exist yet.
+    """
+    if decide(principal, permission, INSTALLATION) is Verdict.ALLOWED:
+        return None
+    known = {*principal.roles, *(principal.within or ())} - {INSTALLATION}
+    return frozenset(
+        name for name in known if decide(principal, permission, name) is Verdict.ALLOWED
+    )

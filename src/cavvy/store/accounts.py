@@ -1,0 +1,120 @@
+"""The rows of accounts, tokens, projects and roles. The SQL store calls these functions with an
+open session."""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
+from cavvy.store.base import NameConflict, RowNotFound
+from cavvy.store.documents import to_micros
+from cavvy.store.drivers import DatabaseSession
+from cavvy.store.rows import RowCodec, insert_into
+
+ACCOUNTS = RowCodec(Account, "accounts")
+TOKENS = RowCodec(AccountToken, "tokens")
+PROJECTS = RowCodec(Project, "projects")
+BINDINGS = RowCodec(RoleBinding, "role_bindings")
+_INSERT_TOKEN = insert_into("tokens", (*TOKENS.columns, "hash"))
+_OR_NOTHING = "ON CONFLICT DO NOTHING"
+# tables whose rows show that a project without a row of its own is in use
+_USES = ("jobs", "machines", "secrets", "charges", "role_bindings")
+
+
+def read_credential(session: DatabaseSession, digest: str) -> AccountCredential | None:
+    """The token with this hash, its account, the account's roles, and the tree of projects."""
+    row = session.run(f"{TOKENS.select} WHERE hash = ?", (digest,)).fetchone()
+    if row is None:
+        return None
+    token = TOKENS.make(row)
+    account = session.run(f"{ACCOUNTS.select} WHERE name = ?", (token.account,)).fetchone()
+    if account is None:  # it was removed between the two statements
+        return None
+    roles = session.run(f"{BINDINGS.select} WHERE account = ?", (token.account,)).fetchall()
+    return AccountCredential(
+        token=token,
+        account=ACCOUNTS.make(account),
+        bindings=[BINDINGS.make(each) for each in roles],
+        parents={project.name: project.parent for project in list_projects(session)},
+    )
+
+
+def list_projects(session: DatabaseSession) -> Sequence[Project]:
+    return [
+        PROJECTS.make(row) for row in session.run(f"{PROJECTS.select} ORDER BY name").fetchall()
+    ]
+
+
+def list_used_projects(session: DatabaseSession) -> Sequence[Project]:
+    """The projects that were created, and those that exist only as names of jobs."""
+    created = list_projects(session)
+    known = {project.name for project in created}
+    used = {row[0] for row in session.run("SELECT DISTINCT project FROM jobs").fetchall()}
+    return [*created, *(Project(name=name) for name in sorted(used - known))]
+
+
+def add_account(session: DatabaseSession, account: Account) -> None:
+    """Raises NameConflict."""
+    done = session.run(f"{ACCOUNTS.insert} {_OR_NOTHING}", ACCOUNTS.values(account))
+    if done.rowcount == 0:
+        raise NameConflict(f"the account {account.name} exists already")
+
+
+def remove_account(session: DatabaseSession, name: str) -> None:
+    """Delete the account with its tokens and roles. Raises RowNotFound."""
+    if session.run("DELETE FROM accounts WHERE name = ?", (name,)).rowcount == 0:
+        raise RowNotFound(f"no account {name}")
+
+
+def add_token(session: DatabaseSession, token: AccountToken, digest: str) -> None:
+    """Raises RowNotFound if the account does not exist."""
+    session.run(_INSERT_TOKEN, (*TOKENS.values(token), digest))
+
+
+def revoke_token(
+    session: DatabaseSession, token_id: str, account: str | None, at: datetime
+) -> None:
+    """Revoke a token, of this account if it is given. Raises RowNotFound."""
+    values: tuple[object, ...] = (to_micros(at), token_id)
+    sql = "UPDATE tokens SET revoked_at = COALESCE(revoked_at, ?) WHERE id = ?"
+    if account is not None:
+        sql, values = f"{sql} AND account = ?", (*values, account)
+    if session.run(sql, values).rowcount == 0:
+        raise RowNotFound(f"no token {token_id}")
+
+
+def add_project(session: DatabaseSession, project: Project, *, adopt: bool) -> None:
+    """Raises NameConflict if the project exists or, unless `adopt` is set, if its name is in use.
+    Raises RowNotFound if its parent does not exist.
+    """
+    taken = any(
+        session.run(f"SELECT 1 FROM {table} WHERE project = ? LIMIT 1", (project.name,)).fetchone()
+        for table in (() if adopt else _USES)
+    )
+    insert = f"{PROJECTS.insert} {_OR_NOTHING}"
+    if taken or session.run(insert, PROJECTS.values(project)).rowcount == 0:
+        raise NameConflict(f"the project name {project.name} is in use already")
+
+
+def grant_role(session: DatabaseSession, binding: RoleBinding) -> None:
+    """Raises RowNotFound if the account does not exist."""
+    session.run(f"{BINDINGS.insert} {_OR_NOTHING}", BINDINGS.values(binding))
+
+
+def revoke_role(session: DatabaseSession, binding: RoleBinding) -> None:
+    """Raises RowNotFound."""
+    sql = "DELETE FROM role_bindings WHERE account = ? AND project = ? AND role = ?"
+    if session.run(sql, (binding.account, binding.project, str(binding.role))).rowcount == 0:
+        raise RowNotFound(f"{binding.account} does not have the role {binding.role}")
+
+
+def in_projects(column: str, wanted: str | Collection[str] | None) -> tuple[str, tuple[str, ...]]:
+    """The SQL condition that limits rows to projects, and its parameters: to the project with this
+    name, or to those in a collection. For None, the condition is always true.
+    """
+    if wanted is None:
+        return "TRUE", ()
+    if isinstance(wanted, str):
+        return f"{column} = ?", (wanted,)
+    if not wanted:
+        return "FALSE", ()
+    return f"{column} IN ({', '.join('?' * len(wanted))})", tuple(sorted(wanted))

@@ -1,0 +1,95 @@
+"""A company for tests: a tree of projects with work in each, and accounts with roles there."""
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import httpx
+from tests.api.api_state import Api
+from tests.contract.store_suite import make_charge
+
+from cavvy.api.access_tokens import hash_token, make_token
+from cavvy.domain.accounts import (
+    INSTALLATION,
+    Account,
+    AccountToken,
+    Project,
+    Role,
+    RoleBinding,
+)
+from cavvy.domain.machines import NamedMachine
+from cavvy.domain.tasks import TaskSpec
+from cavvy.store.base import AtomicWrite, SealedSecret
+
+PARENTS = {"company": None, "team": "company", "sub": "team", "other": None}
+OWN = ("team", "sub")  # the projects in which a role in `team` applies
+
+
+@dataclass(kw_only=True)
+class Team:
+    """The company. `marks` are the texts that occur only in each project: names, IDs and gangs."""
+
+    api: Api
+    http: httpx.AsyncClient  # sends no token by itself
+    marks: dict[str, set[str]] = field(default_factory=dict)
+    gangs: dict[str, str] = field(default_factory=dict)
+    jobs: dict[str, str] = field(default_factory=dict)  # project -> name of its job
+
+    async def token(
+        self, *bindings: tuple[str, Role], account: str | None = None, **fields: object
+    ) -> str:
+        """A new account with these roles, and a token of it."""
+        store, now = self.api.app_state.store, self.api.app_state.now()
+        secret = make_token()
+        name = account or f"u-{hash_token(secret)[:12]}"
+        if account is None:
+            await store.add_account(Account(name=name, created_at=now))
+        for project, role in bindings:
+            await store.grant_role(RoleBinding(account=name, project=project, role=role))
+        token = AccountToken(id=hash_token(secret)[:16], account=name, created_at=now)
+        token = replace(token, **fields)  # type: ignore[arg-type]  # fields of the dataclass
+        await store.add_token(token, hash_token(secret))
+        return secret
+
+    async def expired(self, *bindings: tuple[str, Role]) -> str:
+        now = self.api.app_state.now()
+        return await self.token(*bindings, expires_at=now - timedelta(seconds=1))
+
+    async def revoked(self, *bindings: tuple[str, Role]) -> str:
+        return await self.token(*bindings, revoked_at=self.api.app_state.now())
+
+    async def outsider(self) -> str:
+        return await self.token(("other", Role.ADMIN), (INSTALLATION, Role.BILLING))
+
+
+async def make_team(api: Api) -> Team:
+    """Create the projects, with a running job, a charge, a machine and a secret in each."""
+    transport = httpx.ASGITransport(app=api.app)  # type: ignore[arg-type]  # it is one
+    http = httpx.AsyncClient(transport=transport, base_url="http://cavvy")
+    team, store = Team(api=api, http=http), api.app_state.store
+    for number, (name, parent) in enumerate(PARENTS.items()):
+        await store.add_project(Project(name=name, parent=parent), adopt=False)
+        text = f"{{name: job-of-{name}-mark, run: 'true'}}"
+        job = await api.submit(text, project=name, consent=True)
+        attempt = await api.attempt(job["id"])
+        charge = replace(make_charge(attempt, 7_000_000 + number), project=name)
+        task = TaskSpec(name="t", run="true", machine=f"machine-of-{name}-mark")
+        machine = NamedMachine(project=name, name=f"machine-of-{name}-mark", task=task)
+        await store.commit(AtomicWrite(charges=[charge], machines=[machine]))
+        await store.put_secret(
+            SealedSecret(
+                project=name,
+                name=f"SECRET_OF_{name.upper()}_MARK",
+                sealed=api.app_state.sealer.seal(name, f"SECRET_OF_{name.upper()}_MARK", "v"),
+                updated_at=api.app_state.now(),
+            )
+        )
+        team.jobs[name], team.gangs[name] = job["name"], attempt.gang
+        team.marks[name] = {
+            job["id"],
+            attempt.gang,
+            f"job-of-{name}-mark",
+            f"machine-of-{name}-mark",
+            f"SECRET_OF_{name.upper()}_MARK",
+            str(7_000_000 + number),
+        }
+    return team

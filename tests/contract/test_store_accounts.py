@@ -1,0 +1,125 @@
+"""Accounts, tokens, projects and roles, in every store."""
+
+import pytest
+from tests.contract.store_suite import NOW, after, begin, make_charge, submit
+
+from cavvy.domain.accounts import Account, AccountKind, AccountToken, Project, Role, RoleBinding
+from cavvy.domain.jobs import JobPhase
+from cavvy.domain.machines import NamedMachine
+from cavvy.domain.tasks import TaskSpec
+from cavvy.store.base import AtomicWrite, NameConflict, RowNotFound, SealedSecret, Store
+
+pytestmark = pytest.mark.anyio
+ADA = Account(name="ada", created_at=NOW)
+BOT = Account(name="bot", kind=AccountKind.SERVICE, created_at=NOW)
+TOKEN = AccountToken(
+    id="1", account="ada", label="laptop", scopes=("run", "view"), project="team", created_at=NOW
+)
+
+
+async def test_a_token_is_found_by_its_hash_with_all_that_decisions_need(store: Store) -> None:
+    await store.add_account(ADA)
+    await store.add_account(BOT)
+    await store.add_token(TOKEN, "hash-1")
+    await store.add_project(Project(name="company"), adopt=False)
+    await store.add_project(Project(name="team", parent="company"), adopt=False)
+    for account, role in (("ada", Role.MEMBER), ("bot", Role.VIEWER)):
+        await store.grant_role(RoleBinding(account=account, project="team", role=role))
+    found = await store.credential("hash-1")
+    assert found is not None
+    assert (found.token, found.account) == (TOKEN, ADA)
+    assert list(found.bindings) == [RoleBinding(account="ada", project="team", role=Role.MEMBER)]
+    assert found.parents == {"company": None, "team": "company"}
+    assert await store.credential("hash-2") is None
+    await store.use_token("1", after(5))
+    await store.revoke_token("1", None, after(9))
+    await store.revoke_token("1", "ada", after(99))  # the first revocation counts
+    [read] = await store.tokens("ada")
+    assert (read.last_used_at, read.revoked_at) == (after(5), after(9))
+
+
+async def test_tokens_of_others_are_not_revoked(store: Store) -> None:
+    await store.add_account(ADA)
+    await store.add_token(TOKEN, "hash-1")
+    for token, account in (("1", "bot"), ("2", None)):
+        with pytest.raises(RowNotFound):
+            await store.revoke_token(token, account, NOW)
+    assert [each.revoked_at for each in await store.tokens()] == [None]
+
+
+async def test_a_removed_account_leaves_no_token_and_no_role(store: Store) -> None:
+    await store.add_account(ADA)
+    with pytest.raises(NameConflict):
+        await store.add_account(ADA)
+    await store.add_token(TOKEN, "hash-1")
+    await store.grant_role(RoleBinding(account="ada", project="", role=Role.ADMIN))
+    await store.remove_account("ada")
+    assert await store.credential("hash-1") is None
+    await store.add_account(ADA)
+    assert await store.tokens() == [] == await store.roles()
+    with pytest.raises(RowNotFound):
+        await store.remove_account("bot")
+    with pytest.raises(RowNotFound):
+        await store.add_token(AccountToken(id="2", account="bot", created_at=NOW), "hash-2")
+
+
+async def test_roles_are_granted_once_and_revoked_once(store: Store) -> None:
+    await store.add_account(ADA)
+    binding = RoleBinding(account="ada", project="team", role=Role.MEMBER)
+    await store.grant_role(binding)
+    await store.grant_role(binding)
+    assert list(await store.roles("team")) == [binding]
+    assert list(await store.roles("")) == []
+    await store.revoke_role(binding)
+    with pytest.raises(RowNotFound):
+        await store.revoke_role(binding)
+    with pytest.raises(RowNotFound):
+        await store.grant_role(RoleBinding(account="bot", project="team", role=Role.MEMBER))
+
+
+async def test_a_project_in_use_is_adopted_only_on_request(store: Store) -> None:
+    await store.add_account(ADA)
+    await submit(store, "1", project="jobs")
+    sealed = SealedSecret(project="secrets", name="S", sealed=b"x", updated_at=NOW)
+    await store.put_secret(sealed)
+    task = TaskSpec(name="t", run="true", machine="dev")
+    await store.commit(
+        AtomicWrite(machines=[NamedMachine(project="machines", name="dev", task=task)])
+    )
+    await store.grant_role(RoleBinding(account="ada", project="roles", role=Role.MEMBER))
+    await store.add_project(Project(name="top"), adopt=False)
+    for name in ("jobs", "secrets", "machines", "roles"):
+        with pytest.raises(NameConflict):
+            await store.add_project(Project(name=name, parent="top"), adopt=False)
+    await store.add_project(Project(name="jobs", parent="top"), adopt=True)
+    with pytest.raises(NameConflict):
+        await store.add_project(Project(name="jobs"), adopt=True)
+    with pytest.raises(RowNotFound):
+        await store.add_project(Project(name="new", parent="nowhere"), adopt=True)
+    assert [each.name for each in await store.projects()] == ["jobs", "top"]
+
+
+async def test_lists_are_limited_to_a_set_of_projects(store: Store) -> None:
+    for number, project in enumerate(("a", "b", "c")):
+        job = await submit(store, str(number), project=project)
+        attempt = await begin(store, job)
+        await store.commit(AtomicWrite(charges=[make_charge(attempt, 1000)]))
+        task = TaskSpec(name="t", run="true", machine="dev")
+        await store.commit(
+            AtomicWrite(machines=[NamedMachine(project=project, name="dev", task=task)])
+        )
+    wanted = frozenset({"a", "c"})
+    phases = [JobPhase.QUEUED, JobPhase.STARTING]
+    assert [job.project for job in (await store.list_jobs(wanted)).jobs] == ["c", "a"]
+    assert [job.project for job in (await store.list_jobs(wanted, phases)).jobs] == ["c", "a"]
+    assert [job.project for job in (await store.list_jobs(wanted, cursor="2")).jobs] == ["a"]
+    assert sum((await store.count_jobs(wanted)).values()) == 2
+    assert {row.project for row in await store.spending(wanted)} == wanted
+    assert [each.project for each in await store.open_attempts(wanted)] == ["a", "c"]
+    assert [each.project for each in await store.machines(wanted)] == ["a", "c"]
+    nothing = frozenset[str]()
+    assert (await store.list_jobs(nothing, phases)).jobs == []
+    assert await store.count_jobs(nothing) == {}
+    assert not await store.spending(nothing)
+    assert not await store.open_attempts(nothing)
+    assert not await store.machines(nothing)
