@@ -155,6 +155,18 @@ def test_kills_of_the_active_server_lose_and_repeat_nothing(
         check_bills(url)
 
 
+def test_a_standby_has_loaded_its_program_before_it_takes_over(home: Path) -> None:
+    with replicas_at(home) as replicas:
+        active = replicas.wait()
+        (standby,) = [each for each in replicas.running if each is not active]
+        log = home.parent / "replicas.log"
+        wait_until(lambda: "waiting to take over" in log.read_text())
+        assert "uvloop" in Path(f"/proc/{standby.pid}/maps").read_text()
+        active.send_signal(signal.SIGTERM)
+        assert active.wait() == 0
+        wait_until(lambda: replicas.active() is standby)
+
+
 def test_a_server_on_another_host_is_replaced_once_its_lease_is_free(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from cavvy.api.database import wait_for_turn
 
             _start_log()
+            _load_modules()
             wait_for_turn(home, configured)
         else:
             home.claim(wait_s=configured.whole("server.start_timeout_s"))
@@ -66,6 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if again:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "cavvy.api.embedded", *waits])
     return 0 if word.said_ready else 1
+
+
+def _load_modules() -> None:
+    """Import what a server needs, so that a takeover does not wait for it."""
+    import uvloop  # noqa: F401
+
+    import cavvy.api.app
+    import cavvy.api.open_state  # noqa: F401
 
 
 def _serve(
