@@ -493,9 +493,9 @@ async def test_a_snapshot_that_was_swept_before_it_was_a_jobs_is_missing(api: Ap
         {"snapshot": snapshot},
     )
     assert (await api.post_job(text, origin=origin)).json()["code"] == "consent-needed"
-    assert api.app_state.blobs.sweep(set(), older_than=datetime(9999, 1, 1, tzinfo=UTC)) == len(
-        manifest
-    )
+    assert api.app_state.blobs.of("default").sweep(
+        set(), older_than=datetime(9999, 1, 1, tzinfo=UTC)
+    ) == len(manifest)
     assert (await api.post_job(text, origin=origin)).json()["code"] == "snapshot-missing"
 
 
@@ -607,4 +607,4 @@ async def test_a_manifest_that_is_none_is_refused(api: Api, manifest: bytes) -> 
     refused = await api.post_job(FOLDER, origin={"snapshot": snapshot})
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid-request")
     old = datetime(9999, 1, 1, tzinfo=UTC)
-    assert sweep_folders(api.app_state.blobs, {snapshot}, older_than=old) == 0
+    assert sweep_folders(api.app_state.blobs.of("default"), {snapshot}, older_than=old) == 0

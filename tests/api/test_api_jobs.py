@@ -467,7 +467,7 @@ async def test_a_job_that_may_not_start_yet_has_no_place_in_the_queue(api: Api) 
 
 
 async def test_what_was_uploaded_for_a_job_that_never_came_is_forgotten(api: Api) -> None:
-    blobs = api.app_state.blobs
+    blobs = api.app_state.blobs.of("default")
     for data, age in ((b"of long ago", 8), (b"of yesterday", 1)):
         name = sha256(data).hexdigest()
         blobs.put(name, [data])

@@ -5,6 +5,7 @@ of this test's own, and for sensitive routes also from a list written by hand.
 
 import re
 from collections.abc import AsyncIterator, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -340,6 +341,24 @@ async def test_the_key_of_a_foreign_submission_names_no_job(team: Team) -> None:
     assert code(answer) == "key-reused"
     assert "other" not in answer.text.replace("another", "")
     assert "mark" not in answer.text
+
+
+async def test_a_hash_gives_no_access_to_files_of_another_project(team: Team) -> None:
+    owner, manifest = team.api.http, b'{"files": []}'
+    snapshot = sha256(manifest).hexdigest()
+    await owner.put(f"/v1/projects/other/blobs/{snapshot}", content=manifest)
+    token = await team.token(("team", Role.ADMIN))
+    headers = {"Authorization": f"Bearer {token}"}
+    asked = {"blobs": [snapshot]}
+    for project, missing in (("team", [snapshot]), ("sub", [snapshot])):
+        path = f"/v1/projects/{project}/blobs/missing"
+        found = await team.http.post(path, json=asked, headers=headers)
+        assert found.json()["missing"] == missing
+    body = {"text": "{name: t, run: 'true', workdir: .}", "origin": {"snapshot": snapshot}}
+    refused = await team.http.post("/v1/projects/team/jobs", json=body, headers=headers)
+    assert code(refused) == "snapshot-missing"
+    known = await owner.post("/v1/projects/other/blobs/missing", json=asked)
+    assert known.json()["missing"] == []
 
 
 async def test_jobs_belong_to_the_account_that_sends_them(team: Team) -> None:

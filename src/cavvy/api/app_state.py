@@ -17,7 +17,7 @@ from cavvy.control.control_plane import ControlPlane
 from cavvy.domain.jobs import Order
 from cavvy.settings import Settings
 from cavvy.store.base import Store
-from cavvy.store.blobs import BlobStore
+from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.logs import LogStore
 from cavvy.store.secrets import SecretSealer
 
@@ -34,7 +34,7 @@ class AppState:
     store: Store
     control_plane: ControlPlane
     logs: LogStore
-    blobs: BlobStore
+    blobs: ProjectBlobs
     sealer: SecretSealer
     tokens: GangTokens
     execs: JobExecs
@@ -49,9 +49,9 @@ class AppState:
     downloads: NodeDownloads | None = None  # None if nodes outside this machine cannot connect
     node_endpoint: str | None = None  # the address that nodes outside this machine use
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
-    snapshots: set[str] = field(
+    snapshots: set[tuple[str, str]] = field(
         default_factory=set
-    )  # hashes of working-folder snapshots whose blobs are known to be complete
+    )  # (project, hash) of the working-folder snapshots whose blobs are known to be complete
     # number of waiting order requests, keyed by gang
     polling: Counter[str] = field(default_factory=Counter)
 

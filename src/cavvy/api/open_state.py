@@ -36,7 +36,7 @@ from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
 from cavvy.settings import Settings
 from cavvy.store.base import AtomicWrite, Store
-from cavvy.store.blobs import BlobStore, sweep_folders
+from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.checkpoints.folders import CheckpointFolders
 from cavvy.store.leases import DatabaseLease
 from cavvy.store.logs import LogStore
@@ -137,7 +137,7 @@ def _make_state(
     node_endpoint: NodeListener | None,
 ) -> AppState:
     clock, watch, root = WallClock(), ChangeNotifier(), Path(home.path)
-    seen, blobs = watched(store, watch), BlobStore(root / "blobs")
+    seen, blobs = watched(store, watch), ProjectBlobs(root / "folders")
     tokens, sealer = load_tokens(home.file("agents.key")), SecretSealer(root / "key")
     downloads = endpoint = None
     if node_endpoint is not None:
@@ -298,7 +298,7 @@ def make_dependencies(
     store: Store,
     sealer: SecretSealer,
     tokens: GangTokens,
-    blobs: BlobStore,
+    blobs: ProjectBlobs,
     address: str,
     storage: Path,
 ) -> ControlPlaneDependencies:
@@ -313,8 +313,8 @@ def make_dependencies(
             lambda: {name: sealer.unseal(project, name, value) for name, value in known.items()}
         )
 
-    def read(name: str) -> bytes:
-        with blobs.open(name) as file:
+    def read(project: str, name: str) -> bytes:
+        with blobs.of(project).open(name) as file:
             return file.read()
 
     return ControlPlaneDependencies(
@@ -323,14 +323,14 @@ def make_dependencies(
         open_secrets=open_secrets,
         storage=lambda job: str(storage / job.project / job.id),
         folders=CheckpointFolders(storage),
-        read_blob=lambda name: to_thread(read, name),
+        read_blob=lambda project, name: to_thread(read, project, name),
         environment=os.environ,
         egress=lambda: to_thread(read_egress),
         egress_dates=lambda: to_thread(read_egress_dates),
     )
 
 
-def make_tidy(store: Store, blobs: BlobStore) -> Callable[[datetime], Awaitable[None]]:
+def make_tidy(store: Store, blobs: ProjectBlobs) -> Callable[[datetime], Awaitable[None]]:
     """Make a function that removes blobs of working folders that belong to no job. It does so at
     most once a day.
     """
@@ -342,7 +342,7 @@ def make_tidy(store: Store, blobs: BlobStore) -> Callable[[datetime], Awaitable[
         swept[:] = [now]
         snapshots = await store.snapshots()
         try:
-            await to_thread(lambda: sweep_folders(blobs, snapshots, older_than=now - _FORGOTTEN))
+            await to_thread(lambda: blobs.sweep(snapshots, older_than=now - _FORGOTTEN))
         except OSError as error:
             _log.warning("cannot remove unused working folders", exc_info=error)
 

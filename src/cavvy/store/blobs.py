@@ -28,6 +28,7 @@ _FOLDERS = 8
 # together
 _SYNCS = 8
 _HASH = re.compile(r"[0-9a-f]{64}")
+_PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
 class BlobStore:
@@ -237,6 +238,31 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
         except NotManifest:
             return 0
     return blobs.sweep(wanted, older_than=older_than)
+
+
+class ProjectBlobs:
+    """The blobs of working folders. Each project has a store of its own, so that knowing a hash
+    gives no access to the files of another project.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._stores: dict[str, BlobStore] = {}
+
+    def of(self, project: str) -> BlobStore:
+        """The store of a project. The name must be valid, because it becomes part of a path."""
+        if not _PROJECT.fullmatch(project):
+            raise RowNotFound(f"{project!r} cannot be the name of a project")
+        return self._stores.setdefault(project, BlobStore(self._root / project))
+
+    def sweep(self, snapshots: Collection[str], *, older_than: datetime) -> int:
+        """Call `sweep_folders` for each project. Blocks on disk I/O."""
+        try:
+            names = sorted(path.name for path in self._root.iterdir() if path.is_dir())
+        except FileNotFoundError:
+            return 0
+        found = [self.of(name) for name in names if _PROJECT.fullmatch(name)]
+        return sum(sweep_folders(each, snapshots, older_than=older_than) for each in found)
 
 
 class BlobWriter:

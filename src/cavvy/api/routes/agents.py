@@ -310,7 +310,7 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
     app_state, attempt = await enter_attempt(request, gang)
     ask = await read(request, BlobsAsk)
     parts = await _folder_parts(app_state, attempt)
-    stores = {app_state.blobs: [name for name in ask.blobs if name in parts]}
+    stores = {app_state.blobs.of(attempt.project): [name for name in ask.blobs if name in parts]}
     with suppress(RowNotFound):  # this job's checkpoints may be stored elsewhere than on the server
         stores[await app_state.control_plane.checkpoints.blobs(gang)] = ask.blobs
     return Response(await to_thread(gather, stores), media_type="application/octet-stream")
@@ -339,7 +339,7 @@ async def _find_blob(app_state: AppState, attempt: Attempt, blob: str) -> PathOf
     """
     if blob in await _folder_parts(app_state, attempt):
         with suppress(RowNotFound):
-            return app_state.blobs.path(blob)
+            return app_state.blobs.of(attempt.project).path(blob)
     return (await app_state.control_plane.checkpoints.blobs(attempt.gang)).path(blob)
 
 
@@ -348,7 +348,7 @@ async def _folder_parts(app_state: AppState, attempt: Attempt) -> Collection[str
     snapshot = (await app_state.store.job(attempt.job_id)).origin.snapshot
     with suppress(RowNotFound):
         if snapshot is not None:
-            return await to_thread(app_state.blobs.folder_parts, snapshot)
+            return await to_thread(app_state.blobs.of(attempt.project).folder_parts, snapshot)
     return ()
 
 

@@ -40,7 +40,9 @@ async def missing(request: Request, project: ProjectPath) -> Response:
     app_state = app_state_of(request)
     ask = await read(request, wire.BlobsAsk, _NAMES_LIMIT)
     return reply(
-        wire.BlobsMissing(missing=await asyncio.to_thread(app_state.blobs.missing, ask.blobs))
+        wire.BlobsMissing(
+            missing=await asyncio.to_thread(app_state.blobs.of(project).missing, ask.blobs)
+        )
     )
 
 
@@ -65,7 +67,7 @@ async def put_pack(request: Request, project: ProjectPath) -> Response:
                 "too-large",
                 f"the pack contains {len(blobs)} blobs; the maximum is {PACK_BLOBS}",
             )
-        await asyncio.to_thread(app_state.blobs.put_all, blobs)
+        await asyncio.to_thread(app_state.blobs.of(project).put_all, blobs)
     except TornPack as error:
         raise ApiProblem("invalid-request", f"{error}; nothing was stored") from error
     except HashMismatch as error:
@@ -88,7 +90,9 @@ async def put(
 ) -> Response:
     app_state = app_state_of(request)
     await take_blob(
-        request, app_state.blobs.writer(blob), app_state.settings.whole("server.blob_mib") * MIB
+        request,
+        app_state.blobs.of(project).writer(blob),
+        app_state.settings.whole("server.blob_mib") * MIB,
     )
     return done()
 

@@ -37,7 +37,7 @@ from cavvy.planner.candidates import (
 from cavvy.planner.placements import PlanningContext
 from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
-from cavvy.store.blobs import NotManifest, read_manifest
+from cavvy.store.blobs import BlobStore, NotManifest, read_manifest
 from cavvy.store.objects.base import ObjectTryAgain
 from cavvy.store.objects.sizes import BUCKETS
 
@@ -63,7 +63,7 @@ async def submit_task(
         return await _made_before(app_state, project, key, origin), False
     task = read_task(project, ask, text, origin, now)
     await check_secrets(app_state, task)
-    await check_snapshot(app_state, origin.snapshot)
+    await check_snapshot(app_state, project, origin.snapshot)
     await check_uses(app_state, task, origin.snapshot)
     task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
     task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
@@ -83,9 +83,8 @@ async def submit_task(
             raise
         return await _made_before(app_state, project, key, origin), False
     if origin.snapshot is not None:
-        app_state.snapshots.add(
-            origin.snapshot
-        )  # garbage collection keeps these blobs from now on, because the job is stored
+        # garbage collection keeps these blobs from now on, because the job is stored
+        app_state.snapshots.add((project, origin.snapshot))
     return job, True
 
 
@@ -248,11 +247,11 @@ async def place_buckets(app_state: AppState, task: TaskSpec) -> tuple[TaskSpec, 
     return fill_regions(task, found.regions), doubts
 
 
-async def check_snapshot(app_state: AppState, snapshot: str | None) -> None:
+async def check_snapshot(app_state: AppState, project: str, snapshot: str | None) -> None:
     """Raise ApiProblem if a file of the working folder's snapshot was not uploaded."""
-    if snapshot is None or snapshot in app_state.snapshots:
+    if snapshot is None or (project, snapshot) in app_state.snapshots:
         return
-    missing = await to_thread(_missing_parts, app_state, snapshot)
+    missing = await to_thread(_missing_parts, app_state.blobs.of(project), snapshot)
     if missing:
         raise ApiProblem(
             "snapshot-missing",
@@ -265,17 +264,17 @@ async def check_uses(app_state: AppState, task: TaskSpec, snapshot: str | None) 
     """Raise ApiProblem if the setup uses files that are not in the working folder's snapshot."""
     if not task.setup_uses or snapshot is None:
         return
-    manifest = await to_thread(read_manifest, app_state.blobs, snapshot)
+    manifest = await to_thread(read_manifest, app_state.blobs.of(task.project), snapshot)
     paths = {entry.path for entry in manifest.files}
     for message, hint in explain_unused(paths, task.setup_uses):
         raise ApiProblem("invalid-task", message, hint)
 
 
-def _missing_parts(app_state: AppState, snapshot: str) -> Sequence[str]:
-    if missing := app_state.blobs.missing([snapshot]):
+def _missing_parts(blobs: BlobStore, snapshot: str) -> Sequence[str]:
+    if missing := blobs.missing([snapshot]):
         return missing
     try:
-        return app_state.blobs.missing(read_manifest(app_state.blobs, snapshot).parts)
+        return blobs.missing(read_manifest(blobs, snapshot).parts)
     except (NotManifest, HashMismatch, RowNotFound) as error:
         told = f"the blob {snapshot[:12]}… does not list a folder's files: {error}"
         raise ApiProblem("invalid-request", told) from error

@@ -57,7 +57,8 @@ _PATIENCE = timedelta(
 _UNREADY_ASKS_AGAIN = timedelta(seconds=1)
 _TRIES = 8  # tries of a write that fails because the row was changed meanwhile
 
-ReadBlob = Callable[[str], Awaitable[bytes]]  # manifest by hash; raises RowNotFound
+# reads a manifest by project and hash; raises RowNotFound
+ReadBlob = Callable[[str, str], Awaitable[bytes]]
 OpenSecrets = Callable[
     [str, Sequence[str]], Awaitable[dict[str, str]]
 ]  # (project, names) -> secret values
@@ -433,7 +434,7 @@ class AgentSessions:
         if job.task.setup_uses is None or snapshot is None or read is None:
             return None
         try:
-            return await read(snapshot)
+            return await read(job.project, snapshot)
         except RowNotFound:
             return None  # the agent will also find that the file is missing, and will report this
 
