@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 PATIENCE_S = 120.0  # for anything that happens once a server runs
 START_S = 240.0  # for a server to start and to serve
+LONGEST_PAUSE_S = 0.5  # between two looks
 
 
 def wait_until(
@@ -21,13 +22,19 @@ def wait_until(
     *,
     pause_s: float = 0.05,
 ) -> None:
-    """Wait until a function returns something true; it is asked again after each pause."""
-    give_up = time.monotonic() + seconds
+    """Wait until a function returns something true; it is asked again after each pause.
+
+    The pause is as long as the function takes, such as one that starts a command, so that what is
+    waited for has the machine for half of the time.
+    """
+    began = time.monotonic()
+    give_up = began + seconds
     while not true():
         if time.monotonic() > give_up:
             line = traceback.extract_stack(limit=2)[0].line
             raise AssertionError(f"it did not happen within {seconds:.0f} s: {line}: {why()}")
-        time.sleep(pause_s)
+        time.sleep(max(pause_s, min(LONGEST_PAUSE_S, time.monotonic() - began)))
+        began = time.monotonic()
 
 
 @asynccontextmanager
