@@ -145,6 +145,7 @@ class Cluster:
                 self._keeper.stdin.close()  # type: ignore[union-attr]  # it is a pipe
             self._keeper.kill()  # its child goes with it, and with that all of the cluster
             self._keeper.wait()
+            self._keeper.stdout.close()  # type: ignore[union-attr]  # it is a pipe
             self._keeper = None
             self._cleaner.communicate(timeout=START_S)
 
