@@ -1,20 +1,32 @@
-"""`cavvy dev` on a managed service: the session is a job of the service, and Jupyter in its container
-is reached through the agent.
+"""`cavvy dev` on managed services. On most, the session is a job of the service; on a provider of
+managed notebooks, it is a notebook of the service. Jupyter is reached through the agent.
 """
 
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from tests.contract import vm_cloud
+from tests.contract.azureml_notebooks_stand_in import ComputeInstancesStandIn
+from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_stand_in import ROLE
+from tests.contract.test_provider_azureml_notebooks import TRAITS as NOTEBOOK_TRAITS
 from tests.contract.test_provider_sagemaker import TRAITS
 from tests.system.containers import ContainerCloud
-from tests.system.test_managed_jobs import IMAGE, SageMakerContainers, service_user
+from tests.system.test_managed_jobs import (
+    IMAGE,
+    SageMakerContainers,
+    azureml_user,
+    managed_user,
+    service_user,
+    vertex_user,
+)
 from tests.system.trust import User
 from tests.waits import PATIENCE_S
 
@@ -33,46 +45,126 @@ esac
 """
 
 
+class NotebookCloud(ContainerCloud):
+    """Notebooks are billed until they are deleted, also after their work has ended."""
+
+    def _notice_ends(self) -> None:
+        return
+
+
+class RunningNotebooks(ComputeInstancesStandIn):
+    """Compute instances whose scripts run."""
+
+    cloud: ContainerCloud
+
+    def start_notebook(self, body: dict[str, Any], script: str) -> str:
+        machine = super().start_notebook(body, script)
+        run_script(self.cloud, machine, script)
+        return machine
+
+
+def run_script(cloud: ContainerCloud, machine: str, script: str) -> None:
+    """Run a script that leaves the agent in the background, until the machine is deleted."""
+    cloud.run(machine, ["/bin/sh", "-c", f"trap 'kill $!' TERM\n{script}\nwait\nwait"], {})
+
+
+@contextmanager
+def notebooks_user(cloud: ContainerCloud, root: Path) -> Iterator[tuple[User, RunningNotebooks]]:
+    """A user of compute instances, on a machine with a managed identity; nothing of theirs is
+    left.
+    """
+    server = RestServer()
+    api = RunningNotebooks(cloud, server)
+    table = "".join(f"{name} = '{value}'\n" for name, value in api.settings.items())
+    table += f"endpoint = '{api.url}'\n"
+    with managed_user(api.cloud, "azureml-notebooks", table, root) as user:
+        user.variables = {
+            "IDENTITY_ENDPOINT": f"{api.url}/identity",
+            "IDENTITY_HEADER": "the-identity",
+        }
+        yield user, api
+    assert api.bugs == []
+    server.close()
+
+
 @pytest.fixture
-def sagemaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SageMakerContainers]:
-    """A SageMaker whose containers have Jupyter."""
+def jupyter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers and notebooks that start quickly and have Jupyter."""
     monkeypatch.setattr(vm_cloud, "BOOT", timedelta(seconds=1))
     program = tmp_path / "bin/jupyter"
     program.parent.mkdir()
     program.write_text(JUPYTER.replace("$JUPYTER_FOLDER", f"{tmp_path}/jupyter"))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+
+@pytest.fixture
+def cloud(jupyter: None, tmp_path: Path) -> Iterator[ContainerCloud]:
     cloud = ContainerCloud(TRAITS, tmp_path / "containers")
-    yield SageMakerContainers(cloud)
+    yield cloud
     cloud.close()
 
 
 @pytest.fixture
-def user(sagemaker: SageMakerContainers, tmp_path: Path) -> Iterator[User]:
+def notebooks(jupyter: None, tmp_path: Path) -> Iterator[NotebookCloud]:
+    cloud = NotebookCloud(NOTEBOOK_TRAITS, tmp_path / "containers")
+    yield cloud
+    cloud.close()
+
+
+def test_jupyter_of_a_training_job_opens_here(cloud: ContainerCloud, tmp_path: Path) -> None:
+    sagemaker = SageMakerContainers(cloud)
     table = f"role = '{ROLE}'\nbucket = 's3://bucket/cavvy'\nimage = '{IMAGE}'\n"
     with service_user(sagemaker, "sagemaker", table, tmp_path / "user") as user:
-        yield user
+        open_jupyter(user, cloud)
+        (body,) = sagemaker.bodies.values()
+        assert body["ResourceConfig"]["InstanceType"] == "ml.g4dn.xlarge"
 
 
-def test_jupyter_of_a_training_job_opens_here(sagemaker: SageMakerContainers, user: User) -> None:
+def test_jupyter_of_a_custom_job_opens_here(cloud: ContainerCloud, tmp_path: Path) -> None:
+    with vertex_user(cloud, tmp_path) as (user, vertex):
+        open_jupyter(user, cloud)
+        assert len(vertex.jobs) == 1
+
+
+def test_jupyter_of_a_command_job_opens_here(cloud: ContainerCloud, tmp_path: Path) -> None:
+    with azureml_user(cloud, tmp_path) as (user, azureml):
+        open_jupyter(user, cloud)
+        assert len(azureml.jobs) == 1
+
+
+def test_jupyter_of_a_compute_instance_opens_here(notebooks: NotebookCloud, tmp_path: Path) -> None:
+    """The notebook is on the bill, a task that is no session is refused, and an idle session ends
+    with its notebook.
+    """
+    with notebooks_user(notebooks, tmp_path) as (user, azure):
+        refused = user.cli("run", "-d", "--yes", user.task("run: 'true'\n"), code=None)
+        assert "run only interactive sessions" in f"{refused}", refused
+        open_jupyter(user, notebooks)
+        (body,) = azure.bodies.values()
+        assert body["properties"]["computeType"] == "ComputeInstance"
+
+
+def open_jupyter(user: User, cloud: ContainerCloud) -> None:
+    """Start a session, connect to it again, open its Jupyter, and end it."""
     task = user.task("resources: {gpu: T4}\nrun: 'true'\n")
     user.cli("dev", task, "--ide", "jupyter", "--no-open", "--yes")
-    (body,) = sagemaker.bodies.values()
-    assert body["ResourceConfig"]["InstanceType"] == "ml.g4dn.xlarge"
+    assert len(cloud.billed()) == 1
     command = user.start("dev", task, "--ide", "jupyter", "--yes")
     try:
         assert command.stdout is not None
         address = command.stdout.readline().strip()
         assert re.fullmatch(r"http://127.0.0.1:\d+/lab\?token=secret", address), (
             address,
-            sagemaker.cloud.logs(),
+            cloud.logs(),
         )
         with urlopen(address, timeout=PATIENCE_S) as reply:
             assert reply.read() == b"a notebook of the container\n"
     finally:
         command.send_signal(signal.SIGINT)
         command.communicate(timeout=PATIENCE_S)
-    assert len(sagemaker.bodies) == 1
+    assert len(cloud.billed()) == 1
     user.cli("machines", "stop", "dev", "--yes")
-    user.ended("dev")
-    assert sagemaker.cloud.billed() == []
+    job = user.ended("dev")
+    assert cloud.billed() == []
+    assert user.json("cost", job.id)["total_micros"] > 0

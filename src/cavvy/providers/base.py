@@ -141,6 +141,9 @@ class Manifest:
         # the minimum time between a notice and the reclaim; None if the provider gives no notice
         None
     )
+    only_sessions: bool = (
+        False  # True: it runs only interactive sessions, such as `cavvy dev` makes
+    )
     # True: `GangSeen.cancelled` shows whether a person cancelled a gang. The control plane waits
     # for this value before it replaces a reclaimed gang.
     reports_cancelled: bool = False

@@ -9,14 +9,15 @@ from cavvy.spec.support import read_options, refusals
 
 def refuses_all(provider: Provider) -> str:
     """The reason why the provider cannot run even a minimal task; "" if it can run one."""
-    reasons = list_objections(TaskSpec(name="check", run="true"), provider)
+    minimal = TaskSpec(name="check", run="true", session=provider.manifest.only_sessions)
+    reasons = list_objections(minimal, provider)
     return reasons[0].reason if reasons else ""
 
 
 def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
-    """The objections, without duplicates: features that the manifest lists as unsupported, then
-    unknown options, then the provider's own objections. An unknown option to which the provider
-    itself objects is listed only with the provider's reason.
+    """The objections, without duplicates: work that is no session, features that the manifest lists
+    as unsupported, then unknown options, then the provider's own objections. An unknown option to
+    which the provider itself objects is listed only with the provider's reason.
     """
     unsupported = {
         str(feature): reason for feature, reason in provider.manifest.unsupported.items()
@@ -27,7 +28,16 @@ def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
     unknown = [
         each for each in _object_to_options(task, provider.manifest) if each.field not in explained
     ]
-    return list(dict.fromkeys([*refusals(task, unsupported), *unknown, *own]))
+    work = _object_to_work(task, provider.manifest)
+    return list(dict.fromkeys([*work, *refusals(task, unsupported), *unknown, *own]))
+
+
+def _object_to_work(task: TaskSpec, manifest: Manifest) -> list[Objection]:
+    """The objection to a task that is no session, if the provider runs only sessions."""
+    if task.session or not manifest.only_sessions:
+        return []
+    reason = f"{manifest.title} run only interactive sessions; start one with `cavvy dev`"
+    return [Objection("run", reason)]
 
 
 def _object_to_options(task: TaskSpec, manifest: Manifest) -> list[Objection]:

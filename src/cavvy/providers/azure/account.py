@@ -117,10 +117,15 @@ class AzureAccount:
                 return None
             raise
 
-    async def put(self, kind: str, name: str, body: Mapping[str, Any]) -> Json:
-        """Create or change a resource. A repeated call does not create a second resource."""
+    async def put(
+        self, kind: str, name: str, body: Mapping[str, Any], *, version: str = ""
+    ) -> Json:
+        """Create or change a resource. A repeated call does not create a second resource. `version`
+        is the API's version, if it differs from the usual one.
+        """
         path = await self.path(kind, name)
-        return await self._ask(self._api.send("PUT", f"{path}?{_version(kind)}", body))
+        query = f"api-version={version}" if version else _version(kind)
+        return await self._ask(self._api.send("PUT", f"{path}?{query}", body))
 
     async def delete(self, kind: str, name: str, query: str = "") -> None:
         """Start deleting a resource. Does nothing if the resource does not exist."""

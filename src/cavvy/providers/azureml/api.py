@@ -16,6 +16,9 @@ from cavvy.providers.vm.rest import Json, RestClient
 
 _KIND = "Microsoft.MachineLearningServices/workspaces"
 _VERSION = "2024-04-01"
+# No stable version has the field `idleTimeBeforeShutdown`:
+# https://azure.github.io/PSRule.Rules.Azure/en/rules/Azure.ML.ComputeIdleShutdown
+_COMPUTE_VERSION = "2023-06-01-preview"
 # https://learn.microsoft.com/azure/machine-learning/how-to-authenticate-batch-endpoint
 _HISTORY_SCOPE = "https://ml.azure.com/.default"
 _ENVIRONMENT = "cavvy"
@@ -25,8 +28,12 @@ _READ_ONLY = frozenset({"status", "parameters"})  # fields of a job, which reque
 class WorkspaceApi:
     """Calls raise CloudFault and Refused."""
 
-    def __init__(self, settings: Mapping[str, Scalar], account: AzureAccount) -> None:
+    def __init__(
+        self, settings: Mapping[str, Scalar], account: AzureAccount, *, provider: str = "azureml"
+    ) -> None:
+        """`provider` has the settings, and is named in errors."""
         self._settings, self._account = settings, account
+        self._table = f"[providers.{provider}]"
         self._workspace = str(settings.get("workspace") or "")
         self._region = ""
         self._history: RestClient | None = None
@@ -44,7 +51,7 @@ class WorkspaceApi:
             told = await self._account.find(_KIND, self._workspace)
             if told is None:
                 raise Refused(
-                    f"[providers.azureml] workspace: there is no workspace {self._workspace} in "
+                    f"{self._table} workspace: there is no workspace {self._workspace} in "
                     f"the resource group {self._account.group}; make it: az ml workspace create "
                     f"--name {self._workspace} --resource-group {self._account.group}"
                 )
@@ -58,6 +65,23 @@ class WorkspaceApi:
     async def cluster(self, name: str) -> Json | None:
         """One compute target; None if it does not exist."""
         return await self._account.find(_KIND, f"{self._workspace}/computes/{name}")
+
+    async def sizes(self) -> Sequence[Json]:
+        """The sizes of machines in the region of the workspace:
+        https://learn.microsoft.com/rest/api/azureml/virtual-machine-sizes/list
+        """
+        path = f"providers/{_KIND.partition('/')[0]}/locations/{await self.region()}/vmSizes"
+        return await self._account.all(path, f"api-version={_VERSION}")
+
+    async def create_compute(self, name: str, body: Mapping[str, Any]) -> None:
+        """Request a compute target."""
+        path = f"{self._workspace}/computes/{name}"
+        await self._account.put(_KIND, path, body, version=_COMPUTE_VERSION)
+
+    async def delete_compute(self, name: str) -> None:
+        """Ask the service to delete a compute target and its machine."""
+        path = f"{self._workspace}/computes/{name}"
+        await self._account.delete(_KIND, path, "&underlyingResourceAction=Delete")
 
     async def path(self, below: str) -> str:
         """The id of a resource in the workspace."""
@@ -128,6 +152,5 @@ class WorkspaceApi:
         for name in ("resource_group", "workspace"):
             if not self._settings.get(name):
                 raise Refused(
-                    f"[providers.azureml] {name}: not set; name the "
-                    f"{name.replace('_', ' ')} of the jobs"
+                    f"{self._table} {name}: not set; name the {name.replace('_', ' ')} to use"
                 )

@@ -197,7 +197,8 @@ class OfferTests(ScenarioSuite):
 
     @in_scenario
     async def test_nothing_is_refused_of_a_plain_task(self, harness: ContractHarness) -> None:
-        assert list_objections(_task(), harness.ours) == []
+        plain = _task(session=harness.ours.manifest.only_sessions)
+        assert list_objections(plain, harness.ours) == []
 
     @pytest.mark.parametrize(
         ("feature", "task"),

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from cavvy.domain.tasks import Objection, Scalar, TaskSpec
-from cavvy.providers.base import GangSpec, Manifest, Refused
+from cavvy.providers.base import Feature, GangSpec, Manifest, Refused
 
 
 def find_image(provider: str, gang: GangSpec, settings: Mapping[str, Scalar]) -> str:
@@ -20,9 +20,11 @@ def find_image(provider: str, gang: GangSpec, settings: Mapping[str, Scalar]) ->
 def object_to_missing_image(
     manifest: Manifest, task: TaskSpec, settings: Mapping[str, Scalar]
 ) -> Sequence[Objection]:
-    """The objection to a task for which nothing names an image; () otherwise."""
+    """The objection to a task for which nothing names an image; () otherwise, and if the service
+    has an image of its own.
+    """
     stated = [each for each in task.resources.options if each.provider == manifest.name]
-    if task.image or settings.get("image"):
+    if task.image or settings.get("image") or Feature.IMAGE in manifest.unsupported:
         return ()
     if any(json.loads(each.values).get("image") for each in stated):
         return ()

@@ -1,0 +1,247 @@
+"""Runs sessions on compute instances, the managed notebooks of Azure Machine Learning:
+https://learn.microsoft.com/azure/machine-learning/concept-compute-instance
+"""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.azure.account import AzureAccount, Credential
+from cavvy.providers.azure.cloud import FULL
+from cavvy.providers.azureml.api import WorkspaceApi
+from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.managed.notebooks import RANK, make_start_script
+from cavvy.providers.managed.service import (
+    HostList,
+    JobRequest,
+    JobState,
+    ServiceJob,
+    ServiceTraits,
+)
+from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.records import make_mark
+from cavvy.providers.vm.rest import Json
+
+_KIND = "ComputeInstance"
+_AGE = timedelta(minutes=10)  # of offers
+_NAME = "cavvy-name"  # the tag with the name that the layer gave, which is too long for Azure
+# Where the image of compute instances has its Jupyter:
+# https://learn.microsoft.com/azure/machine-learning/how-to-customize-compute-instance
+_PROGRAMS = "/anaconda/envs/jupyter_env/bin:/anaconda/bin"
+_MOST_IDLE_S = 3 * 24 * 3600
+# https://learn.microsoft.com/rest/api/azureml/compute/get#computeinstancestate
+_FAILED = frozenset({"CreateFailed", "SetupFailed", "UserSetupFailed", "Unusable"})
+_STOPPED = frozenset({"Stopped", "Stopping"})
+_STOPPED_BY = {
+    "IdleShutdown": "Azure stopped the notebook after its idle time (`idle_stop_s`)",
+    "Schedule": "a schedule of the workspace stopped the notebook",
+    "User": "a person stopped the notebook in Azure's studio",
+}
+
+
+class ComputeInstances:
+    """Implements `ManagedService`. A job's id is the name of its compute instance."""
+
+    # Microsoft documents neither the longest inline script, nor how long a new compute instance may
+    # be missing from lists, so these values are assumptions. A stopping machine gives its processes
+    # the 90 seconds of systemd, of which Azure guarantees none.
+    traits = ServiceTraits(
+        hosts=HostList(index=RANK),
+        unique_names=True,
+        variable_limit=65536,
+        stop_s=30,
+        single=True,
+        list_lag=timedelta(minutes=1),
+        bill_ends=BillEnd.DELETION,
+        quota_codes=frozenset({"QuotaExceeded", "ClusterCoreQuotaReached", "OperationNotAllowed"}),
+    )
+
+    def __init__(
+        self,
+        context: ProviderContext,
+        make_credential: Callable[[], Credential] | None = None,
+    ) -> None:
+        self._settings, self._now = context.settings, context.now
+        self._list_prices = context.list_prices
+        self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
+        account = AzureAccount(
+            self._settings,
+            make_credential,
+            provider="azureml-notebooks",
+            namespaces=("Microsoft.MachineLearningServices",),
+        )
+        self._api = WorkspaceApi(self._settings, account, provider="azureml-notebooks")
+        self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        self._notebooks: Mapping[
+            str, str
+        ] = {}  # name -> address of its Jupyter, from the last list
+        self._unpriced: Sequence[str] = ()
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`, which calls `offers` first."""
+        facts = [("workspace", str(self._settings["workspace"]))]
+        if self._unpriced:
+            facts.append(("sizes without a known price", ", ".join(self._unpriced)))
+        facts += [(f"notebook {name}", at) for name, at in sorted(self._notebooks.items())]
+        return facts
+
+    async def offers(self) -> Sequence[Offer]:
+        """The sizes of the workspace's region, read again after ten minutes."""
+        now = self._now()
+        if self._offers is None or now - self._offers[0] >= _AGE:
+            sizes = {
+                str(each["name"]).lower()
+                for each in await self._api.sizes()
+                if _KIND in (each.get("supportedComputeTypes") or ())
+            }
+            await self._api.clusters()  # a missing right is reported before a plan relies on it
+            self._offers = now, await self._price(sizes)
+        return self._offers[1]
+
+    async def _price(self, sizes: set[str]) -> Sequence[Offer]:
+        """The catalog's offers of Azure for these sizes, since Azure bills compute instances as
+        virtual machines: https://azure.microsoft.com/pricing/details/machine-learning
+        """
+        region, patterns = await self._api.region(), list_setting(self._settings, "sizes")
+        known = {
+            each.instance_type.lower(): each
+            for each in await asyncio.to_thread(self._list_prices, "azure")
+            if (each.region, each.purchase) == (region, Purchase.ON_DEMAND)
+        }
+        self._unpriced = sorted(sizes - known.keys())
+        return [
+            replace(known[size], provider="azureml-notebooks", zone=None, capacity=None)
+            for size in sorted(sizes & known.keys())
+            if any(fnmatchcase(size, pattern.lower()) for pattern in patterns)
+        ]
+
+    async def submit(self, request: JobRequest) -> str:
+        name, region = make_compute_name(request.name), await self._api.region()
+        if request.offer.region != region:
+            raise Refused(f"the workspace is in {region}, not in {request.offer.region}")
+        if await self._api.cluster(name) is None:
+            await self._api.create_compute(name, await self._make(request))
+        return name
+
+    async def list(self) -> Sequence[ServiceJob]:
+        told = [each for each in await self._api.clusters() if self._is_ours(each)]
+        self._notebooks = {
+            each["name"]: address for each in told if (address := read_jupyter(each))
+        }
+        return [read_instance(each) for each in told]
+
+    async def get(self, job: str) -> ServiceJob | None:
+        told = await self._api.cluster(job)
+        return None if told is None else read_instance(told)
+
+    async def stop(self, job: str) -> None:
+        await self._api.delete_compute(job)
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code in FULL
+
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
+        return ()
+
+    def _is_ours(self, told: Json) -> bool:
+        tags, properties = told.get("tags") or {}, told.get("properties") or {}
+        ours = str(tags.get(_NAME)).startswith(self._prefix)
+        return ours and properties.get("computeType") == _KIND
+
+    async def _make(self, request: JobRequest) -> Mapping[str, Any]:
+        """The body of the request for a compute instance."""
+        settings, region = self._settings, await self._api.region()
+        script = make_start_script(request, _PROGRAMS).encode()
+        idle_s = min(int(settings["idle_stop_s"]), _MOST_IDLE_S)
+        inner: dict[str, Any] = {
+            "vmSize": request.offer.instance_type,
+            "applicationSharingPolicy": "Personal",
+            "sshSettings": {"sshPublicAccess": "Disabled"},
+            "idleTimeBeforeShutdown": f"PT{idle_s // 60}M",
+            "setupScripts": {
+                "scripts": {
+                    "creationScript": {
+                        "scriptSource": "inline",
+                        "scriptData": base64.b64encode(script).decode(),
+                        "timeout": "15m",
+                    }
+                }
+            },
+        }
+        if settings.get("user_id"):
+            user = {"objectId": settings["user_id"], "tenantId": settings.get("tenant_id")}
+            inner["personalComputeInstanceSettings"] = {"assignedUser": user}
+        if settings.get("subnet"):
+            inner["subnet"] = {"id": settings["subnet"]}
+        return {
+            "location": region,
+            "tags": {**request.tags, _NAME: request.name},
+            "properties": {
+                "computeType": _KIND,
+                "computeLocation": region,
+                "disableLocalAuth": True,
+                "properties": inner,
+            },
+        }
+
+
+def make_compute_name(name: str) -> str:
+    """The name of the compute instance for a name of the layer: Azure allows 24 characters, and no
+    second instance with the same name in a region.
+    """
+    return f"cv{hashlib.sha256(name.encode()).hexdigest()[:20]}"
+
+
+def read_instance(told: Json) -> ServiceJob:
+    """Parse a compute instance. One that is stopped or failed is deleted by the layer."""
+    outer: Mapping[str, Any] = told["properties"]
+    inner: Mapping[str, Any] = outer.get("properties") or {}
+    last: Mapping[str, Any] = inner.get("lastOperation") or {}
+    status = str(inner.get("state"))
+    errors = [each.get("error") or each for each in inner.get("errors") or ()]
+    reason = "; ".join(f"{each.get('code')}: {each.get('message')}" for each in errors)
+    state, ended = _read_state(status, str(outer.get("provisioningState"))), None
+    if state is JobState.ENDED:
+        ended = _time(last.get("operationTime"))
+    elif status in _STOPPED:
+        reason = _STOPPED_BY.get(str(last.get("operationTrigger")), reason)
+    return ServiceJob(
+        id=str(told["name"]),
+        name=str((told.get("tags") or {}).get(_NAME)),
+        state=state,
+        started_at=_time(outer.get("createdOn")),
+        ended_at=ended,
+        no_capacity=any(str(each.get("code")) in FULL for each in errors),
+        reason=(reason or f"Azure reports: {status}") if state is JobState.RECLAIMED else "",
+    )
+
+
+def _read_state(status: str, provisioning: str) -> JobState:
+    if "Deleting" in (status, provisioning):
+        return JobState.ENDED
+    if status in _FAILED | _STOPPED or provisioning == "Failed":
+        return JobState.RECLAIMED
+    return JobState.WAITING if status == "Creating" else JobState.RUNNING
+
+
+def read_jupyter(told: Json) -> str:
+    """The address of a compute instance's own Jupyter; "" until it has one."""
+    inner: Mapping[str, Any] = (told.get("properties") or {}).get("properties") or {}
+    found = {
+        str(each.get("displayName")): str(each.get("endpointUri"))
+        for each in inner.get("applications") or ()
+    }
+    return found.get("Jupyter Lab") or found.get("Jupyter") or ""
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
