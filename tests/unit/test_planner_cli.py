@@ -107,6 +107,14 @@ def test_every_place_is_shown_on_request_and_the_best_of_each_machine_else(plann
     assert types(one, "location") == ["us-east-1a"]
 
 
+def test_the_source_and_the_date_of_each_price_are_shown(planned: Path) -> None:
+    found = plan_of(planned, "resources: {gpu: [L4, H100]}\n")
+    assert types(found, "source") == ["a test", "a test"]
+    assert types(found, "as_of") == [str(TODAY)] * 2
+    shown = run(planned, "resources: {gpu: [L4, H100]}\n").stdout
+    assert f"prices: a test, {TODAY}\n" in shown
+
+
 def test_every_offer_is_accounted_for(planned: Path) -> None:
     found = plan_of(planned, "resources: {gpu: [L4, H100]}\nlimits: {duration: 2h}\n" + WORK)
     assert found["considered"] == 5

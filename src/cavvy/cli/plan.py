@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -302,6 +302,7 @@ _COLUMNS = (
     TableColumn("transfer_s", hidden=True),
     TableColumn("available", hidden=True),
     TableColumn("as_of", hidden=True),
+    TableColumn("source", hidden=True),
     TableColumn("notes", drop=2),
 )
 
@@ -342,6 +343,7 @@ def _row(
         None if placement.transfer_time is None else placement.transfer_time.total_seconds(),
         placement.available,
         offer.as_of,
+        offer.source or None,
         " ".join(f"[{notes.index(note) + 1}]" for note in placement.notes)
         if notes
         else "; ".join(placement.notes),
@@ -387,6 +389,17 @@ def _placements_out(answer: _Alternative, which: str) -> None:
         for number, note in enumerate(notes, 1):
             text_out(f"[{number}] {note}")
         text_out(f"{_sources_text(made, which)}; `cavvy run` can use {_usable_text(answer)}")
+        if priced := _priced_by(made):
+            text_out(f"prices: {priced}")
+
+
+def _priced_by(made: "PlacementPlan") -> str:
+    """The sources of the prices of the shown offers, each with its newest date."""
+    found: dict[str, date] = {}
+    for offer in (each.offer for each in made.placements):
+        if offer.source and offer.as_of is not None:
+            found[offer.source] = max(offer.as_of, found.get(offer.source, offer.as_of))
+    return "; ".join(f"{source}, {day}" for source, day in found.items())
 
 
 def _order_text(task: "TaskSpec", by: str) -> str:
