@@ -69,3 +69,26 @@ def test_a_script_that_says_nothing_is_told(folder: Path) -> None:
     done = CliRunner().invoke(cli, ["bench", str(folder / "task.yaml"), "--seconds", "3"])
     assert done.exit_code == 1
     assert "reported progress" in done.output
+
+
+def test_a_provider_that_fails_hides_no_measured_rate(folder: Path) -> None:
+    """The first provider is measured and paid for before the second one is tried."""
+    file = str(folder / "task.yaml")
+    asked = ("--provider", "local", "--provider", "lambda", "--seconds", "2", "-o", "json")
+    done = CliRunner().invoke(cli, ["bench", file, *asked])
+    assert done.exit_code == 1
+    assert "lambda" in done.stderr
+    [run] = json.loads(done.stdout)
+    assert run["machine"].startswith("local/")
+    assert run["samples_per_s"] == pytest.approx(400, rel=0.5)
+
+
+def test_several_runs_are_compared_in_a_plot(folder: Path) -> None:
+    file = str(folder / "task.yaml")
+    asked = ("--provider", "local", "--provider", "local", "--seconds", "2")
+    done = CliRunner().invoke(cli, ["bench", file, *asked])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"SAMPLES/S +USD/H +USD/1,000", done.stdout), done.stdout
+    _, _, plot = done.stdout.partition("USD per 1,000 samples\n")
+    assert len(plot.splitlines()) == 2
+    assert all(line.startswith("local/") for line in plot.splitlines())

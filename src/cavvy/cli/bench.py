@@ -83,13 +83,16 @@ def command(
             "the task does not say where to save the measured rates",
             "set `profile: work.json` under `work` in the task file, or use --save",
         )
-    found = []
+    found = list[MachineRun]()
     with session() as client:
-        for gpu, provider in product(gpus or (None,), providers or (None,)):
-            text = make_text(loaded.text, gpu, (provider,) if provider else (), seconds)
-            found.append(_measure(client, loaded, text, file, params, seconds, yes))
-            keep(target, found)  # Save after each run, because a later run may fail.
-    _runs_out(found, output)
+        try:
+            for gpu, provider in product(gpus or (None,), providers or (None,)):
+                text = make_text(loaded.text, gpu, (provider,) if provider else (), seconds)
+                found.append(_measure(client, loaded, text, file, params, seconds, yes))
+                keep(target, found)  # Save after each run, because a later run may fail.
+        finally:
+            if found:
+                _runs_out(found, output)
     silent = [run.job for run in found if run.rate is None]
     if silent:
         hint = f"`cavvy logs {named(loaded.task.project, silent[0])}` shows the job's output"
