@@ -19,6 +19,7 @@ from tests.contract.google_description import describe_api
 from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
 from tests.contract.vm_cloud import MemoryCloud, Rented
 
+from cavvy.domain.tasks import Scalar
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 PROJECT = "research-42"
@@ -53,6 +54,36 @@ IMAGES = (
     "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e",
 )
 GPUS = {"nvidia-tesla-t4": ZONES[:1]}  # the types of GPUs that N1 machines accept, with their zones
+
+
+def _sku(description: str, usage: str, nanos: int, unit: str = "h") -> dict[str, Any]:
+    """A SKU of Google's list: https://cloud.google.com/billing/docs/reference/rest."""
+    price = {"currencyCode": "USD", "units": "0", "nanos": nanos}
+    free = {"startUsageAmount": 0, "unitPrice": {"currencyCode": "USD", "units": "0", "nanos": 0}}
+    tiers = [free, {"startUsageAmount": 744, "unitPrice": price}]
+    expression = {"usageUnit": unit, "tieredRates": tiers}
+    regions = ["global"] if "External IP" in description else ["us-central1"]
+    return {
+        "description": description,
+        "category": {"usageType": usage},
+        "serviceRegions": regions,
+        "pricingInfo": [{"pricingExpression": expression}],
+    }
+
+
+PRICES = [
+    _sku("Balanced PD Capacity", "OnDemand", 100_000_000, "GiBy.mo"),
+    _sku("SSD backed PD Capacity", "OnDemand", 170_000_000, "GiBy.mo"),
+    _sku("Hyperdisk Balanced Capacity in Iowa", "OnDemand", 80_000_000, "GiBy.mo"),
+    _sku("Regional Balanced PD Capacity in Iowa", "OnDemand", 200_000_000, "GiBy.mo"),
+    _sku("External IP Charge on a Standard VM", "OnDemand", 5_000_000),
+    _sku("External IP Charge on a Spot Preemptible VM", "Preemptible", 2_500_000),
+]
+A2_PRICES = [
+    _sku("A2 Instance Core running in Americas", "OnDemand", 31_611_000),
+    _sku("A2 Instance Ram running in Americas", "OnDemand", 4_237_000, "GiBy.h"),
+    _sku("Nvidia Tesla A100 GPU running in Americas", "OnDemand", 999_000_000),
+]
 # faults of the cloud in memory that Google reports by the operation, after it accepted the request
 _BY_OPERATION = {
     "insufficient-capacity": CloudFault(
@@ -97,7 +128,7 @@ class GoogleStandIn(RestStandIn):
 
 
 class GcpStandIn(GoogleStandIn):
-    """The API, and Google's token service, in front of a cloud in memory."""
+    """The API, Google's token service and its list of prices, in front of a cloud in memory."""
 
     root = "/compute/v1"
     faults: Mapping[str, CloudFault] = {
@@ -114,6 +145,9 @@ class GcpStandIn(GoogleStandIn):
 
     def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
         super().__init__(cloud, server)
+        self.settings: Mapping[str, Scalar] = {"prices_endpoint": self.origin}
+        self.prices = list(PRICES)
+        self.hides_prices = False  # whether requests for Google's list of prices are refused
         self.api = describe_api("compute.v1")
         self.bodies: dict[str, dict[str, Any]] = {}  # of insertions, by machine
         self.zones: dict[str, str] = {}
@@ -129,6 +163,20 @@ class GcpStandIn(GoogleStandIn):
         self.deletion_time = timedelta(0)  # a machine that is being deleted is shown as STOPPING
         self._ending: dict[str, datetime] = {}  # by machine: when its deletion began
         self._stopped: dict[str, datetime] = {}
+
+    def reply(
+        self, method: str, target: str, headers: Mapping[str, str], content: bytes
+    ) -> tuple[int, object] | None:
+        """Also plays Google's list of prices, in pages of three."""
+        path, _, query = target.partition("?")
+        if not path.endswith("/v1/services/6F81-5844-456A/skus"):
+            return super().reply(method, target, headers, content)
+        assert method == "GET"
+        if headers.get("authorization") != f"Bearer {self.key}" or self.hides_prices:
+            return 403, {"error": {"code": 403, "message": "Cloud Billing API is not enabled"}}
+        start = int(dict(parse_qsl(query)).get("pageToken", 0))
+        more = {"nextPageToken": str(start + 3)} if start + 3 < len(self.prices) else {}
+        return 200, {"skus": self.prices[start : start + 3], **more}
 
     @property
     def undelivered(self) -> bool:

@@ -75,6 +75,7 @@ class GcpPlace(BootedPlace):
         key.write_text(self.api.make_key_file())
         self.table = (
             f"[providers.gcp]\nendpoint = '{self.api.url}'\nkey_file = '{key}'\n"
+            f"prices_endpoint = '{self.api.origin}'\n"
             "zones = 'us-central1-a'\nmachines = 'g2-standard-4'\n"
         )
 

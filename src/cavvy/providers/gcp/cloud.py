@@ -19,9 +19,12 @@ from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import ProviderError
 from cavvy.providers.gcp.api import FULL_CODES, QUOTA_CODES, GcpApi, last_part, read_operation
 from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.gcp.extras import LivePrices, read_live
 from cavvy.providers.gcp.instance import find_default, make_instances
 from cavvy.providers.gcp.market import GcpMarket, ListPrices
+from cavvy.providers.gcp.price_list import GcpPrices
 from cavvy.providers.gcp.quotas import GcpQuotas
+from cavvy.providers.prices import PriceQuery
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm.cloud import (
     BillEnd,
@@ -45,6 +48,7 @@ _STATES = {
     "TERMINATED": MachineState.STOPPED,
     "SUSPENDED": MachineState.STOPPED,
 }
+_PRICES_TIMEOUT_S = 20.0  # for one page of Google's list of prices
 _PREEMPTED, _DELETED = "compute.instances.preempted", "delete"
 
 
@@ -78,7 +82,14 @@ class GcpCloud:
         self._settings = settings
         self._credentials = GoogleCredentials(settings)
         self._api = GcpApi(settings, self._credentials)
-        self._market = GcpMarket(self._api, settings, list_prices, now)
+        self._prices = GcpPrices(
+            base=str(settings["prices_endpoint"]),
+            timeout_s=_PRICES_TIMEOUT_S,
+            tries=2,
+            credentials=self._credentials,
+        )
+        self._now = now
+        self._market = GcpMarket(self._api, settings, list_prices, now, self._read_live)
         self._quotas = GcpQuotas(self._api, list_setting(settings, "regions"), now)
         self._operations: dict[str, Json] = {}  # machine -> its insertion that has not ended
         # machine -> the number of its insertions that failed with an error that a repetition may
@@ -98,6 +109,7 @@ class GcpCloud:
             ("credentials", self._credentials.describe()),
             *told,
             *([("quotas", self._quotas.problem)] if self._quotas.problem else []),
+            *([("prices", _explain_silence(self._market.silent))] if self._market.silent else []),
         ]
 
     async def offers(self) -> Sequence[Offer]:
@@ -111,6 +123,11 @@ class GcpCloud:
 
     async def quotas(self) -> Sequence[Quota]:
         return await self._quotas.read()
+
+    def _read_live(self) -> LivePrices:
+        """Google's list of prices. Blocks; raises PriceError."""
+        query = PriceQuery(machines={}, today=self._now().date(), progress=_ignore, pause=_ignore)
+        return read_live(self._prices.list_skus(query), query.today)
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
         """Request all machines of a gang at once. If one request fails permanently, delete the
@@ -246,6 +263,14 @@ class GcpCloud:
             preempted=preempted,
             reason="Compute Engine preempted the machine" if preempted else "it was deleted",
         )
+
+
+def _ignore(_: object) -> None:
+    """Reports and waits nothing: a provider does not sleep."""
+
+
+def _explain_silence(problem: str) -> str:
+    return f"disks and addresses are not billed, and machines have the catalog's prices: {problem}"
 
 
 def _is_final(error: BaseException) -> bool:

@@ -49,7 +49,7 @@ def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> S
     prefix = f"zones/{offer.zone}"
     shape = find_shape(offer.instance_type) or MachineShape(offer.instance_type)
     image = gang.options.get("image") or settings.get("image") or find_default(offer)
-    disk_type = gang.disk_type or settings.get("disk_type") or _default_disk(shape.machine_type)
+    disk_type = gang.disk_type or find_disk_type(offer, settings)
     accounts = []
     if settings.get("service_account"):
         scopes = ["https://www.googleapis.com/auth/cloud-platform"]
@@ -133,8 +133,12 @@ def _make_affinity(request: MachineRequest) -> Json:
     return {"reservationAffinity": affinity}
 
 
-def _default_disk(machine_type: str) -> str:
-    return "hyperdisk-balanced" if machine_type.startswith(_HYPERDISK) else "pd-balanced"
+def find_disk_type(offer: Offer, settings: Mapping[str, Scalar]) -> str:
+    """The type of the boot disk of a machine, unless its task names another one."""
+    if settings.get("disk_type"):
+        return str(settings["disk_type"])
+    shape = find_shape(offer.instance_type) or MachineShape(offer.instance_type)
+    return "hyperdisk-balanced" if shape.machine_type.startswith(_HYPERDISK) else "pd-balanced"
 
 
 def find_default(offer: Offer) -> str:

@@ -136,5 +136,11 @@ MANIFEST = Manifest(
             "The address of the Compute Engine API.",
             "https://compute.googleapis.com/compute/v1",
         ),
+        text(
+            "prices_endpoint",
+            "The address of Google's list of prices, or of a mirror. If the credentials may not "
+            "read it, machines have the catalog's prices, and disks and addresses are not billed.",
+            "https://cloudbilling.googleapis.com",
+        ),
     ),
 )

@@ -1,4 +1,5 @@
-"""Joins the machine types that Compute Engine lists for each zone with the catalog's prices.
+"""Joins the machine types that Compute Engine lists for each zone with prices: Google's live ones
+where its price list has them, and the catalog's for all others.
 
 Google has no API that returns the price of a machine type. A machine type has the same price in all
 zones of a region.
@@ -15,10 +16,13 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Refused
 from cavvy.providers.gcp.api import GcpApi, last_part
+from cavvy.providers.gcp.extras import LivePrices
 from cavvy.providers.gcp.shapes import MachineShape, find_shape
+from cavvy.providers.prices import PriceError
 from cavvy.providers.vm.rest import Json
 
 ListPrices = Callable[[str], Sequence[Offer]]
+ReadLive = Callable[[], LivePrices]
 # (region, machine type) -> pairs of a zone and the machine type's description in that zone
 _Machines = dict[tuple[str, str], list[tuple[str, Json]]]
 
@@ -38,9 +42,11 @@ class GcpMarket:
         settings: Mapping[str, Scalar],
         list_prices: ListPrices,
         now: Callable[[], datetime],
+        read_live: ReadLive,
     ) -> None:
         self._api, self._settings, self._now = api, settings, now
-        self._list_prices = list_prices
+        self._list_prices, self._read_live = list_prices, read_live
+        self.silent = ""  # why Google's list of prices could not be read; "" if it was read
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         self._reading: asyncio.Task[None] | None = None  # the last read, maybe unfinished
         self.gpus: Mapping[str, str] = {}  # machine type -> Google's name of its GPU
@@ -65,7 +71,8 @@ class GcpMarket:
         self._offers = at, await self._join()
 
     async def _join(self) -> Sequence[Offer]:
-        patterns, prices = self._patterns(), await self._read_prices()
+        patterns, live = self._patterns(), await self._read_list()
+        prices = await self._read_prices(live)
         rows = [row for each in prices.values() for row in each]
         rows = [row for row in rows if _matches(row.instance_type, patterns)]
         built = {row: shape for row in rows if (shape := find_shape(row.instance_type))}
@@ -81,7 +88,16 @@ class GcpMarket:
                 machines.setdefault((region, name), []).append((zone, machine))
         self.gpus = _find_gpus(listed, built)
         whole = {each: machines[each] for each in machines if _matches(each[1], patterns)}
-        return [*self._price(whole, prices), *await self._build(built, machines)]
+        return self._add_extras(
+            [*self._price(whole, prices), *await self._build(built, machines)], live
+        )
+
+    def _add_extras(self, offers: Sequence[Offer], live: LivePrices | None) -> Sequence[Offer]:
+        """The offers with the prices of disks and addresses, if Google's list could be read."""
+        if live is None:
+            return offers
+        settings = self._settings
+        return [replace(each, extras=live.list_extras(each, settings)) for each in offers]
 
     def _price(
         self, machines: _Machines, prices: Mapping[tuple[str, str], Sequence[Offer]]
@@ -119,10 +135,23 @@ class GcpMarket:
             if not shape.gpu or (zone, shape.gpu) in gpus
         ]
 
-    async def _read_prices(self) -> Mapping[tuple[str, str], Sequence[Offer]]:
-        """The catalog's offers, by region and machine type."""
+    async def _read_list(self) -> LivePrices | None:
+        """Google's list of prices; None if the account may not read it, or it does not answer."""
+        try:
+            live = await asyncio.to_thread(self._read_live)
+        except (PriceError, LookupError, TypeError, ValueError) as error:
+            self.silent = str(error)
+            return None
+        self.silent = ""
+        return live
+
+    async def _read_prices(
+        self, live: LivePrices | None
+    ) -> Mapping[tuple[str, str], Sequence[Offer]]:
+        """The catalog's offers with live prices, by region and machine type."""
         prices: dict[tuple[str, str], list[Offer]] = {}
-        for each in await asyncio.to_thread(self._list_prices, "gcp"):
+        rows = await asyncio.to_thread(self._list_prices, "gcp")
+        for each in await asyncio.to_thread(live.price, rows) if live else rows:
             if each.purchase in _SOLD:
                 prices.setdefault((each.region, each.instance_type), []).append(each)
         return prices

@@ -15,6 +15,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import date
 from decimal import Decimal
 
 from cavvy.domain.offers import Offer, Purchase
@@ -67,8 +68,10 @@ _SSD = re.compile(
 # accelerator-optimized-machines. Each GPU of A2 Ultra has one SSD, and each of A3 High two.
 _SSD_GIB_OF_GPU = {"a2-ultragpu": 375, "a3-highgpu": 750}
 
+Sku = Mapping[str, object]
 _Part = tuple[str, str]  # such as ("A2", "core"), ("gpu", "A100 80") or ("ssd", "")
-_Rates = dict[tuple[str, Purchase, int], dict[_Part, Decimal]]  # keyed by region and way of paying
+# prices of parts in US dollars per hour, by region and way of paying
+Rates = dict[tuple[str, Purchase, int], dict[_Part, Decimal]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +86,13 @@ class GcpPrices:
     credentials: GoogleCredentials = field(default_factory=lambda: GoogleCredentials({}))
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
-        rates: _Rates = {}
-        for sku in self._skus(query):
-            _add(rates, sku)
+        rates: Rates = {}
+        for sku in self.list_skus(query):
+            add_rate(rates, sku)
         offers = [
-            offer for machine in query.machines.values() for offer in _price(machine, rates, query)
+            offer
+            for machine in query.machines.values()
+            for offer in price_machine(machine, rates, query.today)
         ]
         if not offers:
             raise PriceError(
@@ -95,7 +100,7 @@ class GcpPrices:
             )
         return ProviderPrices(offers=offers, complete=False)
 
-    def _skus(self, query: PriceQuery) -> Iterator[Mapping[str, object]]:
+    def list_skus(self, query: PriceQuery) -> Iterator[Sku]:
         token, seen = "", 0
         for page in range(1, _MOST_PAGES + 1):
             told = self._page(token, query)
@@ -167,7 +172,7 @@ def _explain_refusal(status: int) -> str:
     )
 
 
-def _add(rates: _Rates, sku: Mapping[str, object]) -> None:
+def add_rate(rates: Rates, sku: Sku) -> None:
     """Store the price of one part, in US dollars per hour. Other SKUs are left out."""
     category, description = sku.get("category"), str(sku.get("description") or "")
     told = _USAGES.get(str(category.get("usageType"))) if isinstance(category, dict) else None
@@ -176,7 +181,8 @@ def _add(rates: _Rates, sku: Mapping[str, object]) -> None:
     part = _read_part(description, committed=bool(told and told[1]))
     if told is None or part is None:
         return
-    rate = _read_rate(sku)
+    price = read_price(sku)
+    rate = price / _HOURS_PER_MONTH if price and _is_monthly(sku) else price
     regions = sku.get("serviceRegions")
     for region in regions if rate and isinstance(regions, list) else ():
         rates.setdefault((str(region), *told), {})[part] = rate or Decimal(0)
@@ -197,21 +203,24 @@ def _read_part(description: str, *, committed: bool) -> _Part | None:
     return series, "ram" if found["part"] == "Ram" else "core"
 
 
-def _read_rate(sku: Mapping[str, object]) -> Decimal | None:
-    """The price in US dollars per hour of the newest price of a SKU; None if it has none. Raises
-    KeyError or TypeError if the list has a new form.
+def read_price(sku: Sku) -> Decimal | None:
+    """The newest price of a SKU in US dollars, in the highest tier, per unit; None if it has none.
+    Raises KeyError or TypeError if the list has a new form.
     """
     expression = sku["pricingInfo"][-1]["pricingExpression"]  # type: ignore[index] # JSON
     tiers = expression["tieredRates"]
     if not tiers:
         return None
     price = tiers[-1]["unitPrice"]
-    dollars = Decimal(str(price.get("units") or 0)) + Decimal(price.get("nanos") or 0) / 10**9
-    monthly = str(expression["usageUnit"]).endswith(".mo")
-    return dollars / _HOURS_PER_MONTH if monthly else dollars
+    return Decimal(str(price.get("units") or 0)) + Decimal(price.get("nanos") or 0) / 10**9
 
 
-def _price(machine: Offer, rates: _Rates, query: PriceQuery) -> Iterator[Offer]:
+def _is_monthly(sku: Sku) -> bool:
+    expression = sku["pricingInfo"][-1]["pricingExpression"]  # type: ignore[index] # JSON
+    return str(expression["usageUnit"]).endswith(".mo")
+
+
+def price_machine(machine: Offer, rates: Rates, today: date) -> Iterator[Offer]:
     """The offers of one machine type, in each region that lists all its parts."""
     parts = _list_parts(machine)
     for (region, purchase, months), known in rates.items():
@@ -230,7 +239,7 @@ def _price(machine: Offer, rates: _Rates, query: PriceQuery) -> Iterator[Offer]:
             rate=parse_rate(dollars),
             capacity=None,
             source="Google's Cloud Billing Catalog API" + (term if months else ""),
-            as_of=query.today,
+            as_of=today,
         )
 
 

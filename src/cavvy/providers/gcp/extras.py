@@ -1,0 +1,120 @@
+"""Reads the prices of disks and external addresses, and the live prices of machines with GPUs, for
+the offers of the provider.
+
+Google bills disks by GiB and month (https://cloud.google.com/compute/disks-image-pricing), and each
+external address by the hour, at another price for spot machines
+(https://cloud.google.com/vpc/network-pricing#ipaddress). Hyperdisk's IOPS and throughput above
+those that each disk has are not included.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+from decimal import Decimal
+
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.offers import ExtraPrice, Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import parse_usd
+from cavvy.providers.gcp.instance import find_disk_type
+from cavvy.providers.gcp.price_list import Sku, add_rate, price_machine, read_price
+
+_SOURCE = "Google's Cloud Billing Catalog API"
+_DISK = re.compile(
+    r"(?P<name>Balanced PD|SSD backed PD|Storage PD|Hyperdisk Balanced) Capacity(?: in .*)?"
+)
+_DISKS = {
+    "Balanced PD": "pd-balanced",
+    "SSD backed PD": "pd-ssd",
+    "Storage PD": "pd-standard",
+    "Hyperdisk Balanced": "hyperdisk-balanced",
+}
+_ADDRESS = re.compile(
+    r"External IP Charge on a (?P<kind>Standard|Spot Preemptible|Preemptible) VM(?: in .*)?"
+)
+_EVERYWHERE = "global"  # Google's name of the region of prices that are the same in all regions
+
+# (region, way of paying, name of the type of disk or "")
+_Key = tuple[str, ChargeKind, str]
+
+
+@dataclass(slots=True)
+class LivePrices:
+    """The prices of Google's list. `extras` are those of disks and of addresses, by region; the
+    name of an address is the purchase option of its machine.
+    """
+
+    today: date
+    rates: dict[tuple[str, Purchase, int], dict[tuple[str, str], Decimal]] = field(
+        default_factory=dict
+    )
+    extras: dict[_Key, ExtraPrice] = field(default_factory=dict)
+
+    def price(self, offers: Iterable[Offer]) -> list[Offer]:
+        """The offers with Google's live prices. Offers that the list does not price stay as they
+        are.
+        """
+        found: dict[tuple[str, str, Purchase], Offer] = {}
+        rows = list(offers)
+        for machine in {each.instance_type: each for each in rows}.values():
+            for offer in price_machine(machine, self.rates, self.today):
+                if not offer.term_months:
+                    found[offer.instance_type, offer.region, offer.purchase] = offer
+        return [
+            replace(each, rate=live.rate, source=live.source, as_of=live.as_of)
+            if (live := found.get((each.instance_type, each.region, each.purchase)))
+            else each
+            for each in rows
+        ]
+
+    def list_extras(self, offer: Offer, settings: Mapping[str, Scalar]) -> tuple[ExtraPrice, ...]:
+        """What Google bills besides the machine, with the amounts that a node usually has."""
+        usual = find_disk_type(offer, settings)
+        found = []
+        for name in _DISKS.values():
+            price = self._find(offer.region, ChargeKind.DISK, name)
+            if price is not None:
+                gib = int(settings["disk_gib"]) if name == usual else 0
+                found.append(replace(price, usual=gib))
+        kind = Purchase.SPOT if offer.purchase is Purchase.SPOT else Purchase.ON_DEMAND
+        address = self._find(offer.region, ChargeKind.ADDRESS, kind)
+        if address is not None and settings["external_address"]:
+            found.append(replace(address, name="", usual=1))
+        return tuple(found)
+
+    def _find(self, region: str, kind: ChargeKind, name: str) -> ExtraPrice | None:
+        return self.extras.get((region, kind, name)) or self.extras.get((_EVERYWHERE, kind, name))
+
+
+def read_live(skus: Iterable[Sku], today: date) -> LivePrices:
+    """Read the prices of SKUs. Raises KeyError or TypeError if the list has a new form."""
+    found = LivePrices(today)
+    for sku in skus:
+        add_rate(found.rates, sku)
+        extra = _read_extra(sku)
+        if extra is None:
+            continue
+        extra = replace(extra, source=_SOURCE, as_of=today)
+        regions = sku.get("serviceRegions")
+        for region in regions if isinstance(regions, list) else ():
+            found.extras[str(region), extra.kind, extra.name] = extra
+    return found
+
+
+def _read_extra(sku: Sku) -> ExtraPrice | None:
+    """The price of a disk or an address; None for other SKUs."""
+    description, category = str(sku.get("description") or ""), sku.get("category")
+    usage = category.get("usageType") if isinstance(category, dict) else ""
+    disk, address = _DISK.fullmatch(description), _ADDRESS.fullmatch(description)
+    if usage not in ("OnDemand", "Preemptible") or not (disk or address):
+        return None
+    dollars = read_price(sku)
+    if not dollars:
+        return None
+    price = parse_usd(dollars)
+    if disk:
+        return ExtraPrice(kind=ChargeKind.DISK, name=_DISKS[disk["name"]], price=price)
+    assert address is not None
+    kind = Purchase.ON_DEMAND if address["kind"] == "Standard" else Purchase.SPOT
+    return ExtraPrice(kind=ChargeKind.ADDRESS, name=str(kind), price=price)
