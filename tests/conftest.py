@@ -40,6 +40,9 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 OBEYED = sys.dont_write_bytecode
 sys.dont_write_bytecode = False
 
+# A process that a test forks would have gRPC's threads, whose errors end in its program's output.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
 os.environ["TZ"] = "UTC"  # commands show local time
 time.tzset()
 

@@ -7,6 +7,7 @@ such as its id and its name, are returned beside its specification.
 
 import asyncio
 import importlib
+import os
 import re
 import threading
 from collections.abc import Mapping
@@ -157,6 +158,10 @@ class NebiusApi:
             return self._sdk
 
     def _make_client(self) -> Any:
+        # gRPC's threads would go on in each process that the server forks, on descriptors that the
+        # fork closes before it starts its program, and write errors into the program's output:
+        # https://github.com/grpc/grpc/blob/master/doc/fork_support.md
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
         try:
             from nebius.base.options import INSECURE
             from nebius.base.resolver import Constant
