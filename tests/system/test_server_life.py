@@ -354,9 +354,9 @@ async def unfinished(self):
     return ["a job that just came"] if embedded.stopped else await real(self)
 SqlStore.unfinished = unfinished
 forget = embedded.StateDir.forget
-def forgotten(self):
+def forgotten(self, **options):
     embedded.stopped = True
-    forget(self)
+    forget(self, **options)
 embedded.stopped = False
 embedded.StateDir.forget = forgotten
 """
