@@ -26,7 +26,7 @@ def main() -> None:
         root = Path(folder)
         with quick_ec2_at(root / "ec2") as ec2:
             with user_of(ec2, root / "user") as user:
-                be_interrupted(ec2, user, root, NOTICE)
+                be_interrupted(ec2, user, NOTICE)
             taken = next(life for life in ec2.cloud.history if life.taken_at is not None)
             assert taken.taken_at is not None
             assert taken.shut_at is not None

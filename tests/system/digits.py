@@ -2,9 +2,11 @@
 ends with.
 """
 
+import functools
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ARGUMENTS = ("--epochs", "6", "--width", "8")
@@ -35,12 +37,18 @@ def write_digits(work: Path) -> None:
     (work / "slow.py").write_text(SLOW)
 
 
-def train_undisturbed(work: Path, checkpoints: Path) -> str:
-    """The digest of the weights of the same training, run here in one piece."""
-    environ = {**os.environ, "CAVVY_CHECKPOINT_DIR": str(checkpoints), "PAUSE_S": "0"}
-    command = [sys.executable, "slow.py", *ARGUMENTS]
-    done = subprocess.run(
-        command, cwd=work, env=environ, capture_output=True, text=True, timeout=120, check=False
-    )
+@functools.cache
+def train_undisturbed() -> str:
+    """The digest of the weights of the same training, run here in one piece, once a process."""
+    with tempfile.TemporaryDirectory(prefix="cavvy-digits-") as folder:
+        work, checkpoints = Path(folder, "work"), Path(folder, "checkpoints")
+        work.mkdir()
+        checkpoints.mkdir()
+        write_digits(work)
+        environ = {**os.environ, "CAVVY_CHECKPOINT_DIR": str(checkpoints), "PAUSE_S": "0"}
+        command = [sys.executable, "slow.py", *ARGUMENTS]
+        done = subprocess.run(
+            command, cwd=work, env=environ, capture_output=True, text=True, timeout=120, check=False
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout.split("weights ")[1].split()[0]

@@ -122,18 +122,16 @@ def test_jobs_share_a_machine(ec2: Ec2, user: User) -> None:
 
 
 @pytest.mark.proves(PROOF, "notice")
-def test_no_capacity_then_an_interruption_then_the_end(
-    ec2: Ec2, user: User, tmp_path: Path
-) -> None:
+def test_no_capacity_then_an_interruption_then_the_end(ec2: Ec2, user: User) -> None:
     """The first offer has no capacity, the second is taken back with notice, the third finishes:
     nothing is lost.
 
     The notice is of 20 s here; `benchmarks/ec2_notice.py` plays the same with the real two minutes.
     """
-    be_interrupted(ec2, user, tmp_path, timedelta(seconds=20))
+    be_interrupted(ec2, user, timedelta(seconds=20))
 
 
-def be_interrupted(ec2: Ec2, user: User, tmp_path: Path, notice: timedelta) -> None:
+def be_interrupted(ec2: Ec2, user: User, notice: timedelta) -> None:
     """The story; weights and bill are checked at its end."""
     prices = [price for price in ec2.cloud.rules.spot if price.type == "g4dn.xlarge"]
     spot = sorted(prices, key=lambda price: parse_rate(price.usd))
@@ -164,7 +162,7 @@ def be_interrupted(ec2: Ec2, user: User, tmp_path: Path, notice: timedelta) -> N
     assert "traffic" in {charge["kind"] for charge in user.json("cost", job.id)["charges"]}
     log = user.log(name)
     assert log.count("asked to leave") == log.count("resumed at") == 1
-    assert log.split("weights ")[1].split()[0] == train_undisturbed(user.work, tmp_path / "alone")
+    assert log.split("weights ")[1].split()[0] == train_undisturbed()
 
 
 def check_bill(ec2: Ec2, user: User, job: str) -> None:

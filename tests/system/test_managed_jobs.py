@@ -337,9 +337,9 @@ def sagemaker_user(sagemaker: SageMakerContainers, tmp_path: Path) -> Iterator[U
 @pytest.mark.proves(PROOF, "notice")
 @pytest.mark.proves(PROOF, "spot")
 def test_a_spot_training_on_sagemaker_survives_an_interruption(
-    sagemaker: SageMakerContainers, sagemaker_user: User, tmp_path: Path
+    sagemaker: SageMakerContainers, sagemaker_user: User
 ) -> None:
-    be_interrupted(sagemaker_user, sagemaker.cloud, sagemaker.interrupt, tmp_path)
+    be_interrupted(sagemaker_user, sagemaker.cloud, sagemaker.interrupt)
     assert len(sagemaker.bodies) == 2
     assert all(body["EnableManagedSpotTraining"] for body in sagemaker.bodies.values())
 
@@ -351,7 +351,7 @@ def test_a_spot_training_on_aws_batch_survives_a_reclaimed_instance(
     batch = BatchContainers(cloud)
     table = f"queues = 'gpu-spot'\nimage = '{IMAGE}'\n"
     with service_user(batch, "aws-batch", table, tmp_path / "user") as user:
-        be_interrupted(user, cloud, batch.reclaim, tmp_path, noticed=False)
+        be_interrupted(user, cloud, batch.reclaim, noticed=False)
         assert len(batch.bodies) == 2
         user.cli("down", "--all", "--yes")
 
@@ -364,7 +364,7 @@ def test_a_spot_training_on_ecs_survives_an_interruption(
     ecs = EcsContainers(cloud)
     table = f"cluster = '{CLUSTER}'\ncapacity = 'gpu-spot=g4dn.xlarge/spot'\nimage = '{IMAGE}'\n"
     with service_user(ecs, "ecs", table, tmp_path / "user") as user:
-        be_interrupted(user, cloud, ecs.interrupt, tmp_path)
+        be_interrupted(user, cloud, ecs.interrupt)
         assert len(ecs.runs) == 2
         user.cli("down", "--all", "--yes")
 
@@ -394,7 +394,7 @@ def test_a_spot_training_on_vertex_ai_survives_a_preemption(
     cloud: ContainerCloud, tmp_path: Path
 ) -> None:
     with vertex_user(cloud, tmp_path) as (user, vertex):
-        be_interrupted(user, cloud, vertex.preempt, tmp_path)
+        be_interrupted(user, cloud, vertex.preempt)
         assert len(vertex.jobs) == 2
         for each in vertex.jobs.values():
             assert each.body["jobSpec"]["scheduling"]["strategy"] == "SPOT"
@@ -420,7 +420,7 @@ def test_a_training_with_low_priority_on_azure_ml_survives_a_preemption(
     cloud: ContainerCloud, tmp_path: Path
 ) -> None:
     with azureml_user(cloud, tmp_path) as (user, azureml):
-        be_interrupted(user, cloud, azureml.take_back, tmp_path, noticed=False)
+        be_interrupted(user, cloud, azureml.take_back, noticed=False)
         assert len(azureml.jobs) == 2
         for each in azureml.jobs.values():
             assert each.body["properties"]["computeId"].endswith("/gpu-low")
@@ -449,7 +449,7 @@ def test_a_spot_training_on_azure_batch_survives_a_preemption(
     pool: ContainerCloud, tmp_path: Path
 ) -> None:
     with azure_batch_user(pool, tmp_path) as (user, batch):
-        be_interrupted(user, pool, batch.preempt, tmp_path, noticed=False)
+        be_interrupted(user, pool, batch.preempt, noticed=False)
         assert len(batch.jobs) == 2
         assert all(each.spot for each in batch.jobs.values())
 
@@ -480,7 +480,6 @@ def be_interrupted(
     user: User,
     cloud: ContainerCloud,
     interrupt: Callable[[], None],
-    root: Path,
     *,
     noticed: bool = True,
 ) -> None:
@@ -507,7 +506,7 @@ def be_interrupted(
     assert [each.outcome for each in job.attempts] == ["preempted", "succeeded"]
     log = user.log("digits")
     assert log.count("resumed at") == 1
-    assert log.split("weights ")[1].split()[0] == train_undisturbed(user.work, root / "alone")
+    assert log.split("weights ")[1].split()[0] == train_undisturbed()
 
 
 def test_a_gang_on_sagemaker_is_one_training_job(

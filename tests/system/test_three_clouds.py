@@ -99,7 +99,7 @@ def check_log(user: User) -> None:
     """
     log = user.log("digits")
     assert log.count("resumed at") == 2
-    weights = train_undisturbed(user.work, user.root / "undisturbed")
+    weights = train_undisturbed()
     assert log.split("weights ")[1].split()[0] == weights
 
 

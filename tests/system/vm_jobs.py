@@ -117,7 +117,7 @@ def check_weights(user: User) -> None:
     """The training was resumed once, and its weights are those of an undisturbed training."""
     log = user.log("digits")
     assert log.count("resumed at") == 1
-    weights = train_undisturbed(user.work, user.root / "undisturbed")
+    weights = train_undisturbed()
     assert log.split("weights ")[1].split()[0] == weights
 
 
