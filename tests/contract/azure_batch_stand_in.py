@@ -187,7 +187,8 @@ class AzureBatchStandIn(RestStandIn):
         return f"cavvy_{job.machines[0]}"
 
     def _rented(self, job: BatchJob) -> list[Rented]:
-        return [each for each in self.cloud.machines if each.id in job.machines]
+        machines = set(job.machines)
+        return [each for each in self.cloud.machines if each.id in machines]
 
     def _state(self, job: BatchJob) -> str:
         changed = job.changes.get("job", {}).get("state")

@@ -23,6 +23,8 @@ from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, M
 T = TypeVar("T")
 Check = Callable[[Any], bool]  # whether a field of a body has an allowed value
 
+_SHORT = 32  # items of a short list; longer lists have longer pages, so that crowds are quick
+_LONG_PAGE = 50
 _OFFER = Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0))
 
 
@@ -113,7 +115,7 @@ class RestStandIn:
         self.origin = server.add(self)
         self.url = self.origin + self.root
         self.quota = 1000
-        self.page = 2  # the longest page
+        self.page = 2  # the longest page of a short list
         self.others: list[dict[str, Any]] = []  # machines of the account that Cavvy did not make
         self.read_faults: list[CloudFault] = []  # of the next reads
         # chooses the fault of a request, and whether the request has taken effect before it
@@ -207,7 +209,7 @@ class RestStandIn:
 
     def cut(self, items: Sequence[T], number: int, size: int) -> tuple[Sequence[T], bool]:
         """A page of a list, counted from 1, and whether more pages follow."""
-        size = min(self.page, size)
+        size = min(self.page if len(items) <= _SHORT else _LONG_PAGE, size)
         return items[(number - 1) * size : number * size], number * size < len(items)
 
 
