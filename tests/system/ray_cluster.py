@@ -39,6 +39,7 @@ QUIET = {
     "NODE_STATS_UPDATE_INTERVAL_SECONDS": "60",
     "RAY_DASHBOARD_STATS_UPDATING_INTERVAL": "60",
     "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
+    "RAY_worker_niceness": "0",  # at Ray's 15, work hardly runs beside other tests
     "RAY_health_check_period_ms": "1000",  # a killed node is noticed sooner
 }
 PROOF = Proof("ray", True, f"Ray {VERSION}, its nodes in network namespaces")
