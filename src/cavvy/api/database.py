@@ -98,8 +98,9 @@ def _claim(home: StateDir, url: str | None) -> str:
 async def hold_database(
     url: str, home: StateDir, address: str, lost: Callable[[], None]
 ) -> AsyncIterator[DatabaseLease]:
-    """Hold the lease on the database. `lost` is called if another server takes over. Raises
-    StateDirError if another server works with the database, StoreError.
+    """Hold the lease on the database. `lost` is called if another server takes over, or if a
+    renewal fails for a reason that may not pass. Raises StateDirError if another server works with
+    the database, StoreError.
     """
     me = Replica(
         id=secrets.token_hex(16),
@@ -111,13 +112,13 @@ async def hold_database(
     lease = DatabaseLease(url, me)
     try:
         await _take(lease)
-        keeping = asyncio.create_task(_keep(lease, lost), name="lease")
+        keeping = asyncio.create_task(_keep(lease), name="lease")
+        keeping.add_done_callback(lambda task: _tell_end(task, lost))
         try:
             yield lease
         finally:
             keeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeping
+            await asyncio.wait([keeping])
     finally:
         await lease.release()
 
@@ -161,15 +162,24 @@ async def _take(lease: DatabaseLease) -> None:
     )
 
 
-async def _keep(lease: DatabaseLease, lost: Callable[[], None]) -> None:
+async def _keep(lease: DatabaseLease) -> None:
     """Renew the lease until another server has it. While the database cannot be reached, continue:
     writes are not possible then either."""
     while True:
         await asyncio.sleep(RENEW_S)
         with suppress(StoreError):
             if not await lease.renew():
-                lost()
+                _log.error("another server has taken over the database; this server starts anew")
                 return
+
+
+def _tell_end(keeping: asyncio.Task[None], lost: Callable[[], None]) -> None:
+    """Call `lost` if the renewals ended by themselves: without them, the server starts no pass."""
+    if keeping.cancelled():
+        return
+    if error := keeping.exception():
+        _log.error("the lease cannot be renewed; this server starts anew", exc_info=error)
+    lost()
 
 
 def _read(path: str) -> str:

@@ -204,7 +204,6 @@ class _ServerRun:
             yield lease
 
     def _yield_place(self) -> None:
-        _log.error("another server has taken over the database; this server starts anew")
         self._broken = True
         self._stopping.set()
 

@@ -256,7 +256,8 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
     # psycopg itself refuses a NUL character. Its error has the class DataError and no SQLSTATE.
     if state[:2] == "22" or type(error).__name__ == "DataError":
         return HashMismatch(f"the database cannot hold a value: {error}")
-    if state[:2] in ("", "08", "28", "3D", "53", "57", "58"):
+    # 25P03: this process stood still in a transaction until PostgreSQL ended it
+    if state[:2] in ("", "08", "28", "3D", "53", "57", "58") or state == "25P03":
         return StoreUnusable(
             f"cannot use the database {where}: {str(error).strip()}; check that it runs "
             "and accepts this user"
