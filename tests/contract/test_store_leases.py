@@ -163,3 +163,66 @@ async def test_the_lease_of_a_newer_programs_database_is_refused(url: str) -> No
         with pytest.raises(StoreUnusable, match="revision 0999"):
             await b.take()
         assert b.fence is None
+
+
+async def test_of_two_that_wait_for_the_same_lease_the_second_finds_the_first_alive(
+    url: str,
+) -> None:
+    """Both see that the holder is dead, and wait for its last transaction."""
+    async with (
+        lease_of(url, "a") as a,
+        lease_of(url, "b") as b,
+        lease_of(url, "c") as c,
+    ):
+        assert await a.take() is None
+        assert a.fence is not None
+        with closing(make_driver(url, journal="auto").connect()) as writer:
+            writer.begin()
+            writer.run("SELECT 1 FROM cavvy_leases FOR SHARE")
+            expire(url, "a")
+            taking = [asyncio.create_task(each.take()) for each in (b, c)]
+            done, _ = await asyncio.wait(taking, timeout=0.5)
+            assert not done
+            writer.commit()
+            told = await asyncio.gather(*taking)
+        assert sum(each is None for each in told) == 1
+        (holder,) = [each for each in (b, c) if each.fence is not None]
+        assert await holder.renew()
+
+
+async def test_a_lease_that_was_waited_for_is_as_long_as_any_other(url: str) -> None:
+    clock = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"
+    async with lease_of(url, "a") as a, lease_of(url, "b") as b:
+        assert await a.take() is None
+        with closing(make_driver(url, journal="auto").connect()) as writer:
+            writer.begin()
+            writer.run("SELECT 1 FROM cavvy_leases FOR SHARE")
+            expire(url, "a")
+            taking = asyncio.create_task(b.take())
+            done, _ = await asyncio.wait([taking], timeout=0.5)
+            assert not done
+            taken_after = writer.run(f"SELECT {clock}").fetchone()
+            writer.commit()
+            assert await taking is None
+            until = writer.run("SELECT until FROM cavvy_replicas WHERE id = 'b'").fetchone()
+        assert taken_after is not None
+        assert until is not None
+        assert until[0] >= taken_after[0] + 60_000_000
+
+
+async def test_who_lost_the_lease_does_not_change_the_schema(url: str) -> None:
+    """A newer program that hung before its migration must not change the schema of the program that
+    has taken over.
+    """
+    async with lease_of(url, "a") as a, lease_of(url, "b") as b:
+        assert await a.take() is None
+        expire(url, "a")
+        assert await b.take() is None
+        store = SqlStore(url, fence=a.fence)
+        with pytest.raises(LeaseLost):
+            await store.open()
+        async with store_of(url, b) as new:
+            assert await new.unfinished() == []
+            run(url, f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0001'")
+            with pytest.raises(LeaseLost):
+                await store.open()

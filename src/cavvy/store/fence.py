@@ -31,9 +31,16 @@ def fenced(work: Callable[[DatabaseSession], _T], fence: Fence) -> Callable[[Dat
     """
 
     def checked(session: DatabaseSession) -> _T:
-        values = (fence.name, fence.holder, fence.number)
-        if session.run(_CHECK, values).fetchone() is None:
-            raise LeaseLost(LOST)
+        check_fence(session, fence)
         return work(session)
 
     return checked
+
+
+def check_fence(session: DatabaseSession, fence: Fence) -> None:
+    """Raise LeaseLost if the fence is outdated. The lease stays locked until the transaction
+    ends.
+    """
+    values = (fence.name, fence.holder, fence.number)
+    if session.run(_CHECK, values).fetchone() is None:
+        raise LeaseLost(LOST)

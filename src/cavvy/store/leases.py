@@ -55,6 +55,7 @@ _HOLDER = (
     f"COALESCE(r.until > {_NOW} AND {_CONNECTED}, FALSE) FROM cavvy_leases l "
     "LEFT JOIN cavvy_replicas r ON r.id = l.holder WHERE l.name = ?"
 )
+_LOCK = "SELECT 1 FROM cavvy_leases WHERE name = ? FOR UPDATE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,23 +133,31 @@ class DatabaseLease:
     async def release(self) -> None:
         """Give the lease back, if this server holds it, and forget this server. Blocks no longer
         than the connection does."""
-        with suppress(StoreError):
-            await self._workers.do(self._release)
-        self.fence = None
-        await asyncio.to_thread(self._workers.close)
+        try:
+            with suppress(StoreError):
+                await self._workers.do(self._release)
+        finally:
+            self.fence = None
+            await asyncio.to_thread(self._workers.close)
 
     def _take(self, session: DatabaseSession) -> Fence | Replica:
         refuse_newer(session)
         self._announce(session)
         insert = "INSERT INTO cavvy_leases (name, holder, fence) VALUES (?, '', 0)"
         session.run(f"{insert} ON CONFLICT DO NOTHING", (self._name,))
-        # The first look takes no lock, because a lock would delay the writes of the holder.
-        for lock in ("", " FOR UPDATE OF l"):
-            row = session.run(f"{_HOLDER}{lock}", (self._name,)).fetchone()
+        # The first look takes no lock, because a lock would delay the writes of the holder. The
+        # lock is a statement of its own: after a wait, PostgreSQL would join the new row of the
+        # lease with the replica of its former holder, and take a new holder for dead.
+        for lock in ("", _LOCK):
+            if lock:
+                session.run(lock, (self._name,))
+                session.run("SELECT pg_stat_clear_snapshot()")  # who is connected after the wait
+            row = session.run(_HOLDER, (self._name,)).fetchone()
             assert row is not None
             holder, number, *_, alive = row
             if alive and holder != self._me.id:
                 return _holder(row)
+        self._announce(session)  # again, since the wait for the lock may have used up the time
         update = "UPDATE cavvy_leases SET holder = ?, fence = ? WHERE name = ?"
         session.run(update, (self._me.id, number + 1, self._name))
         session.run(f"DELETE FROM cavvy_replicas WHERE until < {_NOW} - 86400000000")

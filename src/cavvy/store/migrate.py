@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession
+from cavvy.store.fence import Fence, check_fence
 
 SCHEMA = Path(__file__).with_name("schema.sql")
 MIGRATIONS: Mapping[str, Path] = {
@@ -46,21 +47,25 @@ _POSTGRESQL = {
 }
 
 
-def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDriver:
+def prepare(
+    driver: DatabaseDriver, make_id: Callable[[], str], fence: Fence | None = None
+) -> DatabaseDriver:
     """Create or migrate the schema. Returns the driver, with the journal mode that the file
-    actually has.
+    actually has. With a `fence`, nothing is changed if it is outdated.
 
-    Raises StoreUnusable, StoreFull and the driver's own errors.
+    Raises LeaseLost, StoreUnusable, StoreFull and the driver's own errors.
     """
     with closing(driver.connect()) as session:
         if driver.is_sqlite:
             session.run(f"PRAGMA busy_timeout={_WAIT_MS}")
             driver = replace(driver, journal=_set_journal(session, driver.journal))
-        bring_to_head(session, make_id)
+        bring_to_head(session, make_id, fence)
     return driver
 
 
-def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
+def bring_to_head(
+    session: DatabaseSession, make_id: Callable[[], str], fence: Fence | None = None
+) -> None:
     """Create or migrate the schema in one transaction, which keeps out other processes. If the
     transaction fails, all changes to the schema are rolled back.
     """
@@ -71,6 +76,8 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
     try:
         if not session.driver.is_sqlite:
             session.run(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+        if fence is not None:
+            check_fence(session, fence)
         revision = _revision(session)  # another process may have migrated meanwhile
         if revision is None:
             run_file(session, SCHEMA)

@@ -117,7 +117,7 @@ class SqlStore:
 
         driver = make_driver(self._url, journal=self._journal)
         try:
-            return prepare(driver, self._make_id)
+            return prepare(driver, self._make_id, self._fence)
         except Exception as error:
             if (told := translate(error, driver)) is error:
                 raise
