@@ -151,9 +151,11 @@ class StateDir:
 
     def forget(self, *, served: bool = True) -> None:
         """Remove the files that exist only while a server runs. The lock is released when the
-        process ends. If this process did not serve, only its socket is removed, because the other
-        files may belong to a server on another host."""
-        files = [self.file("server.json"), self.file("server.beat")] if served else []
+        process ends. Only the socket is removed if this process did not serve, or if a server on
+        another host has taken over, because the other files belong to that server then."""
+        server = read_server(self.path)
+        mine = served and (server is None or server.host == host_name())
+        files = [self.file("server.json"), self.file("server.beat")] if mine else []
         for path in (*files, self.socket_path()):
             if os.path.lexists(path):
                 os.unlink(path)

@@ -1,0 +1,46 @@
+"""Which files of a state folder a server removes when it ends."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from cavvy.api.state_dir import StateDir
+from cavvy.client.state import ServerFile, host_name, read_server, write_server
+
+
+def describe(host: str) -> ServerFile:
+    return ServerFile(
+        pid=1,
+        process="p",
+        host=host,
+        address="unix:/x",
+        version="1",
+        api=1,
+        revision=1,
+        started_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_a_server_removes_its_own_files_at_its_end(tmp_path: Path, served: bool) -> None:
+    home = StateDir(str(tmp_path))
+    write_server(str(tmp_path), describe(host_name()))
+    Path(home.file("server.beat")).touch()
+    Path(home.socket_path()).touch()
+    home.forget(served=served)
+    assert (read_server(str(tmp_path)) is None) is served
+    assert Path(home.file("server.beat")).exists() is not served
+    assert not Path(home.socket_path()).exists()
+
+
+def test_a_server_leaves_the_files_of_the_one_that_took_over_on_another_host(
+    tmp_path: Path,
+) -> None:
+    """Without them, commands on that host could not find their server."""
+    home = StateDir(str(tmp_path))
+    write_server(str(tmp_path), describe("another-host"))
+    Path(home.file("server.beat")).touch()
+    home.forget()
+    assert read_server(str(tmp_path)) == describe("another-host")
+    assert Path(home.file("server.beat")).exists()
