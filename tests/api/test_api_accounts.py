@@ -124,6 +124,37 @@ async def test_a_token_creates_none_that_is_stronger(api: Api) -> None:
         assert (await call(api, limited, "DELETE", f"/tokens/{shown['id']}")).status_code == 204
 
 
+async def test_a_limited_token_grants_no_role_that_permits_more(api: Api) -> None:
+    await add(api, "bob")
+    await add(api, "ada", ("", "admin"))
+    limited = await add(api, "ada", scopes=["manage", "view", "spending"])
+    for place in ("/projects/team/roles", "/roles"):
+        refused = await call(api, limited, "PUT", f"{place}/bob/admin")
+        assert code(refused) == (403, "scope-needed")
+        assert code(await call(api, limited, "PUT", f"{place}/bob/viewer")) == (204, "")
+        found = (await api.http.get(f"/v1{place}")).json()
+        assert [each["role"] for each in found if each["account"] == "bob"] == ["viewer"]
+
+
+async def test_a_limited_token_sees_itself_also_when_it_was_not_used_for_long(api: Api) -> None:
+    limited = await add(api, "ada", scopes=["view"])
+    [shown] = (await call(api, limited, "GET", "/tokens")).json()  # the first use
+    assert shown["scopes"] == ["view"]
+    assert shown["last_used_at"] is not None
+
+
+async def test_a_token_of_one_project_shows_no_other_project(api: Api) -> None:
+    for name in ("team", "secret-plans"):
+        await api.http.post("/v1/projects", json={"name": name})
+    await api.http.post("/v1/projects", json={"name": "sub", "parent": "team"})
+    inside = await add(api, "ada", ("", "viewer"), ("secret-plans", "admin"), project="team")
+    answer = await call(api, inside, "GET", "/whoami")
+    assert "secret-plans" not in answer.text
+    roles = [(each["project"], each["role"]) for each in answer.json()["roles"]]
+    assert roles == [("sub", "viewer"), ("team", "viewer")]
+    assert "secret-plans" not in (await call(api, inside, "GET", "/projects")).text
+
+
 @pytest.mark.parametrize(
     ("body", "word"),
     [

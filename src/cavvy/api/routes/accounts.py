@@ -35,6 +35,7 @@ from cavvy.domain.accounts import (
     RoleBinding,
 )
 from cavvy.domain.authorization import (
+    PERMISSIONS,
     Principal,
     Verdict,
     decide,
@@ -62,6 +63,7 @@ async def whoami(request: Request) -> Response:
     roles = [
         wire.RoleView(account=name, project=project, role=role)
         for project, found in sorted(principal.roles.items())
+        if principal.within is None or project in principal.within
         for role in sorted(found)
     ]
     return reply(
@@ -157,8 +159,9 @@ async def list_tokens(
         if account not in (None, principal.account):
             require(request, Permission.MANAGE, INSTALLATION)
         account = principal.account
+    own = principal.token and principal.token.id  # not the row, whose last use was just written
     found = await app_state_of(request).store.tokens(account)
-    shown = [each for each in found if not principal.is_limited or each == principal.token]
+    shown = [each for each in found if not principal.is_limited or each.id == own]
     return reply([_token_view(each) for each in shown])
 
 
@@ -405,6 +408,8 @@ async def _list_roles(request: Request, project: str) -> Response:
 
 
 async def _grant(request: Request, project: str, account: str, role: Role) -> Response:
+    for permission in sorted(PERMISSIONS[role]):  # a token must not give what it does not have
+        require(request, permission, project)
     binding = RoleBinding(account=account, project=project, role=role)
     try:
         await app_state_of(request).store.grant_role(binding)
