@@ -79,6 +79,30 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("PUT", "/v1/roles/{account}/{role}"): {"admin"},
     ("DELETE", "/v1/roles/{account}/{role}"): {"admin"},
 }
+# all other routes that read something of users -> how they find the project, and the permission that
+# they need, written by hand
+READS: dict[str, tuple[str, str | None]] = {
+    "/v1/jobs": ("query", "view"),
+    "/v1/nodes": ("query", "view"),
+    "/v1/machines": ("query", "view"),
+    "/v1/spending": ("query", "spending"),
+    "/v1/projects/{project}/jobs": ("path", "view"),
+    "/v1/projects/{project}/jobs/{name}": ("path", "view"),
+    "/v1/projects/{project}/jobs/{name}/forecast": ("path", "view"),
+    "/v1/projects/{project}/machines/{name}": ("path", "view"),
+    "/v1/projects/{project}/cost": ("path", "spending"),
+    "/v1/projects/{project}/audit": ("path", "spending"),
+    "/v1/joined": ("installation", "view"),
+    "/v1/markets": ("installation", "view"),
+    "/v1/quotas": ("installation", "view"),
+    "/v1/server": ("signed-in", None),
+    "/v1/whoami": ("signed-in", None),
+    "/v1/tokens": ("signed-in", None),
+    "/v1/projects": ("signed-in", None),
+    "/v1/health": ("open", None),
+    "/boot/v1/{digest}": ("open", None),
+    "/nodes/v1/{provider}/script": ("open", None),
+}
 # routes that every account may use and that change something; the tests below cover them
 SELF_SERVICE = {("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/{token}")}
 # the body in which each route with the source BODY names the project
@@ -177,8 +201,19 @@ def test_sensitive_routes_have_the_roles_of_the_list() -> None:
         if (method, path) in SENSITIVE:
             assert rule.permission is not None
             assert GRANTS[rule.permission] == SENSITIVE[method, path], (method, path)
+            source = "path" if "{project}" in path else "body" if path in BODIES else "installation"
+            assert rule.source == source, (method, path)
         if rule.source is ProjectSource.OPEN:
             assert path in ("/v1/health", "/boot/v1/{digest}", "/nodes/v1/{provider}/script")
+
+
+def test_routes_that_read_need_what_the_list_says() -> None:
+    found = {
+        path: (str(rule.source), rule.permission and str(rule.permission))
+        for method, path, rule in ROUTES
+        if method == "GET" and (method, path) not in SENSITIVE and rule.source != "gang"
+    }
+    assert found == READS
 
 
 async def test_roles_apply_in_their_project_and_below_it_and_hide_all_others(team: Team) -> None:
@@ -329,6 +364,21 @@ async def test_agents_routes_accept_only_the_token_of_their_own_gang(team: Team)
             check_no_marks(team, answer, ())
         answer = await ask(team, method, path, "team", None)
         assert answer.status_code == 401, (method, path, answer.text)
+
+
+async def test_a_body_cannot_name_the_gang_of_another_project(team: Team) -> None:
+    asked: dict[str, Any] = {"gang": team.gangs["team"], "rank": 0, "nonce": "n"}
+    bodies = {
+        "/agent/v1/claim": {**asked, "address": "a"},
+        "/agent/v1/messages": {**asked, "messages": []},
+        "/agent/v1/checkpoints": {**asked, "made_at": "2026-01-01T00:00:00Z", "files": []},
+    }
+    token = team.api.app_state.tokens.of(team.gangs["other"])
+    headers = {"Authorization": f"Bearer {token}", "Cavvy-Agent-Protocol": str(PROTOCOL)}
+    for path, body in bodies.items():
+        answer = await team.http.post(path, json=body, headers=headers)
+        assert (answer.status_code, code(answer)) == (403, "forbidden"), (path, answer.text)
+        check_no_marks(team, answer, ())
 
 
 async def test_the_key_of_a_foreign_submission_names_no_job(team: Team) -> None:
