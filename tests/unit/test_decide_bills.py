@@ -406,6 +406,18 @@ def test_a_takeover_ends_the_charges_of_disks_and_addresses() -> None:
     assert closing_charges(kept, [each for each in stored if each.kind.is_extra], at(40)) is None
 
 
+def test_a_takeover_bills_what_was_sent_after_the_last_poll() -> None:
+    """Outputs and the log are complete when the work ends, just before another job may follow."""
+    kept = replace(WITH_EXTRAS, phase=AttemptPhase.KEPT, kept_since=at(35))
+    look = after_look(NEW, gang(node(0, 5)), at(30))
+    stored, _ = accrue(kept, look, (), [sender(0, 10**9)])
+    closed = closing_charges(kept, stored, at(40), [sender(0, 3 * 10**9)])
+    assert closed is not None
+    [traffic] = [each for each in closed if each.kind is ChargeKind.TRAFFIC]
+    assert traffic.amount == Money(270_000)
+    assert closing_charges(kept, [traffic], at(40), [sender(0, 10**9)]) is None
+
+
 def lost(seen: NodeSeen, started_by: float) -> NodeSeen:
     """The node, whose bill began at `started_by` at the latest."""
     return replace(seen, started_by=at(started_by))

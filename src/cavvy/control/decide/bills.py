@@ -428,10 +428,15 @@ def _add(one: Charge, other: Charge) -> Charge:
     return replace(one, until=max(one.until, other.until), rate=rate, amount=amount)
 
 
-def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> list[Charge] | None:
-    """The charges, until now, of a kept gang that another job takes over. None if a rank has no
-    charge yet."""
+def closing_charges(
+    kept: Attempt, charges: Iterable[Charge], now: datetime, nodes: Sequence[Node] = ()
+) -> list[Charge] | None:
+    """The charges, until now, of a kept gang that another job takes over. The rows `nodes` tell the
+    traffic, of which the stored charges lack what was sent last. None if a rank has no charge yet.
+    """
     mine = [charge for charge in charges if charge.attempt_id == kept.id]
+    if nodes:
+        mine = [charge for charge in mine if charge.kind is not ChargeKind.TRAFFIC]
     # the last charge of each rank, for its machine (None) and for each kind of extra
     last: dict[tuple[int, ChargeKind | None], Charge] = {}
     for charge in mine:
@@ -449,7 +454,7 @@ def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> 
             closed.append(_until(charge, since))
             charge = replace(charge, kind=ChargeKind.KEPT, since=since)
         closed.append(_until(charge, max(now, charge.since)))
-    return closed
+    return closed + bill_traffic(kept, nodes)
 
 
 def _until(charge: Charge, end: datetime) -> Charge:

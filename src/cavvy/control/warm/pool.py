@@ -93,7 +93,8 @@ class WarmPool:
         """The kept gang with the final charges of its former job, or None if no job can take the
         gang over yet.
         """
-        charges = closing_charges(kept, await self._store.charges(former.id), now)
+        stored, nodes = await self._store.charges(former.id), await self._store.nodes(kept.id)
+        charges = closing_charges(kept, stored, now, nodes)
         if charges is None or not self._agents.waits(kept):
             return None
         return WarmGang(attempt=kept, former=former, charges=charges)
