@@ -5,6 +5,7 @@ machines at Google's live price.
 import asyncio
 from calendar import monthrange
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -140,3 +141,39 @@ def test_a_list_of_prices_that_may_not_be_read_stops_no_job(account: GcpPlace) -
     told = asyncio.run(scenario())
     assert told.startswith("disks and addresses are not billed")
     assert "cloudbilling.googleapis.com" in told
+
+
+@pytest.mark.parametrize("units", ["x", "-1", "NaN", "1e30", 7])
+def test_a_wrong_price_in_the_list_stops_no_job(account: GcpPlace, units: object) -> None:
+    """Then the catalog's prices are used."""
+    wrong = deepcopy(A2_PRICES)
+    tiers = wrong[0]["pricingInfo"][0]["pricingExpression"]["tieredRates"]
+    tiers[-1]["unitPrice"] = {"units": units, "nanos": 0} if units != 7 else units
+    account.api.prices += wrong
+
+    async def scenario() -> str:
+        provider = account.provider("ours")
+        offers = await provider.offers()
+        assert {each.instance_type for each in offers} >= {"a2-highgpu-1g", "g2-standard-4"}
+        assert not any(each.extras for each in offers)
+        return dict(await provider.whoami())["prices"]
+
+    assert asyncio.run(scenario()).startswith("disks and addresses are not billed")
+
+
+def test_a_disk_with_a_price_per_hour_costs_as_much_as_with_one_per_month(
+    account: GcpPlace,
+) -> None:
+    expression = account.api.prices[0]["pricingInfo"][0]["pricingExpression"]
+    assert (account.api.prices[0]["description"], expression["usageUnit"]) == (
+        "Balanced PD Capacity",
+        "GiBy.mo",
+    )
+    hourly = deepcopy(account.api.prices[0])
+    expression = hourly["pricingInfo"][0]["pricingExpression"]
+    expression["usageUnit"] = "GiBy.h"
+    expression["tieredRates"][-1]["unitPrice"]["nanos"] = 1_000_000
+    account.api.prices[0] = hourly
+    offer = asyncio.run(find(account, "g2-standard-4", Purchase.ON_DEMAND))
+    (disk,) = [each for each in offer.extras if each.name == "pd-balanced"]
+    assert disk.price.micros == 730 * 1_000

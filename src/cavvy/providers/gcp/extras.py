@@ -18,7 +18,14 @@ from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_usd
 from cavvy.providers.gcp.instance import find_disk_type
-from cavvy.providers.gcp.price_list import Sku, add_rate, price_machine, read_price
+from cavvy.providers.gcp.price_list import (
+    HOURS_PER_MONTH,
+    Sku,
+    add_rate,
+    price_machine,
+    read_price,
+    read_unit,
+)
 
 _SOURCE = "Google's Cloud Billing Catalog API"
 _DISK = re.compile(
@@ -33,6 +40,9 @@ _DISKS = {
 _ADDRESS = re.compile(
     r"External IP Charge on a (?P<kind>Standard|Spot Preemptible|Preemptible) VM(?: in .*)?"
 )
+# unit of a price -> how often it is billed for a GiB in an average month, or for an address in 1 h
+_DISK_UNITS: Mapping[str, int] = {"GiBy.mo": 1, "GiBy.h": HOURS_PER_MONTH}
+_ADDRESS_UNITS: Mapping[str, int] = {"h": 1}
 _EVERYWHERE = "global"  # Google's name of the region of prices that are the same in all regions
 
 # (region, way of paying, name of the type of disk or "")
@@ -103,16 +113,17 @@ def read_live(skus: Iterable[Sku], today: date) -> LivePrices:
 
 
 def _read_extra(sku: Sku) -> ExtraPrice | None:
-    """The price of a disk or an address; None for other SKUs."""
+    """The price of a disk or an address; None for other SKUs, and for other units."""
     description, category = str(sku.get("description") or ""), sku.get("category")
     usage = category.get("usageType") if isinstance(category, dict) else ""
     disk, address = _DISK.fullmatch(description), _ADDRESS.fullmatch(description)
     if usage not in ("OnDemand", "Preemptible") or not (disk or address):
         return None
     dollars = read_price(sku)
-    if not dollars:
+    times = (_DISK_UNITS if disk else _ADDRESS_UNITS).get(read_unit(sku))
+    if not dollars or times is None:
         return None
-    price = parse_usd(dollars)
+    price = parse_usd(dollars * times)
     if disk:
         return ExtraPrice(kind=ChargeKind.DISK, name=_DISKS[disk["name"]], price=price)
     assert address is not None

@@ -23,6 +23,8 @@ from cavvy.providers.vm.rest import Json
 
 ListPrices = Callable[[str], Sequence[Offer]]
 ReadLive = Callable[[], LivePrices]
+# what a list of prices in another form raises
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # (region, machine type) -> pairs of a zone and the machine type's description in that zone
 _Machines = dict[tuple[str, str], list[tuple[str, Json]]]
 
@@ -71,8 +73,8 @@ class GcpMarket:
         self._offers = at, await self._join()
 
     async def _join(self) -> Sequence[Offer]:
-        patterns, live = self._patterns(), await self._read_list()
-        prices = await self._read_prices(live)
+        patterns = self._patterns()
+        live, prices = await self._read_prices()
         rows = [row for each in prices.values() for row in each]
         rows = [row for row in rows if _matches(row.instance_type, patterns)]
         built = {row: shape for row in rows if (shape := find_shape(row.instance_type))}
@@ -135,26 +137,21 @@ class GcpMarket:
             if not shape.gpu or (zone, shape.gpu) in gpus
         ]
 
-    async def _read_list(self) -> LivePrices | None:
-        """Google's list of prices; None if the account may not read it, or it does not answer."""
+    async def _read_prices(
+        self,
+    ) -> tuple[LivePrices | None, Mapping[tuple[str, str], Sequence[Offer]]]:
+        """Google's list of prices, and the catalog's offers with its prices by region and machine
+        type. The first is None if the account may not read the list, or if it cannot be read.
+        """
+        rows = await asyncio.to_thread(self._list_prices, "gcp")
         try:
             live = await asyncio.to_thread(self._read_live)
-        except (PriceError, LookupError, TypeError, ValueError) as error:
+            rows = await asyncio.to_thread(live.price, rows)
+        except (PriceError, *_UNREADABLE) as error:
             self.silent = str(error)
-            return None
+            return None, _group_prices(rows)
         self.silent = ""
-        return live
-
-    async def _read_prices(
-        self, live: LivePrices | None
-    ) -> Mapping[tuple[str, str], Sequence[Offer]]:
-        """The catalog's offers with live prices, by region and machine type."""
-        prices: dict[tuple[str, str], list[Offer]] = {}
-        rows = await asyncio.to_thread(self._list_prices, "gcp")
-        for each in await asyncio.to_thread(live.price, rows) if live else rows:
-            if each.purchase in _SOLD:
-                prices.setdefault((each.region, each.instance_type), []).append(each)
-        return prices
+        return live, _group_prices(rows)
 
     def _is_wanted(self, region: str, zone: str) -> bool:
         regions, zones = self._listed("regions"), self._listed("zones")
@@ -183,6 +180,15 @@ def _find_gpus(machines: Sequence[Json], shapes: Mapping[Offer, MachineShape]) -
         if each.get("accelerators")
     }
     return own | {row.instance_type: shape.gpu for row, shape in shapes.items() if shape.gpu}
+
+
+def _group_prices(rows: Sequence[Offer]) -> Mapping[tuple[str, str], Sequence[Offer]]:
+    """The offers that can be bought, by region and machine type."""
+    prices: dict[tuple[str, str], list[Offer]] = {}
+    for each in rows:
+        if each.purchase in _SOLD:
+            prices.setdefault((each.region, each.instance_type), []).append(each)
+    return prices
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

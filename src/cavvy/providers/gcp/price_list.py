@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import parse_rate
@@ -30,7 +30,7 @@ _KEY = "GOOGLE_API_KEY"
 _COMPUTE_ENGINE = "6F81-5844-456A"  # the id of Compute Engine in the list of services
 _MOST_PAGES = 500  # the list has about ten pages; an endless one must not block the refresh
 _MOST_BYTES = 64 << 20
-_HOURS_PER_MONTH = 730  # https://cloud.google.com/compute/disks-image-pricing
+HOURS_PER_MONTH = 730  # https://cloud.google.com/compute/disks-image-pricing
 _PASSING = (408, 429, 500, 502, 503, 504)
 
 # The way of paying -> purchase option and months
@@ -182,7 +182,7 @@ def add_rate(rates: Rates, sku: Sku) -> None:
     if told is None or part is None:
         return
     price = read_price(sku)
-    rate = price / _HOURS_PER_MONTH if price and _is_monthly(sku) else price
+    rate = price / HOURS_PER_MONTH if price and read_unit(sku).endswith(".mo") else price
     regions = sku.get("serviceRegions")
     for region in regions if rate and isinstance(regions, list) else ():
         rates.setdefault((str(region), *told), {})[part] = rate or Decimal(0)
@@ -212,12 +212,19 @@ def read_price(sku: Sku) -> Decimal | None:
     if not tiers:
         return None
     price = tiers[-1]["unitPrice"]
-    return Decimal(str(price.get("units") or 0)) + Decimal(price.get("nanos") or 0) / 10**9
+    try:
+        dollars = Decimal(str(price.get("units") or 0)) + Decimal(price.get("nanos") or 0) / 10**9
+    except InvalidOperation as error:
+        raise TypeError(f"{price} is not a price") from error
+    if not dollars.is_finite() or dollars < 0:
+        raise TypeError(f"{price} is not a price")
+    return dollars
 
 
-def _is_monthly(sku: Sku) -> bool:
+def read_unit(sku: Sku) -> str:
+    """The unit of a SKU's newest price, such as "h" or "GiBy.mo". Raises KeyError or TypeError."""
     expression = sku["pricingInfo"][-1]["pricingExpression"]  # type: ignore[index] # JSON
-    return str(expression["usageUnit"]).endswith(".mo")
+    return str(expression["usageUnit"])
 
 
 def price_machine(machine: Offer, rates: Rates, today: date) -> Iterator[Offer]:
