@@ -49,8 +49,8 @@ class GarbageCollector:
         self._pool = pool
         self._clock = clock
         self._uploads = uploads
-        # gang -> when it was first seen although not wanted
-        self._sighted: dict[str, datetime] = {}
+        # (provider, gang) -> when it was first seen although not wanted
+        self._sighted: dict[tuple[str, str], datetime] = {}
 
     async def reconcile(self, key: str) -> timedelta | None:
         await self._sweep_gangs(remove=True, at_once=False)
@@ -76,11 +76,11 @@ class GarbageCollector:
         for provider, seen in found:
             attempt, now = await self._attempt(seen.name), self._clock.now()
             if attempt is None or attempt.phase is AttemptPhase.ENDED:
-                first = self._sighted.setdefault(seen.name, now)
+                first = self._sighted.setdefault((provider, seen.name), now)
                 delay = self._pool.visibility_delay(provider)
                 sure = is_orphan(seen, attempt, now, first=first, visibility_delay=delay)
                 orphans.append(describe_gang(provider, seen, attempt, sure=sure))
-        self._forget_all_but({orphan.gang for orphan in orphans})
+        self._forget_all_but(orphans, {each.provider for each in problems})
         if remove:
             orphans = [
                 await self._remove(orphan) if orphan.sure or at_once else orphan
@@ -126,5 +126,11 @@ class GarbageCollector:
         except RowNotFound:
             return None
 
-    def _forget_all_but(self, gangs: Collection[str]) -> None:
-        self._sighted = {gang: at for gang, at in self._sighted.items() if gang in gangs}
+    def _forget_all_but(self, orphans: Sequence[OrphanGang], silent: Collection[str]) -> None:
+        """Forget the first observations of other gangs, but not those of providers that did not
+        report all gangs: a part that answers only now and then must not save its orphans.
+        """
+        kept = {(orphan.provider, orphan.gang) for orphan in orphans}
+        self._sighted = {
+            key: at for key, at in self._sighted.items() if key in kept or key[0] in silent
+        }

@@ -1,0 +1,52 @@
+"""Orphans at a provider of which a part answers only now and then are removed nevertheless."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import cast
+
+from tests.contract.store_suite import NOW, begin, submit
+
+from cavvy.control.agents.uploads import UnfinishedUploads
+from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.domain.jobs import AttemptPhase
+from cavvy.providers.base import GangSeen, GangState, PartlyUnknown, Provider
+from cavvy.store.memory import MemoryStore
+
+
+class Flaky:
+    """A provider whose only part answers every other list of gangs."""
+
+    manifest = SimpleNamespace(abilities=frozenset(), visibility_delay=timedelta(minutes=1))
+
+    def __init__(self, gang: str) -> None:
+        self.gang, self.lists, self.removed = gang, 0, list[str]()
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        assert name is None
+        self.lists += 1
+        if self.lists % 2 == 0:
+            raise PartlyUnknown("east is down", ())
+        return [GangSeen(name=self.gang, state=GangState.RUNNING)]
+
+    async def remove(self, name: str) -> None:
+        self.removed.append(name)
+
+
+async def _sweep_three_times() -> None:
+    store, clock = MemoryStore(), VirtualClock(NOW)
+    await store.open()
+    attempt = await begin(store, await submit(store, "job"), 1, phase=AttemptPhase.ENDED)
+    provider = Flaky(attempt.gang)
+    pool = ProviderPool({"fake": cast(Provider, provider)}, clock)
+    collector = GarbageCollector(store, pool, clock, cast(UnfinishedUploads, None))
+    for expected in ([], [], [attempt.gang]):
+        assert await collector.reconcile(SWEEP) == EVERY
+        assert provider.removed == expected
+        await clock.sleep_until(clock.now() + EVERY)
+
+
+def test_a_part_that_answers_now_and_then_does_not_save_its_orphans() -> None:
+    run_virtual(_sweep_three_times())
