@@ -350,14 +350,11 @@ class AwsProvider:
         """Terminate all instances of a gang that EC2 lists or that are recorded in the ledger."""
         record = self._ledger.get(name)
         known = {each.id for each in record.instances if each.ended_at is None} if record else set()
-        problem: ProviderError | None = None
-        for region in await self._regions(name):
-            try:
-                await self._end_in(region, name, known)
-            except ProviderError as error:  # the instances may be in another region
-                problem = problem or error
-        if problem is not None:
-            raise problem
+        # All at the same time, since the instances may be in any of them, and one may not answer.
+        ends = [self._end_in(region, name, known) for region in await self._regions(name)]
+        for result in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
     async def _end_in(self, region: str, name: str, known: Collection[str]) -> None:
         shown = {str(told["InstanceId"]) for told in await self._status.describe(region, name)}
