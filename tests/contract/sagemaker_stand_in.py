@@ -25,6 +25,7 @@ class SageMakerStandIn(AwsStandIn):
     def __init__(self, cloud: MemoryCloud) -> None:
         super().__init__(cloud)
         self.page = 2
+        self.missing = "Requested resource not found."  # the text of the error about an unknown job
         self.changes: dict[str, dict[str, Any]] = {}  # of descriptions, by job
         self.billable: dict[str, int] = {}  # BillableTimeInSeconds of ended jobs
         # how long the instances of a job are kept, and who took them before that, by region and job
@@ -54,14 +55,14 @@ class SageMakerStandIn(AwsStandIn):
     def DescribeTrainingJob(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
         made = self.machines(region, str(body["TrainingJobName"]))
         if made and made[0].id in self.undescribed:
-            raise Answer("ValidationException", "Requested resource not found.")
+            raise Answer("ValidationException", self.missing)
         return self._show(region, str(body["TrainingJobName"]))
 
     def _show(self, region: str, name: str) -> dict[str, Any]:
         made = self.machines(region, name)
         shown = finish(self.cloud.get(made[0].id)) if made else None
         if shown is None:
-            raise Answer("ValidationException", "Requested resource not found.")
+            raise Answer("ValidationException", self.missing)
         asked = self.bodies[region, name]
         ended, running = shown.state is MachineState.ENDED, shown.state is MachineState.RUNNING
         status, secondary = "InProgress", "Training" if running else "Starting"

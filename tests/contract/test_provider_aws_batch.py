@@ -266,6 +266,25 @@ class TestAwsBatch(VmContract):
 
         asyncio.run(scenario())
 
+    def test_a_poll_deregisters_a_few_definitions(self, account: BatchPlace) -> None:
+        """Each is a call of its own, and polls must be quick."""
+
+        async def scenario() -> None:
+            harness = ContractHarness(account, self.lose_reply)
+            for number in range(12):
+                await harness.running(f"many{number}")
+            await account.end("all")
+            counts = []
+            for _ in range(2):
+                await account.wait(timedelta(minutes=1))
+                account.api.calls.clear()
+                await harness.ours.gangs()
+                counts.append(account.api.calls.count("batch:DeregisterJobDefinition"))
+            assert counts == [10, 2]
+            assert account.api.definitions == {}
+
+        asyncio.run(scenario())
+
     def test_a_reclaimed_instance_is_a_preemption(self, account: BatchPlace) -> None:
         async def scenario() -> None:
             harness = ContractHarness(account, self.lose_reply)

@@ -94,10 +94,12 @@ class TestSageMaker(VmContract):
 
         return asyncio.run(scenario())
 
+    @pytest.mark.parametrize("text", ["Requested resource not found.", "No such training job."])
     def test_a_job_that_is_listed_and_not_described_is_not_forgotten(
-        self, account: SageMakerPlace
+        self, account: SageMakerPlace, text: str
     ) -> None:
-        """It is billed, since the list shows it."""
+        """It is billed, since the list shows it. The error is known by its code, not by its text."""
+        account.api.missing = text
 
         async def scenario() -> None:
             harness = ContractHarness(account, self.lose_reply)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any, TypedDict
 
 from cavvy.domain.offers import Offer, Purchase
@@ -33,6 +34,7 @@ from cavvy.providers.vm.records import INSTALLATION, make_mark
 
 _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long
 _MOST_DESCRIBED = 100  # jobs in one call
+_MOST_FORGOTTEN = 10  # job definitions that one poll deregisters; each is a call of its own
 _FULL = "offer unavailable"  # Cavvy's own code
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}\*?")
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
@@ -69,6 +71,8 @@ class BatchService:
         )
         self._queues = BatchQueues(self._aws, self._settings, context.list_prices, self._now)
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
+        # definitions of jobs that have ended, in the order of their ends
+        self._unused: dict[str, None] = {}
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Facts for `cavvy check`. The caller must call `offers` first, which reads the queues."""
@@ -96,7 +100,7 @@ class BatchService:
             told = await self._aws.call(region, "submit_job", **make_submission(job))
         except CloudFault as fault:
             if not fault.uncertain:
-                await self._forget(region, str(made["jobDefinitionArn"]))
+                await self._forget(region, _list_revisions(str(made["jobDefinitionArn"])))
                 await self._check_offer(request.offer)
             raise
         return f"{region}/{told['jobId']}"
@@ -118,6 +122,7 @@ class BatchService:
         self._ended = {each: job for each, job in self._ended.items() if each in known}
         asked = [each for each in found if f"{region}/{each}" not in self._ended]
         jobs = {each.id: each for each in await self._describe(region, asked)}
+        await self._forget_some(region)
         # AWS Batch may list a job and not describe it for a moment
         listed = {f"{region}/{each}": read_job(region, found[each]) for each in asked}
         return list({**listed, **self._ended, **jobs}.values())
@@ -157,20 +162,24 @@ class BatchService:
                 if job.state is JobState.ENDED:
                     self._ended[job.id] = job
                     if each.get("tags", {}).get(INSTALLATION) == self._mark:
-                        await self._forget(region, str(each["jobDefinition"]))
+                        definition = str(each["jobDefinition"])
+                        self._unused |= dict.fromkeys(_list_revisions(definition))
         return found
 
-    async def _forget(self, region: str, definition: str) -> None:
-        """Deregister the definition of a job that this installation submitted and that has ended,
-        with its earlier revisions, which repeated requests leave. If this fails, the definition
-        remains, which costs nothing.
+    async def _forget_some(self, region: str) -> None:
+        """Deregister definitions of jobs that this installation submitted and that have ended: only
+        a few in each poll, since polls must be quick.
         """
-        name, _, newest = definition.rpartition(":")
-        with suppress(CloudFault):
-            for revision in range(1, int(newest) + 1):
-                await self._aws.call(
-                    region, "deregister_job_definition", jobDefinition=f"{name}:{revision}"
-                )
+        some = list(islice(self._unused, _MOST_FORGOTTEN))
+        for each in some:
+            del self._unused[each]
+        await self._forget(region, some)
+
+    async def _forget(self, region: str, definitions: Sequence[str]) -> None:
+        """Deregister definitions. If this fails, they remain, which costs nothing."""
+        for each in definitions:
+            with suppress(CloudFault):
+                await self._aws.call(region, "deregister_job_definition", jobDefinition=each)
 
     def _make_job(self, request: JobRequest, queue: str) -> BatchJobRequest:
         gang, offer, settings = request.gang, request.offer, self._settings
@@ -234,6 +243,12 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
         preempted=status == "FAILED" and _lost_host(told),
         reason="" if status == "SUCCEEDED" or state is not JobState.ENDED else reason,
     )
+
+
+def _list_revisions(definition: str) -> Sequence[str]:
+    """A job definition and its earlier revisions, which repeated requests leave."""
+    name, _, newest = definition.rpartition(":")
+    return [f"{name}:{revision}" for revision in range(1, int(newest) + 1)]
 
 
 def _lost_host(told: Mapping[str, Any]) -> bool:

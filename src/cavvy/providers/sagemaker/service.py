@@ -39,6 +39,9 @@ from cavvy.providers.vm.records import make_mark
 _SHOWN = timedelta(hours=6)  # `list` returns ended jobs for this long after their last change
 _QUOTA = "ResourceLimitExceeded"
 _GONE = frozenset({"ResourceNotFound"})
+# DescribeTrainingJob also reports a missing job with the code of wrong arguments. Its one argument
+# is a name that SageMaker accepted when the job was created, so the name is not what is wrong.
+_UNKNOWN = "ValidationException"
 # https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 _HOSTS = HostList(
     hosts="SM_HOSTS",
@@ -185,7 +188,7 @@ class SageMakerService:
         try:
             told = await self._aws.call(region, "describe_training_job", TrainingJobName=name)
         except CloudFault as fault:
-            if fault.status == 404 or "not found" in fault.message:
+            if fault.status == 404 or fault.code == _UNKNOWN:
                 return None
             raise
         found = read_job(job, told)
