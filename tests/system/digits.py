@@ -30,21 +30,27 @@ sys.exit(code)
 """
 
 
-def write_digits(work: Path) -> None:
-    """Into a working folder, as `slow.py`."""
+def write_digits(work: Path, *, pytorch: bool = False) -> None:
+    """Into a working folder, as `slow.py`: the training by NumPy, or the example with PyTorch, which
+    takes ten times the time to start.
+    """
+    if not pytorch:
+        training = Path(__file__).with_name("digits_training.py")
+        (work / "slow.py").write_bytes(training.read_bytes())
+        return
     example = Path(__file__).parents[2] / "examples/digits/train.py"
     (work / "train.py").write_bytes(example.read_bytes())
     (work / "slow.py").write_text(SLOW)
 
 
 @functools.cache
-def train_undisturbed() -> str:
+def train_undisturbed(*, pytorch: bool = False) -> str:
     """The digest of the weights of the same training, run here in one piece, once a process."""
     with tempfile.TemporaryDirectory(prefix="cavvy-digits-") as folder:
         work, checkpoints = Path(folder, "work"), Path(folder, "checkpoints")
         work.mkdir()
         checkpoints.mkdir()
-        write_digits(work)
+        write_digits(work, pytorch=pytorch)
         environ = {**os.environ, "CAVVY_CHECKPOINT_DIR": str(checkpoints), "PAUSE_S": "0"}
         command = [sys.executable, "slow.py", *ARGUMENTS]
         done = subprocess.run(

@@ -73,7 +73,7 @@ def test_a_job_moves_from_ec2_spot_to_managed_spot_training(
         sagemaker_at(tmp_path, user) as sagemaker,
     ):
         ec2.cloud.rules.notice = timedelta(seconds=20)
-        write_digits(user.work)
+        write_digits(user.work, pytorch=True)
         user.cli("run", "-d", "--yes", user.task(TASK))
         user.wait("digits", lambda job: any(each.checkpoint_at for each in job.attempts), LONG_S)
         (life,) = [each for each in ec2.cloud.history if each.lives]
@@ -115,7 +115,7 @@ def check_log(user: User) -> None:
     lines = [line for line in log.splitlines() if line.startswith("epoch ")]
     epochs = [int(line.split()[1].split("/")[0]) for line in lines]
     assert epochs == list(range(1, int(ARGUMENTS[1]) + 1)), log
-    assert log.split("weights ")[1].split()[0] == train_undisturbed()
+    assert log.split("weights ")[1].split()[0] == train_undisturbed(pytorch=True)
 
 
 def check_checkpoints(user: User) -> None:
