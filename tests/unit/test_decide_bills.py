@@ -178,6 +178,16 @@ def test_charges_of_a_living_gang_end_where_its_end_was_missed() -> None:
     assert again == ()
 
 
+def test_a_list_that_is_older_than_its_poll_shows_no_node_alive_at_the_poll() -> None:
+    older = replace(node(0, 5), seen_at=at(46)), node(1, 5)
+    look = after_look(NEW, gang(*older, micros=3_600_000), at(50))
+    charges, _ = accrue(ATTEMPT, look, ())
+    assert [(each.rank, each.amount.micros / 1000) for each in charges] == [(0, 41), (1, 45)]
+    assert seconds(close(look, stored=charges)) == ([(0, 41), (1, 45)], 54 + 50)
+    earlier = after_look(look, gang(replace(node(0, 5), seen_at=at(40))), at(52))
+    assert earlier.alive_at == {0: at(46), 1: at(50)}
+
+
 def test_a_budget_counts_what_an_unseen_end_may_have_cost() -> None:
     task = TaskSpec(name="n", run="x")
     job = JobRecord(id="j", project="p", name="n", task=task, submitted_at=T0, since=T0, attempt=1)

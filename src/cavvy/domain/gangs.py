@@ -55,6 +55,9 @@ class NodeSeen:
     was last seen and `ended_at`, so its cost is known only as a range. Likewise, if `started_by` is
     set, the provider did not record the start: the bill began between `started_at` and
     `started_by`, or never if the node ended before.
+
+    `seen_at` is when the provider last saw the node run, if its answer is older than the poll that
+    reports it; None means that the node ran at the time of the poll.
     """
 
     rank: int
@@ -63,6 +66,7 @@ class NodeSeen:
     started_by: datetime | None = None
     ended_at: datetime | None = None
     unseen: bool = False
+    seen_at: datetime | None = None
     address: str | None = None
     extras: tuple[NodeExtra, ...] = ()  # billed at the prices in `Offer.extras`
 

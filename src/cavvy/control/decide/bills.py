@@ -144,9 +144,10 @@ def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
 def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
     """The gang with the times when its nodes were billed for certain: a node without a recorded end
     counts as ended when it was last seen."""
+    over = told.state is GangState.ENDED
     nodes = [
         replace(node, ended_at=look.alive_at.get(node.rank, node.started_at))
-        if node.unseen or (told.state is GangState.ENDED and node.ended_at is None)
+        if node.unseen or (node.ended_at is None and (over or node.seen_at is not None))
         else node
         for node in told.nodes
     ]
@@ -161,7 +162,7 @@ def _start_late(node: NodeSeen) -> NodeSeen:
 
 def _shorten_all(nodes: Sequence[NodeSeen], look: GangLook) -> list[NodeSeen]:
     """The machines that were billed for certain, with their shortest possible lifetimes. Those that
-    have not ended were seen last at the last poll that found the gang.
+    have not ended were seen last at the last poll that found the gang, or at their `seen_at`.
     """
     found = []
     for node in nodes:
@@ -171,7 +172,8 @@ def _shorten_all(nodes: Sequence[NodeSeen], look: GangLook) -> list[NodeSeen]:
         if node.unseen:
             node = replace(node, ended_at=node.started_at)
         elif node.ended_at is None:
-            ends = [each for each in (node.started_at, look.told_at) if each is not None]
+            seen_at = node.seen_at or look.told_at
+            ends = [each for each in (node.started_at, seen_at) if each is not None]
             node = replace(node, ended_at=max(ends))
         found.append(node)
     return found

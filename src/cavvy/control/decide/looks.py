@@ -55,10 +55,12 @@ def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
     look = replace(look, seen=seen, looked_at=at, fresh=True)
     if not isinstance(seen, GangSeen):
         return look
-    alive = {node.rank: at for node in seen.nodes if node.started_at and not node.ended_at}
-    if seen.state is GangState.ENDED:
-        alive = {}
-    return replace(look, told=seen, told_at=at, alive_at={**look.alive_at, **alive})
+    alive = dict(look.alive_at)
+    for node in seen.nodes:
+        if node.started_at and not node.ended_at and seen.state is not GangState.ENDED:
+            seen_at = node.seen_at or at
+            alive[node.rank] = max(alive.get(node.rank, seen_at), seen_at)
+    return replace(look, told=seen, told_at=at, alive_at=alive)
 
 
 def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:

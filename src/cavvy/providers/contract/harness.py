@@ -345,12 +345,13 @@ class ContractHarness:
         return seen
 
     def nodes(self, seen: GangSeen) -> Sequence[NodeSeen]:
-        """The gang's nodes, for comparisons. If the infrastructure changes reported times, the
-        nodes have no times.
+        """The gang's nodes, for comparisons: without the time of the poll, and, if the
+        infrastructure changes reported times, without any times.
         """
+        nodes = [replace(node, seen_at=None) for node in seen.nodes]
         if not self._revises:
-            return seen.nodes
-        return [replace(node, started_at=None, ended_at=None) for node in seen.nodes]
+            return nodes
+        return [replace(node, started_at=None, ended_at=None) for node in nodes]
 
     def listings(self, gang: GangSpec) -> Sequence[Sequence[str]]:
         """Return the lists of names that `gangs` may return if the only gang is this ended one."""

@@ -62,7 +62,7 @@ class VmStatus:
         # machines that were last seen before this time are dropped
         since = now - self._machines.traits.ended_listed
         self._sighted = {each: at for each, at in self._sighted.items() if at > since}
-        self._sighted |= dict.fromkeys(shown.by_id, now)
+        self._sighted |= dict.fromkeys(shown.by_id, shown.at)
         await self._recall(shown, name)
         errors = await self._update_all(name, shown)
         # an error about another gang must not prevent the report of this gang
@@ -76,7 +76,7 @@ class VmStatus:
             and (record.rolled_back or any(node.id for node in record.nodes))
         ]
         seen = [
-            make_seen(record)
+            make_seen(record, self._sighted)
             for record in sorted(found, key=lambda each: each.name)
             if record.name not in errors
         ]
@@ -367,8 +367,10 @@ def _asked_at(record: VmGangRecord) -> datetime:
     return max([record.intended_at, *asked])
 
 
-def make_seen(record: VmGangRecord) -> GangSeen:
-    """Describe a gang for the control plane, from its record."""
+def make_seen(record: VmGangRecord, sighted: Mapping[str, datetime]) -> GangSeen:
+    """Describe a gang for the control plane, from its record. `sighted` tells when each machine was
+    last seen, by its id: a list is older than the polls that share it.
+    """
     nodes = [node for node in record.nodes if node.id]
     up = all(node.up or node.ended_at is not None for node in nodes)
     state = GangState.RUNNING if up else GangState.STARTING
@@ -380,12 +382,12 @@ def make_seen(record: VmGangRecord) -> GangSeen:
         reason="; ".join(dict.fromkeys(node.reason for node in nodes if node.reason)),
         preempted=any(node.preempted and node.ended_at is not None for node in nodes),
         no_capacity=any(node.no_capacity for node in nodes),
-        nodes=tuple(_make_node(record, node) for node in nodes),
-        rolled_back=tuple(_make_node(record, node) for node in record.rolled_back),
+        nodes=tuple(_make_node(record, node, sighted) for node in nodes),
+        rolled_back=tuple(_make_node(record, node, sighted) for node in record.rolled_back),
     )
 
 
-def _make_node(record: VmGangRecord, node: VmNode) -> NodeSeen:
+def _make_node(record: VmGangRecord, node: VmNode, sighted: Mapping[str, datetime]) -> NodeSeen:
     return NodeSeen(
         rank=node.rank,
         engine_id=node.id,
@@ -393,6 +395,7 @@ def _make_node(record: VmGangRecord, node: VmNode) -> NodeSeen:
         started_by=node.started_by,
         ended_at=node.ended_at,
         unseen=node.unseen,
+        seen_at=sighted.get(node.id, node.started_by or node.started_at),
         address=node.address,
         extras=record.extras,
     )
