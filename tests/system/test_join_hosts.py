@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from tests.proofs import Proof
 from tests.system.hosts import Lab, LabHost, lab_at, worked
+from tests.system.packed_python import give_python
 from tests.system.server_state import follow_to_end, home_at, kill_server, wait_until
 
 from cavvy.cli.main import cli
@@ -63,6 +64,7 @@ class Ranch:
 @pytest.fixture
 def ranch(tmp_path: Path) -> Iterator[Ranch]:
     with lab_at(tmp_path / "lab") as lab, lab.entered(), home_at(tmp_path / "home") as home:
+        give_python(home)
         (tmp_path / "settings.toml").write_text(SETTINGS.format(port=7443))
         lab.add(gpus=2)
         yield Ranch(lab, home)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.system.packed_python import give_python
 from tests.waits import PATIENCE_S, START_S, wait_until
 
 from cavvy.client import ApiClient, ApiError, connect
@@ -266,6 +267,7 @@ class User:
 def user_at(root: Path) -> Iterator[User]:
     """A user whose processes are all gone afterwards."""
     user = User(root)
+    give_python(user.home)
     try:
         yield user
     finally:
