@@ -200,9 +200,11 @@ class Cluster:
         }
         while more := {pid for pid, parent in parents.items() if parent in doomed} - doomed:
             doomed |= more
-        for pid in doomed:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        # All stop before the first dies, or an agent would see and report the death of its task.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in doomed:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def run(self, *command: str, stdin: str = "", check: bool = True) -> str:
         done = subprocess.run(
