@@ -16,7 +16,7 @@ LONG = "{name: NAME, grace: 1s, LIMITS resources: {cpu: 0.5}, run: 'echo began; 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
     with user_at(tmp_path / "user") as user:
-        user.home.mkdir(mode=0o700)
+        user.home.mkdir(mode=0o700, exist_ok=True)
         mount = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", user.home]
         if subprocess.run(mount, capture_output=True).returncode:
             pytest.skip(
