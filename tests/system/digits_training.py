@@ -3,7 +3,8 @@
 It behaves as `examples/digits/train.py` does (checkpoint after each epoch and on SIGTERM, progress
 lines, exit code 75), but starts in a tenth of the time: it imports neither PyTorch nor
 scikit-learn, of which it reads only the file of digits. Tests run it on nodes as `slow.py`. It
-pauses for PAUSE_S seconds after each epoch, and tells a digest of the weights that it ends with.
+tells a digest of the weights that it ends with. With HOLDS=n each of its first n runs stops after
+two epochs and waits to be interrupted, so that no test has to be quicker than the training.
 """
 
 import os
@@ -22,6 +23,7 @@ import numpy as np
 
 EPOCHS, BATCH, HIDDEN, RATE, MOMENTUM = 6, 32, 32, 0.1, 0.9
 TEST_IMAGES = 360
+HOLD_S = 120.0  # at most
 CHECKPOINTED = 75  # EX_TEMPFAIL: "saved, run me again"
 SHAPES = {"w1": (64, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, 10), "b2": (10,)}
 Arrays = dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"]
@@ -66,7 +68,7 @@ def start_state() -> Arrays:
     random = np.random.default_rng(1)
     weights = {name: random.normal(0, 0.1, shape) for name, shape in SHAPES.items()}
     moments = {"m" + name: np.zeros(shape) for name, shape in SHAPES.items()}
-    return {**weights, **moments, "epoch": np.zeros(()), "step": np.zeros(())}
+    return {**weights, **moments, "epoch": np.zeros(()), "step": np.zeros(()), "run": np.zeros(())}
 
 
 def save(path: Path, state: Arrays) -> None:
@@ -86,6 +88,13 @@ def tell(epoch: int, loss: float) -> None:
             file.write(json.dumps(line) + "\n")
 
 
+def hold(leaving: list[int]) -> None:
+    """Until this run is asked to leave, or killed."""
+    ends = time.monotonic() + HOLD_S
+    while not leaving and time.monotonic() < ends:
+        time.sleep(0.05)
+
+
 def main() -> int:
     leaving: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: leaving.append(number))
@@ -99,6 +108,8 @@ def main() -> int:
         with np.load(path) as kept:
             state = dict(kept)
         print(f"resumed at epoch {int(state['epoch'])}, step {int(state['step'])}", flush=True)
+        state["run"] = state["run"] + 1
+    run, holds = int(state["run"]), int(os.environ.get("HOLDS", "0"))
     loss, steps = 0.0, len(train_y) // BATCH
     while (epoch := int(state["epoch"])) < EPOCHS:
         order = np.random.default_rng(epoch).permutation(len(train_y))
@@ -113,7 +124,8 @@ def main() -> int:
             print(f"asked to leave: saved at epoch {epoch}, step {step}", flush=True)
             return CHECKPOINTED
         tell(epoch + 1, loss)
-        time.sleep(float(os.environ.get("PAUSE_S", "1")))
+        if run < holds and epoch + 1 == 2 * (run + 1):
+            hold(leaving)
     hidden = np.tanh(images[-TEST_IMAGES:] @ state["w1"] + state["b1"])
     right = (hidden @ state["w2"] + state["b2"]).argmax(1) == labels[-TEST_IMAGES:]
     print(f"accuracy {right.mean():.4f} on {TEST_IMAGES} images never trained on", flush=True)

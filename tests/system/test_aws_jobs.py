@@ -141,7 +141,7 @@ def be_interrupted(ec2: Ec2, user: User, notice: timedelta) -> None:
     name = "digits"
     task = user.task(
         "name: digits\nresources: {gpu: T4, spot: only}\nworkdir: .\ncheckpoint: {path: "
-        "checkpoints, every: 2s}\n"
+        "checkpoints, every: 2s}\nenv: {HOLDS: '1'}\n"
         f"run: exec {sys.executable} slow.py {' '.join(ARGUMENTS)}\n"
     )
     user.cli("run", "-d", "--yes", task)

@@ -489,7 +489,7 @@ def be_interrupted(
     write_digits(user.work)
     task = user.task(
         "name: digits\nresources: {gpu: T4, spot: only}\nworkdir: .\n"
-        f"checkpoint: {{path: checkpoints, every: 2s}}\nenv: {{PAUSE_S: {1 if noticed else 2}}}\n"
+        f"checkpoint: {{path: checkpoints, every: 2s}}\nenv: {{HOLDS: '1'}}\n"
         f"run: exec {sys.executable} slow.py {' '.join(ARGUMENTS)}\n"
     )
     user.cli("run", "-d", "--yes", task)

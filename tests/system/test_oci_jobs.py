@@ -53,7 +53,7 @@ def user(oci: BootedPlace, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.proves(PROOF, "spot")
 def test_the_digits_survive_a_preemption(oci: BootedPlace, user: User) -> None:
     """OCI terminates the instance without a notice on it, and does not report the time."""
-    start_digits(user, "{gpu: V100, spot: only}", pause_s=2)
+    start_digits(user, "{gpu: V100, spot: only}")
     (taken,) = oci.cloud.billed()
     oci.lose(taken)
     wait_for(oci, user, "digits")

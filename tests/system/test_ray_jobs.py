@@ -184,7 +184,7 @@ def test_digits_that_a_drained_node_interrupts_end_with_the_weights_of_one_run(
     write_digits(user.work)
     task = user.task(
         "name: digits\nresources: {gpu: A10G}\nworkdir: .\ncheckpoint: {path: checkpoints, every: "
-        "2s}\n"
+        "2s}\nenv: {HOLDS: '1'}\n"
         f"run: exec {sys.executable} slow.py {' '.join(ARGUMENTS)}\n"
     )
     user.cli("run", "-d", "--yes", task)

@@ -61,7 +61,7 @@ def test_a_job_that_two_clouds_lose_ends_at_the_third(
     places: list[BootedPlace], user: User
 ) -> None:
     azure, at_lambda, gcp = places
-    start_digits(user, RESOURCES, pause_s=4)
+    start_digits(user, RESOURCES, holds=2)
     (machine,) = azure.cloud.billed()
     azure.cloud.left = 0  # after an eviction, a cloud often has no capacity
     azure.take(machine)

@@ -65,15 +65,15 @@ def run_gang(place: BootedPlace, user: User, resources: str) -> None:
     assert "answered by rank 0 of 2" in user.said("gang", 1)
 
 
-def start_digits(user: User, resources: str, pause_s: float = 0.7) -> None:
-    """Start the digits training, which pauses after each epoch, and wait until the server has a
-    checkpoint of it.
+def start_digits(user: User, resources: str, holds: int = 1) -> None:
+    """Start the digits training, of which the first runs wait to be interrupted, and wait until the
+    server has a checkpoint of it.
     """
     write_digits(user.work)
     task = user.task(
         f"name: digits\nresources: {resources}\nworkdir: .\n"
         "checkpoint: {path: checkpoints, every: 1s}\n"
-        f"env: {{PAUSE_S: '{pause_s}'}}\nrun: exec {sys.executable} slow.py {' '.join(ARGUMENTS)}\n"
+        f"env: {{HOLDS: '{holds}'}}\nrun: exec {sys.executable} slow.py {' '.join(ARGUMENTS)}\n"
     )
     user.cli("run", "-d", "--yes", task)
     user.wait("digits", lambda job: any(each.checkpoint_at for each in job.attempts), LONG_S)
