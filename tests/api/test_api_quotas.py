@@ -59,6 +59,7 @@ async def test_quotas_of_all_providers_and_of_one(api: Api) -> None:
         "used": 32.0,
         "left": 64.0,
         "request": "ask NEW_LIMIT",
+        "zone": "",
     }
     reasons = {each["provider"]: each["reason"] for each in report["untold"]}
     assert reasons["shut"] == "no right"

@@ -4,7 +4,8 @@ descriptions do not allow, and returns lists in pages.
 
 The descriptions, read in November 2026: Core Services API and Identity API 20160918
 (https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/, with the models of Oracle's Python
-package oci 2.189), request signatures
+package oci 2.189), Limits API 20190729 (https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/,
+with the client of the same package), request signatures
 (https://docs.oracle.com/en-us/iaas/Content/API/Concepts/signingrequests.htm) and errors
 (https://docs.oracle.com/en-us/iaas/Content/API/References/apierrors.htm). The message of missing
 capacity is the one that users of the API reported.
@@ -53,6 +54,27 @@ SHAPES = {  # name: OCPUs, GB of memory, GPUs
     "VM.GPU.Z9.1": (15.0, 240.0, 1),  # the catalog has no price
     "VM.Standard.A9.Flex": (1.0, 6.0, 0),  # the same, without GPUs
 }
+QUOTAS = {  # of shapes
+    "VM.Standard.E5.Flex": ("standard-e5-core-ad-count", "standard-e5-memory-count"),
+    "VM.GPU.A10.1": ("gpu-a10-count",),
+    "VM.GPU3.1": ("gpu3-count", "vm-gpu3-1-count"),
+    "BM.GPU.H100.8": ("gpu-h100-count", "gpu-h100-regional-count"),
+    "BM.GPU.MI300X.8": ("gpu-mi300x-count",),
+    "BM.GPU4.8": ("gpu4-count",),
+}
+LIMITS = {  # by name; a limit whose name contains "regional" is one for the whole region
+    "custom-image-count": 100,
+    "gpu-a10-count": 300,
+    "gpu-h100-count": 160,
+    "gpu-h100-regional-count": 160,
+    "gpu-mi300x-count": 8,
+    "gpu3-count": 0,
+    "standard-a1-core-count": 4,
+    "standard-e5-core-ad-count": 90_000,
+    "standard-e5-memory-count": 900_000,
+    "vm-gpu3-1-count": 2,
+}
+UNTOLD = ("vm-gpu3-1-count",)  # limits whose use OCI does not report
 IMAGES = {  # name: operating system, version, whether it is for GPUs
     "Canonical-Ubuntu-24.04-Minimal-2026.10.31-0": ("Canonical Ubuntu", "24.04 Minimal", False),
     "Canonical-Ubuntu-24.04-2026.10.31-0": ("Canonical Ubuntu", "24.04", False),
@@ -130,6 +152,10 @@ _QUERIES = {  # the parameters of a list, required ones first
     "availabilityDomains": ("compartmentId",),
     "shapes": ("compartmentId", "availabilityDomain", "limit", "page", "imageId", "shape"),
     "subnets": ("compartmentId", "lifecycleState", "displayName", "limit", "page", "vcnId"),
+    "limitValues": (
+        *("compartmentId", "serviceName", "limit", "page", "name", "scopeType"),
+        "availabilityDomain",
+    ),
     "instances": ("compartmentId", "limit", "page", "availabilityDomain", "lifecycleState"),
     "vnicAttachments": ("compartmentId", "limit", "page", "instanceId", "availabilityDomain"),
     "images": (
@@ -140,7 +166,7 @@ _QUERIES = {  # the parameters of a list, required ones first
 
 
 class OciStandIn(RestStandIn):
-    """The Core Services and Identity APIs of all regions in front of a cloud in memory."""
+    """The Core Services, Identity and Limits APIs of all regions in front of a cloud in memory."""
 
     root = "/{service}/{region}/20160918"
     key = "the-pass-phrase-of-the-key"
@@ -172,6 +198,11 @@ class OciStandIn(RestStandIn):
         self.tokens: dict[str, str] = {}  # machines by their retry tokens
         self.subnets = [make_subnet("net")]
         self.faulty: dict[str, CloudFault] = {}  # regions that list no shapes
+        self.settings = {"limits_endpoint": f"{self.origin}/limits/{{region}}/20190729"}
+        self.limits = dict(LIMITS)
+        self.limit_faults: dict[str, CloudFault] = {}  # regions that tell no limits
+        self.policies: dict[str, float] = {}  # limits of the compartment's quota policy
+        self.elsewhere: dict[str, int] = {}  # what other compartments use of each limit
         self.authorized = True  # whether a policy allows to list the compartment
         self.terminates = True  # whether a policy allows to terminate instances
 
@@ -216,11 +247,17 @@ class OciStandIn(RestStandIn):
 
     def answer(self, request: RestRequest) -> tuple[int, object]:
         _, _, service, region, version, *path = request.path.split("/")
-        assert version == "20160918"
+        assert version == ("20190729" if service == "limits" else "20160918")
         if region not in DOMAINS:
             raise CloudFault(404, "NotFound", f"{region} is no region of the tenancy")
         if len(path) == 1 and request.method == "GET":
             return 200, self._list(service, region, path[0], request.query)
+        if service == "limits" and region in self.limit_faults:
+            raise self.limit_faults[region]
+        match request.method, path:
+            case "GET", ["services", "compute", "limits", name, "resourceAvailability"]:
+                assert service == "limits"
+                return 200, self._tell_use(region, name, request.query)
         assert service == "iaas"
         match request.method, path:
             case "POST", ["instances"]:
@@ -248,11 +285,12 @@ class OciStandIn(RestStandIn):
         if kind == "availabilityDomains":
             assert service == "identity"
             return [{"name": each, "id": "ocid1.ad.1"} for each in DOMAINS[region]]
-        assert service == "iaas"
+        assert service == ("limits" if kind == "limitValues" else "iaas")
         items = self._items(region, kind, query)
         number = int(query.get("page", "page-1").removeprefix("page-"))
         size = int(query.get("limit", 100))
-        shown, more = self.cut(items, number, size) if kind == "instances" else (items, False)
+        paged = kind in ("instances", "limitValues")
+        shown, more = self.cut(items, number, size) if paged else (items, False)
         return WithHeaders(shown, {"opc-next-page": f"page-{number + 1}"} if more else {})
 
     def _items(self, region: str, kind: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -264,6 +302,13 @@ class OciStandIn(RestStandIn):
                 return [_show_shape(each) for each in SHAPES]
             case "subnets":
                 return self.subnets
+            case "limitValues":
+                if region in self.limit_faults:
+                    raise self.limit_faults[region]
+                assert (query["compartmentId"], query["serviceName"]) == (TENANCY, "compute")
+                return [
+                    each for name in self.limits for each in _show_limit(region, name, self.limits)
+                ]
             case "vnicAttachments":
                 up = [each for each in self.machines() if each.state is MachineState.RUNNING]
                 return [self._attach(each) for each in up if self._region(each.id) == region]
@@ -279,6 +324,34 @@ class OciStandIn(RestStandIn):
                     if all(each.get(name, value) == value for name, value in query.items())
                     and (gpu != 0 or "GPU" not in each["displayName"])
                 ]
+
+    def _tell_use(self, region: str, name: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """What of a limit is in use in an availability domain or, for some limits, in the region."""
+        assert set(query) <= {"compartmentId", "availabilityDomain"}
+        domain = query.get("availabilityDomain")
+        if (domain is None) != ("regional" in name) or domain not in (None, *DOMAINS[region]):
+            raise CloudFault(400, "InvalidParameter", "Invalid parameter 'availabilityDomain'")
+        if name not in self.limits or name in UNTOLD:
+            raise self.faults["not-found"]
+        bodies = [self.bodies[each.id] for each in self.cloud.billed() if each.id in self.bodies]
+        used = sum(
+            _use(name, body)
+            for body in bodies
+            if self._domain_region(body) == region
+            and domain in (None, body["availabilityDomain"])
+            and name in QUOTAS.get(body["shape"], ())
+        )
+        limit = self.policies.get(name, self.limits[name])
+        return {
+            "used": used,
+            "available": limit - used - self.elsewhere.get(name, 0),
+            "fractionalUsage": float(used),
+            "fractionalAvailability": float(limit - used - self.elsewhere.get(name, 0)),
+            "effectiveQuotaValue": self.policies.get(name),
+        }
+
+    def _domain_region(self, body: Mapping[str, Any]) -> str:
+        return next(each for each in DOMAINS if body["availabilityDomain"] in DOMAINS[each])
 
     def _attach(self, machine: CloudMachine) -> dict[str, Any]:
         """The attachment of an instance's interface."""
@@ -383,6 +456,25 @@ def make_subnet(name: str, domain: str | None = None, *, private: bool = False) 
     }
 
 
+def _show_limit(region: str, name: str, limits: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The values of a limit: one for each availability domain, or one for the region."""
+    if "regional" in name:
+        return [{"name": name, "scopeType": "REGION", "value": limits[name]}]
+    return [
+        {"name": name, "scopeType": "AD", "availabilityDomain": domain, "value": limits[name]}
+        for domain in DOMAINS[region]
+    ]
+
+
+def _use(name: str, body: Mapping[str, Any]) -> int:
+    """How much of a limit an instance uses, by the body of its launch."""
+    ocpus, memory, gpus = SHAPES[body["shape"]]
+    size = body.get("shapeConfig", {"vcpus": 2 * ocpus, "memoryInGBs": memory})
+    if name.startswith("gpu"):
+        return gpus
+    return int(size["memoryInGBs"] if "memory" in name else size["vcpus"] / 2)
+
+
 def _show_shape(name: str) -> dict[str, Any]:
     ocpus, memory, gpus = SHAPES[name]
     return {
@@ -392,6 +484,7 @@ def _show_shape(name: str) -> dict[str, Any]:
         "gpus": gpus,
         "gpuDescription": "a GPU" if gpus else None,
         "isFlexible": name.endswith(".Flex"),
+        "quotaNames": list(QUOTAS.get(name, ())),
     }
 
 

@@ -49,6 +49,7 @@ from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, Ssh
 
 PROOF = Proof("oci", False, "a strict stand-in for the APIs of Oracle Cloud Infrastructure")
 A10, H100, V100 = "VM.GPU.A10.1", "BM.GPU.H100.8", "VM.GPU3.1"
+NOWHERE = {"endpoint": "", "limits_endpoint": "", "profile": ""}
 # An example of a reply to LaunchInstance (https://apis.io/examples/oracle-cloud/, November 2026).
 EXAMPLE = {
     "id": "ocid1.instance.oc1.iad.abcdefg123456",
@@ -437,7 +438,7 @@ class TestOci(RestContract):
 
 
 def test_the_documented_example_is_read() -> None:
-    cloud = OciCloud({"endpoint": "", "profile": ""}, read_prices, lambda: datetime.now(UTC))
+    cloud = OciCloud(NOWHERE, read_prices, lambda: datetime.now(UTC))
     assert cloud._read("us-ashburn-1", EXAMPLE) == CloudMachine(
         id="us-ashburn-1/ocid1.instance.oc1.iad.abcdefg123456",
         name="my-instance-01",
@@ -459,7 +460,7 @@ def test_the_documented_example_is_read() -> None:
     ],
 )
 def test_states_that_may_be_billed_count_as_running(status: str, state: MachineState) -> None:
-    cloud = OciCloud({"endpoint": "", "profile": ""}, read_prices, lambda: datetime.now(UTC))
+    cloud = OciCloud(NOWHERE, read_prices, lambda: datetime.now(UTC))
     assert cloud._read(HOME, {**EXAMPLE, "lifecycleState": status}).state is state
 
 

@@ -50,6 +50,12 @@ def test_use_is_subtracted_and_the_tightest_quota_counts() -> None:
     assert limited.limited_by == "the quota GPUs everywhere (8 of 8 GPUs used, 0 left)"
 
 
+def test_quotas_of_two_zones_are_two_pools() -> None:
+    pools = [limit_offer(OFFER, [(replace(QUOTA, zone=zone), 96)]) for zone in ("a-1", "a-2")]
+    assert [each.pool for each in pools] == ["quota GPU vCPUs a-1", "quota GPU vCPUs a-2"]
+    assert pools[0].limited_by == "the quota GPU vCPUs in a-1 (96 of 192 vCPUs used, 96 left)"
+
+
 def test_more_use_than_the_limit_leaves_nothing() -> None:
     assert limit_offer(OFFER, [(replace(QUOTA, used=500), 96)]).capacity == 0
 
@@ -145,6 +151,17 @@ def test_the_table_hides_quotas_of_0_and_names_silent_providers(
     assert "None yet" in run("--family", "none").stdout
     assert "None yet" not in run("--family", "NDSH100").stdout
     assert "eastus" not in run("--region", "westeurope").stdout
+
+
+def test_the_table_has_zones_only_if_a_quota_is_for_one(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(client, monkeypatch, make_quota())
+    assert "ZONE" not in run().stdout
+    tell(client, monkeypatch, make_quota(), make_quota(zone="AD-1"))
+    head, whole, part = run().stdout.splitlines()
+    assert head.split()[:3] == ["PROVIDER", "REGION", "ZONE"]
+    assert (whole.split()[2], part.split()[2]) == ("-", "AD-1")
 
 
 def test_requests_are_the_providers_commands_with_the_wanted_limit(

@@ -1,6 +1,7 @@
 """`cavvy quota`: shows the account's quotas, and prints commands that request higher limits."""
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _COLUMNS = (
     TableColumn("provider"),
     TableColumn("region", show=lambda region: region or "all", drop=3),
+    TableColumn("zone", drop=3),
     TableColumn("family", below=True),
     TableColumn("name", hidden=True),
     TableColumn("purchase", "BUY", drop=1),
@@ -60,7 +62,12 @@ def command(
         _print_untold(report)
         _print_requests(shown, to)
         return
-    rows_out(_COLUMNS, shown, output, empty="no quotas are known")
+    # most clouds have no quotas for a part of a region
+    none = not any(each.zone for each in shown)
+    columns = [
+        replace(each, hidden=each.hidden or (none and each.name == "zone")) for each in _COLUMNS
+    ]
+    rows_out(columns, shown, output, empty="no quotas are known")
     if output == "table" and (hidden := len(rows) - len(shown)):
         are = "1 quota has" if hidden == 1 else f"{hidden} quotas have"
         text_out(f"{are} a limit of 0; `cavvy quota --all` shows all quotas")

@@ -506,10 +506,9 @@ class MachineRow(Answer, frozen=True, kw_only=True):
 
 class QuotaRow(Answer, frozen=True, kw_only=True):
     """A limit that a provider sets for the account. `limit`, `used` and `left` are numbers of
-    `unit`; `used` and `left` are null if the use is unknown. `region` is empty if the quota is one
-    limit for all regions together. `purchase` is null if both on-demand and spot machines count
-    toward the quota. `request` is the provider's command that requests a higher limit, with
-    NEW_LIMIT in place of the wanted limit.
+    `unit`; `used` and `left` are null if the use is unknown. `region` is empty if the quota is for
+    all regions, and `zone` if it is for the whole region. `purchase` is null if on-demand and spot
+    machines count alike. `request` is the provider's command that requests the limit NEW_LIMIT.
     """
 
     provider: str
@@ -522,6 +521,7 @@ class QuotaRow(Answer, frozen=True, kw_only=True):
     used: float | None
     left: float | None
     request: str
+    zone: str = ""
 
 
 class UntoldQuotas(Answer, frozen=True, kw_only=True):

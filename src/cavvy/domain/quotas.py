@@ -13,6 +13,7 @@ class Quota:
     """One quota. `limit` and `used` are numbers of `unit`; `used` is None if it is unknown.
 
     `name` is the provider's name of the quota. `family` says which machines count toward the quota.
+    `zone` is the part of the region that the quota is for, such as an availability domain.
     `request` is the provider's command that requests a higher limit.
     """
 
@@ -21,6 +22,7 @@ class Quota:
     family: str
     unit: str
     region: str = ""  # "" if the quota is one limit for all regions together
+    zone: str = ""  # "" if the quota is for the whole region
     purchase: Purchase | None = None  # None if both on-demand and spot machines count
     limit: float
     used: float | None = None
@@ -31,7 +33,8 @@ class Quota:
         return None if self.used is None else max(0.0, self.limit - self.used)
 
     def __str__(self) -> str:
-        where = f" in {self.region}" if self.region else ""
+        place = self.zone or self.region
+        where = f" in {place}" if place else ""
         use = f"{self.limit:g} {self.unit}"
         if self.left is not None:
             use = f"{self.used:g} of {use} used, {self.left:g} left"
@@ -62,5 +65,5 @@ def limit_offer(offer: Offer, needs: Iterable[tuple[Quota, float]]) -> Offer:
     limited = replace(offer, quota_nodes=most, quota_text=str(lowest))
     if offer.capacity is not None and offer.capacity <= room:
         return limited
-    pool = offer.pool or f"quota {tightest.name}"
+    pool = offer.pool or " ".join(filter(None, ("quota", tightest.name, tightest.zone)))
     return replace(limited, capacity=room, pool=pool, limited_by=str(tightest))

@@ -157,7 +157,7 @@ class OfferTests(ScenarioSuite):
     ) -> None:
         quotas = await harness.require(TELLS_QUOTAS).quotas()
         assert quotas
-        keys = [(quota.region, quota.name, quota.purchase) for quota in quotas]
+        keys = [(quota.region, quota.zone, quota.name, quota.purchase) for quota in quotas]
         assert len(keys) == len(set(keys))
         for quota in quotas:
             assert quota.provider == harness.ours.manifest.name

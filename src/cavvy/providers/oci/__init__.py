@@ -17,6 +17,8 @@ def make(context: ProviderContext) -> Provider:
         context,
         cloud,
         identity=cloud.identity,
+        quotas=cloud.quotas,
+        untold_quotas=cloud.untold_quotas,
         silent=cloud.silent,
         close=cloud.close,
     )

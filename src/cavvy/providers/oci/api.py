@@ -1,5 +1,5 @@
 """Calls OCI's Core Services and Identity APIs, version 20160918
-(https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/), in several regions.
+(https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/), and its Limits API in several regions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,8 @@ from cavvy.providers.vm.rest import Json, RestClient
 
 # a header: https://docs.oracle.com/en-us/iaas/Content/API/Concepts/usingapi.htm
 _NEXT = "opc-next-page"
-IDENTITY, COMPUTE = "identity", "iaas"  # the names of the services in their addresses
+# the names of the services in their addresses
+IDENTITY, COMPUTE, LIMITS = "identity", "iaas", "limits"
 
 
 class OciApi:
@@ -22,14 +23,16 @@ class OciApi:
 
     def __init__(self, settings: Mapping[str, Scalar], credentials: OciCredentials) -> None:
         self._endpoint, self._sign = str(settings["endpoint"]), credentials.sign
+        self._limits_endpoint = str(settings["limits_endpoint"])
         self._clients: dict[tuple[str, str], RestClient] = {}
 
     def close(self) -> None:
         for each in self._clients.values():
             each.close()
 
-    async def get(self, region: str, path: str) -> Json:
-        return await self._client(COMPUTE, region).get(path)
+    async def get(self, region: str, path: str, service: str = COMPUTE, **query: str) -> Json:
+        target = f"{path}?{urlencode(query)}" if query else path
+        return await self._client(service, region).get(target)
 
     async def send(
         self,
@@ -68,8 +71,9 @@ class OciApi:
 
     def _client(self, service: str, region: str) -> RestClient:
         if (service, region) not in self._clients:
+            endpoint = self._limits_endpoint if service == LIMITS else self._endpoint
             self._clients[service, region] = RestClient(
-                self._endpoint.replace("{service}", service).replace("{region}", region),
+                endpoint.replace("{service}", service).replace("{region}", region),
                 lambda: "",
                 lambda told: (told["code"], told["message"]),
                 sign=self._sign,

@@ -14,6 +14,7 @@ from cavvy.providers.oci.api import OciApi
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.oci.market import ListPrices, OciMarket
 from cavvy.providers.oci.places import OciPlaces, find_default, shape_of
+from cavvy.providers.oci.quotas import OciQuotas
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm.cloud import (
     CloudFault,
@@ -80,25 +81,38 @@ class OciCloud:
         self._market = OciMarket(self._api, settings, self._credentials, list_prices, now)
         self._places = OciPlaces(self._api, settings, self._market, now)
         self._addresses = OciAddresses(self._api)
+        self._quotas = OciQuotas(
+            self._api, self._market, lambda: self._credentials.profile().tenancy, now
+        )
+        self.quotas = self._quotas.read
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Facts for `cavvy check`. Call `offers` first, which finds shapes that are not offered."""
         profile, unpriced = self._credentials.profile(), ", ".join(self._market.unpriced)
         facts = [("API key", profile.file), ("user", profile.user), ("tenancy", profile.tenancy)]
-        return [*facts, *([("GPU shapes without a known price", unpriced)] if unpriced else [])]
+        facts += [("GPU shapes without a known price", unpriced)] if unpriced else []
+        silent = "; ".join(self._quotas.silent)
+        return [*facts, *([("quotas", f"cannot be read: {silent}")] if silent else [])]
 
     async def offers(self) -> Sequence[Offer]:
-        offers = await self._market.offers()
-        return require_images(offers, self._settings.get("image"), find_default)
+        offers = require_images(
+            await self._market.offers(), self._settings.get("image"), find_default
+        )
+        return await self._quotas.limit(offers)
 
     def silent(self) -> Sequence[str]:
         """See `HasParts.silent`."""
         return self._market.silent
 
+    def untold_quotas(self) -> Sequence[str]:
+        """See `TellsQuotas.untold_quotas`."""
+        return self._quotas.untold
+
     async def create(self, request: MachineRequest) -> Sequence[str]:
         region = request.offer.region
         body = await self._make_body(request)
+        self._quotas.forget()
         try:
             told = await self._api.send(region, "POST", "/instances", body, token=request.token)
         except CloudFault as fault:
@@ -135,6 +149,7 @@ class OciCloud:
         """Terminate the instance; its boot volume is deleted too. The status 404 also means that
         the user lacks the right, so the instance must be gone for other requests too.
         """
+        self._quotas.forget()
         region, _, ocid = machine.partition("/")
         path = f"/instances/{ocid}"
         try:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cavvy.providers.abilities import HAS_PARTS
+from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
 from cavvy.providers.base import Feature, ProviderSetting, SettingKind
 from cavvy.providers.settings import flag, number, text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
@@ -77,11 +77,17 @@ _MANIFEST = make_manifest(
             unit="GiB",
             whole=True,
         ),
+        text(
+            "limits_endpoint",
+            "The address of OCI's Limits API, which `cavvy quota` reads. It differs outside OCI's "
+            "commercial regions.",
+            "https://limits.{region}.oci.oraclecloud.com/20190729",
+        ),
         reach_setting(),
     ),
 )
 MANIFEST = replace(
     _MANIFEST,
-    abilities=(*_MANIFEST.abilities, HAS_PARTS),
+    abilities=(*_MANIFEST.abilities, HAS_PARTS, TELLS_QUOTAS),
     options={"image": "the OCID or the name of an image"},
 )

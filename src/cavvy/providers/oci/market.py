@@ -43,6 +43,8 @@ class OciMarket:
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         # the regions that did not answer the last read, with the reason
         self.silent: Sequence[str] = ()
+        # the offered shapes as OCI describes them, by region, availability domain and name
+        self.shapes: Mapping[tuple[str, str, str], Json] = {}
         # GPU shapes without a price in the catalog, or with another number of GPUs there
         self.unpriced: Sequence[str] = ()
 
@@ -71,14 +73,16 @@ class OciMarket:
                 # a flexible shape has several sizes, such as VM.Standard.E5.Flex$_8_32
                 shape = each.instance_type.partition("$")[0]
                 prices.setdefault(shape, {})[each.instance_type, each.purchase] = each
-        found, unpriced = [], set()
+        found, unpriced, known = [], set(), {}
         for region, domain, shape in await self._shapes():
             name, gpus = str(shape["shape"]), int(shape.get("gpus") or 0)
             rows = [row for row in prices.get(name, {}).values() if row.accelerator_count == gpus]
             found += [_make_offer(region, domain, row) for row in rows]
+            if rows:
+                known[region, domain, name] = shape
             if gpus and not rows:
                 unpriced.add(name)
-        self.unpriced = sorted(unpriced)
+        self.unpriced, self.shapes = sorted(unpriced), known
         return found
 
     async def _shapes(self) -> Sequence[tuple[str, str, Json]]:

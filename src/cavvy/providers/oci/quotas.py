@@ -1,0 +1,191 @@
+"""Reads the tenancy's service limits for compute and their use, and limits offers to what is left.
+
+Each shape names the limits that it counts toward; most hold for one availability domain. Instances
+of all purchase options count alike. Facts read on 2026-11-23: the Limits API
+(https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), the names and the units of limits
+(https://docs.oracle.com/en-us/iaas/Content/Quotas/Concepts/resourcequotas_topic-Compute_Quotas.htm)
+and preemptible instances
+(https://docs.oracle.com/en-us/iaas/Content/Compute/Concepts/capacity-types.htm).
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
+from cavvy.providers.base import Refused
+from cavvy.providers.oci.api import LIMITS, OciApi
+from cavvy.providers.oci.market import OciMarket
+from cavvy.providers.oci.places import shape_of
+from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.regions import ask_regions
+from cavvy.providers.vm.rest import Json
+
+_AGE = timedelta(minutes=1)
+_SERVICE = "compute"
+
+# (name, availability domain or "") -> quota; the domain is "" for a limit of the whole region
+_Quotas = Mapping[tuple[str, str], Quota]
+
+
+class OciQuotas:
+    """The quotas of one tenancy by region, each at most a minute old."""
+
+    def __init__(
+        self,
+        api: OciApi,
+        market: OciMarket,
+        tenancy: Callable[[], str],
+        now: Callable[[], datetime],
+    ) -> None:
+        """`tenancy` returns the OCID of the tenancy. Raises Refused."""
+        self._api, self._market, self._tenancy, self._now = api, market, tenancy, now
+        self._known: dict[str, _Quotas] = {}
+        self._read_at: dict[str, datetime] = {}
+        self._faults: dict[str, CloudFault | Refused] = {}  # by region: why the last read failed
+        # the regions that did not answer the last `limit`, and the last `read`, with the reason
+        self.silent: Sequence[str] = ()
+        self.untold: Sequence[str] = ()
+
+    def forget(self) -> None:
+        """Read the quotas again before the next offers, since instances were made or deleted."""
+        for region in self._read_at.keys() - self._faults.keys():
+            del self._read_at[region]
+
+    async def read(self) -> Sequence[Quota]:
+        """The quotas of all regions that answer, sorted by region, name and availability domain.
+        Raises CloudFault, Refused if no region answers. A read that failed is repeated after a
+        minute.
+        """
+        await self._market.offers()
+        found, self.untold = await ask_regions(await self._market.regions(), self._read)
+        return sorted(found, key=lambda each: (each.region, each.name, each.zone))
+
+    async def limit(self, offers: Sequence[Offer]) -> Sequence[Offer]:
+        """The offers, with their capacity reduced to the unused quota. If the quotas of a region
+        cannot be read, the last known ones are used.
+        """
+        try:
+            _, self.silent = await ask_regions(await self._market.regions(), self._read)
+        except (CloudFault, Refused) as fault:
+            self.silent = [f"all regions: {fault}"]
+        return [limit_offer(offer, self._list_needs(offer)) for offer in offers]
+
+    def _list_needs(self, offer: Offer) -> Sequence[tuple[Quota, float]]:
+        """The quotas that an instance of the offer uses, each with the amount."""
+        known = self._known.get(offer.region, {})
+        shape = self._market.shapes.get((offer.region, offer.zone or "", shape_of(offer)), {})
+        return [
+            (known[name, zone], _count(known[name, zone].unit, offer, shape))
+            for name in shape.get("quotaNames") or ()
+            for zone in (offer.zone or "", "")
+            if (name, zone) in known
+        ]
+
+    async def _read(self, region: str) -> Sequence[Quota]:
+        now, at = self._now(), self._read_at.get(region)
+        if at is None or now - at >= _AGE:
+            self._faults.pop(region, None)
+            try:
+                self._known[region] = await self._read_anew(region)
+            except (CloudFault, Refused) as fault:
+                self._faults[region] = fault
+            self._read_at[region] = now
+        if failed := self._faults.get(region):
+            raise failed
+        return list(self._known[region].values())
+
+    async def _read_anew(self, region: str) -> _Quotas:
+        tenancy = await asyncio.to_thread(self._tenancy)
+        told = await self._api.list(
+            region, "/limitValues", LIMITS, compartmentId=tenancy, serviceName=_SERVICE
+        )
+        shapes = self._list_shapes(region)
+        wanted = [each for each in told if shapes.get(each["name"]) and _unit(each["name"])]
+        found = await asyncio.gather(
+            *(self._make(region, tenancy, each, shapes[each["name"]]) for each in wanted)
+        )
+        return {(each.name, each.zone): each for each in found}
+
+    def _list_shapes(self, region: str) -> Mapping[str, Sequence[str]]:
+        """The names of the shapes that count toward each limit, for limits of offered shapes."""
+        found: dict[str, set[str]] = {}
+        for (place, _, shape), told in self._market.shapes.items():
+            if place == region:
+                for name in told.get("quotaNames") or ():
+                    found.setdefault(name, set()).add(shape)
+        return {name: sorted(shapes) for name, shapes in found.items()}
+
+    async def _make(self, region: str, tenancy: str, told: Json, shapes: Sequence[str]) -> Quota:
+        name, zone = str(told["name"]), str(told.get("availabilityDomain") or "")
+        limit = float(told["value"])
+        limit, used = await self._read_use(region, name, zone, limit) if limit else (0.0, 0.0)
+        item = {"serviceName": _SERVICE, "limitName": name, "region": region}
+        items = json.dumps([{**item, **({"scope": zone} if zone else {}), "value": NEW_LIMIT}])
+        return Quota(
+            provider="oci",
+            name=name,
+            family=", ".join(shapes),
+            unit=_unit(name),
+            region=region,
+            zone=zone,
+            limit=limit,
+            used=used,
+            # of Oracle's command line 3.95.1; `value` is a number, and so has no quotation marks
+            request=f"oci limits-increase limits-increase-request create "
+            f"--compartment-id {tenancy} --display-name cavvy-{name} --justification 'GPU jobs' "
+            f"--items '{items.replace(json.dumps(NEW_LIMIT), NEW_LIMIT)}'",
+        )
+
+    async def _read_use(
+        self, region: str, name: str, zone: str, limit: float
+    ) -> tuple[float, float | None]:
+        """The limit that holds in the compartment of instances, and what of it cannot be used by
+        new instances; None if OCI does not report it. A quota policy may lower the limit there, and
+        instances of other compartments use the limit, too.
+        """
+        query = {"compartmentId": await self._market.compartment()}
+        query |= {"availabilityDomain": zone} if zone else {}
+        path = f"/services/{_SERVICE}/limits/{name}/resourceAvailability"
+        try:
+            told = await self._api.get(region, path, LIMITS, **query)
+        except CloudFault as fault:
+            if fault.status != 404:  # OCI reports no use of some limits
+                raise
+            return limit, None
+        if told.get("effectiveQuotaValue") is not None:
+            limit = min(limit, float(told["effectiveQuotaValue"]))
+        if told.get("available") is None:
+            return limit, None
+        # more may be in use than a limit that was lowered later allows
+        return limit, max(0.0, limit - float(told["available"]))
+
+
+def _unit(name: str) -> str:
+    """What a limit counts, from its name; "" for limits of another kind."""
+    if name.startswith("gpu"):
+        return "GPUs"
+    if "-memory-" in name:
+        return "GB"
+    if "-core-" in name:
+        return "OCPUs"
+    return "instances" if name.startswith(("vm-", "bm-")) else ""
+
+
+def _count(unit: str, offer: Offer, shape: Json) -> float:
+    """How much of a limit with this unit one instance uses."""
+    flexible = bool(shape.get("isFlexible"))
+    match unit:
+        case "GPUs":
+            return float(offer.accelerator_count)
+        case "GB":
+            return offer.memory_mib / 1024 if flexible else float(shape["memoryInGBs"])
+        case "OCPUs":
+            # an OCPU is two vCPUs, except on Ampere A1:
+            # https://docs.oracle.com/en-us/iaas/Content/Compute/References/computeshapes.htm
+            per_core = 1 if ".A1." in offer.instance_type else 2
+            return offer.vcpus / per_core if flexible else float(shape["ocpus"])
+        case _:
+            return 1.0
