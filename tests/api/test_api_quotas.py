@@ -46,6 +46,9 @@ async def test_quotas_of_all_providers_and_of_one(api: Api) -> None:
     base = providers["fake"]
     assert isinstance(providers, dict)
     providers |= {"cloud": QuotaProvider(base), "shut": QuotaProvider(base, "no right")}
+    silent = QuotaProvider(base)
+    silent.manifest = replace(silent.manifest, abilities=(), no_quotas="its API reports none")
+    providers["silent"] = silent
     report = (await api.http.get("/v1/quotas")).json()
     (row,) = report["quotas"]
     assert row == {
@@ -63,6 +66,7 @@ async def test_quotas_of_all_providers_and_of_one(api: Api) -> None:
     }
     reasons = {each["provider"]: each["reason"] for each in report["untold"]}
     assert reasons["shut"] == "no right"
+    assert reasons["silent"] == "its API reports none"
     assert reasons["fake"] == "Cavvy does not read quotas of this provider"
     one = (await api.http.get("/v1/quotas?provider=cloud")).json()
     assert (len(one["quotas"]), one["untold"]) == (1, [])

@@ -127,6 +127,7 @@ class Manifest:
     )  # feature -> reason, shown to users
     settings: Sequence[ProviderSetting] = ()
     abilities: Sequence[Ability[Any]] = ()  # abilities beyond the four methods of the interface
+    no_quotas: str = ""  # why no program can read the account's quotas; "" if not stated
     options: Mapping[str, str] = field(
         default_factory=dict
     )  # name in a task's `resources.options` -> its meaning

@@ -221,11 +221,11 @@ def settings_page() -> str:
         lines += ["", f"## {manifest.name}: {manifest.title}", "", _docs(manifest), ""]
         lines += ["| setting | value | default | what it does |", "|---|---|---|---|"]
         lines += [_row(setting) for setting in (*manifest.settings, ENABLED)]
-        if manifest.unsupported:
+        reasons = [(str(feature), why) for feature, why in manifest.unsupported.items()]
+        reasons += [("quotas", manifest.no_quotas)] if manifest.no_quotas else []
+        if reasons:
             lines += ["", "| unsupported | reason |", "|---|---|"]
-            lines += [
-                f"| {feature} | {reason} |" for feature, reason in manifest.unsupported.items()
-            ]
+            lines += [f"| {feature} | {reason} |" for feature, reason in reasons]
     return "\n".join(lines) + "\n"
 
 

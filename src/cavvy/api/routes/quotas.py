@@ -58,5 +58,6 @@ async def _ask(pool: ProviderPool, name: str) -> tuple[Sequence[Quota], Sequence
     except ProviderError as error:
         return (), [str(error)]
     if found is None:
-        return (), ["Cavvy does not read quotas of this provider"]
+        reason = pool.providers[name].manifest.no_quotas
+        return (), [reason or "Cavvy does not read quotas of this provider"]
     return found, pool.untold_quotas(name)
