@@ -324,4 +324,4 @@ def test_info_says_why_a_price_of_a_large_cloud_is_missing() -> None:
     assert {(each["provider"], each["purchase"]): (each["types"], each["of"]) for each in told} == {
         (provider, str(purchase)): counts for (provider, purchase), counts in large.items()
     }
-    assert "has no reserved price of a machine" in " ".join(run("catalog", "info").stdout.split())
+    assert "OCI has no commitment to a machine" in " ".join(run("catalog", "info").stdout.split())

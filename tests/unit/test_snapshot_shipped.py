@@ -229,6 +229,24 @@ def test_prices_of_oci_hold_in_all_its_commercial_regions(offers: list[Offer]) -
     assert all(locate("oci", region)[1] for region in regions)
 
 
+def test_oci_has_preemptible_prices_of_exactly_its_preemptible_machines(
+    offers: list[Offer],
+) -> None:
+    """https://docs.oracle.com/en-us/iaas/Content/Compute/Concepts/preemptible.htm lists the series,
+    none of which is bare metal, and gives half the on-demand price. Read on 2026-11-23.
+    """
+    preemptible = ("VM.GPU2.", "VM.GPU3.", "VM.Standard.E5.Flex$")
+    rates = {
+        (each.instance_type, each.purchase): each.rate.micros_per_hour
+        for each in offers
+        if each.provider == "oci"
+    }
+    spot = {name for name, purchase in rates if purchase is Purchase.SPOT}
+    assert spot == {name for name, _ in rates if name.startswith(preemptible)}
+    for name in spot:
+        assert 2 * rates[name, Purchase.SPOT] == rates[name, Purchase.ON_DEMAND], name
+
+
 def test_flexible_shapes_of_oci_cost_the_same_for_each_vcpu(offers: list[Offer]) -> None:
     """vCPUs and memory have fixed prices, and all sizes have 4 GiB for each vCPU."""
     found: dict[Purchase, dict[float, float]] = {}
