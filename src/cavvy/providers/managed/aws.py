@@ -8,6 +8,7 @@ from typing import Any
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.aws.account import AwsAccount, Json, camel
 from cavvy.providers.aws.errors import LATER, AwsFault, translate
+from cavvy.providers.base import Refused
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.rest import RECORDER
@@ -36,6 +37,13 @@ class AwsService:
     async def regions(self) -> Sequence[str]:
         """The regions of the settings, or the region of the AWS configuration. Raises Refused."""
         return list_setting(self._settings, "regions") or await self._account.regions()
+
+    async def check_region(self, region: str) -> None:
+        """Raise Refused if the region is not one of `regions`: lists would never contain what is
+        made there.
+        """
+        if region not in await self.regions():
+            raise Refused(f"the region {region} is not among the `regions` of the settings")
 
     async def call(
         self, region: str, operation: str, *, service: str = "", **arguments: Any

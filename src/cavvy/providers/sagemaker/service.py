@@ -1,11 +1,8 @@
 """Runs gangs as training jobs of SageMaker."""
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
@@ -31,7 +28,7 @@ from cavvy.providers.managed.service import (
     ServiceTraits,
 )
 from cavvy.providers.sagemaker.channels import list_channels, list_variables, read_texts
-from cavvy.providers.sagemaker.prices import TrainingPrices
+from cavvy.providers.sagemaker.offers import InstanceOffers
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
@@ -49,8 +46,6 @@ _HOSTS = HostList(
     file="/opt/ml/input/config/resourceconfig.json",
 )
 _IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/\S+")
-# patterns of instance types with chips that the default training image has no driver for
-_OTHER_CHIPS = ("ml.trn*", "ml.inf*")
 _FULL = "CapacityError"  # the code of a failure if SageMaker had no capacity
 _ENDED = frozenset({"Completed", "Failed", "Stopped", "Deleting"})
 # The states of a warm pool that is billed to its job. A pool that is "Reused" is billed to the next
@@ -78,69 +73,34 @@ class SageMakerService:
 
     def __init__(self, context: ProviderContext, account: AwsAccount | None = None) -> None:
         self._settings, self._now = context.settings, context.now
-        self._find_instance = context.find_instance
         self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
         self._aws = AwsService(
             "sagemaker", self._settings, account, gone=_GONE, provider="sagemaker"
         )
-        self._prices = TrainingPrices(self._aws)
+        self._offers = InstanceOffers(self._aws, context, "sagemaker", "Training")
         self._kept: dict[str, ServiceJob] = {}  # ended jobs whose instances are kept, by id
         # job id -> the ended job, which cannot change any more
         self._ended: dict[str, ServiceJob] = {}
         self._live: dict[str, ServiceJob] = {}  # by id: other jobs, as last described
-        self._unknown: Sequence[str] = ()
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Facts for `cavvy check`. The caller must call `offers` first, which finds the types that
         the catalog does not know.
         """
         facts = [("role", self._need("role")), ("bucket", self._need("bucket"))]
-        if self._unknown:
-            facts.append(("types that the catalog does not know", ", ".join(self._unknown)))
+        if unknown := self._offers.unknown:
+            facts.append(("types that the catalog does not know", ", ".join(unknown)))
         return facts
 
     async def offers(self) -> Sequence[Offer]:
         for name in ("role", "bucket"):
             self._need(name)
-        found, unknown = [], set()
-        patterns = list_setting(self._settings, "instances")
-        for region in await self._aws.regions():
-            rates = await self._prices.rates(region, self._now())
-            names = [each for each in sorted(rates) if _chosen(each, patterns)]
-            machines = await asyncio.to_thread(self._find_machines, names)
-            for name, machine in machines.items():
-                if machine is None:
-                    unknown.add(name)
-                    continue
-                found += [
-                    replace(
-                        machine,
-                        provider="sagemaker",
-                        region=region,
-                        zone=None,
-                        instance_type=name,
-                        disk_gib=int(self._settings["disk_gib"]),
-                        purchase=purchase,
-                        rate=rates[name],
-                        term_months=0,
-                        capacity=None,
-                        source="AWS Price List API, SageMaker training",
-                        as_of=self._now().date(),
-                    )
-                    for purchase in (Purchase.ON_DEMAND, Purchase.SPOT)
-                ]
-        self._unknown = sorted(unknown)
-        return found
-
-    def _find_machines(self, names: Sequence[str]) -> Mapping[str, Offer | None]:
-        """The catalog's offers of EC2 for instance types of SageMaker. This reads files."""
-        return {each: self._find_instance("aws", each.removeprefix("ml.")) for each in names}
+        return await self._offers.list(Purchase.ON_DEMAND, Purchase.SPOT)
 
     async def submit(self, request: JobRequest) -> str:
         job = self._make_job(request)
         region = request.offer.region
-        if region not in await self._aws.regions():  # `list` would never return its jobs
-            raise Refused(f"the region {region} is not among the `regions` of the settings")
+        await self._aws.check_region(region)
         try:
             await self._aws.call(region, "create_training_job", **make_training_job(job))
         except CloudFault as fault:
@@ -339,13 +299,6 @@ def _read_end(told: Mapping[str, Any]) -> datetime | None:
 def _read_code(reason: str) -> str:
     """The code at the start of a failure's reason, such as CapacityError or AlgorithmError."""
     return reason.partition(":")[0].strip()
-
-
-def _chosen(name: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the patterns in the settings selects this instance type."""
-    if patterns:
-        return any(fnmatchcase(name, each) for each in patterns)
-    return not any(fnmatchcase(name, each) for each in _OTHER_CHIPS)
 
 
 def _list_hyperparameters(gang: GangSpec) -> Mapping[str, str]:
