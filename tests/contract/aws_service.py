@@ -43,6 +43,7 @@ _FAULTS = {
 _BLANK = Offer(provider="aws", region="any", instance_type="", rate=HourlyRate(0))
 MACHINES = {  # what the catalog knows of EC2's types
     "m5.large": replace(_BLANK, vcpus=2, memory_mib=8192),
+    "m5.xlarge": replace(_BLANK, vcpus=4, memory_mib=16384),
     "g4dn.xlarge": replace(
         _BLANK,
         vcpus=4,
@@ -112,13 +113,18 @@ class AwsStandIn:
 
     def start(self, region: str, job: str, nodes: int) -> list[Rented]:
         """Start the machines of a job. Raises CloudFault."""
+        stem, count = job.rsplit("-", 2)[0], job.rpartition("-")[2]
+        return self.start_named(region, job, [f"{stem}-{rank}-{count}" for rank in range(nodes)])
+
+    def start_named(self, region: str, job: str, names: list[str]) -> list[Rented]:
+        """Start machines with these names. Raises CloudFault."""
+        nodes = len(names)
         if len(self.cloud.billed()) + nodes > self.quota:
             raise CloudFault(400, "quota-exceeded", "the limit is reached")
-        stem, count = job.rsplit("-", 2)[0], job.rpartition("-")[2]
         request = MachineRequest(
             gang=None,  # type: ignore[arg-type]  # the cloud in memory does not read it
             offer=replace(_BLANK, region="here", instance_type="small"),
-            names=[f"{stem}-{rank}-{count}" for rank in range(nodes)],
+            names=names,
             user_data=["#!/bin/sh\n"] * nodes,
             tags={"job": job, "region": region},
             token=f"{region}/{job}",

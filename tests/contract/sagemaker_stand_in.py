@@ -155,7 +155,7 @@ class SageMakerStandIn(AwsStandIn):
 
     def products(self, region: str) -> list[dict[str, Any]]:
         return [
-            _product(region, name, use, usd if use == "Training" else "99.0")
+            make_product(region, name, use, usd if use == "Training" else "99.0")
             for name, usd in PRICES.items()
             for use in ("Hosting", "Training")
         ]
@@ -179,7 +179,7 @@ def _shape(body: dict[str, Any]) -> list[Any]:
     return [body["RoleArn"], body.get("VpcConfig"), *resources]
 
 
-def _product(region: str, name: str, use: str, usd: str) -> dict[str, Any]:
+def make_product(region: str, name: str, use: str, usd: str) -> dict[str, Any]:
     """A product of the price list, with the fields of the published list that matter here."""
     price = {"unit": "Hrs", "pricePerUnit": {"USD": usd}}
     return {

@@ -4,6 +4,7 @@ managed notebooks, it is a notebook of the service. Jupyter is reached through t
 
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,9 +16,12 @@ import pytest
 from tests.contract import vm_cloud
 from tests.contract.azureml_notebooks_stand_in import ComputeInstancesStandIn
 from tests.contract.rest_stand_in import RestServer
+from tests.contract.sagemaker_notebooks_stand_in import NotebooksStandIn
 from tests.contract.sagemaker_stand_in import ROLE
 from tests.contract.test_provider_azureml_notebooks import TRAITS as NOTEBOOK_TRAITS
 from tests.contract.test_provider_sagemaker import TRAITS
+from tests.contract.test_provider_sagemaker_notebooks import TRAITS as SAGEMAKER_NOTEBOOK_TRAITS
+from tests.contract.vm_cloud import Rented
 from tests.system.containers import ContainerCloud
 from tests.system.test_managed_jobs import (
     IMAGE,
@@ -28,7 +32,7 @@ from tests.system.test_managed_jobs import (
     vertex_user,
 )
 from tests.system.trust import User
-from tests.waits import PATIENCE_S
+from tests.waits import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.system
 # the three calls that `cavvy dev` and its session make of Jupyter
@@ -63,9 +67,24 @@ class RunningNotebooks(ComputeInstancesStandIn):
         return machine
 
 
+class RunningNotebookInstances(NotebooksStandIn):
+    """Notebook instances of SageMaker whose scripts run, until they are stopped."""
+
+    cloud: ContainerCloud
+
+    def start_notebook(self, region: str, name: str) -> list[Rented]:
+        made = super().start_notebook(region, name)
+        run_script(self.cloud, made[-1].id, self.script_of(region, name))
+        return made
+
+    def end_scripts(self, machine: str) -> None:
+        threading.Thread(target=self.cloud.stop, args=(machine,), daemon=True).start()
+
+
 def run_script(cloud: ContainerCloud, machine: str, script: str) -> None:
     """Run a script that leaves the agent in the background, until the machine is deleted."""
-    cloud.run(machine, ["/bin/sh", "-c", f"trap 'kill $!' TERM\n{script}\nwait\nwait"], {})
+    trap = "trap 'kill -- -$!' TERM"  # the script leaves a process group
+    cloud.run(machine, ["/bin/sh", "-c", f"{trap}\n{script}\nwait\nwait"], {})
 
 
 @contextmanager
@@ -106,8 +125,12 @@ def cloud(jupyter: None, tmp_path: Path) -> Iterator[ContainerCloud]:
 
 
 @pytest.fixture
-def notebooks(jupyter: None, tmp_path: Path) -> Iterator[NotebookCloud]:
-    cloud = NotebookCloud(NOTEBOOK_TRAITS, tmp_path / "containers")
+def notebooks(
+    jupyter: None, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[NotebookCloud]:
+    """A cloud with the traits of Azure's notebooks, or those of the test's parameter."""
+    traits = getattr(request, "param", NOTEBOOK_TRAITS)
+    cloud = NotebookCloud(traits, tmp_path / "containers")
     yield cloud
     cloud.close()
 
@@ -145,6 +168,19 @@ def test_jupyter_of_a_compute_instance_opens_here(notebooks: NotebookCloud, tmp_
         assert body["properties"]["computeType"] == "ComputeInstance"
 
 
+@pytest.mark.parametrize("notebooks", [SAGEMAKER_NOTEBOOK_TRAITS], indirect=True)
+def test_jupyter_of_a_notebook_instance_opens_here(
+    notebooks: NotebookCloud, tmp_path: Path
+) -> None:
+    """The notebook is stopped and deleted with its session."""
+    sagemaker = RunningNotebookInstances(notebooks)
+    table = f"role = '{ROLE}'\n"
+    with service_user(sagemaker, "sagemaker-notebooks", table, tmp_path / "user") as user:
+        open_jupyter(user, notebooks)
+        (body,) = sagemaker.bodies.values()
+        assert body["InstanceType"] == "ml.g4dn.xlarge"
+
+
 def open_jupyter(user: User, cloud: ContainerCloud) -> None:
     """Start a session, connect to it again, open its Jupyter, and end it."""
     task = user.task("resources: {gpu: T4}\nrun: 'true'\n")
@@ -166,5 +202,5 @@ def open_jupyter(user: User, cloud: ContainerCloud) -> None:
     assert len(cloud.billed()) == 1
     user.cli("machines", "stop", "dev", "--yes")
     job = user.ended("dev")
-    assert cloud.billed() == []
+    wait_until(lambda: cloud.billed() == [], cloud.logs)  # some services need several steps
     assert user.json("cost", job.id)["total_micros"] > 0

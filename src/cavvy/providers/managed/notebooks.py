@@ -7,22 +7,28 @@ import shlex
 from cavvy.providers.managed.service import JobRequest
 
 RANK = "CAVVY_CONTAINER_RANK"  # the environment variable with a notebook's rank
-_LOG = '"${CAVVY_FOLDER:-/tmp/cavvy}.log"'  # beside the agent's folder
+_FOLDER = "/tmp/cavvy"  # as in containers
 
 
-def make_start_script(request: JobRequest, programs: str) -> str:
+def make_start_script(
+    request: JobRequest, programs: str, *, folder: str = _FOLDER, last: str = ""
+) -> str:
     """The script that starts the agent as root. It ends at once, since services wait for scripts.
-    `programs` are the folders of the service's own Jupyter, as for `PATH`.
+    `programs` are the folders of the service's own Jupyter, as for `PATH`. `folder` is the agent's
+    folder, on the disk for the work. `last` is a shell command that runs once the agent has ended.
     """
     values = {**request.entry.environment, RANK: str(request.rank)}
     lines = [f"{name}={shlex.quote(text)}\nexport {name}" for name, text in values.items()]
     command = shlex.join(request.entry.command)
+    if last:
+        command = shlex.join(["/bin/sh", "-c", f"{command}; {last}"])
     return "\n".join(
         [
             "#!/bin/sh",
             *lines,
+            f'CAVVY_FOLDER="${{CAVVY_FOLDER:-{folder}}}"\nexport CAVVY_FOLDER',
             f'PATH="$PATH:{programs}"\nexport PATH',
-            f"setsid nohup {command} </dev/null >{_LOG} 2>&1 &",
+            f'setsid nohup {command} </dev/null >"$CAVVY_FOLDER.log" 2>&1 &',
             "",
         ]
     )

@@ -1,0 +1,83 @@
+"""The manifest of the provider for notebook instances of Amazon SageMaker."""
+
+from datetime import timedelta
+
+from cavvy.providers.aws.settings import ACCOUNT, REGIONS
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+_IMAGE = (
+    "a notebook instance has AWS's own image "
+    "(https://docs.aws.amazon.com/sagemaker/latest/dg/nbi.html)"
+)
+
+MANIFEST = Manifest(
+    name="sagemaker-notebooks",
+    title="Amazon SageMaker notebook instances",
+    docs="docs/guides/notebooks.md",
+    abilities=ABILITIES,
+    only_sessions=True,
+    visibility_delay=timedelta(minutes=1),
+    rights="sagemaker:CreateNotebookInstance, DescribeNotebookInstance, ListNotebookInstances, "
+    "StopNotebookInstance, DeleteNotebookInstance, CreateNotebookInstanceLifecycleConfig, "
+    "ListNotebookInstanceLifecycleConfigs, "
+    "DeleteNotebookInstanceLifecycleConfig and AddTags, pricing:GetProducts, and iam:PassRole for "
+    "the role of the setting `role`",
+    unsupported={
+        Feature.SPOT: "AWS sells notebook instances at the full price only",
+        Feature.IMAGE: _IMAGE,
+        Feature.BUILD: _IMAGE,
+        Feature.LOGIN: _IMAGE,
+        Feature.CAPACITY: "SageMaker does not report free capacity; a notebook instance without "
+        "capacity fails, and Cavvy tries the next best offer",
+        Feature.VOLUMES: "a notebook instance attaches no other disks; copy data from and to a "
+        "bucket instead",
+        Feature.MOUNTS: "Cavvy mounts no folders on a notebook instance; copy data from and to a "
+        "bucket instead",
+        Feature.NETWORK: "SageMaker neither reports nor selects the speed of the network",
+        Feature.DISK: "SageMaker selects the type of the disk; `resources.disk` selects its size",
+        Feature.SELF_END: "a notebook instance stops itself when its agent ends only if the role "
+        "in `role` has the right sagemaker:StopNotebookInstance, which Cavvy does not check; a "
+        "stopped notebook instance is billed for its disk until Cavvy deletes it",
+        Feature.RESULTS: "a notebook instance is deleted with its disk when the session ends. If "
+        "the server is away then, the results go to the bucket in `checkpoint.storage` or "
+        "`server.results_url`",
+        Feature.NOTICE: "a notebook instance is not taken back",
+    },
+    settings=(
+        REGIONS,
+        *ACCOUNT,
+        text(
+            "role",
+            "The ARN of the execution role of notebooks. Work in a session has its rights. With "
+            "the right sagemaker:StopNotebookInstance, a notebook whose agent has ended stops "
+            "itself, also if the server is lost. Required.",
+        ),
+        text(
+            "instances",
+            "Patterns of the instance types to offer, separated by commas, such as `ml.g5.*, "
+            "ml.g6.xlarge`. The default is every type that the catalog knows, without Trainium "
+            "and Inferentia.",
+        ),
+        text(
+            "platform",
+            "The platform of notebooks, such as `notebook-al2023-v1`. By default, AWS selects it.",
+        ),
+        text(
+            "subnet",
+            "The subnet of notebooks, for connections to your network. By default, notebooks run "
+            "in SageMaker's own network.",
+        ),
+        text("security_groups", "The security groups of notebooks, if `subnet` is set."),
+        number(
+            "disk_gib",
+            "The size of a notebook's disk, which contains the session's files, unless the task "
+            "requests another size. AWS bills the disk in addition.",
+            default=50,
+            minimum=5,
+            unit="GiB",
+            whole=True,
+        ),
+    ),
+)

@@ -1,0 +1,291 @@
+"""Runs sessions on notebook instances of Amazon SageMaker:
+https://docs.aws.amazon.com/sagemaker/latest/dg/nbi.html
+
+A notebook instance runs a script when it starts, which is an object of its own in SageMaker: its
+lifecycle configuration. It has the notebook's name, and is deleted some time after the notebook.
+A notebook is stopped first, which ends the bill of its instance, and then deleted with its disk.
+"""
+
+import base64
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.notebooks import RANK, make_start_script
+from cavvy.providers.managed.service import (
+    HostList,
+    JobRequest,
+    JobState,
+    ServiceJob,
+    ServiceTraits,
+)
+from cavvy.providers.sagemaker.offers import InstanceOffers
+from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.records import make_mark
+
+_PROVIDER = "sagemaker-notebooks"
+_NOTEBOOK, _SCRIPT = "NotebookInstance", "NotebookInstanceLifecycleConfig"  # kinds of objects
+# SageMaker's own Jupyter, and the folder of the notebook's disk:
+# https://docs.aws.amazon.com/sagemaker/latest/dg/nbi-lifecycle-config-install.html
+_PROGRAMS = "/home/ec2-user/anaconda3/envs/JupyterSystemEnv/bin:/home/ec2-user/anaconda3/bin"
+_FOLDER = "/home/ec2-user/SageMaker/.cavvy"
+# https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_NotebookInstanceLifecycleHook.html
+_SCRIPT_LIMIT = 16384  # characters of a script in base64
+_OFF = frozenset({"Stopping", "Stopped", "Failed", "Updating"})
+_DELETABLE = frozenset({"Stopped", "Failed"})
+# SageMaker reports missing notebooks, taken names and wrong states with one code
+_INVALID = "ValidationException"
+_TAKEN = re.compile(r"duplicate|already exists", re.IGNORECASE)
+# "Insufficient notebook instance capacity. Retry later or with a different instance type.":
+# https://github.com/aws/amazon-sagemaker-examples/issues/207
+_FULL = re.compile(r"insufficient .*capacity|CapacityError", re.IGNORECASE)
+_SHOWN = timedelta(hours=6)  # the ends of deleted notebooks are remembered for this long
+_UNUSED = timedelta(hours=1)  # a script without a notebook is deleted after this time
+_TIDIED = timedelta(minutes=30)  # between two searches for such scripts in a region
+_MOST_TIDIED = 10  # scripts that one poll deletes, since polls must be quick
+
+
+class NotebookInstances:
+    """Implements `ManagedService`. A job's id is `REGION/NAME` of its notebook instance."""
+
+    # A name is unique in an account and region. AWS documents neither how long a new notebook
+    # instance may be missing from lists, nor how long a stopping one lets its processes end, so
+    # these values are assumptions.
+    traits = ServiceTraits(
+        hosts=HostList(index=RANK),
+        name_limit=63,
+        unique_names=True,
+        variable_limit=65536,
+        stop_s=30,
+        single=True,
+        list_lag=timedelta(minutes=1),
+        bill_ends=BillEnd.REPORTED,
+        quota_codes=frozenset({"ResourceLimitExceeded"}),
+    )
+
+    def __init__(self, context: ProviderContext, account: AwsAccount | None = None) -> None:
+        self._settings, self._now = context.settings, context.now
+        self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
+        self._aws = AwsService(
+            "sagemaker", self._settings, account, gone=frozenset(), provider=_PROVIDER
+        )
+        self._offers = InstanceOffers(self._aws, context, _PROVIDER, "Notebook")
+        self._jupyters: Mapping[str, str] = {}  # job -> address of its Jupyter, from the last list
+        self._off: dict[str, ServiceJob] = {}  # by id: notebooks as they were first seen off
+        self._tidied: dict[str, datetime] = {}  # by region: the last search for unused scripts
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`, which calls `offers` first."""
+        facts = [("role", self._role())]
+        if unknown := self._offers.unknown:
+            facts.append(("types that the catalog does not know", ", ".join(unknown)))
+        return facts + [(f"notebook {job}", at) for job, at in sorted(self._jupyters.items())]
+
+    async def offers(self) -> Sequence[Offer]:
+        self._role()
+        return await self._offers.list(Purchase.ON_DEMAND)
+
+    async def submit(self, request: JobRequest) -> str:
+        region, name = request.offer.region, request.name
+        await self._aws.check_region(region)
+        body = self._make(request)
+        await self._create(
+            region,
+            "create_notebook_instance_lifecycle_config",
+            **{f"{_SCRIPT}Name": name, "OnStart": [{"Content": _make_script(request)}]},
+        )
+        await self._create(region, "create_notebook_instance", **body)
+        return f"{region}/{name}"
+
+    async def list(self) -> Sequence[ServiceJob]:
+        found: dict[str, ServiceJob] = {}
+        jupyters: dict[str, str] = {}
+        for region in await self._aws.regions():
+            told = await self._list(region, "list_notebook_instances", _NOTEBOOK)
+            for name, each in told.items():
+                job = f"{region}/{name}"
+                failed = each["NotebookInstanceStatus"] == "Failed"
+                # only a description contains the reason
+                read = await self.get(job) if failed and job not in self._off else None
+                found[job] = read or self._note(read_notebook(job, each))
+                if each.get("Url") and found[job].state is JobState.RUNNING:
+                    jupyters[job] = f"https://{each['Url']}"
+            await self._tidy(region, {job.partition("/")[2] for job in found})
+        since = self._now() - _SHOWN
+        self._off = {
+            job: off
+            for job, off in self._off.items()
+            if job in found or (off.ended_at is not None and off.ended_at > since)
+        }
+        self._jupyters = jupyters
+        return list(found.values())
+
+    async def get(self, job: str) -> ServiceJob | None:
+        told = await self._describe(job)
+        if told is not None:
+            return self._note(read_notebook(job, told))
+        off = self._off.get(job)
+        return None if off is None else replace(off, state=JobState.ENDED)
+
+    async def stop(self, job: str) -> None:
+        """Take the next step to the notebook's deletion. The layer repeats this until the notebook
+        has ended: a notebook can only be deleted once it is stopped, and only be stopped once it
+        has started.
+        """
+        told = await self._describe(job)
+        if told is None:
+            raise CloudFault(404, "ended", "there is no such notebook instance")
+        region, _, name = job.partition("/")
+        status = str(told["NotebookInstanceStatus"])
+        if status in _DELETABLE:
+            step = "delete_notebook_instance"
+        elif status == "InService":
+            step = "stop_notebook_instance"
+        else:
+            return
+        try:
+            await self._aws.call(region, step, NotebookInstanceName=name)
+        except CloudFault as fault:
+            if fault.code == _INVALID:  # the state has changed since it was read
+                raise CloudFault(409, fault.code, fault.message) from fault
+            raise
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return _FULL.search(f"{fault.code}: {fault.message}") is not None
+
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
+        return ()
+
+    async def _create(self, region: str, operation: str, **body: Any) -> None:
+        """Create an object. If it exists, an earlier request created it."""
+        try:
+            await self._aws.call(region, operation, **body)
+        except CloudFault as fault:
+            if fault.code != _INVALID or not _TAKEN.search(fault.message):
+                raise
+
+    async def _describe(self, job: str) -> Mapping[str, Any] | None:
+        region, _, name = job.partition("/")
+        try:
+            return await self._aws.call(
+                region, "describe_notebook_instance", NotebookInstanceName=name
+            )
+        except CloudFault as fault:
+            # its one argument is a name that SageMaker accepted, so the name is not what is wrong
+            if fault.code == _INVALID:
+                return None
+            raise
+
+    async def _list(
+        self, region: str, operation: str, kind: str, **wanted: Any
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """By name: the objects of a list whose names begin as those of this installation."""
+        told = await self._aws.pages(
+            region, operation, f"{kind}s", NameContains=self._prefix, MaxResults=100, **wanted
+        )
+        named = {str(each[f"{kind}Name"]): each for each in told}
+        return {name: each for name, each in named.items() if name.startswith(self._prefix)}
+
+    def _note(self, job: ServiceJob) -> ServiceJob:
+        """Remember when a notebook was first seen off, since its times change until it is gone."""
+        if job.state in (JobState.WAITING, JobState.RUNNING):
+            self._off.pop(job.id, None)
+            return job
+        first = self._off.setdefault(job.id, job)
+        return replace(first, state=job.state)
+
+    async def _tidy(self, region: str, notebooks: set[str]) -> None:
+        """Delete scripts whose notebook was deleted, or never made. If this fails, they remain,
+        which costs nothing.
+        """
+        now = self._now()
+        if region in self._tidied and now - self._tidied[region] < _TIDIED:
+            return
+        self._tidied[region] = now
+        with suppress(CloudFault):
+            scripts = await self._list(
+                region,
+                "list_notebook_instance_lifecycle_configs",
+                _SCRIPT,
+                CreationTimeBefore=now - _UNUSED,
+            )
+            for name in sorted(scripts.keys() - notebooks)[:_MOST_TIDIED]:
+                await self._aws.call(
+                    region, "delete_notebook_instance_lifecycle_config", **{f"{_SCRIPT}Name": name}
+                )
+
+    def _make(self, request: JobRequest) -> Mapping[str, Any]:
+        """The body of the request for a notebook instance."""
+        settings = self._settings
+        body: dict[str, Any] = {
+            "NotebookInstanceName": request.name,
+            "InstanceType": request.offer.instance_type,
+            "RoleArn": self._role(),
+            "LifecycleConfigName": request.name,
+            "VolumeSizeInGB": request.gang.disk_gib or int(settings["disk_gib"]),
+            "InstanceMetadataServiceConfiguration": {"MinimumInstanceMetadataServiceVersion": "2"},
+            "Tags": [{"Key": key, "Value": value} for key, value in request.tags.items()],
+        }
+        if settings.get("platform"):
+            body["PlatformIdentifier"] = settings["platform"]
+        if settings.get("subnet"):
+            body["SubnetId"] = settings["subnet"]
+            body["SecurityGroupIds"] = list(list_setting(settings, "security_groups"))
+        return body
+
+    def _role(self) -> str:
+        role = str(self._settings.get("role") or "")
+        if not role:
+            raise Refused(f"[providers.{_PROVIDER}] role: not set; each notebook needs one")
+        return role
+
+
+def read_notebook(job: str, told: Mapping[str, Any]) -> ServiceJob:
+    """Parse a notebook instance in a reply. The layer deletes one that is stopped or failed. Its
+    bill begins with its creation, which is too early by the minutes of its start, since SageMaker
+    reports no other time; the bill ends when its state last changed.
+    """
+    status, reason = str(told["NotebookInstanceStatus"]), str(told.get("FailureReason") or "")
+    created, ended = told.get("CreationTime"), None
+    state = JobState.WAITING if status == "Pending" else JobState.RUNNING
+    if status == "Deleting" or status in _OFF:
+        ended = told.get("LastModifiedTime")
+        state = JobState.ENDED if status == "Deleting" else JobState.RECLAIMED
+        reason = reason or f"the notebook instance was stopped (SageMaker reports: {status})"
+    return ServiceJob(
+        id=job,
+        name=str(told["NotebookInstanceName"]),
+        state=state,
+        # a notebook instance that failed to start is not billed
+        started_at=ended if status == "Failed" else created,
+        ended_at=ended,
+        no_capacity=status == "Failed" and _FULL.search(reason) is not None,
+        reason=reason if ended else "",
+    )
+
+
+def _make_script(request: JobRequest) -> str:
+    """The script that starts the agent, in base64. Raises Refused if SageMaker would not take it.
+    When the agent has ended, the script tries to stop the notebook.
+    """
+    region = request.offer.region
+    last = ["aws", "sagemaker", "stop-notebook-instance", "--region", region]
+    last += ["--notebook-instance-name", request.name]
+    script = make_start_script(request, _PROGRAMS, folder=_FOLDER, last=shlex.join(last))
+    text = base64.b64encode(script.encode()).decode()
+    if len(text) > _SCRIPT_LIMIT:
+        raise Refused(
+            f"the notebook's script has {len(text)} characters in base64, and SageMaker allows "
+            f"{_SCRIPT_LIMIT}; shorten `server.advertise` or the certificate"
+        )
+    return text

@@ -1,0 +1,289 @@
+"""The provider for notebook instances of SageMaker keeps the contract, by real boto3 over a stand-in
+that checks requests and replies against botocore's model.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.aws_service import AwsFront, ManagedPlace, aws_front
+from tests.contract.rest_stand_in import RestServer
+from tests.contract.sagemaker_notebooks_stand_in import FULL, NotebooksStandIn, read_last_command
+from tests.contract.sagemaker_stand_in import ROLE
+from tests.contract.test_provider_vm import VmContract
+from tests.proofs import Proof
+
+from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.base import (
+    GangState,
+    ProviderContext,
+    ProviderError,
+    QuotaTooSmall,
+    Refused,
+)
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.service import JobState
+from cavvy.providers.objections import list_objections, refuses_all
+from cavvy.providers.sagemaker_notebooks import MANIFEST
+from cavvy.providers.sagemaker_notebooks.service import NotebookInstances, read_notebook
+from cavvy.providers.vm.provider import VmProvider
+
+PROOF = Proof(
+    "sagemaker-notebooks", False, "a strict stand-in for notebook instances, by real boto3"
+)
+START = datetime(2026, 11, 1, 12, tzinfo=UTC)
+CONTEXT = ProviderContext(installation="any", home=Path("/nowhere"))
+TRAITS = ManagedCloud(NotebookInstances(CONTEXT)).traits
+Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
+
+
+@pytest.fixture(scope="module")
+def front(rest_server: RestServer) -> Iterator[Front]:
+    with aws_front(rest_server, MANIFEST, {"role": ROLE}) as front:
+        yield front
+
+
+class NotebooksPlace(ManagedPlace):
+    """A notebook instance is deleted in several steps, each of which a poll takes."""
+
+    api: NotebooksStandIn
+
+    def __init__(self, *given: Any) -> None:
+        self.newest: dict[str, VmProvider] = {}  # by installation
+        super().__init__(*given)
+
+    def provider(self, installation: str, **table: Scalar) -> VmProvider:
+        self.newest[installation] = super().provider(installation, **table)
+        return self.newest[installation]
+
+    async def settle(self) -> None:
+        for _ in range(4):
+            await self.wait(timedelta(seconds=45))
+            for each in self.newest.values():
+                with suppress(ProviderError):
+                    await each.gangs()
+
+    def billed(self) -> int:
+        return len([each for each in self.cloud.billed() if not each.off])
+
+
+class TestSageMakerNotebooks(VmContract):
+    traits = TRAITS
+
+    @pytest.fixture
+    def account(self, front: Front, tmp_path: Path) -> Iterator[NotebooksPlace]:
+        server, account, settings = front
+        place = NotebooksPlace(
+            self.traits,
+            tmp_path,
+            NotebooksStandIn,
+            lambda context: NotebookInstances(context, account),
+            MANIFEST,
+            settings,
+        )
+        server.current = place.api
+        yield place
+        asyncio.run(place.settle())
+        assert place.api.bugs == []
+        assert place.cloud.billed() == []
+
+    @pytest.fixture
+    def place(self, account: NotebooksPlace) -> NotebooksPlace:
+        return account
+
+    def harness(self, account: NotebooksPlace) -> ContractHarness:
+        return ContractHarness(account, self.lose_reply)
+
+    def test_offers_have_the_prices_of_notebooks(self, account: NotebooksPlace) -> None:
+        provider = account.provider("ours", regions="us-east-1")
+        offers = asyncio.run(provider.offers())
+        assert {(o.instance_type, o.purchase, o.rate.micros_per_hour) for o in offers} == {
+            ("ml.m5.xlarge", "on-demand", 230_000),
+            ("ml.g4dn.xlarge", "on-demand", 736_400),
+        }
+        assert {each.source for each in offers} == {"AWS Price List API, SageMaker notebook"}
+        facts = dict(asyncio.run(provider.whoami()))
+        assert facts["types that the catalog does not know"] == "ml.z9.large"
+
+    def test_a_notebook_starts_the_agent_and_has_the_settings(
+        self, account: NotebooksPlace
+    ) -> None:
+        table = {
+            "subnet": "subnet-1",
+            "security_groups": "sg-1, sg-2",
+            "platform": "notebook-al2023-v1",
+        }
+
+        async def scenario() -> tuple[str, dict[str, str]]:
+            harness = self.harness(account)
+            gang = replace(await harness.spec("shaped"), disk_gib=200)
+            provider = account.provider(gang.installation, **table)
+            await provider.launch(gang)
+            await account.settle()
+            ((region, name),) = account.api.bodies
+            script = account.api.script_of(region, name)
+            facts = dict(await provider.whoami())
+            await provider.remove(gang.name)
+            await account.settle()
+            return script, facts
+
+        script, facts = asyncio.run(scenario())
+        (((region, name), body),) = account.api.bodies.items()
+        assert (body["RoleArn"], body["InstanceType"]) == (ROLE, "ml.m5.xlarge")
+        assert (body["VolumeSizeInGB"], body["PlatformIdentifier"]) == (200, table["platform"])
+        assert (body["SubnetId"], body["SecurityGroupIds"]) == ("subnet-1", ["sg-1", "sg-2"])
+        assert {each["Key"] for each in body["Tags"]} == {"cavvy-installation", "cavvy-gang"}
+        assert "CAVVY_CONTAINER_RANK=0" in script
+        assert "/home/ec2-user/anaconda3/envs/JupyterSystemEnv/bin" in script
+        assert "claim-" not in script  # tokens are fetched, and not shown in the console
+        stop = f"aws sagemaker stop-notebook-instance --region {region}"
+        assert read_last_command(script) == [*stop.split(), "--notebook-instance-name", name]
+        address = f"https://{name}.notebook.{region}.sagemaker.aws"
+        assert facts[f"notebook {region}/{name}"] == address
+
+    def test_a_notebook_is_stopped_and_then_deleted_with_its_disk(
+        self, account: NotebooksPlace
+    ) -> None:
+        """It cannot be stopped while it starts. Its bill ends with the stop."""
+
+        async def scenario() -> None:
+            harness = self.harness(account)
+            gang = await harness.spec("steps")
+            await harness.launch(gang)
+            await harness.ours.remove(gang.name)
+            assert account.billed() == 1
+            steps = []
+            for _ in range(4):
+                await account.wait(timedelta(minutes=1))
+                seen = await harness.one(gang.name)
+                steps.append((account.billed(), len(account.cloud.billed()), seen.state))
+            assert steps == [
+                (0, 1, GangState.RUNNING),
+                (0, 0, GangState.RUNNING),
+                (0, 0, GangState.ENDED),
+                (0, 0, GangState.ENDED),
+            ]
+            (node,) = (await harness.one(gang.name)).nodes
+            assert node.started_at is not None
+            assert node.ended_at == node.started_at + timedelta(minutes=1)
+            assert not node.unseen
+
+        asyncio.run(scenario())
+
+    def test_a_notebook_that_a_person_stops_ends_its_session(self, account: NotebooksPlace) -> None:
+        async def scenario() -> str:
+            harness = self.harness(account)
+            gang = await harness.running("stopped")
+            ((region, name),) = account.api.bodies
+            account.api.StopNotebookInstance(region, {"NotebookInstanceName": name})
+            stopped = account.cloud.time
+            await account.settle()
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.nodes[0].ended_at) == (GangState.ENDED, stopped)
+            return seen.reason
+
+        assert "was stopped" in asyncio.run(scenario())
+
+    def test_a_notebook_without_capacity_fails_later_and_costs_nothing(
+        self, account: NotebooksPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = self.harness(account)
+            gang = await harness.spec("full")
+            await harness.launch(gang)
+            ((_, name),) = account.api.bodies
+            account.api.failures[name] = FULL
+            await account.settle()
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+            assert seen.nodes[0].started_at == seen.nodes[0].ended_at
+            assert seen.reason == FULL
+
+        asyncio.run(scenario())
+
+    def test_scripts_without_a_notebook_are_deleted_later(self, account: NotebooksPlace) -> None:
+        """Also those of a notebook that was refused; scripts of others are left alone."""
+        other = {"CreationTime": 0.0}
+        account.api.scripts["us-east-1", "cv-other"] = other
+
+        async def scenario() -> None:
+            harness = self.harness(account)
+            account.api.quota = 0
+            with pytest.raises(QuotaTooSmall, match="notebook instance usage"):
+                await harness.launch(await harness.spec("refused"))
+            account.api.quota = 1
+            gang = await harness.running("kept")
+            assert len(account.api.scripts) == 3
+            await account.wait(timedelta(hours=2))
+            await harness.ours.gangs()
+            assert len(account.api.scripts) == 2
+            await harness.remove(gang.name)
+            await account.wait(timedelta(hours=2))
+            await harness.ours.gangs()
+
+        asyncio.run(scenario())
+        assert account.api.scripts == {("us-east-1", "cv-other"): other}
+
+    def test_a_missing_role_is_named(self, account: NotebooksPlace) -> None:
+        with pytest.raises(Refused, match=r"\[providers.sagemaker-notebooks\] role: not set"):
+            asyncio.run(account.provider("ours", role="").offers())
+
+    def test_tasks_that_are_no_sessions_are_refused(self, account: NotebooksPlace) -> None:
+        provider = account.provider("ours")
+        assert list_objections(TaskSpec(name="x", run="true", session=True), provider) == []
+        assert refuses_all(provider) == ""
+        (objection,) = list_objections(TaskSpec(name="x", run="true"), provider)
+        assert "start one with `cavvy dev`" in objection.reason
+
+    def test_only_the_calls_of_the_guides_policy_are_made(self, account: NotebooksPlace) -> None:
+        async def scenario() -> None:
+            harness = self.harness(account)
+            gang = await harness.running("all")
+            await harness.remove(gang.name)
+            await account.wait(timedelta(hours=2))
+            await harness.ours.gangs()
+
+        asyncio.run(scenario())
+        assert account.api.scripts == {}
+        guide = (Path(__file__).parents[2] / "docs/guides/notebooks.md").read_text()
+        policy = json.loads(guide.split("```json\n")[1].split("```")[0])
+        granted = {action for each in policy["Statement"] for action in each["Action"]}
+        assert set(account.api.calls) <= granted
+
+
+def told(status: str, **more: Any) -> dict[str, Any]:
+    return {
+        "NotebookInstanceName": "cv-a-b-0-1",
+        "NotebookInstanceStatus": status,
+        "CreationTime": START,
+        "LastModifiedTime": START + timedelta(hours=1),
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("Pending", JobState.WAITING),
+        ("InService", JobState.RUNNING),
+        ("InMaintenance", JobState.RUNNING),
+        ("Stopping", JobState.RECLAIMED),
+        ("Stopped", JobState.RECLAIMED),
+        ("Failed", JobState.RECLAIMED),
+        ("Deleting", JobState.ENDED),
+    ],
+)
+def test_states_of_notebook_instances_are_read(status: str, state: JobState) -> None:
+    job = read_notebook("us-east-1/cv-a-b-0-1", told(status))
+    assert job.state is state
+    off = state in (JobState.RECLAIMED, JobState.ENDED)
+    assert job.ended_at == (START + timedelta(hours=1) if off else None)
+    assert job.started_at == (job.ended_at if status == "Failed" else START)
