@@ -3,13 +3,9 @@
 from datetime import timedelta
 
 from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.managed.notebook_manifest import list_unsupported
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
-
-_IMAGE = (
-    "a compute instance has Azure's own image "
-    "(https://learn.microsoft.com/azure/machine-learning/concept-compute-instance)"
-)
 
 MANIFEST = Manifest(
     name="azureml-notebooks",
@@ -22,12 +18,12 @@ MANIFEST = Manifest(
     "delete, and locations/vmSizes/read (the role AzureML Compute Operator contains those on "
     "computes)",
     unsupported={
+        **list_unsupported(
+            "Azure",
+            "a compute instance",
+            "https://learn.microsoft.com/azure/machine-learning/concept-compute-instance",
+        ),
         Feature.SPOT: "Azure sells compute instances at the full price only",
-        Feature.IMAGE: _IMAGE,
-        Feature.BUILD: _IMAGE,
-        Feature.LOGIN: _IMAGE,
-        Feature.CAPACITY: "Azure does not report free capacity; a compute instance without "
-        "capacity fails, and Cavvy tries the next best offer",
         Feature.VOLUMES: "a compute instance attaches no disks; it has the workspace's own files "
         "below ~/cloudfiles",
         Feature.MOUNTS: "Cavvy mounts no folders on a compute instance; it has the workspace's own "
@@ -37,10 +33,6 @@ MANIFEST = Manifest(
         "(https://learn.microsoft.com/azure/machine-learning/concept-compute-instance)",
         Feature.SELF_END: "a compute instance cannot delete itself; Azure stops it after the "
         "setting `idle_stop_s`",
-        Feature.RESULTS: "a compute instance is deleted with its disk when the session ends. If "
-        "the server is away then, the results go to the bucket in `checkpoint.storage` or "
-        "`server.results_url`",
-        Feature.NOTICE: "a compute instance is not taken back",
     },
     settings=(
         text(

@@ -1,13 +1,54 @@
-"""Makes the script that starts the agent on the machine of a managed notebook, which a service
-shows in its list of notebooks. The service runs the script when the machine first starts.
+"""What the providers of managed notebooks share: the script that starts the agent on the machine of
+a notebook, which the service runs when the machine first starts, and the ends of notebooks.
 """
 
 import shlex
+from collections.abc import Callable, Container
+from dataclasses import replace
+from datetime import datetime, timedelta
 
-from cavvy.providers.managed.service import JobRequest
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 
 RANK = "CAVVY_CONTAINER_RANK"  # the environment variable with a notebook's rank
 _FOLDER = "/tmp/cavvy"  # as in containers
+_SHOWN = timedelta(hours=6)  # the ends of deleted notebooks are remembered for this long
+
+
+class NotebookEnds:
+    """Remembers each notebook as it was first seen off. Its times change until it is deleted, and
+    afterwards the service knows it no more.
+    """
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._off: dict[str, ServiceJob] = {}  # by id
+
+    def __contains__(self, job: str) -> bool:
+        return job in self._off
+
+    def note(self, job: ServiceJob) -> ServiceJob:
+        """The notebook that a reply describes, with the end and the reason of when it was first
+        seen off.
+        """
+        if job.state in (JobState.WAITING, JobState.RUNNING):
+            self._off.pop(job.id, None)
+            return job
+        first = self._off.setdefault(job.id, job)
+        return replace(first, state=job.state, started_at=job.started_at or first.started_at)
+
+    def find(self, job: str) -> ServiceJob | None:
+        """A notebook that the service knows no more; None if it was never seen off."""
+        off = self._off.get(job)
+        return None if off is None else replace(off, state=JobState.ENDED)
+
+    def forget(self, listed: Container[str]) -> None:
+        """Forget notebooks that ended long ago and are not listed."""
+        since = self._now() - _SHOWN
+        self._off = {
+            job: off
+            for job, off in self._off.items()
+            if job in listed or (off.ended_at is not None and off.ended_at > since)
+        }
 
 
 def make_start_script(

@@ -4,13 +4,9 @@ from datetime import timedelta
 
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.managed.notebook_manifest import list_unsupported
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
-
-_IMAGE = (
-    "a notebook instance has AWS's own image "
-    "(https://docs.aws.amazon.com/sagemaker/latest/dg/nbi.html)"
-)
 
 MANIFEST = Manifest(
     name="sagemaker-notebooks",
@@ -25,12 +21,12 @@ MANIFEST = Manifest(
     "DeleteNotebookInstanceLifecycleConfig and AddTags, pricing:GetProducts, and iam:PassRole for "
     "the role of the setting `role`",
     unsupported={
+        **list_unsupported(
+            "SageMaker",
+            "a notebook instance",
+            "https://docs.aws.amazon.com/sagemaker/latest/dg/nbi.html",
+        ),
         Feature.SPOT: "AWS sells notebook instances at the full price only",
-        Feature.IMAGE: _IMAGE,
-        Feature.BUILD: _IMAGE,
-        Feature.LOGIN: _IMAGE,
-        Feature.CAPACITY: "SageMaker does not report free capacity; a notebook instance without "
-        "capacity fails, and Cavvy tries the next best offer",
         Feature.VOLUMES: "a notebook instance attaches no other disks; copy data from and to a "
         "bucket instead",
         Feature.MOUNTS: "Cavvy mounts no folders on a notebook instance; copy data from and to a "
@@ -40,10 +36,6 @@ MANIFEST = Manifest(
         Feature.SELF_END: "a notebook instance stops itself when its agent ends only if the role "
         "in `role` has the right sagemaker:StopNotebookInstance, which Cavvy does not check; a "
         "stopped notebook instance is billed for its disk until Cavvy deletes it",
-        Feature.RESULTS: "a notebook instance is deleted with its disk when the session ends. If "
-        "the server is away then, the results go to the bucket in `checkpoint.storage` or "
-        "`server.results_url`",
-        Feature.NOTICE: "a notebook instance is not taken back",
     },
     settings=(
         REGIONS,

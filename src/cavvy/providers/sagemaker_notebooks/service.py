@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,7 +19,7 @@ from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.managed.aws import AwsService
-from cavvy.providers.managed.notebooks import RANK, make_start_script
+from cavvy.providers.managed.notebooks import RANK, NotebookEnds, make_start_script
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
@@ -49,7 +48,6 @@ _TAKEN = re.compile(r"duplicate|already exists", re.IGNORECASE)
 # "Insufficient notebook instance capacity. Retry later or with a different instance type.":
 # https://github.com/aws/amazon-sagemaker-examples/issues/207
 _FULL = re.compile(r"insufficient .*capacity|CapacityError", re.IGNORECASE)
-_SHOWN = timedelta(hours=6)  # the ends of deleted notebooks are remembered for this long
 _UNUSED = timedelta(hours=1)  # a script without a notebook is deleted after this time
 _TIDIED = timedelta(minutes=30)  # between two searches for such scripts in a region
 _MOST_TIDIED = 10  # scripts that one poll deletes, since polls must be quick
@@ -81,7 +79,7 @@ class NotebookInstances:
         )
         self._offers = InstanceOffers(self._aws, context, _PROVIDER, "Notebook")
         self._jupyters: Mapping[str, str] = {}  # job -> address of its Jupyter, from the last list
-        self._off: dict[str, ServiceJob] = {}  # by id: notebooks as they were first seen off
+        self._ends = NotebookEnds(self._now)
         self._tidied: dict[str, datetime] = {}  # by region: the last search for unused scripts
 
     def identity(self) -> Sequence[tuple[str, str]]:
@@ -116,26 +114,20 @@ class NotebookInstances:
                 job = f"{region}/{name}"
                 failed = each["NotebookInstanceStatus"] == "Failed"
                 # only a description contains the reason
-                read = await self.get(job) if failed and job not in self._off else None
-                found[job] = read or self._note(read_notebook(job, each))
+                read = await self.get(job) if failed and job not in self._ends else None
+                found[job] = read or self._ends.note(read_notebook(job, each))
                 if each.get("Url") and found[job].state is JobState.RUNNING:
                     jupyters[job] = f"https://{each['Url']}"
             await self._tidy(region, {job.partition("/")[2] for job in found})
-        since = self._now() - _SHOWN
-        self._off = {
-            job: off
-            for job, off in self._off.items()
-            if job in found or (off.ended_at is not None and off.ended_at > since)
-        }
+        self._ends.forget(found)
         self._jupyters = jupyters
         return list(found.values())
 
     async def get(self, job: str) -> ServiceJob | None:
         told = await self._describe(job)
         if told is not None:
-            return self._note(read_notebook(job, told))
-        off = self._off.get(job)
-        return None if off is None else replace(off, state=JobState.ENDED)
+            return self._ends.note(read_notebook(job, told))
+        return self._ends.find(job)
 
     async def stop(self, job: str) -> None:
         """Take the next step to the notebook's deletion. The layer repeats this until the notebook
@@ -195,14 +187,6 @@ class NotebookInstances:
         )
         named = {str(each[f"{kind}Name"]): each for each in told}
         return {name: each for name, each in named.items() if name.startswith(self._prefix)}
-
-    def _note(self, job: ServiceJob) -> ServiceJob:
-        """Remember when a notebook was first seen off, since its times change until it is gone."""
-        if job.state in (JobState.WAITING, JobState.RUNNING):
-            self._off.pop(job.id, None)
-            return job
-        first = self._off.setdefault(job.id, job)
-        return replace(first, state=job.state)
 
     async def _tidy(self, region: str, notebooks: set[str]) -> None:
         """Delete scripts whose notebook was deleted, or never made. If this fails, they remain,
