@@ -13,9 +13,10 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
+
+from cavvy.domain.values import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -12,13 +12,14 @@ import gzip
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from cavvy.cli.task.profiles import find_model
+from cavvy.domain.values import asdict, replace
 from cavvy.planner.estimate.devices import DeviceRates, device_of
 from cavvy.planner.estimate.kernels import KernelConstants
 from cavvy.planner.estimate.profile import WorkProfile, read_profile
@@ -265,7 +266,7 @@ def error_of(step: Step, constants: RooflineConstants) -> float:
 def flatten(constants: RooflineConstants) -> dict[str, float]:
     """The constants by name."""
     every = asdict(constants)
-    return {**every.pop("kernels"), **every}
+    return {**asdict(every.pop("kernels")), **every}
 
 
 def _unflatten(values: Iterable[float]) -> RooflineConstants:

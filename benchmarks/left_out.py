@@ -13,13 +13,13 @@ for each of ten seeds, random windows of the remaining trace compare the policy 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from functools import cache
 from multiprocessing import get_context
 from os import cpu_count, environ
 from pathlib import Path
 from random import Random
 
+from cavvy.domain.values import asdict
 from cavvy.planner.spot.serving import (
     PlacementPolicy,
     ServiceTerms,

@@ -11,7 +11,6 @@ and memory are those of all threads of the server process.
 import argparse
 import asyncio
 import os
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from cavvy.client import ApiClient, connect
 from cavvy.client.embedded import stop_server
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
 from cavvy.store.open import open_store
 

@@ -15,11 +15,12 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
 
+from cavvy.domain.values import replace
 from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.spot.policies import find_policy
 from cavvy.planner.spot.view import JobTerms

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.events import Charge, Event
@@ -21,6 +20,7 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, Node
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.open import open_store
 

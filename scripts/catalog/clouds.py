@@ -6,7 +6,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -21,6 +21,7 @@ from cavvy.catalog.retired import find_retired
 from cavvy.catalog.tpu_slices import list_slices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.values import replace
 
 COLLECTED = date(2026, 11, 20)  # the date of tables that state no date themselves
 # numbers of vCPUs for which flexible shapes are listed, in addition to those in the tables

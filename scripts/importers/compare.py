@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from cavvy.domain.tasks import (
     Workdir,
 )
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import fields, replace
 from cavvy.importers import ReadOptions, Translation, load_file
 from cavvy.importers.accelerators import BARE_SIZES, find_needs
 from cavvy.importers.translation_header import WAIT

@@ -8,10 +8,10 @@ The settings are the rows of `settings.csv`; `python -m cavvy.settings` also wri
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from cavvy.catalog.tables import read_table
+from cavvy.domain.values import Struct, field
 
 Scalar = str | int | float | bool
 
@@ -28,8 +28,7 @@ class SettingsError(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Struct, frozen=True, kw_only=True):
     """One setting. Its unit is the suffix of its name, or is stated in `text`."""
 
     name: str
@@ -62,8 +61,7 @@ _TABLES = {setting.name.partition(".")[0] for setting in SETTINGS}
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Struct, frozen=True, kw_only=True):
     """The settings in use. `values` contains every setting; `providers` contains the table of each
     provider.
     """

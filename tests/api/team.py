@@ -1,6 +1,6 @@
 """A company for tests: a tree of projects with work in each, and accounts with roles there."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import httpx
@@ -18,6 +18,7 @@ from cavvy.domain.accounts import (
 )
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, SealedSecret
 
 PARENTS = {"company": None, "team": "company", "sub": "team", "other": None}

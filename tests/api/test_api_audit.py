@@ -1,12 +1,11 @@
 """Bills beside the providers' own records, by the API."""
 
-from dataclasses import replace
-
 import pytest
 from tests.api.api_state import Api, until
 from tests.api.test_api_agents import claim, report, start
 
 from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
 
 pytestmark = pytest.mark.anyio

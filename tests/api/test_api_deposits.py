@@ -7,7 +7,6 @@ import hashlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
 from cavvy.control.agents.deposit_objects import PARTS, DepositReader
 from cavvy.control.garbage_collector import SWEEP
 from cavvy.control.reconcile import UPLOADS
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
 from cavvy.store.objects.base import ObjectBucket, ObjectDenied
 from cavvy.store.objects.locations import open_place

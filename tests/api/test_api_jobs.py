@@ -4,7 +4,6 @@ one form.
 
 import asyncio
 import os
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
@@ -14,6 +13,7 @@ from tests.unit.test_bucket_regions import Storages, storages
 from tests.unit.test_planner_transfers import Bucket
 
 from cavvy.client.ids import make_id, make_key
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, StaleVersion
 from cavvy.store.objects.locations import ObjectLocation
 

@@ -1,13 +1,13 @@
 """The route of quotas: what providers report, and the reasons of those that report none."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from tests.api.api_state import Api
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.quotas import Quota
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Provider, Refused
 

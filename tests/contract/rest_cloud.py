@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +22,7 @@ from tests.contract.vm_cloud import MemoryPlace
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
 from cavvy.providers.base import (
     Feature,
     GangSpec,

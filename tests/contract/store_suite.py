@@ -2,7 +2,6 @@
 by others.
 """
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from cavvy.domain.jobs import Attempt, JobRecord, Node, RunOrigin, attempt_id
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.open import open_store
 

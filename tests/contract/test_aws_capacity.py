@@ -5,7 +5,6 @@ in a block is told of its end, which is known when it starts.
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tests.contract.test_aws_requests import REGION, ProviderRig, play
 from tests.ec2.rules import Reserved
 from tests.waits import wait_until
 
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangState, NoCapacity
 from cavvy.providers.hosts.boot import await_end
 

@@ -7,7 +7,6 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from cavvy.agent.config import ConfigFields, NoticeAddress
 from cavvy.agent.notices.poll import find_events, seconds_left
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import NetworkNeed, Volume, VolumeKind
+from cavvy.domain.values import replace
 from cavvy.providers.aws import market
 from cavvy.providers.aws.account import AwsAccount, Json, in_thread
 from cavvy.providers.aws.launch import make_token

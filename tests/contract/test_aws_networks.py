@@ -3,7 +3,7 @@ adapters on their cards.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -13,6 +13,7 @@ from tests.contract.test_aws_requests import REGION, ProviderRig, interfaces, pl
 from tests.contract.test_provider_aws import make_node_endpoint
 
 from cavvy.domain.tasks import NetworkNeed
+from cavvy.domain.values import replace
 from cavvy.providers.aws.network import GangNetworks
 from cavvy.providers.base import NoCapacity, NodeEndpoint, Refused
 

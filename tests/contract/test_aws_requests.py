@@ -9,7 +9,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from cavvy.domain.tasks import (
     VolumeKind,
 )
 from cavvy.domain.units import parse_rate
+from cavvy.domain.values import replace
 from cavvy.providers import aws
 from cavvy.providers.aws import MANIFEST
 from cavvy.providers.aws.launch_ledger import AwsGangRecord

@@ -3,7 +3,6 @@ and nothing is concluded about its own.
 """
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tests.ec2.cloud import Cloud
 from tests.ec2.direct import Direct
 from tests.ec2.server import Front
 
+from cavvy.domain.values import replace
 from cavvy.providers.aws import status
 from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.aws.errors import AwsFault

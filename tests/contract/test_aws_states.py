@@ -5,7 +5,6 @@ images whose terms nobody has accepted, and upgrades that start with the machine
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from tests.contract import test_aws_requests as requests
 from tests.contract.test_aws_requests import ProviderRig, play
 
 from cavvy.domain.tasks import Volume, VolumeKind
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangState, Refused
 
 account, provider_rig = requests.account, requests.provider_rig

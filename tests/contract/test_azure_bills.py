@@ -3,7 +3,6 @@
 import asyncio
 from calendar import monthrange
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from cavvy.control.decide.bills import BillVerdict, audit_bill, bill_gang
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.units import parse_usd
+from cavvy.domain.values import replace
 from cavvy.providers import azure
 from cavvy.providers.azure.cloud import AzureCloud
 from cavvy.providers.base import GangState, TryAgain

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_ecs import PRICES, TABLE, TRAITS, EcsPlace
 from tests.contract.test_provider_vm import VmContract
 
+from cavvy.domain.values import replace
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.ecs import MANIFEST

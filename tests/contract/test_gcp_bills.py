@@ -6,7 +6,6 @@ import asyncio
 from calendar import monthrange
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from cavvy.control.decide.bills import BillVerdict, audit_bill, bill_gang
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangState
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_oci import A10, H100, V100, OciPlace, pick
 
 from cavvy.domain.offers import Purchase
+from cavvy.domain.values import replace
 from cavvy.providers.base import Refused
 from cavvy.providers.vm.cloud import CloudFault
 

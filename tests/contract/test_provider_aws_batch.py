@@ -5,7 +5,6 @@ replies against botocore's model.
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tests.proofs import Proof
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws_batch import MANIFEST
 from cavvy.providers.aws_batch.service import BatchService

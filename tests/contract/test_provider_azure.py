@@ -8,7 +8,6 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from tests.proofs import Proof
 from cavvy.api.open_state import find_instance
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
 from cavvy.providers import azure
 from cavvy.providers.azure.cloud import AzureCloud
 from cavvy.providers.azure.manifest import MANIFEST

@@ -7,7 +7,6 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.proofs import Proof
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ProviderOptions, ResourceSpec, Scalar, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers import azure_batch
 from cavvy.providers.azure_batch.service import AzureBatchService
 from cavvy.providers.azure_batch.states import find_start

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.proofs import Proof
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
 from cavvy.providers import azureml
 from cavvy.providers.azureml.manifest import MANIFEST
 from cavvy.providers.azureml.service import AzureMlService, read_job

@@ -4,7 +4,6 @@ checks every request and every reply against Azure's published API.
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.proofs import Proof
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers import azureml_notebooks
 from cavvy.providers.azureml_notebooks.manifest import MANIFEST
 from cavvy.providers.azureml_notebooks.service import (

@@ -3,7 +3,6 @@ and compares the requests with the published description of Crusoe's API.
 """
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -11,6 +10,7 @@ from tests.contract.crusoe_stand_in import LOCATION, CrusoeStandIn
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
+from cavvy.domain.values import replace
 from cavvy.providers import crusoe
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
 from cavvy.providers.crusoe.cloud import CrusoeCloud, _read

@@ -4,7 +4,6 @@ DigitalOcean's published description.
 
 import asyncio
 import json
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,6 +11,7 @@ from tests.contract.digitalocean_stand_in import DigitalOceanStandIn
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
+from cavvy.domain.values import replace
 from cavvy.providers import digitalocean
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused
 from cavvy.providers.digitalocean.cloud import DigitalOceanCloud

@@ -21,7 +21,7 @@ FILES = {
     "__init__.py": '''
 """The prairie as a provider: the made-up cloud under another name."""
 
-from dataclasses import replace
+from cavvy.domain.values import replace
 
 from cavvy.providers import fake
 from cavvy.providers.fake.account import FakeAccount

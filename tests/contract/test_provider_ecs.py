@@ -5,7 +5,6 @@ replies against botocore's model.
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.proofs import Proof
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.importers import parse_task
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import (

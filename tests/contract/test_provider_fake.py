@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from tests.proofs import Proof
 
 from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, GangState, Provider
 from cavvy.providers.contract import ProviderContract, ProviderUnderTest
 from cavvy.providers.fake import MANIFEST

@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.proofs import Proof
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
 from cavvy.providers import gcp
 from cavvy.providers.base import GangState, NoCapacity, PartlyUnknown, Refused, TryAgain
 from cavvy.providers.gcp.cloud import GcpCloud

@@ -3,7 +3,6 @@ Hyperstack's published description.
 """
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -11,6 +10,7 @@ from tests.contract.hyperstack_stand_in import HyperstackStandIn
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
+from cavvy.domain.values import replace
 from cavvy.providers import hyperstack
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.hyperstack.cloud import HyperstackCloud, _read

@@ -4,7 +4,6 @@ JarvisLabs's own Python package.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -13,6 +12,7 @@ from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.values import replace
 from cavvy.providers import jarvislabs
 from cavvy.providers.base import GangState, NoCapacity, Provider, Refused, TryAgain
 from cavvy.providers.jarvislabs.cloud import JarvislabsCloud, _read, _read_target, name_balance

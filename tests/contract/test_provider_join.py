@@ -14,7 +14,6 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tests.waits import PATIENCE_S, patience
 from cavvy.api.doors import BoundedServer
 from cavvy.api.node_listener.certificate import load_certificate
 from cavvy.api.node_listener.downloads import NodeDownloads
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import SERVES_NODES, ability
 from cavvy.providers.base import (
     GangState,

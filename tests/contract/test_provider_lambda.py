@@ -3,13 +3,13 @@ Lambda's published description.
 """
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from tests.contract.lambda_stand_in import LambdaStandIn
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
+from cavvy.domain.values import replace
 from cavvy.providers import lambda_cloud
 from cavvy.providers.base import Refused
 from cavvy.providers.lambda_cloud.cloud import LambdaCloud

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from cavvy.api.open_state import list_prices
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers import nebius
 from cavvy.providers.base import GangState, PartlyUnknown, Refused
 from cavvy.providers.nebius.api import flatten

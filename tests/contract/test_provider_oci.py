@@ -6,7 +6,6 @@ import asyncio
 import base64
 import email.utils
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -33,6 +32,7 @@ from tests.proofs import Proof
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
 from cavvy.providers import oci
 from cavvy.providers.base import (
     GangState,

@@ -5,7 +5,6 @@ the jobs.
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from tests.proofs import Proof
 from tests.waits import PATIENCE_S
 
 from cavvy.domain.offers import Purchase
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
 from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.rows import SubmissionUnsure

@@ -3,7 +3,6 @@ published description.
 """
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -11,6 +10,7 @@ from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.runpod_stand_in import RunpodStandIn
 from tests.proofs import Proof
 
+from cavvy.domain.values import replace
 from cavvy.providers import runpod
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.registry import check_settings

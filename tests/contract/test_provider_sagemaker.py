@@ -7,7 +7,6 @@ import json
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.proofs import Proof
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar, Transfer
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import KEEPS_NODES
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import (

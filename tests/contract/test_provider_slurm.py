@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tests.system.slurm import Cluster, cluster_at, why_not
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
 from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.rows import SubmissionUnsure

@@ -3,13 +3,13 @@ cloud.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta, timezone
 
 import pytest
 from test_provider_fake import FakeContract, FakePlace
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
 from cavvy.providers.fake.account import FakeAccount
 from cavvy.providers.fake.cloud import FakeCloud

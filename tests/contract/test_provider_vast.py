@@ -4,7 +4,6 @@ Vast.ai's published description.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,6 +13,7 @@ from tests.contract.vast_stand_in import VastStandIn
 from tests.proofs import Proof
 
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.values import replace
 from cavvy.providers import vast
 from cavvy.providers.base import GangState, NoCapacity, Provider, Refused, TryAgain
 from cavvy.providers.registry import check_settings

@@ -1,7 +1,6 @@
 """The Verda provider keeps the contract, on a stand-in that checks every request."""
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,6 +8,7 @@ from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.verda_stand_in import VerdaStandIn
 from tests.proofs import Proof
 
+from cavvy.domain.values import replace
 from cavvy.providers import verda
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.contract import LaunchFault

@@ -5,13 +5,13 @@ launches of many machines at once, and without either.
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from tests.contract.vm_cloud import MemoryPlace
 
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, NoCapacity, Provider, TryAgain
 from cavvy.providers.contract import (
     ContractHarness,

@@ -1,11 +1,11 @@
 """Who holds what on a shared host, in every store."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from tests.contract.store_suite import make_allocation, make_attempt, make_host, submit
 
+from cavvy.domain.values import replace
 from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, StaleVersion, Store
 
 pytestmark = pytest.mark.anyio

@@ -1,12 +1,12 @@
 """Checkpoints of a job: numbered, the newest few kept, none of an attempt that is behind."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from tests.contract.store_suite import NOW, after, begin, make_attempt, submit
 
 from cavvy.domain.checkpoints import SavedCheckpoint
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, Store
 
 pytestmark = pytest.mark.anyio

@@ -1,7 +1,6 @@
 """Jobs and what hangs on them, in every store."""
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -29,6 +28,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,

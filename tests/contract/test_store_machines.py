@@ -1,13 +1,12 @@
 """Named machines, in every store."""
 
-from dataclasses import replace
-
 import pytest
 from tests.contract.store_suite import begin, make_charge, submit
 
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, Store
 
 pytestmark = pytest.mark.anyio

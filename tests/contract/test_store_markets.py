@@ -1,6 +1,5 @@
 """What was seen of markets: written with the rows it follows from, read by market and summed up."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -8,6 +7,7 @@ from tests.contract.store_suite import NOW, after, submit
 
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, StaleVersion, Store
 
 pytestmark = pytest.mark.anyio

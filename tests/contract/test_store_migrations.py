@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from cavvy.domain.events import Charge
 from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord, NodePhase, UnsureBill
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.store import migrate
 from cavvy.store.base import AtomicWrite, SealedSecret, StoreUnusable
 from cavvy.store.documents import encode, to_micros

@@ -5,7 +5,6 @@ at once.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import psycopg
 import pytest
 from tests.contract.store_suite import make_event, make_host, store_url, submit
 
+from cavvy.domain.values import replace
 from cavvy.store.base import (
     AtomicWrite,
     HashMismatch,

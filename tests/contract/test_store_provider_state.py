@@ -1,11 +1,11 @@
 """Documents of providers: written by one server at a time, seen by all, apart from each other."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.values import replace
 from cavvy.store.base import Store
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,7 @@ group commit.
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -24,6 +24,7 @@ from tests.contract.store_suite import (
 )
 
 from cavvy.domain.jobs import AttemptPhase, JobPhase, RunOrigin
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, RowNotFound, Store, StoreError
 
 JOBS, NUMBERS, RANKS = 3, 2, 2

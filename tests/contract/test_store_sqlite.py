@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from tests.contract.store_suite import (
 )
 
 from cavvy.domain.jobs import JobPhase
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, HashMismatch, StaleVersion, StoreFull, StoreUnusable
 from cavvy.store.drivers import DatabaseSession, choose_journal, make_driver
 from cavvy.store.open import open_store

@@ -5,7 +5,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from tests.contract.test_provider_aws import make_node_endpoint
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.base import Feature, Manifest, ProviderContext
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.state import MemoryProviderState, ProviderState

@@ -2,7 +2,6 @@
 ends; the server dies, and is away for long. The truth is what the fake cloud billed.
 """
 
-from dataclasses import replace
 from datetime import timedelta
 from random import Random
 
@@ -13,6 +12,7 @@ from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobLimits, RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.providers.fake.script import (
     CallOutcome,
     CloudScript,

@@ -3,7 +3,6 @@ is over.
 """
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 
 from tests.sim.test_control_services import HOST, ControlHarness, in_harness, no_secrets
@@ -13,6 +12,7 @@ from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobRecord
 from cavvy.domain.messages import CheckpointWork, ClaimGranted, ClaimRefused, ClaimWait, MessageKind
 from cavvy.domain.protocol import OLDEST, PROTOCOL
 from cavvy.domain.tasks import CheckpointPolicy, Transfer
+from cavvy.domain.values import replace
 from cavvy.providers.fake.script import DEFAULT
 
 FAR = (Transfer(source="s3://bucket/data", target="data"),)

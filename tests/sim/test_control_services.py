@@ -5,7 +5,7 @@ is told.
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
 from typing import TypeVar
@@ -50,6 +50,7 @@ from cavvy.domain.tasks import (
     WindowSpan,
 )
 from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, GangState, Manifest
 from cavvy.providers.fake import MANIFEST
 from cavvy.providers.fake.cloud import FakeCloud

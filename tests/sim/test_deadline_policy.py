@@ -3,7 +3,7 @@
 import ast
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
@@ -25,6 +25,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.planner.deadline import policy as deadline_policy
 from cavvy.planner.deadline.forecast import KINDS, foresee
 from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, find_inputs

@@ -1,11 +1,10 @@
 """Nodes that a provider keeps after the work end only when the user wants nothing to be kept."""
 
-from dataclasses import replace
-
 import pytest
 from tests.sim.test_control_services import ControlHarness, in_harness
 
 from cavvy.domain.jobs import AttemptPhase, JobPhase
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import KEEPS_NODES
 from cavvy.providers.fake import MANIFEST
 from cavvy.providers.fake.cloud import FakeCloud

@@ -1,6 +1,5 @@
 """Named machines: jobs run one after another on one gang, and the gang goes when it is idle."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -10,6 +9,7 @@ from tests.sim.test_warm_scenarios import bought, spans
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.tasks import ResourceSpec, RetryPolicy, SpotPolicy, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers.fake.script import FaultScript
 from cavvy.sim.scenario import (
     CrashMoment,

@@ -2,7 +2,6 @@
 every single step.
 """
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -23,6 +22,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.providers.fake.script import (
     CallOutcome,
     CloudScript,

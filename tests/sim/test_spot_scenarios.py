@@ -2,7 +2,6 @@
 virtual time.
 """
 
-from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
@@ -21,6 +20,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.providers.fake.script import CallOutcome, CloudScript, FaultScript, PriceChange
 from cavvy.sim.harness import START, play
 from cavvy.sim.scenario import JobTrace, ScenarioResult, SimScenario, SimSubmission

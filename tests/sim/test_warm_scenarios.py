@@ -2,7 +2,6 @@
 second is paid once.
 """
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,6 +11,7 @@ from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.tasks import JobLimits, ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.providers.fake.script import FaultScript
 from cavvy.sim.scenario import (
     CrashMoment,

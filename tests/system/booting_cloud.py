@@ -12,7 +12,6 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.contract.vm_cloud import MemoryCloud
 from tests.system.booted import BootedMachine
 from tests.system.hosts import Lab, LabHost
 
+from cavvy.domain.values import replace
 from cavvy.providers.vm.cloud import CloudTraits, MachineRequest, SshTarget
 
 BOOTS = timedelta(seconds=2)

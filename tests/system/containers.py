@@ -7,13 +7,13 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tests.contract.vm_cloud import MemoryCloud
 from tests.waits import PATIENCE_S
 
+from cavvy.domain.values import replace
 from cavvy.providers.vm.cloud import CloudMachine, CloudTraits
 
 

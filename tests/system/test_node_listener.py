@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from cavvy.api.node_listener.certificate import load_certificate
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.tokens import load_tokens
 from cavvy.client import ApiClient, connect
+from cavvy.domain.values import replace
 from cavvy.providers.base import NodeEndpoint
 from cavvy.providers.hosts.bootstrap import make_preamble
 

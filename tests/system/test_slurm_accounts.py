@@ -4,13 +4,13 @@ forgot is looked up.
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.contract.test_provider_slurm import SlurmPlace, slurm_environment
 from tests.system.slurm import Cluster, cluster_at, why_no_accounting
 
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangState, Refused
 from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.contract import ContractHarness

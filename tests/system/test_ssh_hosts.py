@@ -7,7 +7,6 @@ import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.waits import patience
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
 from cavvy.providers.base import (
     AgentEndpoint,
     GangSeen,

@@ -8,7 +8,6 @@ import subprocess
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from tests.system.hosts import Lab, LabHost, lab_at
 from tests.waits import patience
 
 from cavvy.agent.bundle import make_archive
+from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, GangState, ProviderContext
 from cavvy.providers.hosts.connection import LoginRefused
 from cavvy.providers.state import MemoryProviderState, ProviderState

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from tests.system.hosts import Lab, lab_at
 from tests.system.trust import User, user_at
 from tests.waits import wait_until
 
+from cavvy.domain.values import replace
 from cavvy.providers.azure.cloud import AzureCloud
 from cavvy.providers.gcp.cloud import GcpCloud
 from cavvy.providers.jarvislabs.cloud import JarvislabsCloud

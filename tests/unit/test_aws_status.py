@@ -4,7 +4,6 @@ took it.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ import pytest
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.quotas import Quota
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.aws import status as module
 from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance
 from cavvy.providers.aws.prices import read_product

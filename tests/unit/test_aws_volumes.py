@@ -4,12 +4,12 @@ nobody else's.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
 
+from cavvy.domain.values import replace
 from cavvy.providers.aws.errors import AwsFault
 from cavvy.providers.aws.launch_ledger import AwsDisk, AwsGangRecord
 from cavvy.providers.aws.volumes import GangVolumes

@@ -3,11 +3,11 @@
 import asyncio
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cavvy.domain.values import replace
 from cavvy.providers import pbs, slurm
 from cavvy.providers.base import Provider, ProviderContext, Refused, TryAgain
 from cavvy.providers.batch.login_session import LoginNode, LoginSession, read_where

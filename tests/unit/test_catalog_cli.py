@@ -6,7 +6,6 @@ import json
 import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from cavvy.cli.main import cli
 from cavvy.client import wire
 from cavvy.domain.offers import Purchase
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, refreshed_path
 from cavvy.store.snapshot.writer import write_snapshot

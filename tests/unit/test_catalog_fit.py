@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from cavvy.catalog.fabrics import find_fabric, has_fabric
@@ -9,6 +7,7 @@ from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 
 
 def offer(**changes: object) -> Offer:

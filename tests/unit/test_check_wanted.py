@@ -2,7 +2,7 @@
 task asks for.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from cavvy.control.agents.work import make_assignment
@@ -10,6 +10,7 @@ from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import NetworkNeed, NodeCheck, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(

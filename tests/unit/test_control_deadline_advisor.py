@@ -4,7 +4,6 @@ risk.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -29,6 +28,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.planner.candidates import OfferedMarket
 from cavvy.planner.deadline.inputs import JobProgress
 from cavvy.planner.deadline.policy import AHEAD, NOT_AHEAD

@@ -1,6 +1,5 @@
 """Kinds of failure: found from what an attempt ended with, and what each means for its place."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,6 +8,7 @@ from cavvy.control.decide.failures import cooldown_after, failure_of
 from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1))

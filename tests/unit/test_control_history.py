@@ -3,7 +3,6 @@ a while.
 """
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
@@ -16,6 +15,7 @@ from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Node
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
 from cavvy.store.memory import MemoryStore
 

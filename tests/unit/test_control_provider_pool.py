@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
@@ -15,6 +14,7 @@ from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, ResourceSpec, TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.planner.candidates import find_candidates, match
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.volumes import explain_misplaced

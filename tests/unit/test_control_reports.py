@@ -2,7 +2,7 @@
 an agent go on.
 """
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -29,6 +29,7 @@ from cavvy.domain.messages import AgentMessage, MessageKind, TransferWork
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import CheckpointPolicy, JobLimits, TaskSpec, Transfer
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)

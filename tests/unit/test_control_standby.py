@@ -2,7 +2,6 @@
 meanwhile.
 """
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -38,6 +37,7 @@ from cavvy.domain.tasks import (
     TaskSpec,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.spot.view import RunMode
 

@@ -1,11 +1,11 @@
 """Other places are priced on a stated assumption."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 from cavvy.costs.counterfactual import price_counterfactuals
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 
 HOUR = timedelta(hours=1)
 

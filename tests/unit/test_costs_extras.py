@@ -1,6 +1,5 @@
 """Disks and public addresses are charged for exactly the time of their node."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from cavvy.costs.extras import bill_extras, expect_extras, rate_extras
@@ -9,6 +8,7 @@ from cavvy.domain.gangs import NodeExtra, NodeSeen, list_extras
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import ExtraPrice, Offer
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 
 START = datetime(2026, 4, 1, tzinfo=UTC)  # April has 720 hours
 HOUR = timedelta(hours=1)

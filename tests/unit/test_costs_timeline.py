@@ -1,6 +1,5 @@
 """Every moment of a job's life is counted exactly once, under one name."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
@@ -11,6 +10,7 @@ from cavvy.domain.jobs import Attempt, AttemptOutcome, JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1))

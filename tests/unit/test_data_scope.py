@@ -10,7 +10,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import ClassVar, cast
@@ -27,6 +26,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints, SavedCheckpoint
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec, Transfer
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StoreFull, StoreUnusable
 from cavvy.store.checkpoints.folders import CheckpointFolders
 from cavvy.store.memory import MemoryStore

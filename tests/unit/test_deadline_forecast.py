@@ -1,6 +1,5 @@
 """Markets as they are known, courses as policies see them, and forecasts on jobs with deadlines."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -16,6 +15,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.planner.deadline.forecast import foresee
 from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, find_inputs
 from cavvy.planner.deadline.recommendation import advise

@@ -3,7 +3,6 @@ dearer and cheaper.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import inf
 
@@ -21,6 +20,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.planner.deadline.inputs import (
     JobProgress,
     PolicyInputs,

@@ -2,7 +2,6 @@
 right ones.
 """
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -36,6 +35,7 @@ from cavvy.domain.jobs import (
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)

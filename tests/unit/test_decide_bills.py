@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -37,6 +36,7 @@ from cavvy.domain.jobs import (
 from cavvy.domain.offers import ExtraPrice, Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(3_600_000))  # 1000 a s

@@ -1,7 +1,6 @@
 """Results in a bucket are looked for once a rank's node has ended or was silent for its
 lease, without the rank's exit."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 from tests.unit.test_decide_attempts import T0, at, make_job, view, with_exit, with_order
@@ -16,6 +15,7 @@ from cavvy.control.decide.attempt_snapshot import MARGIN, GangAbsence
 from cavvy.control.decide.deposits import is_gone, list_unreported
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase
+from cavvy.domain.values import replace
 
 LATER = at(3600)
 

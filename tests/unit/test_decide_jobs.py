@@ -2,7 +2,6 @@
 its limits are.
 """
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -24,6 +23,7 @@ from cavvy.domain.jobs import (
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobLimits, RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.planner.markets import LONGEST_REST
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)

@@ -1,6 +1,5 @@
 """Who gets a machine, what a task takes from it, and what it cannot run."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -34,6 +33,7 @@ from cavvy.domain.tasks import (
     VolumeKind,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 
 GPU = ResourceSpec(accelerators=(AcceleratorNeed(name="A10"),))
 REQUEST = TaskSpec(

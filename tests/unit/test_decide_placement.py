@@ -1,7 +1,6 @@
 """Whether a task can be placed, whose turn it is, and the rows that start a job."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
@@ -41,6 +40,7 @@ from cavvy.domain.tasks import (
     TaskSpec,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, OfferedMarket, rank_candidates
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext

@@ -1,6 +1,5 @@
 """What users' requests and the times of held jobs change; which gangs are orphans."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -40,6 +39,7 @@ from cavvy.domain.jobs import FAR, Attempt, AttemptPhase, JobPhase, JobRecord, S
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import CheckpointPolicy, Delivery, JobLimits, JobSchedule, TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.planner.calendar import TimeInterval
 from cavvy.planner.candidates import Candidates
 from cavvy.planner.deadline.recommendation import Recommendation

@@ -1,6 +1,5 @@
 """What an action changes in the rows of a job, and what follows from a write."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -40,6 +39,7 @@ from cavvy.domain.jobs import (
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Delivery, JobLimits, TaskSpec, WebhookTarget
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)

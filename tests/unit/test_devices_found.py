@@ -3,12 +3,13 @@ answers like NVML.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.values import replace
 from cavvy.providers.hosts.devices import HostDevice, MachineSources, NvmlQueries
 from cavvy.providers.hosts.machine import ThisMachine, discover
 from cavvy.providers.local.offers import list_offers, make_host

@@ -2,7 +2,6 @@
 metadata to read.
 """
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -10,6 +9,7 @@ from tests.contract.test_provider_aws import make_node_endpoint
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.aws_batch.notices import list_notices as list_batch_notices
 from cavvy.providers.aws_batch.service import BatchService
 from cavvy.providers.base import AgentEndpoint, GangSpec, NodeEndpoint

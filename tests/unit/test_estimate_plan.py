@@ -5,7 +5,6 @@ rates reach the plan.
 import json
 import statistics
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from cavvy.cli.bench import MachineRun, draw_bars, keep, make_text, read_rate
 from cavvy.cli.main import cli
 from cavvy.cli.task.profiles import find_model, list_models, text_with_rates
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.domain.values import replace
 from cavvy.importers import load_task
 from cavvy.planner.estimate.devices import device_of
 from cavvy.planner.estimate.errors import ELSEWHERE, ERRORS, ModelKind

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tests.unit.test_kubernetes_reading import NOW, make_node, make_pod_seen
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, NoCapacity, QuotaTooSmall, Refused
 from cavvy.providers.kubernetes.cluster import KubernetesNode
 from cavvy.providers.kubernetes.node_pools import (

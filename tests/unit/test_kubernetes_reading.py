@@ -8,7 +8,6 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -27,6 +26,7 @@ from cavvy.domain.tasks import (
     VolumeKind,
 )
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, GangState, Refused
 from cavvy.providers.batch.shapes import AcceleratorRates
 from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts

@@ -5,11 +5,11 @@ service writes.
 import json
 import signal
 import socket
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from cavvy.domain.values import asdict
 from cavvy.providers.aws_batch.service import BatchService
 from cavvy.providers.managed.remote import container
 from cavvy.providers.managed.remote.container import find_address, read_place, stay

@@ -1,6 +1,5 @@
 """Which offers a waiting job may use, and what it is told where there is none."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,6 +19,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.planner.candidates import (
     Candidates,
     OfferedMarket,

@@ -2,7 +2,6 @@
 notice.
 """
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,6 +10,7 @@ from cavvy.catalog.notices import SPOT_NOTICES
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.planner.checkpoint_interval import (
     FAILURES_PER_NODE_HOUR,
     NodeLosses,

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from cavvy.cli.task.load import read_any_task
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import HOLDS_VOLUMES
 from cavvy.providers.base import Manifest, Refused
 from cavvy.store.snapshot import choose

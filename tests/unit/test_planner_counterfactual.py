@@ -1,6 +1,5 @@
 """A finished run priced on other offers, its measured time scaled where the work allows."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -9,6 +8,7 @@ from cavvy.catalog.architectures import find_architecture
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec, Workload
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.planner.counterfactual import compare_counterfactuals
 from cavvy.planner.work import MACHINE_START
 

@@ -1,6 +1,5 @@
 """Every rejected offer is accounted for, and one sentence says what would have to change."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -16,6 +15,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.planner.explain import FIELDS, Rejection, explain, say_no_offer, wish
 from cavvy.planner.placements import PlacementPlan
 from cavvy.planner.rank import plan

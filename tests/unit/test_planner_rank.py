@@ -1,6 +1,5 @@
 """Placements in order of total cost, price per hour or finish, within the task's limits."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,6 +19,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.planner.placements import Objective, PlanLimit, PlanningContext, RankingView
 from cavvy.planner.rank import plan, rank
 from cavvy.planner.work import MACHINE_START

@@ -1,7 +1,6 @@
 """Plans include the copies of inputs and outputs, and buckets must be in the allowed regions."""
 
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ResourceSpec, TaskSpec, Transfer, Workload
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, rank_candidates
 from cavvy.planner.placements import Placement, PlanningContext
 from cavvy.planner.rank import egress_price, plan

@@ -1,6 +1,5 @@
 """Running time from operations and peak rates, or from a measured rate; unknown stays unknown."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -9,6 +8,7 @@ from cavvy.catalog.accelerators import Precision, find_accelerator
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.planner.work import (
     CPU_PEAK_FP32,
     MACHINE_START,

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
 from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.values import replace
 from cavvy.providers.base import TryAgain
 from cavvy.providers.ledger import ChangedElsewhere, LaunchLedger
 from cavvy.providers.state import MemoryProviderState

@@ -1,7 +1,6 @@
 """Options of a task that name a provider are that provider's to honour."""
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 from cavvy.cli.task.unknown import misspelt_options
 from cavvy.domain.tasks import Objection, ProviderOptions, ResourceSpec, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.importers import parse_task
 from cavvy.providers.abilities import CHECKS_TASKS
 from cavvy.providers.base import Manifest

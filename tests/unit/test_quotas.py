@@ -1,6 +1,5 @@
 """Quotas: what they leave of an offer, which tasks they reject, and what `cavvy quota` prints."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +14,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, OfferedMarket, find_candidates, match
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.quotas import explain_quota

@@ -1,7 +1,6 @@
 """What the Ray provider reads out of a dashboard's answers, a driver's log and its settings."""
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, GangState, NodeEndpoint, Refused
 from cavvy.providers.batch.shapes import AcceleratorRates
 from cavvy.providers.ray.cluster import (

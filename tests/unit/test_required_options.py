@@ -3,7 +3,6 @@ the reason for which a launch would be refused.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -12,6 +11,7 @@ from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ProviderOptions, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, OfferedMarket, find_candidates, match
 from cavvy.planner.placements import PlanningContext
 from cavvy.providers.azure.images import find_default as find_azure

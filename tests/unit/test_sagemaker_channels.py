@@ -4,7 +4,6 @@ them in place.
 
 import json
 import os
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from cavvy.agent.work.prepare import bring_inputs
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Transfer
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, Refused
 from cavvy.providers.formats.sagemaker.request import CHANNELS, DataChannel
 from cavvy.providers.managed.container import make_container_script

@@ -1,7 +1,7 @@
 """A job that starts early on a shared host never delays a job that waits before it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +19,7 @@ from tests.unit.test_scheduler_queue import (
 )
 
 from cavvy.domain.allocations import Allocation
+from cavvy.domain.values import replace
 from cavvy.scheduler.backfill import JOBS
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
 

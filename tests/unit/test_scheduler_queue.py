@@ -1,7 +1,6 @@
 """Whose turn it is: order, strictness at each place, and what is held of a shared host."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 
@@ -14,6 +13,7 @@ from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.scheduler.packing import AllocationOwner, allocate_on, allocate_one, host_of
 from cavvy.scheduler.pools import count_left, pool_of, take
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, QueueCapacity, WaitingJob

@@ -1,13 +1,13 @@
 """The key of a setup: the same exactly where a finished setup would serve again."""
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 
 from cavvy.control.agents.work import setup_key
 from cavvy.domain.jobs import JobRecord, RunOrigin
 from cavvy.domain.tasks import TaskSpec, Workdir
+from cavvy.domain.values import replace
 from cavvy.spec.uses import explain_unused, is_used
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

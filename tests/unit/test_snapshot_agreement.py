@@ -3,7 +3,6 @@ need.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.values import replace
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED
 from cavvy.store.snapshot.writer import write_snapshot

@@ -5,7 +5,6 @@ placeholder.
 import re
 import sqlite3
 from collections import Counter
-from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -19,6 +18,7 @@ from cavvy.catalog.retired import find_retired, list_retired, successor
 from cavvy.catalog.unlisted import list_reasons
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, SpotPolicy
+from cavvy.domain.values import replace
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, check
 

@@ -4,7 +4,6 @@ back as it was.
 
 import json
 import re
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,6 +23,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.importers import parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.fields.hints import sections

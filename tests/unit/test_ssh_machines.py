@@ -1,8 +1,7 @@
 """What supervisors read on hosts becomes machines, hosts and offers."""
 
-from dataclasses import replace
-
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.values import replace
 from cavvy.providers.hosts.fleet.machines import (
     KnownHost,
     SmiReading,

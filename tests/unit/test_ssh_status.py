@@ -1,9 +1,9 @@
 """What looks at hosts mean for a gang: unknown, lost, over, and in whose words."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from cavvy.domain.values import replace
 from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent
 from cavvy.providers.hosts.fleet.status import (
     AgentExit,

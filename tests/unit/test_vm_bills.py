@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tests.contract.vm_cloud import BOOT, MemoryPlace
 from tests.unit.test_vm_layer import OURS, make_gang
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.vm.cloud import BillStart, CloudFault, CloudMachine

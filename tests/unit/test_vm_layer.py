@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tests.contract.test_provider_vm import ATOMIC, BARE, SLOW, TOKENS
 from tests.contract.vm_cloud import MANIFEST, MemoryCloud, MemoryPlace
 
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers.base import (
     AgentEndpoint,
     GangSpec,

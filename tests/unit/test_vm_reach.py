@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import timedelta
 from math import ceil
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.unit.test_vm_layer import OURS, make_gang
 from tests.waits import patience
 
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangSpec, GangState, ProviderContext
 from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.fleet.host_link import HostSetup

@@ -5,7 +5,6 @@ gangs of the other regions are reported, launched and removed as usual.
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tests.contract.test_provider_vm import BARE, TOKENS
 from tests.contract.vm_cloud import MemoryCloud, MemoryPlace
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import replace
 from cavvy.providers.base import (
     AgentEndpoint,
     GangSpec,

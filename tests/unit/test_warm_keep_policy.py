@@ -3,7 +3,6 @@ that nobody pays.
 """
 
 import asyncio
-from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import cast
@@ -32,6 +31,7 @@ from cavvy.domain.jobs import (
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobLimits, NetworkNeed, RetryPolicy, TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 from cavvy.store.base import AtomicWrite
 from cavvy.store.memory import MemoryStore

@@ -3,7 +3,6 @@
 from asyncio import to_thread
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import ParamSpec, TypeVar
 
@@ -15,6 +14,7 @@ from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.tokens import GangTokens
 from cavvy.control.control_plane import ControlPlane
 from cavvy.domain.jobs import Order
+from cavvy.domain.values import Struct, field
 from cavvy.settings import Settings
 from cavvy.store.base import Store
 from cavvy.store.blobs import ProjectBlobs
@@ -25,8 +25,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(slots=True, kw_only=True)
-class AppState:
+class AppState(Struct, kw_only=True):
     """The objects that the routes use. `on_network` is true if the state folder is on a network
     file system, which may be slow.
     """

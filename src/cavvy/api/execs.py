@@ -6,10 +6,10 @@ start their commands again on the next server.
 """
 
 import time
-from dataclasses import dataclass, field
 
 from cavvy.api.errors import ApiProblem
 from cavvy.api.notifier import ChangeNotifier
+from cavvy.domain.values import Struct, field
 
 _KEPT_BYTES = (
     8 * 1024 * 1024
@@ -21,8 +21,7 @@ _ABANDONED_S = 90.0
 _KEPT_EXECS = 64  # maximum number of ended commands that are kept
 
 
-@dataclass(slots=True, kw_only=True)
-class JobExec:
+class JobExec(Struct, kw_only=True):
     """One command. `data` contains its output, beginning at the offset `start`."""
 
     id: str

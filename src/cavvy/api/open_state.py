@@ -7,7 +7,6 @@ import os
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +31,7 @@ from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
 from cavvy.settings import Settings

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.values import Struct
 from cavvy.providers.base import TryAgain
 from cavvy.store.base import Store, StoreError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredProviderState:
+class StoredProviderState(Struct, frozen=True, kw_only=True):
     """The documents of one provider."""
 
     store: Store

@@ -5,7 +5,6 @@ else of the request. `list_rules` refuses an application with a route that has n
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from cavvy.api.errors import ApiProblem
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.authorization import LEAST_ROLE, Principal, Verdict, decide, list_visible
+from cavvy.domain.values import Struct
 from cavvy.store.base import ProjectFilter
 
 
@@ -32,8 +32,7 @@ class ProjectSource(StrEnum):
     OPEN = "open"  # the route needs no token
 
 
-@dataclass(frozen=True, slots=True)
-class RouteRule:
+class RouteRule(Struct, frozen=True):
     """What a request to a route needs. `permission` is None if the source needs none."""
 
     source: ProjectSource

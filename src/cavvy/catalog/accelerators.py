@@ -10,11 +10,11 @@ which the product is sold.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 
 from cavvy.catalog.tables import read_table
+from cavvy.domain.values import Struct, field
 
 _TERA = 1e12
 
@@ -46,16 +46,14 @@ class Precision(StrEnum):
     FP4 = "fp4"
 
 
-@dataclass(frozen=True, slots=True)
-class MemorySize:
+class MemorySize(Struct, frozen=True):
     """One of the memory sizes in which a product is sold, with its bandwidth."""
 
     mib: int
     gb_per_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorModel:
+class AcceleratorModel(Struct, frozen=True, kw_only=True):
     """One product. A request for its `family` accepts every product of the family: for example,
     H100 accepts SXM, PCIe and NVL.
     """
@@ -84,8 +82,7 @@ class AcceleratorModel:
         return self.memory[-1].gb_per_s if self.memory else None
 
 
-@dataclass(frozen=True, slots=True)
-class KnownAccelerator:
+class KnownAccelerator(Struct, frozen=True):
     """What a name means: a product and, if the name states it, the memory size."""
 
     accelerator: AcceleratorModel

@@ -17,7 +17,6 @@ of the next alternative that has a count.
 """
 
 import re
-from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from cavvy.catalog.accelerators import (
@@ -30,6 +29,7 @@ from cavvy.catalog.accelerators import (
 from cavvy.catalog.tpu_slices import count_chips, find_slice
 from cavvy.domain.tasks import AcceleratorNeed
 from cavvy.domain.units import UnitError, parse_memory_mib
+from cavvy.domain.values import Struct, replace
 
 MOST = 65_536  # the upper end of an open count such as `2..`
 _COUNT = re.compile(r"\d+|\d+\s*\.\.\s*\d*|\.\.\s*\d+")
@@ -48,8 +48,7 @@ class NeedError(ValueError):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
+class _Parts(Struct, frozen=True, kw_only=True):
     name: str | None = None
     count: tuple[int, int | None] | None = None
     part: float = 1.0

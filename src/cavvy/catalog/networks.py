@@ -6,14 +6,13 @@ burst are no promise either.
 """
 
 import re
-from dataclasses import dataclass
 from functools import cache
 
 from cavvy.catalog.tables import read_table
+from cavvy.domain.values import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class UnpublishedNetwork:
+class UnpublishedNetwork(Struct, frozen=True):
     """A row of `networks.csv`. `source` is the address of the provider's page without https://, and
     `read` the date on which it was read.
     """

@@ -6,12 +6,12 @@ constraint that it fails.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec
+from cavvy.domain.values import Struct, field
 
 
 class Constraint(StrEnum):
@@ -31,8 +31,7 @@ class Constraint(StrEnum):
     PRICE = "price"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NearMiss:
+class NearMiss(Struct, frozen=True, kw_only=True):
     """An offer that fails exactly one constraint, with the reason."""
 
     offer: Offer
@@ -41,8 +40,7 @@ class NearMiss:
     per_cpu: bool = False  # whether the task requires memory per CPU
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferMatches:
+class OfferMatches(Struct, frozen=True, kw_only=True):
     """The offers that fit, cheapest first, and the numbers of all others.
 
     `total` is the number of offers that were considered: matched + sum(rejected.values()) == total.

@@ -1,12 +1,12 @@
 """Checks that the buckets of a task are in regions that `resources.regions` allows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from cavvy.catalog.regions import is_region, locate
 from cavvy.domain.tasks import ResourceSpec, TaskSpec, Transfer
+from cavvy.domain.values import replace
 
 OUTSIDE_HINT = "use a bucket in an allowed region, or change `resources.regions`"
 # the provider that each URL scheme of a bucket belongs to

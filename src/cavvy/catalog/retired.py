@@ -5,15 +5,14 @@ The rows of `retired.csv` come from announcements of the providers. A replacemen
 of accelerator or a newer one.
 """
 
-from dataclasses import dataclass
 from datetime import date
 from functools import cache
 
 from cavvy.catalog.tables import read_table
+from cavvy.domain.values import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetiredType:
+class RetiredType(Struct, frozen=True, kw_only=True):
     """A withdrawn instance type. `since` is the last day on which it could be used; None if
     unknown.
     """

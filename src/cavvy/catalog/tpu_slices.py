@@ -8,19 +8,18 @@ chips:vCPUs:GiB.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 
 from cavvy.catalog.accelerators import find_accelerator
 from cavvy.catalog.tables import read_table
+from cavvy.domain.values import Struct
 
 _TYPE = re.compile(r"(?:tpu-?)?(v\d+[a-z]*)-(\d+)", re.IGNORECASE)
 _TOPOLOGY = re.compile(r"\d+x\d+(x\d+)?")
 
 
-@dataclass(frozen=True, slots=True)
-class TpuSlice:
+class TpuSlice(Struct, frozen=True):
     """One size of slice. `type` is Google's name, such as v5litepod-8. `vcpus` and `memory_gib` are
     the sums over all hosts; they are 0 if the table does not have them.
     """

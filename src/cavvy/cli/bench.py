@@ -4,7 +4,6 @@ measured rates in the task's work profile.
 
 import json
 import time
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from cavvy.cli.task.load import param_option, read_params, read_task, task_argum
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
+from cavvy.domain.values import Struct
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -99,8 +99,7 @@ def command(
         raise CommandFailure("not every accelerator and provider reported progress", hint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineRun:
+class MachineRun(Struct, frozen=True, kw_only=True):
     """The measured rate of one node in samples per second; None if the job reported too little
     progress. `key` and `machine` are the node's two keys in `work.rates`: `machine` has the form
     "PROVIDER/INSTANCE-TYPE:COUNT" (see `read_machine`). `usd_hr` is the node's price.

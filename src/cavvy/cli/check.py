@@ -3,7 +3,6 @@ features the provider does not support.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +17,7 @@ from cavvy.cli.view.output import (
     rows_out,
     text_out,
 )
+from cavvy.domain.values import Struct, field, replace
 
 if TYPE_CHECKING:
     from cavvy.providers.base import Manifest, NodeEndpoint, Provider
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from cavvy.settings import Settings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderFinding:
+class ProviderFinding(Struct, frozen=True, kw_only=True):
     """The result of checking one provider."""
 
     name: str

@@ -113,7 +113,7 @@ def _read_session(
     If the file itself describes a session, such as a dstack `dev-environment`, its commands and its
     idle limit are used.
     """
-    from dataclasses import replace
+    from cavvy.domain.values import replace
 
     overrides = json.loads(options.overrides or "{}")
     if options.text is None or file == "-":

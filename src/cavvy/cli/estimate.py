@@ -199,7 +199,8 @@ def _find(
 
 def _save(path: str, data: dict[str, Any] | None, run: "StepSettings") -> None:
     import json
-    from dataclasses import asdict
+
+    from cavvy.domain.values import asdict
 
     if data is None:
         raise click.UsageError("--save needs a script; the profiles of --model are built in")

@@ -1,6 +1,5 @@
 """`cavvy offers`: lists offers of all providers from the catalog, without a server."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -8,6 +7,7 @@ import click
 from cavvy.cli.reach.arguments import complete_gpus, providers_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.domain.units import UnitError, format_memory, parse_memory_mib, parse_rate
+from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
 """`cavvy plan`: ranks offers for a task by cost or duration, without a server."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from cavvy.cli.task.load import param_option, read_any_task, read_params
 from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
+from cavvy.domain.values import Struct, replace
 
 if TYPE_CHECKING:
     from cavvy.cli.task.available import AvailableOffers
@@ -121,8 +121,7 @@ def _print_notes(answers: "Sequence[_Alternative]", output: str) -> None:
         click.echo(note, err=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Alternative:
+class _Alternative(Struct, frozen=True):
     """The plan for one of the alternatives under a task's resources."""
 
     task: "TaskSpec"
@@ -550,7 +549,7 @@ def _placement_document(row: Sequence[object], placement: "Placement") -> dict[s
 
 
 def _forecast_document(forecast: "Forecast") -> dict[str, object]:
-    from dataclasses import asdict
+    from cavvy.domain.values import asdict
 
     fields = asdict(forecast)
     return {"spot": fields.pop("kind"), **fields}

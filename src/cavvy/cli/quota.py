@@ -1,7 +1,6 @@
 """`cavvy quota`: shows the account's quotas, and prints commands that request higher limits."""
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -9,6 +8,7 @@ import click
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
+from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
     from cavvy.client import wire

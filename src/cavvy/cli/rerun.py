@@ -18,8 +18,6 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
     """Run a job again with the same task, the same parameters and the same copy of its working
     folder. --param changes a parameter.
     """
-    from dataclasses import replace
-
     import msgspec
 
     from cavvy.cli.reach.follow import follow
@@ -46,7 +44,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
                 path=f"the task of {name}",
                 params=params,
                 project=project,
-                origin=replace(origin, rerun_of=old.id),
+                origin=msgspec.structs.replace(origin, rerun_of=old.id),
                 name=task.name,
                 consent=yes or old.consented,
                 ceiling_micros=old.ceiling_micros,

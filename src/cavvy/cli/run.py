@@ -88,11 +88,10 @@ def say_machine(machine: "MachineView") -> str:
 
 def _show(loaded: "LoadedTask", name: str | None) -> None:
     """Print the task that would be submitted, and the offers of the configured providers."""
-    from dataclasses import replace
-
     from cavvy.cli.plan import show_plan
     from cavvy.cli.task.profiles import with_rates
     from cavvy.cli.view.output import pairs_out
+    from cavvy.domain.values import replace
     from cavvy.spec.describe import describe_task
 
     task = replace(loaded.task, name=name or loaded.task.name)

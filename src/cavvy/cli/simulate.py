@@ -2,7 +2,6 @@
 server.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import click
 from cavvy.cli.view import simulation
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_out, output_option
+from cavvy.domain.values import Struct
 from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
@@ -332,8 +332,7 @@ def _check_targets(files: "Iterable[Path | None]", drawings: "Iterable[Path | No
             raise CommandFailure(f"{path.parent}: no such folder", exit_code=2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
+class _Options(Struct, frozen=True, kw_only=True):
     """The options of `simulate spot`."""
 
     traces: tuple[Path, ...]

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -41,6 +40,7 @@ from cavvy.control.worklist import Worklist
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.tasks import Delivery, TaskSpec
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.abilities import (
     CLOSEABLE,
     RELAYS_AGENTS,
@@ -70,8 +70,7 @@ _log = logging.getLogger(__name__)
 NameGang = Callable[[str], str]  # attempt ID -> the gang's name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlPlaneDependencies:
+class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     """Services that the control plane needs from the server around it."""
 
     agent_endpoint: Callable[

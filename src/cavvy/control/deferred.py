@@ -10,13 +10,13 @@ class, and deferred changes are written before later ones.
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Protocol, cast
 
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge, replace_charges
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, Node
+from cavvy.domain.values import replace
 from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,

@@ -2,7 +2,6 @@
 them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from cavvy.control.agents.sessions import AgentSessions, first_lease
@@ -26,13 +25,13 @@ from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, FailureKind, Node
 from cavvy.domain.tasks import VolumeKind
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, NoCapacity, Refused, TryAgain
 from cavvy.spec.support import read_options
 from cavvy.store.base import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangOperatorDependencies:
+class GangOperatorDependencies(Struct, frozen=True, kw_only=True):
     """Services that the gang operator needs."""
 
     pool: ProviderPool

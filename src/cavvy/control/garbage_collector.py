@@ -3,7 +3,6 @@ removed only after two observations that it is not wanted, except by `cavvy down
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.control.agents.uploads import LeftUpload, UnfinishedUploads
@@ -12,6 +11,7 @@ from cavvy.control.decide.orphans import OrphanGang, describe_gang, is_orphan
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.jobs import Attempt, AttemptPhase
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import (
     GangSeen,
     GangState,
@@ -26,8 +26,7 @@ SWEEP = "sweep"  # the garbage collector's key on the worklist
 EVERY = timedelta(minutes=10)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrphanReport:
+class OrphanReport(Struct, frozen=True, kw_only=True):
     """The result of a garbage collection: unwanted gangs, unfinished uploads, and the providers
     that did not answer."""
 

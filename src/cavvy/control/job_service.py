@@ -12,7 +12,6 @@ import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -36,6 +35,7 @@ from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobRecord, RunOrigin
 from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, StoreFull
 
 _RANDOM_BITS = 30

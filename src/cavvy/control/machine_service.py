@@ -11,7 +11,6 @@ Errors:
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from cavvy.control.clock import ControlClock
@@ -30,6 +29,7 @@ from cavvy.domain.jobs import Attempt, RunOrigin
 from cavvy.domain.machines import MachineStatus, NamedMachine
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
+from cavvy.domain.values import Struct, replace
 from cavvy.store.base import AtomicWrite, ProjectFilter, RowNotFound, StaleVersion, Store
 
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
@@ -47,8 +47,7 @@ class MachineInUse(JobServiceError):
     """The machine still has nodes or unfinished jobs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineSubmission:
+class MachineSubmission(Struct, frozen=True, kw_only=True):
     """A task as it will run on its machine, the machine's row, and its gang if it has one."""
 
     task: TaskSpec

@@ -4,7 +4,6 @@ few seconds.
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import OfferedMarket
 from cavvy.providers.abilities import (
     HAS_PARTS,
@@ -43,8 +43,7 @@ OFFERS_AGE = timedelta(seconds=5)
 FREED_AGE = timedelta(seconds=1)  # maximum age of offers after capacity was freed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Placed:
+class _Placed(Struct, frozen=True, kw_only=True):
     """Nodes of an offer that were assigned to a gang."""
 
     key: str

@@ -8,7 +8,6 @@ occasionally, because some of them may fit on other offers.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.control.clock import ControlClock
@@ -45,6 +44,7 @@ from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.tasks import Delivery
+from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
 from cavvy.planner.placements import PlanningContext
 from cavvy.scheduler.queue import JobScheduler, JobWait, QueueCapacity

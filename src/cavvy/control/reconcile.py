@@ -7,7 +7,6 @@ the decisions; `gang_operator.py` calls the providers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.control.agents.deposits import Deposits
@@ -41,6 +40,7 @@ from cavvy.control.warm.pool import WarmPool
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct, replace
 from cavvy.store.base import RowNotFound, StaleVersion
 
 QUEUE = "queue"  # the queue reconciler's key on the same worklist
@@ -52,8 +52,7 @@ _AT_ONCE = timedelta(0)
 Notify = Callable[[str, Delivery], None]  # job ID, event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobReconcilerDependencies:
+class JobReconcilerDependencies(Struct, frozen=True, kw_only=True):
     """Services that the job reconciler needs."""
 
     pool: ProviderPool

@@ -3,11 +3,11 @@ write fails if another writer has changed the version of a row.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from cavvy.control.decide.rows import JobRows, RowChanges
 from cavvy.domain.jobs import ATTEMPT_MOVES, JOB_MOVES, Attempt, JobRecord, Node
 from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
 
 _NOTHING = RowChanges()

@@ -1,15 +1,14 @@
 """Computes what the same run would have cost on other offers. `metering` computes the real cost."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import Money, format_duration
+from cavvy.domain.values import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CounterfactualCost:
+class CounterfactualCost(Struct, frozen=True, kw_only=True):
     """The cost of the same run on another offer. `basis` is a text that says which running time was
     assumed."""
 

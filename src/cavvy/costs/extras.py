@@ -8,7 +8,6 @@ month.
 
 from calendar import monthrange
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.costs.metering import Rates, bill
@@ -17,6 +16,7 @@ from cavvy.domain.gangs import NodeExtra, NodeSeen, list_extras
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import ExtraPrice, Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 
 _USUAL_MONTH_H = 730  # hours of an average month
 

@@ -3,12 +3,12 @@ lost or stopping.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import zip_longest
 
 from cavvy.domain.jobs import Attempt, AttemptOutcome, JobRecord
+from cavvy.domain.values import Struct
 
 
 class TimeUse(StrEnum):
@@ -22,8 +22,7 @@ class TimeUse(StrEnum):
     STOPPING = "stopping"  # from the end of the work until the gang has ended
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineStretch:
+class TimelineStretch(Struct, frozen=True, kw_only=True):
     """A half-open period [since, until) with one use of the job's time. `attempt` is 0 before the
     first attempt.
     """
@@ -38,8 +37,7 @@ class TimelineStretch:
         return self.until - self.since
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobTimeline:
+class JobTimeline(Struct, frozen=True, kw_only=True):
     """A job's time so far, as consecutive periods."""
 
     stretches: tuple[TimelineStretch, ...]

@@ -2,9 +2,10 @@
 have in projects."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from cavvy.domain.values import Struct
 
 # The name of the installation in role bindings. A role there applies in every project.
 INSTALLATION = ""
@@ -37,8 +38,7 @@ class Permission(StrEnum):
     MANAGE = "manage"  # create projects and grant roles; on the installation, also accounts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Account(Struct, frozen=True, kw_only=True):
     """A person or a program that can be granted roles."""
 
     name: str
@@ -46,8 +46,7 @@ class Account:
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccountToken:
+class AccountToken(Struct, frozen=True, kw_only=True):
     """A token of an account, without its secret. Empty `scopes` stand for all permissions of the
     account. With a `project`, the token is valid only for that project and those below it.
     """
@@ -63,16 +62,14 @@ class AccountToken:
     last_used_at: datetime | None = None  # written at most once a minute
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Project:
+class Project(Struct, frozen=True, kw_only=True):
     """A project. Roles in its `parent` apply in it, too. None stands for the installation."""
 
     name: str
     parent: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleBinding:
+class RoleBinding(Struct, frozen=True, kw_only=True):
     """An account's role in a project, or in all projects if `project` is INSTALLATION."""
 
     account: str
@@ -80,8 +77,7 @@ class RoleBinding:
     role: Role
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccountCredential:
+class AccountCredential(Struct, frozen=True, kw_only=True):
     """All facts that the decisions about one token's requests need, read at the same moment."""
 
     token: AccountToken

@@ -4,12 +4,12 @@ stored in the same write as the gang's attempt.
 Also contains the locations of volumes that can be mounted only by the nodes of one location.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from cavvy.domain.values import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+
+class Host(Struct, frozen=True, kw_only=True):
     """A machine whose devices several gangs share. `name` is unique: provider/zone, or
     provider/region if the provider has no zones.
     """
@@ -28,8 +28,7 @@ class Host:
     ready: bool = True  # False if the host does not answer; nothing is placed on such a host
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
+class Allocation(Struct, frozen=True, kw_only=True):
     """The devices, CPUs and memory that one rank holds on a shared host until its attempt has
     ended.
 
@@ -46,8 +45,7 @@ class Allocation:
     devices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeLocation:
+class VolumeLocation(Struct, frozen=True, kw_only=True):
     """An existing volume: the names under which tasks may use it, and the only location whose nodes
     can mount it.
     """

@@ -6,11 +6,11 @@ in need only make another principal.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from cavvy.domain.accounts import INSTALLATION, AccountCredential, AccountToken, Permission, Role
+from cavvy.domain.values import Struct, field
 
 _EVERYTHING = frozenset(Permission)
 PERMISSIONS: Mapping[Role, frozenset[Permission]] = {
@@ -50,8 +50,7 @@ class TokenState(StrEnum):
     REVOKED = "revoked"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
+class Principal(Struct, frozen=True, kw_only=True):
     """Who sends a request: the account, the token, and the address that the request comes from.
 
     `account` is None for the owner of the state folder, whose token is a file there and who may do

@@ -2,12 +2,12 @@
 complete.
 """
 
-from dataclasses import dataclass
 from datetime import datetime
 
+from cavvy.domain.values import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFile:
+
+class CheckpointFile(Struct, frozen=True, kw_only=True):
     """One file or link of a checkpoint. `path` is relative to the checkpoint's folder, with / as
     separator.
     """
@@ -20,8 +20,7 @@ class CheckpointFile:
     link: str | None = None  # target of a link; None for a file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedCheckpoint:
+class SavedCheckpoint(Struct, frozen=True, kw_only=True):
     """A complete checkpoint: every file of its manifest is stored. `number` counts the checkpoints
     of the job from 1.
     """
@@ -37,8 +36,7 @@ class SavedCheckpoint:
     saved_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemovedCheckpoints:
+class RemovedCheckpoints(Struct, frozen=True, kw_only=True):
     """The result of deleting a job's checkpoints. `kept` says which files could not be deleted and
     why; "" if all were deleted.
     """

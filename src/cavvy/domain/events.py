@@ -1,15 +1,14 @@
 """Events in the history of a job, and charges for nodes."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Struct, frozen=True, kw_only=True):
     """One entry in a job's history. The store sets `id`; later events have higher ids."""
 
     id: int = 0
@@ -45,8 +44,7 @@ class ChargeKind(StrEnum):
         return not self.is_extra and self is not ChargeKind.TRAFFIC
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
+class Charge(Struct, frozen=True, kw_only=True):
     """The cost of one node in the half-open period [since, until), at one rate. The rate of
     TRAFFIC, which is billed by size, is 0.
 

@@ -1,13 +1,13 @@
 """Gangs as their providers report them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct
 
 
 class GangState(StrEnum):
@@ -20,8 +20,7 @@ class GangState(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeExtra:
+class NodeExtra(Struct, frozen=True, kw_only=True):
     """Something that a node has in addition to its machine: one disk of `units` GiB, or `units`
     public addresses. `name` is the name of its `ExtraPrice`.
     """
@@ -47,8 +46,7 @@ def list_extras(
     return tuple(found.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSeen:
+class NodeSeen(Struct, frozen=True, kw_only=True):
     """One node as the provider reports it. The node is billed from `started_at` to `ended_at`.
 
     `unseen` means that the provider did not record the end: the node ended between the time when it
@@ -71,8 +69,7 @@ class NodeSeen:
     extras: tuple[NodeExtra, ...] = ()  # billed at the prices in `Offer.extras`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangSeen:
+class GangSeen(Struct, frozen=True, kw_only=True):
     """One gang of this installation, running or ended, as the provider reports it."""
 
     name: str

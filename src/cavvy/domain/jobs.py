@@ -5,13 +5,13 @@ Each node runs an agent.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
+from cavvy.domain.values import Struct, field
 
 # value of `not_before` that keeps a job out of the queue without a time limit
 FAR = datetime(9999, 1, 1, tzinfo=UTC)
@@ -186,8 +186,7 @@ class WaitKind(StrEnum):
     AT_RISK = "at-risk"  # the provider may reclaim the gang, and the job stays on it for now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOrigin:
+class RunOrigin(Struct, frozen=True, kw_only=True):
     """Where a run came from. This is stored so that the run can be repeated and compared."""
 
     task_text: str = ""  # the task file as submitted
@@ -203,8 +202,7 @@ class RunOrigin:
     rerun_of: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanState:
+class PlanState(Struct, frozen=True, kw_only=True):
     """The last decision of the deadline policy for a job, with its reason."""
 
     at: datetime
@@ -213,8 +211,7 @@ class PlanState:
     place: str | None = None  # key of the offer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class JobRecord(Struct, frozen=True, kw_only=True):
     """One submitted task. A write fails if the stored `version` has changed; `since` is when the
     current phase began.
     """
@@ -272,8 +269,7 @@ class JobRecord:
         return max(self.attempt, self.numbered)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptWait:
+class AttemptWait(Struct, frozen=True, kw_only=True):
     """Why a gang waits, as last reported. If the same is reported again, nothing is recorded."""
 
     kind: WaitKind
@@ -282,8 +278,7 @@ class AttemptWait:
     until: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnsureBill:
+class UnsureBill(Struct, frozen=True, kw_only=True):
     """What a gang may have cost beyond its charges, because the provider did not report when the
     bill of each node began and ended.
 
@@ -298,8 +293,7 @@ class UnsureBill:
     traffic: Money = field(default_factory=Money)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(Struct, frozen=True, kw_only=True):
     """One attempt of a job: one gang on one offer."""
 
     id: str  # job id + "-" + number
@@ -371,8 +365,7 @@ class Attempt:
         return f"{self.reason}, expected to start {self.expected_at:%Y-%m-%d %H:%M} UTC"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(Struct, frozen=True, kw_only=True):
     """An instruction to an agent. Later orders have a higher `seq`. An agent carries out each order
     once.
     """
@@ -393,8 +386,7 @@ class SentKind(StrEnum):
     LOG = "log"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentData:
+class SentData(Struct, frozen=True, kw_only=True):
     """The bytes of one kind that a node has sent so far, or, for OUTPUT, of one output."""
 
     kind: SentKind
@@ -405,8 +397,7 @@ class SentData:
     egress_as_of: date | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """One rank of a gang, as its agent reports it."""
 
     attempt_id: str

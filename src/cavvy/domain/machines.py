@@ -1,17 +1,16 @@
 """Named machines: gangs that users start, keep and use again under a name."""
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
+from cavvy.domain.values import Struct
 
 USUAL_KEEP = timedelta(minutes=30)  # keep time of a machine whose first task sets no keep time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedMachine:
+class NamedMachine(Struct, frozen=True, kw_only=True):
     """A machine: a name in a project, and at most one gang at a time. The gang is that of the
     machine's newest job.
 
@@ -30,8 +29,7 @@ class NamedMachine:
     version: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineStatus:
+class MachineStatus(Struct, frozen=True, kw_only=True):
     """A machine and the state of its gang; `gang` is None if the machine is stopping or stopped."""
 
     machine: NamedMachine

@@ -2,11 +2,11 @@
 and price is an observation of its market.
 """
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct
 
 
 class ObservationKind(StrEnum):
@@ -28,8 +28,7 @@ class ObservationKind(StrEnum):
 LIVES = frozenset({ObservationKind.ENDED, ObservationKind.TAKEN, ObservationKind.FAILED})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class Observation(Struct, frozen=True, kw_only=True):
     """One observation. It is stored in the same transaction as the rows from which it was
     derived."""
 
@@ -42,8 +41,7 @@ class Observation:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarketTally:
+class MarketTally(Struct, frozen=True, kw_only=True):
     """The sum of all observations of one kind in one market. `seconds` is the sum of the
     observations' seconds. In `node_seconds`, the seconds of each observation are multiplied by its
     number of nodes first.

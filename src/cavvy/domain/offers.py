@@ -1,12 +1,12 @@
 """An offer is one machine type in one location, with one purchase option and one price."""
 
-from dataclasses import dataclass
 from datetime import date, timedelta
 from enum import StrEnum
 from fractions import Fraction
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct
 
 
 class Purchase(StrEnum):
@@ -25,8 +25,7 @@ class Readiness(StrEnum):
     PRICE_ONLY = "price-only"  # Cavvy has no driver for the provider
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtraPrice:
+class ExtraPrice(Struct, frozen=True, kw_only=True):
     """The price of something that a provider bills in addition to a node's machine.
 
     The price of an ADDRESS is per public address and hour. The price of a DISK is per GiB and
@@ -48,8 +47,7 @@ class ExtraPrice:
     as_of: date | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequiredOption:
+class RequiredOption(Struct, frozen=True):
     """An option in `resources.options` of the offer's provider without which no task can run on the
     offer, and the reason.
     """
@@ -58,8 +56,7 @@ class RequiredOption:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(Struct, frozen=True, kw_only=True):
     """A node that can be rented at one price.
 
     `rate` is for the whole node per hour. `accelerator` is a canonical name from the catalog's

@@ -1,11 +1,10 @@
 """The documents that a provider stores in the installation's database, so that all servers see the
 same state."""
 
-from dataclasses import dataclass
+from cavvy.domain.values import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderDocument:
+class ProviderDocument(Struct, frozen=True, kw_only=True):
     """One JSON document of a provider, such as the record of a launch."""
 
     collection: str  # such as "gangs" or "machines"

@@ -1,15 +1,14 @@
 """A quota is a limit that a provider sets for an account, such as the vCPUs of running machines."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.values import Struct, replace
 
 NEW_LIMIT = "NEW_LIMIT"  # stands for the wanted limit in `Quota.request`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quota:
+class Quota(Struct, frozen=True, kw_only=True):
     """One quota. `limit` and `used` are numbers of `unit`; `used` is None if it is unknown.
 
     `name` is the provider's name of the quota. `family` says which machines count toward the quota.

@@ -2,12 +2,13 @@
 file; all other modules use it.
 """
 
-from dataclasses import dataclass, field, replace
+import dataclasses
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import ceil
 
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct, field, replace
 
 Scalar = str | int | float | bool
 # CPUs that each node of a task holds on a shared host if the task requests no size
@@ -30,8 +31,7 @@ class SpotPolicy(StrEnum):
     ONLY = "only"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorNeed:
+class AcceleratorNeed(Struct, frozen=True, kw_only=True):
     """One acceptable choice of accelerators on each node; `name` is None for any accelerator.
 
     Counts are per node, and memory is per accelerator in MiB; all bounds are inclusive. If a memory
@@ -59,8 +59,7 @@ class Fabric(StrEnum):
     TCPX = "tcpx"  # Google's GPUDirect-TCPX and TCPXO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkNeed:
+class NetworkNeed(Struct, frozen=True, kw_only=True):
     """Requirements on a node's network. On clouds, also the network resources of the user's
     account, given by the provider's IDs or names.
 
@@ -87,8 +86,7 @@ class NetworkNeed:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCheck:
+class NodeCheck(Struct, frozen=True, kw_only=True):
     """Requirements that each node must meet at boot, before the work starts. A node that does not
     meet them is released, and its offer is avoided for a while.
     """
@@ -99,8 +97,7 @@ class NodeCheck:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderOptions:
+class ProviderOptions(Struct, frozen=True, kw_only=True):
     """A task's options for one provider, with the provider's own names; other providers ignore
     them.
     """
@@ -109,8 +106,7 @@ class ProviderOptions:
     values: str  # a JSON object with a value for each option
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceSpec:
+class ResourceSpec(Struct, frozen=True, kw_only=True):
     """Requirements that each node must meet. Empty tuples and None mean no constraint."""
 
     instance: str | None = None
@@ -154,8 +150,7 @@ class ResourceSpec:
         ) or (self,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workdir:
+class Workdir(Struct, frozen=True, kw_only=True):
     """The folder in which every attempt runs: a snapshot of a local folder, taken at submission, or
     a commit of a Git repository.
     """
@@ -165,8 +160,7 @@ class Workdir:
     commit: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(Struct, frozen=True, kw_only=True):
     """One input or output: copy `source` to `target`.
 
     One end is a path relative to the working folder. The other end is an absolute path on the node,
@@ -186,7 +180,7 @@ class Transfer:
     region: str | None = None  # the region of the URL's bucket; None if unknown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ImageBuild:
     """The user's own Dockerfile, from which a node with a container engine builds the image.
 
@@ -197,7 +191,7 @@ class ImageBuild:
     path: str
     dockerfile: str = "Dockerfile"
     target: str = ""
-    args: dict[str, str] = field(default_factory=dict)
+    args: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class VolumeKind(StrEnum):
@@ -209,7 +203,7 @@ class VolumeKind(StrEnum):
     FOLDER = "folder"  # a part of the working folder, which is also visible at another path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
     """Files that are kept independently of jobs. Each node sees them under `path`, which is
     absolute or in the working folder.
@@ -230,8 +224,7 @@ class Volume:
     options: str = ""  # mount options, for NFS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointPolicy:
+class CheckpointPolicy(Struct, frozen=True, kw_only=True):
     """A folder whose content is kept between attempts, and how often the task is going to write a
     checkpoint into it.
     """
@@ -248,8 +241,7 @@ class CheckpointPolicy:
     auto: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobLimits:
+class JobLimits(Struct, frozen=True, kw_only=True):
     """The limits at which Cavvy must stop the job. `deadline_after` is counted from the
     submission."""
 
@@ -263,8 +255,7 @@ class JobLimits:
     )  # how long a node may continue to work without contact with the control plane (the lease)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
+class RetryPolicy(Struct, frozen=True, kw_only=True):
     """How often a job is retried after each kind of failure; None means without limit.
 
     `exit_codes` lists the exit codes to retry; () means any non-zero code. `delay` doubles with
@@ -280,8 +271,7 @@ class RetryPolicy:
     parallel: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSchedule:
+class JobSchedule(Struct, frozen=True, kw_only=True):
     """When a job starts: at one time, or repeatedly according to a cron line in a time zone.
     Exactly one of `at` and `cron` is set.
     """
@@ -291,8 +281,7 @@ class JobSchedule:
     time_zone: str = "UTC"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowSpan:
+class WindowSpan(Struct, frozen=True, kw_only=True):
     """A period on some days of the week (0 is Monday). If `end_minute` is not greater than
     `start_minute`, the period ends on the next day.
     """
@@ -302,8 +291,7 @@ class WindowSpan:
     end_minute: int  # minutes since midnight, at most 1440
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartWindow:
+class StartWindow(Struct, frozen=True, kw_only=True):
     """When a job may start. Cavvy chooses the cheapest time within these periods. `text` is how the
     task file states them.
     """
@@ -313,8 +301,7 @@ class StartWindow:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Struct, frozen=True, kw_only=True):
     """The amount of work, from which a plan computes how long the work takes.
 
     It is given in one of three ways. `flops` is the total number of floating-point operations of
@@ -348,16 +335,14 @@ class Delivery(StrEnum):
     BUDGET = "budget"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookTarget:
+class WebhookTarget(Struct, frozen=True, kw_only=True):
     """The URL to which a JSON message is posted when the job ends, fails or reaches its budget."""
 
     url: str
     on: tuple[Delivery, ...] = tuple(Delivery)
 
 
-@dataclass(frozen=True, slots=True)
-class Objection:
+class Objection(Struct, frozen=True):
     """Why a provider or an offer cannot run a task, no matter how much capacity is free."""
 
     field: str  # the key in the task file that must change, with dots, such as resources.cpu
@@ -367,8 +352,7 @@ class Objection:
         return f"{self.field}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSpec:
+class TaskSpec(Struct, frozen=True, kw_only=True):
     """One unit of work as its author describes it, after defaults and parameters were filled in."""
 
     name: str

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
+
+from cavvy.domain.values import Struct
 
 MICROS_PER_USD = 1_000_000
 _HOUR_US = 3_600_000_000  # microseconds in an hour
@@ -18,8 +19,7 @@ class TooMuch(UnitError):
     """A quantity that can be parsed but is too large."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Money:
+class Money(Struct, frozen=True, order=True):
     """An amount in micro-US-dollars (1 USD = 1_000_000)."""
 
     micros: int = 0
@@ -35,8 +35,7 @@ class Money:
         return Decimal(self.micros) / MICROS_PER_USD
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class HourlyRate:
+class HourlyRate(Struct, frozen=True, order=True):
     """A price in micro-US-dollars per hour, as providers quote it."""
 
     micros_per_hour: int = 0

@@ -7,12 +7,12 @@ tasks.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.values import Struct, replace
 from cavvy.importers.detect import Dialect, find_by_path, find_dialect, names_no_tool
 from cavvy.importers.kept_keys import KeptKey, Translation
 from cavvy.spec import SpecError, check_uses, parse_own, read_file
@@ -47,8 +47,7 @@ _OVERRIDDEN = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
+class ReadOptions(Struct, frozen=True, kw_only=True):
     """Options from the command line for reading a file.
 
     `dialect` names the file's tool. If it is "", the tool is detected from the file's keys, name or
@@ -61,8 +60,10 @@ class ReadOptions:
     text: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedTask:
+_AS_SUBMITTED = ReadOptions()
+
+
+class LoadedTask(Struct, frozen=True, kw_only=True):
     """A task, and the file from which it was read. Relative paths in the task are relative to
     `folder`. `source` is the complete result of reading the file, including the tool and the keys
     that were not translated.
@@ -80,7 +81,7 @@ def load_task(
     params: Mapping[str, Scalar] = {},
     *,
     now: datetime | None = None,
-    options: ReadOptions = ReadOptions(),
+    options: ReadOptions = _AS_SUBMITTED,
 ) -> LoadedTask:
     """Read a task file of Cavvy, SkyPilot or dstack that is to be run. `params` overrides
     parameters of the file; the values are strings or have the types of the parameters. If `now` is
@@ -106,7 +107,7 @@ def load_file(
     params: Mapping[str, Scalar] = {},
     *,
     now: datetime | None = None,
-    options: ReadOptions = ReadOptions(),
+    options: ReadOptions = _AS_SUBMITTED,
 ) -> Translation:
     """Read a file to show what it means and which of its parts Cavvy does not support yet. Raises
     SpecError.
@@ -125,7 +126,7 @@ def parse_task(
     file: str = "task.yaml",
     params: Mapping[str, Scalar] = {},
     now: datetime | None = None,
-    options: ReadOptions = ReadOptions(),
+    options: ReadOptions = _AS_SUBMITTED,
 ) -> TaskSpec:
     """Read the task that `text` describes, ready to run. If the text has no `name`, the task is
     named after `file`.
@@ -171,7 +172,7 @@ def parse_file(
     file: str = "task.yaml",
     params: Mapping[str, Scalar] = {},
     now: datetime | None = None,
-    options: ReadOptions = ReadOptions(),
+    options: ReadOptions = _AS_SUBMITTED,
 ) -> Translation:
     """Translate `text`, which may be for any supported tool. Raises SpecError with all problems."""
     return _parse(text, file, params, now, options)

@@ -1,9 +1,9 @@
 """Translates accelerator names of other tools into requirements with the catalog's names."""
 
 import re
-from dataclasses import dataclass
 
 from cavvy.domain.tasks import AcceleratorNeed
+from cavvy.domain.values import Struct
 
 # Names that the catalog does not have, and the catalog's name for each. For example, SkyPilot calls
 # the MI300X MI300.
@@ -21,8 +21,7 @@ _TPU = re.compile(
 _CORES = ("v2", "v3", "v4", "v5p")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranslatedNeeds:
+class TranslatedNeeds(Struct, frozen=True, kw_only=True):
     """The requirements for one accelerator name. `problem` is the reason why Cavvy cannot request
     this accelerator as written; "" if it can.
     """

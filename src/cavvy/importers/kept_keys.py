@@ -5,16 +5,15 @@ is only noted. If the work needs a key, `cavvy run` refuses the file.
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind, Workdir
+from cavvy.domain.values import Struct
 from cavvy.importers.readers import mark_of
 from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import Node, ScalarNode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptKey:
+class KeptKey(Struct, frozen=True, kw_only=True):
     """One key of another tool's file that a task cannot represent.
 
     `refused` means that the work would not run as intended without this key, so the file cannot be
@@ -33,8 +32,7 @@ class KeptKey:
         return f"line {self.line}: `{self.key}`: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPath:
+class LocalPath(Struct, frozen=True, kw_only=True):
     """A local file or folder that is submitted together with the working folder.
 
     `source` is the path as written in the file. `inside` is the path in the snapshot of the working
@@ -45,8 +43,7 @@ class LocalPath:
     inside: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Translation:
+class Translation(Struct, frozen=True, kw_only=True):
     """The translation of another tool's file.
 
     `tasks` is empty if the file describes no work (for example a fleet or a volume), and has

@@ -7,9 +7,9 @@ of other tools are only checked here, including keys that Cavvy does not support
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
+from cavvy.domain.values import Struct, field
 from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
@@ -32,8 +32,7 @@ class ShapeRule(Protocol):
         """Add all mistakes of the node, whose dotted path is `path`, to `notes`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarRule:
+class ScalarRule(Struct, frozen=True):
     """A single value that `test` accepts."""
 
     words: str
@@ -49,8 +48,7 @@ class ScalarRule:
             notes.add(node.mark, f"{_name(path)}: {problem}", expected=self.words)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnyRule:
+class AnyRule(Struct, frozen=True, kw_only=True):
     """A rule that accepts any value, because the other tool does not check the value either."""
 
     words: str = "anything"
@@ -62,8 +60,7 @@ class AnyRule:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class ListRule:
+class ListRule(Struct, frozen=True):
     """A list whose items all follow the same rule."""
 
     item: ShapeRule
@@ -103,8 +100,7 @@ class ListRule:
                 seen.add(item.value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRule:
+class TableRule(Struct, frozen=True, kw_only=True):
     """A table. A key that is not in `fields` must follow the rule `other`; if `other` is
     None, the key is an error.
     """
@@ -175,8 +171,7 @@ class TableRule:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class OneOfRule:
+class OneOfRule(Struct, frozen=True):
     """A value that follows at least one of several rules."""
 
     shapes: tuple[ShapeRule, ...]

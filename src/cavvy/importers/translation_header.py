@@ -7,10 +7,10 @@ shells of the other tools do not, so the lines begin with `set +e`.
 """
 
 import hashlib
-from dataclasses import replace
 from shlex import quote
 
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 from cavvy.importers.node_keeper import KEEPER, STARTS_PROCESSES
 
 # The variables of each tool. The values are shell words.

@@ -2,9 +2,9 @@
 reads `no` as false and 010 as 8.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cavvy.domain.values import replace
 from cavvy.spec.problems import ProblemNotes, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 

@@ -7,11 +7,11 @@ real hour, including an hour that a clock change repeats.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 
 from cavvy.domain.tasks import StartWindow
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct
 
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
@@ -21,8 +21,7 @@ _ENOUGH = timedelta(days=3)  # a job does not wait if the price history is short
 _WORTH = 0.03  # the smallest saving worth waiting for, as a share of the current price
 
 
-@dataclass(frozen=True, slots=True)
-class CronLine:
+class CronLine(Struct, frozen=True):
     """The five fields of a cron line as sets. As in cron, if both day and weekday are restricted, a
     date needs to match only one of them.
     """
@@ -129,8 +128,7 @@ def _second(local: datetime, zone: tzinfo) -> datetime | None:
     return second if second > first and shown == local else None
 
 
-@dataclass(frozen=True, slots=True)
-class TimeInterval:
+class TimeInterval(Struct, frozen=True):
     """The interval from `start` (included) to `end` (excluded), in UTC."""
 
     start: datetime
@@ -164,8 +162,7 @@ def _at(day: date, minute: int, zone: tzinfo) -> datetime:
     return to_utc(datetime.combine(day, time()) + timedelta(minutes=minute), zone)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartDecision:
+class StartDecision(Struct, frozen=True, kw_only=True):
     """A decision. If `at` is None, the job starts now; otherwise the caller must ask again at the
     time `at`.
     """

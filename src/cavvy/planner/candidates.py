@@ -5,7 +5,6 @@ use; the scheduler decides the order of the jobs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from heapq import merge
 from itertools import groupby
@@ -17,6 +16,7 @@ from cavvy.domain.jobs import JobRecord, PlanState
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, Objection, TaskSpec
 from cavvy.domain.units import Money, format_memory, format_rate
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.explain import explain, say_no_offer, wish
 from cavvy.planner.placements import PlacementPlan, PlanningContext
 from cavvy.planner.quotas import explain_quota
@@ -41,8 +41,7 @@ _NO_PRICES: Mapping[str, Money] = {}
 Objections = Callable[[TaskSpec, str], Sequence[Objection]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedMarket:
+class OfferedMarket(Struct, frozen=True, kw_only=True):
     """The offers of the configured providers. `problems` has a message for each provider that gave
     no answer or an incomplete one.
 
@@ -56,8 +55,7 @@ class OfferedMarket:
     problems: Sequence[SilentPlace] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
+class Candidates(Struct, frozen=True, kw_only=True):
     """The offers that a job may use now. If there are none, `reason` states why. `hopeless` is true
     if there are none and waiting cannot help.
     """

@@ -7,11 +7,11 @@ x weight) / (observed node-hours + weight). This is the mean of a Poisson rate w
 Gamma prior.
 """
 
-from dataclasses import dataclass
 from datetime import timedelta
 
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import format_duration, format_memory
+from cavvy.domain.values import Struct
 from cavvy.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval
 
 # 419 unexpected interruptions in 54 days of 16,384 GPUs, 8 per node: "The Llama 3 Herd of Models",
@@ -25,16 +25,14 @@ _LONGEST_S = 3.2e10  # about a thousand years; longer times are replaced by this
 SAME = 0.1  # if the interval changed by at most this share, the task is not told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLosses:
+class NodeLosses(Struct, frozen=True, kw_only=True):
     """The observations of one market: nodes lost for any reason, and node-hours in operation."""
 
     lost: int = 0
     node_hours: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointInterval:
+class CheckpointInterval(Struct, frozen=True, kw_only=True):
     """How often a task should save, with the values from which the interval was computed."""
 
     every: timedelta
@@ -67,8 +65,7 @@ def is_news(old: timedelta | None, new: timedelta) -> bool:
     return old is None or abs(new - old) > SAME * old
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeFit:
+class NoticeFit(Struct, frozen=True, kw_only=True):
     """The time needed to finish the current step and save a checkpoint, compared with the length of
     the preemption notice.
     """

@@ -4,13 +4,13 @@ a sentence that sums this up if no offer is left.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from cavvy.catalog.needs import format_need
 from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase, Readiness
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, format_usd
+from cavvy.domain.values import Struct
 from cavvy.planner.limits import ceil_cent
 from cavvy.planner.placements import PlacementPlan, PlanLimit
 
@@ -32,8 +32,7 @@ FIELDS: dict[Constraint, str] = {
 _TRIED = frozenset({*FIELDS, *PlanLimit})  # Any other reason is the name of a provider.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
+class Rejection(Struct, frozen=True, kw_only=True):
     """A constraint, limit or provider, and the number of offers that it was the first to reject."""
 
     reason: str
@@ -41,8 +40,7 @@ class Rejection:
     field: str  # the field of the task file to change
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferMiss:
+class OfferMiss(Struct, frozen=True, kw_only=True):
     """An offer that fails only one constraint, or that meets all constraints but breaks a limit."""
 
     offer: Offer
@@ -51,8 +49,7 @@ class OfferMiss:
     change: str  # the change that would make the offer fit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Struct, frozen=True, kw_only=True):
     """The counts of all offers: `considered` equals `kept` plus the sum of all rejections."""
 
     considered: int

@@ -1,10 +1,10 @@
 """Computes a record of each market from observations, mixed with cautious priors. No I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.markets import MarketTally, Observation, ObservationKind
+from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR
 from cavvy.planner.work import MACHINE_START
 
@@ -20,8 +20,7 @@ LONGEST_REST = timedelta(minutes=10)
 NO = frozenset({ObservationKind.REFUSED, ObservationKind.TAKEN, ObservationKind.FAILED})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarketRecord:
+class MarketRecord(Struct, frozen=True, kw_only=True):
     """The record of one market. Rates are for one node."""
 
     market: str
@@ -58,8 +57,7 @@ class MarketRecord:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarketKnowledge:
+class MarketKnowledge(Struct, frozen=True, kw_only=True):
     """The records of all markets and their recent observations. Observations are sorted, oldest
     first.
     """

@@ -3,12 +3,12 @@ price and risk.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct, field
 
 
 class Objective(StrEnum):
@@ -26,8 +26,7 @@ class PlanLimit(StrEnum):
     BUDGET = "budget"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpotLoss:
+class SpotLoss(Struct, frozen=True, kw_only=True):
     """The expected cost of preemptions. `preemptions`, `time` and `cost` are None if the running
     time is unknown or the work is not expected to finish.
     """
@@ -42,8 +41,7 @@ class SpotLoss:
     cost: Money | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Struct, frozen=True, kw_only=True):
     """One gang for the task on one offer. All estimates are expected values, not guarantees;
     `notes` explain how they were made.
     """
@@ -70,8 +68,7 @@ class Placement:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanningContext:
+class PlanningContext(Struct, frozen=True, kw_only=True):
     """What a plan depends on in addition to the task. The defaults are for a job that was not
     submitted yet.
     """
@@ -89,8 +86,7 @@ class PlanningContext:
     notices: Mapping[str, timedelta] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankingView:
+class RankingView(Struct, frozen=True, kw_only=True):
     """Which part of a ranking to return. `limit` is the number of placements, best first; None
     means all. With `distinct`, only the best placement is kept for each combination of provider,
     instance type, accelerator count and purchase option.
@@ -100,8 +96,7 @@ class RankingView:
     distinct: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitMiss:
+class LimitMiss(Struct, frozen=True, kw_only=True):
     """The offer that came nearest to keeping the limits, and the changes with which it would keep
     them.
     """
@@ -115,8 +110,7 @@ class LimitMiss:
     broken: int = 1  # number of limits that are broken; `text` and `change` name all of them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementPlan:
+class PlacementPlan(Struct, frozen=True, kw_only=True):
     """The ranked placements, and the numbers of offers that fit the task but break a limit.
 
     `considered` equals `kept` plus sum(rejected.values()). `placements` has the placements that

@@ -6,7 +6,6 @@ The catalog decides which offers fit. This module orders the offers and checks t
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from heapq import nsmallest
 from operator import itemgetter
@@ -15,6 +14,7 @@ from cavvy.costs.extras import expect_extras
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_rate, format_usd
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.checkpoint_interval import fit_stated, say_fit
 from cavvy.planner.limits import TaskLimiter
 from cavvy.planner.placements import (
@@ -193,8 +193,7 @@ def order_of(
     return lambda offer: order(_score(task, offer, course(offer), known, copies))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Course:
+class _Course(Struct, frozen=True, kw_only=True):
     """The expected times and preemptions of an offer. They are equal for all offers with the same
     shape.
     """
@@ -289,8 +288,7 @@ def _spot_notes(task: TaskSpec, per_hour: float, every: timedelta | None) -> tup
     return (between,)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
+class _Scored(Struct, frozen=True):
     offer: Offer
     course: _Course
     rate: HourlyRate  # the rate of all machines of the gang

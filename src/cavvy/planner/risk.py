@@ -6,10 +6,10 @@ Daly, "A higher order estimate of the optimum checkpoint interval for restart du
 """
 
 import math
-from dataclasses import dataclass
 from datetime import timedelta
 
 from cavvy.domain.tasks import CheckpointPolicy
+from cavvy.domain.values import Struct
 
 # Preemptions per node and hour on spot capacity. 600 preemptions in 3,066 node-hours (0.196) were
 # counted in the trace "preemption/4-node/aws-08-03-2023" (V100, three zones) published with Wu et
@@ -26,8 +26,7 @@ CHECKPOINT_COST = timedelta(seconds=30)
 HOPELESS = 100.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InterruptedRun:
+class InterruptedRun(Struct, frozen=True, kw_only=True):
     """The expected time and preemptions of a run that is interrupted and restarted."""
 
     wall_time: timedelta  # number of starts, including the first

@@ -3,7 +3,6 @@ known.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -12,6 +11,7 @@ from cavvy.catalog.residency import BUCKET_PROVIDERS, find_cloud
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec, Transfer
 from cavvy.domain.units import Money, format_duration, format_memory, format_usd
+from cavvy.domain.values import Struct
 
 # The assumed speed of copies between a storage and a node, unless the node's network is slower. The
 # value was not measured; a note of the plan states this.
@@ -20,8 +20,7 @@ _MIB, _GB = 1 << 20, 10**9
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class TransferEstimate:
+class TransferEstimate(Struct, frozen=True):
     """The copies of one offer. `input_time` is for one start of a gang, whose nodes copy at the
     same time; `output_time` is for the outputs, which are copied once. `cost` is for all nodes and
     starts. `unpriced` is whether the price of some copy is unknown and not in `cost`.
@@ -129,8 +128,7 @@ def _find(offer: Offer, table: Mapping[str, _T]) -> _T | None:
     return table.get(f"{cloud}/{offer.region}", table.get(cloud))
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
+class _Copy(Struct, frozen=True):
     """A copy from or to a URL. `sent` is true if the data leaves the nodes. `times` is how often
     all nodes together make the copy.
     """

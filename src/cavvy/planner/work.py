@@ -2,7 +2,6 @@
 devices, from a measured rate, or from a duration that was measured on other devices.
 """
 
-from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from cavvy.catalog.accelerators import (
@@ -14,6 +13,7 @@ from cavvy.catalog.accelerators import (
 )
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, TaskSpec, Workload
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.estimate.devices import device_of
 from cavvy.planner.estimate.transfer import MeasuredRate, carry, spread_of
 
@@ -46,8 +46,7 @@ _CPU_SHARES = {Precision.FP64: 0.5, Precision.FP32: 1.0}
 _CPU_FALLBACK = (Precision.BF16, Precision.FP16, Precision.TF32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeEstimate:
+class TimeEstimate(Struct, frozen=True, kw_only=True):
     """The running time without interruptions; None if it is unknown. `notes` say how it was
     estimated.
 

@@ -5,7 +5,6 @@ The contract suite checks that a provider implements exactly the abilities that 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -13,6 +12,7 @@ from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.values import Struct
 
 if TYPE_CHECKING:
     from cavvy.domain.messages import AgentCalls
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 _P = TypeVar("_P")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ability(Generic[_P]):
+class Ability(Struct, Generic[_P], frozen=True, kw_only=True):
     """One optional ability; `_P` is the protocol that providers with this ability implement."""
 
     name: str
@@ -139,8 +138,7 @@ class RelaysAgents(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinInvitation:
+class JoinInvitation(Struct, frozen=True, kw_only=True):
     """Two commands that do the same: each joins a machine with the invitation's single-use
     token."""
 
@@ -149,8 +147,7 @@ class JoinInvitation:
     expires_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedMachine:
+class JoinedMachine(Struct, frozen=True, kw_only=True):
     """A machine that has joined through an invitation."""
 
     name: str

@@ -12,7 +12,6 @@ Errors a provider may raise (anything else is a bug in the provider):
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +24,7 @@ from cavvy.domain.gangs import NodeSeen as NodeSeen
 from cavvy.domain.jobs import FailureKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import NetworkNeed, Scalar, Transfer, Volume
+from cavvy.domain.values import Struct, field
 from cavvy.providers.abilities import Ability
 from cavvy.providers.notices import NoticeSource
 from cavvy.providers.state import MemoryProviderState, ProviderState
@@ -96,8 +96,7 @@ class SettingKind(StrEnum):
     KEY_FILE = "key file"  # the path of a file that contains an API key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderSetting:
+class ProviderSetting(Struct, frozen=True, kw_only=True):
     """One key of a provider's table `[providers.<name>]`. The docs' table of settings is generated
     from these keys.
 
@@ -113,8 +112,7 @@ class ProviderSetting:
     minimum: float | None = None  # bounds of a number, inclusive
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Struct, frozen=True, kw_only=True):
     """A provider's description of itself, for the docs, `cavvy check` and the contract suite."""
 
     name: str
@@ -153,8 +151,7 @@ class Manifest:
     )  # a new gang may be missing from `gangs` for this long; 0 if it is always listed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentEndpoint:
+class AgentEndpoint(Struct, frozen=True, kw_only=True):
     """How the agents of a gang reach the control plane: `address` is unix:/path or
     http(s)://host:port.
     """
@@ -163,8 +160,7 @@ class AgentEndpoint:
     token: str  # valid only for this gang, and only for requests that agents make
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangSpec:
+class GangSpec(Struct, frozen=True, kw_only=True):
     """The gang to start. It contains only what a provider needs to start nodes: an agent receives
     the command and the secrets when it claims its rank.
     """
@@ -236,8 +232,7 @@ def wall_clock() -> datetime:
     return datetime.now(UTC)  # noqa: TID251 - tests and the simulator pass another clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEndpoint:
+class NodeEndpoint(Struct, frozen=True, kw_only=True):
     """How nodes on any network reach the control plane: over HTTPS, with a certificate that they
     verify by its hash.
 
@@ -257,8 +252,7 @@ class NodeEndpoint:
     claim_token: Callable[[str, int], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderContext:
+class ProviderContext(Struct, frozen=True, kw_only=True):
     """A provider's dependencies. `settings` is the provider's table in the configuration, after
     validation and with defaults filled in.
     """

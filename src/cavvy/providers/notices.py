@@ -3,12 +3,12 @@ descriptions, and agents follow them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 
+from cavvy.domain.values import Struct, field
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeTokenSource:
+
+class NoticeTokenSource(Struct, frozen=True, kw_only=True):
     """A token that agents fetch before they poll, and send in the header `header` of each poll.
     Agents fetch the token again after half of its `life`.
     """
@@ -20,8 +20,7 @@ class NoticeTokenSource:
     life: timedelta = timedelta(hours=6)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeHold:
+class NoticeHold(Struct, frozen=True, kw_only=True):
     """A long poll: the server holds each request until its answer differs from the last one.
     `query` is appended to the URL, with `{tag}` replaced by the last ETag.
     """
@@ -31,8 +30,7 @@ class NoticeHold:
     longest: timedelta  # how long the server may hold a request before it answers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeNode:
+class NoticeNode(Struct, frozen=True, kw_only=True):
     """Selects this node's events from a list of events for many nodes. `url` returns the node's
     name. An event applies to this node if the event's list `field_name` contains the name.
     """
@@ -41,8 +39,7 @@ class NoticeNode:
     field_name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeReply:
+class NoticeReply(Struct, frozen=True, kw_only=True):
     """A request that the agent sends when the work has ended and its checkpoint is durable, so that
     the provider can reclaim the node before the announced time.
 
@@ -54,8 +51,7 @@ class NoticeReply:
     id_field: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeSource:
+class NoticeSource(Struct, frozen=True, kw_only=True):
     """One URL that the node polls over plain HTTP. An empty answer, or the status 404, 410 or 204,
     means that there is no notice.
 

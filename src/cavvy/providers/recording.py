@@ -11,12 +11,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
+from cavvy.domain.values import Struct, field
 from cavvy.providers.base import GangSpec
 from cavvy.providers.ledger import LaunchLedger, NamedRecord
 
@@ -89,8 +89,7 @@ _NO_ACCOUNT = "0" * 12
 _NUMBER_OF = ("id", "number", "phone")
 
 
-@dataclass(kw_only=True)
-class _Recording:
+class _Recording(Struct, kw_only=True):
     """The calls for one gang, in order. `began` is the start in seconds of the recorder's clock.
     `latest` contains the last reply to each read since the last write.
     """

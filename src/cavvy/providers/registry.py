@@ -15,7 +15,6 @@ provider.
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
 from math import isfinite
@@ -24,6 +23,7 @@ from types import ModuleType
 
 from cavvy.domain.offers import Offer, Readiness
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.abilities import ABILITIES
 from cavvy.providers.base import (
     Manifest,
@@ -81,8 +81,7 @@ class BadSettings(ProviderError):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownProvider:
+class KnownProvider(Struct, frozen=True, kw_only=True):
     """An installed provider and the path of its module, which is not imported yet."""
 
     name: str

@@ -3,9 +3,9 @@ a driver for the offer's accelerator.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from cavvy.domain.offers import Offer, RequiredOption
+from cavvy.domain.values import replace
 from cavvy.providers.base import Refused
 
 OPTION = "image"

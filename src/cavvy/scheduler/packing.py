@@ -3,17 +3,16 @@ each allocation again before it writes the allocation.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, TaskSpec
+from cavvy.domain.values import Struct
 
 _SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocationOwner:
+class AllocationOwner(Struct, frozen=True, kw_only=True):
     """The gang that holds an allocation, and its project."""
 
     gang: str

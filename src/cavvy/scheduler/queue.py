@@ -3,19 +3,18 @@ returned as values.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import Struct, field
 from cavvy.scheduler.backfill import JOBS, OFFERS, HostWaits
 from cavvy.scheduler.packing import AllocationOwner, allocate_across, hosts_of
 from cavvy.scheduler.pools import count_left, take
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingJob:
+class WaitingJob(Struct, frozen=True, kw_only=True):
     """A job in the queue, the offers that it may use (best first), and the name that its gang would
     get.
     """
@@ -26,8 +25,7 @@ class WaitingJob:
     avoid: frozenset[str] = frozenset()  # names of shared hosts on which this job failed recently
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueCapacity:
+class QueueCapacity(Struct, frozen=True, kw_only=True):
     """The capacity that is free. `used` is the share of each pool that was assigned to jobs after
     its provider reported the capacity.
     """
@@ -37,8 +35,7 @@ class QueueCapacity:
     used: Mapping[str, Fraction] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlacement:
+class JobPlacement(Struct, frozen=True, kw_only=True):
     """The job starts on `offer`, with `allocations` on its shared hosts."""
 
     job: JobRecord
@@ -46,8 +43,7 @@ class JobPlacement:
     allocations: tuple[Allocation, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobWait:
+class JobWait(Struct, frozen=True, kw_only=True):
     """The job stays in the queue. `behind` are the hosts or offers that the job waits for."""
 
     job: JobRecord
@@ -55,8 +51,7 @@ class JobWait:
     behind: tuple[str, ...]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Checks:
+class _Checks(Struct, kw_only=True):
     """How many offers of one job may still be checked for backfill."""
 
     left: int

@@ -3,12 +3,13 @@ Times are in UTC.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, cast
 
 from cavvy.domain.units import HourlyRate, Money, format_usd
+from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
     from cavvy.client import wire

@@ -2,7 +2,7 @@
 
 import getpass
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +12,7 @@ from cavvy import settings
 from cavvy.client import make_key
 from cavvy.client.state import default_home
 from cavvy.domain.units import UnitError, parse_usd
+from cavvy.domain.values import replace
 from cavvy.sdk.errors import InvalidTask
 from cavvy.sdk.files import find_parts, freeze_parts
 from cavvy.spec.origin import capture

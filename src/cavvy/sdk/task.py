@@ -1,12 +1,12 @@
 """A task that is described in Python or read from a task file."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from cavvy.domain.values import replace
 from cavvy.sdk.errors import InvalidTask
 from cavvy.sdk.values import to_plain, to_scalar, write_text
 

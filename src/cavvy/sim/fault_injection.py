@@ -4,11 +4,11 @@ store can fail.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from random import Random
 from typing import TypeVar, cast
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import CLOSEABLE
 from cavvy.providers.base import GangSeen, GangSpec, Manifest
 from cavvy.providers.fake.agents import pause

@@ -3,7 +3,6 @@ of the server, and the final state.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -12,12 +11,12 @@ from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.markets import Observation
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
+from cavvy.domain.values import Struct, field
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import CloudScript
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimSubmission:
+class SimSubmission(Struct, frozen=True, kw_only=True):
     """A task, and the time of its submission in seconds from the start of the scenario."""
 
     task: TaskSpec
@@ -35,8 +34,7 @@ class UserAction(StrEnum):
     STOP_MACHINE = "stop_machine"  # stop the job and release the nodes of its machine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserIntervention:
+class UserIntervention(Struct, frozen=True, kw_only=True):
     """A user's action on the job of one submission. The action has no effect if it comes before the
     job exists or after it has ended.
     """
@@ -55,8 +53,7 @@ class CrashMoment(StrEnum):
     AFTER = "after"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerCrash:
+class ServerCrash(Struct, frozen=True, kw_only=True):
     """The server dies at the external call with this number and starts again `down_s` seconds
     later. Calls are counted from 1 since the start of the scenario.
     """
@@ -66,8 +63,7 @@ class ServerCrash:
     down_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimScenario:
+class SimScenario(Struct, frozen=True, kw_only=True):
     """One scenario. `stale` and `broken` list writes to the store by their number, counted from 1.
     A `stale` write fails because of a concurrent write, and a `broken` write fails because the disk
     is full.
@@ -85,8 +81,7 @@ class SimScenario:
     egress: Mapping[str, Money] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobTrace:
+class JobTrace(Struct, frozen=True, kw_only=True):
     """What was recorded about one job by the end of the scenario."""
 
     job: JobRecord
@@ -97,8 +92,7 @@ class JobTrace:
     observations: Sequence[Observation] = ()  # observations of the markets that the job used
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioResult:
+class ScenarioResult(Struct, frozen=True, kw_only=True):
     """The result of a scenario. `finished` is true if every job and every attempt ended within the
     time limit.
     """

@@ -4,11 +4,11 @@ The package `importers` calls this one for files in Cavvy's own format.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.spec.problems import ProblemNotes, SpecError, SpecProblem
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ may write to any path.
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from cavvy.catalog.accelerators import Vendor, find_accelerator
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import Struct, field
 
 # For each vendor, the base image for building and the base image for running. Wheels of PyTorch,
 # JAX and similar packages contain the CUDA libraries, so the `base` image is enough for running.
@@ -32,8 +32,7 @@ _PLAIN = re.compile(r"(export |set [-+]|cd |true$|:$|echo )")
 _APT = re.compile(r"(sudo )?(DEBIAN_FRONTEND=\S+ )?apt(-get)?\b")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DockerfileRecipe:
+class DockerfileRecipe(Struct, frozen=True, kw_only=True):
     """A Dockerfile, and the additional files that its build context must contain. `uses` are the
     parts of the working folder that the Dockerfile copies; None means that it copies the whole
     folder.
@@ -45,8 +44,7 @@ class DockerfileRecipe:
     notes: tuple[str, ...] = ()  # messages for the user
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Setup:
+class _Setup(Struct, frozen=True, kw_only=True):
     """The parts of a setup: the Debian packages and the other commands. `known` is true if the
     setup certainly installs packages and does nothing else.
     """

@@ -3,11 +3,11 @@ task file may be written for any supported tool.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.spec.fields.kinds import SectionReader, SectionSpec
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.problems import ProblemNotes

@@ -7,16 +7,16 @@ Errors:
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
+
+from cavvy.domain.values import Struct
 
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _EXCERPT_WIDTH = 100  # maximum number of characters of a source line in an error message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceMark:
+class SourceMark(Struct, frozen=True, kw_only=True):
     """A range of characters in a file. `line` and `column` count from 1, and `index` counts
     characters from 0. `width` is the number of characters.
     """
@@ -27,8 +27,7 @@ class SourceMark:
     width: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecProblem:
+class SpecProblem(Struct, frozen=True, kw_only=True):
     """One problem. Line 0 means that the problem is not in the file, but for example in a parameter
     on the command line.
     """

@@ -1,14 +1,13 @@
 """The commented starter file that `cavvy init` writes."""
 
 import json
-from dataclasses import dataclass
 
 from cavvy.domain.tasks import SpotPolicy
+from cavvy.domain.values import Struct
 from cavvy.spec.fields.params import escape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StarterAnswers:
+class StarterAnswers(Struct, frozen=True, kw_only=True):
     """The user's answers to the questions of `cavvy init`, as typed. An empty string means no
     answer.
     """

@@ -7,10 +7,10 @@ unknown tags and aliases that expand to too many nodes are refused.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import Struct, replace
 from cavvy.spec.problems import ProblemNotes, SourceMark, shown
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ MAX_DEPTH = 40
 MAX_NODES = 50_000  # Every use of an alias counts.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalarNode:
+class ScalarNode(Struct, frozen=True, kw_only=True):
     """One value. `text` is the original text, and `value` is its meaning in YAML 1.2 (None stands
     for null).
     """
@@ -34,8 +33,7 @@ class ScalarNode:
     plain: bool = True  # whether the value is written without quotes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapNode:
+class MapNode(Struct, frozen=True, kw_only=True):
     """Keys with values, in the order of the file. Keys are unique."""
 
     mark: SourceMark
@@ -45,8 +43,7 @@ class MapNode:
         return next((value for name, value in self.entries if name.text == key), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListNode:
+class ListNode(Struct, frozen=True, kw_only=True):
     """A list of values."""
 
     mark: SourceMark

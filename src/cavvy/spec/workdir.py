@@ -11,10 +11,11 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from cavvy.domain.values import Struct, replace
 from cavvy.spec.ignore import OWN_FILE, list_files
 
 # A larger folder is nearly always a mistake: it contains data or an environment that should be
@@ -40,8 +41,7 @@ class FreezeError(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderEntry:
+class FolderEntry(Struct, frozen=True, kw_only=True):
     """One file, or one link with its target. `path` is relative to the folder and uses slashes."""
 
     path: str

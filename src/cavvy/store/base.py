@@ -16,7 +16,6 @@ Errors:
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
@@ -29,6 +28,7 @@ from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
+from cavvy.domain.values import Struct, field
 
 # How many waiting jobs of each machine one pass over the queue reads: the next job, and some more
 # for which a reason is shown. They do not count toward the limit for other jobs, because a machine
@@ -78,8 +78,7 @@ class StoreUnusable(StoreError):
     """The database cannot be used until a person acts. The message says what to do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AtomicWrite:
+class AtomicWrite(Struct, frozen=True, kw_only=True):
     """Rows that are written together or not at all. Each row has the version that it had when it
     was read, or 0 if the row is new.
 
@@ -105,8 +104,7 @@ class AtomicWrite:
     machines: Sequence[NamedMachine] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSummary:
+class JobSummary(Struct, frozen=True, kw_only=True):
     """A job without its task, for lists of jobs. It can be read without decoding documents."""
 
     id: str
@@ -128,8 +126,7 @@ class JobSummary:
     tags: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpending:
+class JobSpending(Struct, frozen=True, kw_only=True):
     """The sum of one job's charges at one provider. A removed job is listed under its former
     name."""
 
@@ -164,8 +161,7 @@ def summarize(job: JobRecord, place: str | None, spent: Money) -> JobSummary:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryPage:
+class SummaryPage(Struct, frozen=True, kw_only=True):
     """A page of job summaries, newest first. Pass `cursor` to get the next page; it is None on the
     last page.
     """
@@ -182,8 +178,7 @@ def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
     return SummaryPage(jobs=found[:limit], cursor=found[limit - 1].id if more else None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SealedSecret:
+class SealedSecret(Struct, frozen=True, kw_only=True):
     """A secret's name and its encrypted value. The store never gets the plain text."""
 
     project: str

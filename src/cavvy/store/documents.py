@@ -3,7 +3,6 @@ every database can store.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import Any, TypedDict, get_type_hints
@@ -15,6 +14,7 @@ from cavvy.domain.jobs import Attempt, JobRecord, Node, RunOrigin
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 from cavvy.store.base import HashMismatch
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -7,10 +7,10 @@ import os
 import re
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cavvy.domain.values import Struct
 from cavvy.mounts import is_shared, read_mounts
 from cavvy.packages import extra_command
 from cavvy.store.base import (
@@ -46,8 +46,7 @@ class SqlCursor(Protocol):
     def fetchall(self) -> list[Row]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseDriver:
+class DatabaseDriver(Struct, frozen=True, kw_only=True):
     """One database. Statements contain `?` in place of values, and run in autocommit mode."""
 
     url: str  # postgresql://…; sqlite:///path

@@ -1,9 +1,9 @@
 """The check that lets only the holder of a lease write; see `leases.py`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
+from cavvy.domain.values import Struct
 from cavvy.store.base import LeaseLost
 from cavvy.store.drivers import DatabaseSession
 
@@ -15,8 +15,7 @@ LOST = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fence:
+class Fence(Struct, frozen=True, kw_only=True):
     """The right to write: a transaction is refused if the lease has another holder or number."""
 
     name: str

@@ -17,8 +17,8 @@ The tables are separate, because renewals would otherwise wait for the transacti
 import asyncio
 import time
 from contextlib import closing, suppress
-from dataclasses import dataclass
 
+from cavvy.domain.values import Struct
 from cavvy.store.base import LeaseLost, StoreError
 from cavvy.store.drivers import DatabaseSession, Row, make_driver, translate
 from cavvy.store.fence import LOST, Fence
@@ -58,8 +58,7 @@ _HOLDER = (
 _LOCK = "SELECT 1 FROM cavvy_leases WHERE name = ? FOR UPDATE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class Replica(Struct, frozen=True, kw_only=True):
     """A server process that works with the database."""
 
     id: str

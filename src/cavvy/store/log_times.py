@@ -5,13 +5,14 @@ time. Bytes between two pairs arrived less than half a second after the time of 
 """
 
 import os
+import struct
 from bisect import bisect_right
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from struct import Struct
 
-_PAIR = Struct("<QQ")  # offset in bytes, time in microseconds since 1970
+from cavvy.domain.values import Struct
+
+_PAIR = struct.Struct("<QQ")  # offset in bytes, time in microseconds since 1970
 _APART_S = 0.5  # minimum seconds between two pairs
 
 
@@ -31,8 +32,7 @@ def is_due(last_s: float, now_s: float) -> bool:
     return now_s - last_s >= _APART_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogTimes:
+class LogTimes(Struct, frozen=True, kw_only=True):
     """The recorded pairs of a log. There are none if the log was stored without times."""
 
     path: Path

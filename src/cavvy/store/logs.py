@@ -15,10 +15,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+from cavvy.domain.values import Struct
 from cavvy.store.base import RowNotFound, StoreFull
 from cavvy.store.log_times import LogTimes, is_due, note_arrival
 
@@ -36,8 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSlice:
+class LogSlice(Struct, frozen=True, kw_only=True):
     """Some bytes of a log, and the offset at which the next read must continue. If `dropped` is not
     0, that many bytes were lost, and `data` is a line that reports this.
     """
@@ -47,8 +46,7 @@ class LogSlice:
     dropped: int = 0
 
 
-@dataclass(slots=True)
-class _Log:
+class _Log(Struct):
     """The files of one log, by the offset at which each begins. New bytes are appended to the last
     file."""
 

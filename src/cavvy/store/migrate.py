@@ -10,9 +10,9 @@ import os
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
+from cavvy.domain.values import replace
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession
 from cavvy.store.fence import Fence, check_fence

@@ -1,7 +1,6 @@
-"""Converts rows to domain objects and back. A codec maps each field of a dataclass to a column."""
+"""Converts rows to domain objects and back. A codec maps each field of a value to a column."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
@@ -18,6 +17,7 @@ from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct, fields
 from cavvy.store.base import JobSummary, SealedSecret
 from cavvy.store.documents import (
     JOB_FIELDS,
@@ -67,8 +67,7 @@ def update_of(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str
     return f"UPDATE {table} SET {' = ?, '.join(columns)} = ? WHERE {' = ? AND '.join(key)} = ?"
 
 
-@dataclass(frozen=True, slots=True)
-class RowReader(Generic[_T]):
+class RowReader(Struct, Generic[_T], frozen=True):
     """A SELECT statement without its condition, and the decoder of its rows."""
 
     select: str
@@ -76,7 +75,7 @@ class RowReader(Generic[_T]):
 
 
 class RowCodec(Generic[_T]):
-    """Maps one dataclass to one table. Each field has a column with the same name.
+    """Maps one kind of value to one table. Each field has a column with the same name.
 
     `only` lists the fields that have a column, by default all. `columns` maps a field to a column
     with another name, or to an SQL expression. `assigned` is the field whose value the database

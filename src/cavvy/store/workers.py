@@ -5,11 +5,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
+from cavvy.domain.values import Struct
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, is_passing, translate
 
@@ -17,8 +17,7 @@ _T = TypeVar("_T")
 _TRIES = 4  # tries of a transaction that conflicts with another one
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
+class _Task(Struct, frozen=True):
     work: Callable[[DatabaseSession], Any]
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from cavvy.domain.allocations import Allocation
@@ -10,6 +9,7 @@ from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
+from cavvy.domain.values import Struct, replace
 from cavvy.store.allocations import check_allocation
 from cavvy.store.base import (
     AllocationConflict,
@@ -57,8 +57,7 @@ _DELETE_CHARGE = "DELETE FROM charges WHERE attempt_id = ? AND rank = ? AND kind
 _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"), _OR_NOTHING)
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenJob:
+class WrittenJob(Struct, frozen=True):
     """A job as it was written. `documents` says whether the job's task and origin were written
     too."""
 

@@ -5,18 +5,17 @@ certificate authority, host name or expiry date.
 import base64
 import hashlib
 import os
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cavvy.client.state import write_private
+from cavvy.domain.values import Struct
 
 _NAME = "cavvy"
 # nodes check the hash, so the expiry date is far in the future and never matters
 _VALID = timedelta(days=365 * 30)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class Certificate(Struct, frozen=True, kw_only=True):
     """A certificate. `file` is the path of a file with its private key and the certificate."""
 
     file: str

@@ -6,7 +6,6 @@ from asyncio import to_thread
 from base64 import b64encode
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path as PathOf
 from typing import Annotated
 
@@ -34,6 +33,7 @@ from cavvy.domain.messages import (
     HostFacts,
 )
 from cavvy.domain.protocol import NEWEST, OLDEST, is_served
+from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound
 
 _LONGEST_WAIT_S = 60.0

@@ -3,7 +3,6 @@ that belong to no job.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -23,6 +22,7 @@ from cavvy.control.garbage_collector import OrphanReport
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
 from cavvy.domain.machines import MachineStatus
+from cavvy.domain.values import replace
 from cavvy.store.base import JobSummary, RowNotFound
 
 _LIVE = tuple(phase for phase in JobPhase if phase not in JOB_ENDS)

@@ -4,7 +4,6 @@ import asyncio
 import re
 from asyncio import to_thread
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import msgspec
@@ -28,6 +27,7 @@ from cavvy.domain.jobs import JobRecord, RunOrigin
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_rate, format_usd
+from cavvy.domain.values import replace
 from cavvy.importers import ReadOptions, parse_task
 from cavvy.planner.candidates import (
     Candidates,

@@ -6,7 +6,6 @@ this command is killed, but cannot do so while the computer is off.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, sleep
@@ -17,6 +16,7 @@ import click
 from cavvy.cli.reach.providers import load_providers
 from cavvy.cli.reach.session import default_project, make_failure, session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.domain.values import Struct
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -34,16 +34,14 @@ _TASK = "echo agent answers; uname -srm; sleep 5"
 _ENDED = ("done", "failed", "stopped")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveStep:
+class LiveStep(Struct, frozen=True, kw_only=True):
     """One step of the check, with its time in seconds since the submission."""
 
     at_s: float
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveCheck:
+class LiveCheck(Struct, frozen=True, kw_only=True):
     """The result of the check."""
 
     provider: str

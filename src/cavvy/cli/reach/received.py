@@ -10,7 +10,6 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
@@ -18,6 +17,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 from msgspec import Meta, ValidationError, convert
 
 from cavvy.cli.view.failure import CommandFailure, escape_controls
+from cavvy.domain.values import Struct
 
 PART = ".cavvy-part"  # suffix of an incomplete file
 _MODES = 0o777  # permission bits, without setuid, setgid and sticky
@@ -29,8 +29,7 @@ _IN_THE_WAY = {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyItem:
+class CopyItem(Struct, frozen=True, kw_only=True):
     """One file, folder or link to copy. `path` is relative to the copied file or folder, whose own
     path is "".
     """

@@ -5,7 +5,6 @@ plan`.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from shlex import quote
 
@@ -18,6 +17,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.offers import Offer, Readiness
 from cavvy.domain.tasks import Objection, SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
+from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.explain import Rejection
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.quotas import explain_quota
@@ -34,8 +34,7 @@ from cavvy.store.snapshot.layout import SnapshotError
 _MISSES = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AvailableOffers:
+class AvailableOffers(Struct, frozen=True, kw_only=True):
     """The offers that fit one node of the task, and statistics of all examined offers."""
 
     offers: Sequence[Offer]
@@ -125,8 +124,7 @@ def _notices(task: TaskSpec) -> dict[str, timedelta]:
     }
 
 
-@dataclass(slots=True)
-class _LiveOffers:
+class _LiveOffers(Struct):
     names: list[str] = field(default_factory=list)
     offers: list[Offer] = field(default_factory=list)  # all offers, including those that do not fit
     usable: set[tuple[str, str]] = field(default_factory=set)  # see `registry.judge_readiness`

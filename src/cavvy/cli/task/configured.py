@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 from cavvy.catalog.fit import match_offers
@@ -11,6 +10,7 @@ from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_providers
 from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.offers import Offer, Readiness
 from cavvy.domain.tasks import ResourceSpec
+from cavvy.domain.values import Struct, replace
 from cavvy.providers import registry
 from cavvy.providers.abilities import (
     CLOSEABLE,
@@ -23,8 +23,7 @@ from cavvy.providers.base import Provider, ProviderError
 from cavvy.providers.objections import refuses_all
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderAnswer:
+class ProviderAnswer(Struct, frozen=True):
     offers: Sequence[Offer]
     hosts: Sequence[Host]
     volumes: Sequence[VolumeLocation] = ()
@@ -34,8 +33,7 @@ class ProviderAnswer:
     ] = ()  # clusters, regions or hosts of the provider that did not answer, with the reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveMatches:
+class LiveMatches(Struct, frozen=True, kw_only=True):
     """The current offers of configured providers that match."""
 
     matches: Mapping[str, OfferMatches]  # keyed by provider

@@ -68,10 +68,10 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
     tool. Raises CommandFailure.
     """
     import json
-    from dataclasses import replace
 
     import yaml
 
+    from cavvy.domain.values import replace
     from cavvy.spec.ignore import git_environment
 
     command = ["git", "ls-remote", "--", url, ref, f"{ref}^{{}}"]

@@ -112,7 +112,7 @@ def _last_line(script: str, error: Exception) -> str:
 
 def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
     """The task with the rates of its work profile added. Rates in the task file take precedence."""
-    from dataclasses import replace
+    from cavvy.domain.values import replace
 
     work = task.work
     if work is None or work.profile is None:

@@ -1,10 +1,10 @@
 """Measures inputs in buckets, so that a plan includes the time and the price of the download."""
 
 import os
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 
 _PATIENCE_S = 10.0  # maximum seconds for all inputs together
 

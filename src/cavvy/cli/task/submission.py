@@ -79,8 +79,7 @@ def _may_ask() -> bool:
 
 def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: str) -> "RunOrigin":
     """Upload the files of the task, and return the origin of the run. Raises CommandFailure."""
-    from dataclasses import replace
-
+    from cavvy.domain.values import replace
     from cavvy.spec.origin import capture
 
     parts = _local_parts(loaded)

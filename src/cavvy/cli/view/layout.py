@@ -3,17 +3,17 @@ columns are left out or texts are wrapped; if that is not enough, each row becom
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, TextIO
+
+from cavvy.domain.values import Struct
 
 GAP = "  "
 INDENT = "    "
 _TEXT = 20  # minimum width of a text column in characters
 
 
-@dataclass(frozen=True, slots=True)
-class TableColumn:
+class TableColumn(Struct, frozen=True):
     """One column. `name` is the key in JSON and CSV, and ends with the unit. `title` is the heading
     in tables.
 

@@ -6,7 +6,6 @@ the raw values.
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import TextIO, TypeVar
@@ -16,6 +15,7 @@ import click
 from cavvy.cli.view import layout
 from cavvy.cli.view.formatting import show_time, zone_name
 from cavvy.cli.view.layout import TableColumn as TableColumn
+from cavvy.domain.values import replace
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _WIDE = "cavvy.wide"  # the key in the click context that makes a command print all columns

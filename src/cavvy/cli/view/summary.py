@@ -3,7 +3,6 @@
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from math import ceil
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import click
 from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, pairs_out, rows_out
 from cavvy.client.metrics import last_figures
+from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
     from cavvy.client.wire import CostView, JobDetail

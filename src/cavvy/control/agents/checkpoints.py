@@ -8,7 +8,6 @@ between this machine and other nodes, its newest state is copied once, before th
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from weakref import WeakValueDictionary
 
@@ -21,6 +20,7 @@ from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.markets import LIVES, MarketTally, ObservationKind
 from cavvy.domain.messages import CheckpointWork, ClaimLost
 from cavvy.domain.offers import Purchase
+from cavvy.domain.values import Struct
 from cavvy.planner.checkpoint_interval import (
     CheckpointInterval,
     NodeLosses,
@@ -56,8 +56,7 @@ class InvalidManifest(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilesMissing:
+class FilesMissing(Struct, frozen=True, kw_only=True):
     """The list of the checkpoint's files that are not stored. The agent must send them and commit
     again."""
 

@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -35,6 +34,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, JobRecord, Node, NodePhase
 from cavvy.domain.messages import AgentMessage, ClaimLost
+from cavvy.domain.values import Struct
 from cavvy.store.base import (
     AtomicWrite,
     HashMismatch,
@@ -72,8 +72,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 Ranks = Mapping[int, datetime | None]  # rank -> time of its agent's last message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedDeposit:
+class SignedDeposit(Struct, frozen=True, kw_only=True):
     """Signed uploads for one rank: the first is for the manifest, the others are for the parts."""
 
     uploads: Sequence[SignedRequest]
@@ -81,8 +80,7 @@ class SignedDeposit:
     again: timedelta = _AGAIN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DepositDependencies:
+class DepositDependencies(Struct, frozen=True, kw_only=True):
     """`url` is the bucket's folder for tasks without `checkpoint.storage`, or "". `read` decodes a
     manifest and its messages with the same checks as requests. It raises ValueError or
     RecursionError.

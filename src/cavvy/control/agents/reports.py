@@ -2,7 +2,6 @@
 no I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import assert_never
@@ -22,6 +21,7 @@ from cavvy.domain.jobs import (
 )
 from cavvy.domain.messages import AgentMessage, MessageKind
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import Struct, field, replace
 
 _ENDS = frozenset(
     {
@@ -53,8 +53,7 @@ Figures = dict[str, float | str]
 ADVICE = "advice"  # kind of events which report that a node is at risk
 
 
-@dataclass(slots=True)
-class ReportOutcome:
+class ReportOutcome(Struct):
     """The rows after messages were applied. If `moved`, the reconciler should run at once."""
 
     job: JobRecord

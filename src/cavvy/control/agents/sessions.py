@@ -8,7 +8,6 @@ delays an answer by one polling interval.
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 
 from cavvy.control.agents.claims import find_objection
@@ -40,6 +39,7 @@ from cavvy.domain.messages import (
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.protocol import PROTOCOL, list_unknown
 from cavvy.domain.units import HourlyRate, Money, format_duration
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.checkpoint_interval import CheckpointInterval, fit_notice, is_news
 from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion, Store
 
@@ -78,8 +78,7 @@ async def no_egress(url: str | None, offer: Offer) -> tuple[None, None]:
     return None, None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentDependencies:
+class AgentDependencies(Struct, frozen=True, kw_only=True):
     """Services of other modules that are needed to build a work document."""
 
     open_secrets: OpenSecrets

@@ -7,11 +7,11 @@ for another one.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from cavvy.control.clock import ControlClock
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import Struct
 from cavvy.store.base import RowNotFound, Store
 from cavvy.store.objects.base import (
     ObjectBucket,
@@ -37,8 +37,7 @@ RELAY_BYTES = 8 * 1024 * 1024  # maximum bytes of one relayed answer
 _KNOWN = 256  # maximum number of storages that are kept open
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputFile:
+class InputFile(Struct, frozen=True, kw_only=True):
     """One file of an input; the path "" is the input itself. If `signed` is None, the control plane
     relays the file.
     """
@@ -50,16 +49,14 @@ class InputFile:
     signed: SignedRequest | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputPage:
+class InputPage(Struct, frozen=True, kw_only=True):
     """Some of an input's files. Pass `next` to get the next page; it is "" on the last page."""
 
     files: Sequence[InputFile]
     next: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferUpload:
+class TransferUpload(Struct, frozen=True, kw_only=True):
     """How to upload one file in parts of `part_bytes` bytes. Each part has its own signed request,
     or goes through the control plane if `relay` is set.
     """

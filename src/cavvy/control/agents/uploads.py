@@ -9,7 +9,6 @@ upload can lack its record only if the server was killed just after it started t
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Event
 from urllib.parse import urlsplit
 
@@ -19,6 +18,7 @@ from cavvy.control.agents.transfers import SignedObjects, TransferUpload
 from cavvy.control.clock import ControlClock
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.values import Struct
 from cavvy.store.base import RowNotFound, Store, StoreError
 from cavvy.store.objects.base import ObjectBucket, ObjectError, ObjectMissing, ObjectTryAgain
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
@@ -45,8 +45,7 @@ class UnfinishedUpload(msgspec.Struct, frozen=True, kw_only=True):
 _UNKNOWN = UnfinishedUpload(project="", job_id="", attempt_id="", url="", key="", upload="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftUpload:
+class LeftUpload(Struct, frozen=True, kw_only=True):
     """An unfinished upload whose attempt has ended. `problem` is the reason why it could not be
     aborted, or "". If the upload's record cannot be read, all fields of `upload` are "".
     """

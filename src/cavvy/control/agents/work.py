@@ -4,7 +4,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from cavvy.control.decide.warm_pool import FAREWELL, may_keep
@@ -19,6 +19,7 @@ from cavvy.domain.messages import (
 )
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ImageBuild, ResourceSpec, TaskSpec, Transfer, Workdir
+from cavvy.domain.values import replace
 from cavvy.planner.estimate.devices import device_of
 from cavvy.spec.uses import is_used
 

@@ -1,7 +1,6 @@
 """Decides the next step of one attempt by comparing its wanted state with its observed state."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.attempt_snapshot import (
@@ -29,6 +28,7 @@ from cavvy.domain.jobs import (
     NodePhase,
     StopCause,
 )
+from cavvy.domain.values import Struct, replace
 
 POLL = timedelta(seconds=15)  # interval for polling a provider about a gang that starts or ends
 STEADY_POLL = timedelta(seconds=30)  # polling interval while the agents report running work
@@ -45,15 +45,13 @@ _TOLD = frozenset(
 _NONE = timedelta(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchGang:
+class LaunchGang(Struct, frozen=True, kw_only=True):
     """Request the gang from the provider. A repeated request with the same name creates no second
     gang.
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveGang:
+class RemoveGang(Struct, frozen=True, kw_only=True):
     """Request the gang's removal from the provider. `missed` means that the last poll did not find
     the gang.
     """
@@ -61,8 +59,7 @@ class RemoveGang:
     missed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceAttempt:
+class AdvanceAttempt(Struct, frozen=True, kw_only=True):
     """Move the attempt to its next phase."""
 
     phase: AttemptPhase
@@ -75,8 +72,7 @@ class AdvanceAttempt:
     until: datetime | None = None  # for a kept gang: when it is released if no job takes it over
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderRanks:
+class OrderRanks(Struct, frozen=True, kw_only=True):
     """Send these ranks an order."""
 
     ranks: tuple[int, ...]
@@ -85,18 +81,15 @@ class OrderRanks:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountMiss:
+class CountMiss(Struct, frozen=True, kw_only=True):
     """Count a poll that did not find the gang."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClearMisses:
+class ClearMisses(Struct, frozen=True, kw_only=True):
     """Reset the count of missed polls, since a poll found the gang again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecheckAttempt:
+class RecheckAttempt(Struct, frozen=True, kw_only=True):
     """Do nothing until the time `after` has passed or an agent sends a report."""
 
     after: timedelta

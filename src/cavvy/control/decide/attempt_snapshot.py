@@ -1,12 +1,12 @@
 """The inputs of a decision about an attempt, and what follows from them about its nodes."""
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from cavvy.domain.gangs import GangSeen
 from cavvy.domain.jobs import Attempt, AttemptOutcome, JobRecord, Node
 from cavvy.domain.units import Money
+from cavvy.domain.values import Struct
 
 HEARD_LATELY = timedelta(
     seconds=60
@@ -30,8 +30,7 @@ class GangAbsence(StrEnum):
 Seen = GangSeen | GangAbsence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptSnapshot:
+class AttemptSnapshot(Struct, frozen=True, kw_only=True):
     """All inputs of a decision about an attempt."""
 
     job: JobRecord

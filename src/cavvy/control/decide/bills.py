@@ -2,7 +2,6 @@
 over."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -17,6 +16,7 @@ from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord, Node, UnsureBill
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct, replace
 
 _LONGEST_H = 100_000  # maximum time in hours for which costs are computed
 # micro-dollars; a provider may report start times of the same node that differ by microseconds
@@ -184,8 +184,7 @@ def _outlives_start(node: NodeSeen) -> bool:
     return node.ended_at is None or node.started_by is None or node.started_by < node.ended_at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedBill:
+class ClosedBill(Struct, frozen=True, kw_only=True):
     """The final charges of a gang, when it ended, and how much higher the true charges may be."""
 
     charges: tuple[Charge, ...]
@@ -278,8 +277,7 @@ def _bound_gang(
     return replace(least, rolled_back=others), most
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Life:
+class _Life(Struct, frozen=True, kw_only=True):
     """The shortest and the longest possible lifetime of a node; `least` is None if the node may
     never have run.
     """
@@ -471,8 +469,7 @@ class BillVerdict(StrEnum):
     FORGOTTEN = "forgotten"  # the provider no longer lists the gang
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditedBill:
+class AuditedBill(Struct, frozen=True, kw_only=True):
     """The charges of an ended attempt, and the cost according to its provider's record of the
     gang."""
 

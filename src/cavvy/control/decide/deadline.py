@@ -3,13 +3,13 @@ to offers that can be used.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.job import deadline_of
 from cavvy.domain.jobs import COMING, GOING, Attempt, JobRecord, Node
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import Money
+from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.candidates import Candidates
 from cavvy.planner.deadline.inputs import (
     JobProgress,
@@ -29,8 +29,7 @@ _LONG = timedelta(hours=2)
 PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFacts:
+class StoredFacts(Struct, frozen=True, kw_only=True):
     """What the store contains about the job. `current` is the attempt that is running or
     starting."""
 

@@ -1,21 +1,20 @@
 """Decides the next step of one job from its latest attempt, its limits and its spending."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.failures import cooldown_after, failure_of
 from cavvy.control.decide.rows import NEVER, SOON
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobPhase, JobRecord, StopCause
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
+from cavvy.domain.values import Struct, field
 
 MARGIN = timedelta(seconds=5)  # how long billing may continue after the grace period of a stop
 LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSnapshot:
+class JobSnapshot(Struct, frozen=True, kw_only=True):
     """All inputs of a decision about a job."""
 
     job: JobRecord
@@ -29,8 +28,7 @@ class JobSnapshot:
     awaits_end: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceJob:
+class AdvanceJob(Struct, frozen=True, kw_only=True):
     """Move the job to another phase."""
 
     phase: JobPhase
@@ -38,8 +36,7 @@ class AdvanceJob:
     exit_code: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequeueJob:
+class RequeueJob(Struct, frozen=True, kw_only=True):
     """Queue the job again for another attempt."""
 
     kind: str  # kind of failure, as counted in JobRecord.retries
@@ -54,24 +51,21 @@ class RequeueJob:
         return f"{self.reason}; tried again" if self.by_rules else self.reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeOver:
+class TakeOver(Struct, frozen=True, kw_only=True):
     """Give the job to a standby gang, because the job's own gang is lost."""
 
     kind: str  # kind of failure, as counted in JobRecord.retries
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAtLimit:
+class StopAtLimit(Struct, frozen=True, kw_only=True):
     """Stop the job, because a limit is reached."""
 
     reason: str
     cause: StopCause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecheckJob:
+class RecheckJob(Struct, frozen=True, kw_only=True):
     """Do nothing until the time `after` has passed or an agent sends a report."""
 
     after: timedelta = field(default=NEVER)

@@ -1,7 +1,6 @@
 """Decides when to poll a gang again, and which events for the user follow from a poll."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.attempt import POLL, STEADY_POLL, watch_price
@@ -9,6 +8,7 @@ from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import Attempt, AttemptPhase, AttemptWait, JobPhase, JobRecord, WaitKind
+from cavvy.domain.values import Struct, field, replace
 
 _SHORTEST = timedelta(milliseconds=100)
 # Delay of the first poll after a launch was accepted. Short work has ended by then and needs no
@@ -19,8 +19,7 @@ _MOST_FAILED_REMOVALS = 10
 _WAITS = {GangState.QUEUED: WaitKind.QUEUED, GangState.STARTING: WaitKind.STARTING}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangLook:
+class GangLook(Struct, frozen=True, kw_only=True):
     """What this process knows about one gang that is not in the store. After a restart, one poll is
     enough to know it again.
     """

@@ -1,7 +1,6 @@
 """Decides how jobs get and give up named machines."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.catalog import fit
@@ -14,33 +13,30 @@ from cavvy.domain.machines import USUAL_KEEP, NamedMachine
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, ResourceSpec, TaskSpec
 from cavvy.domain.units import Money, format_duration
+from cavvy.domain.values import Struct, replace
 
 # the fields whose values come from the machine unless the job's task sets them
 _OF_IMAGE = ("image", "image_build", "image_login")
 _INHERITED = (*_OF_IMAGE, "volumes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineIsFree:
+class MachineIsFree(Struct, frozen=True, kw_only=True):
     """The machine has no gang, so the job gets a new gang."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineIsReady:
+class MachineIsReady(Struct, frozen=True, kw_only=True):
     """The job takes over the machine's gang."""
 
     gang: Attempt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineIsBusy:
+class MachineIsBusy(Struct, frozen=True, kw_only=True):
     """The job waits for the machine, which is busy; `reason` says why."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineIsUnfit:
+class MachineIsUnfit(Struct, frozen=True, kw_only=True):
     """The machine cannot run the job; `reason` says why."""
 
     reason: str

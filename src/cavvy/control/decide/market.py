@@ -1,11 +1,11 @@
 """Derives market observations from the phase changes of an attempt."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Node
 from cavvy.domain.markets import Observation, ObservationKind
+from cavvy.domain.values import replace
 
 
 def observations_of(

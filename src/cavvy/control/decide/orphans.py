@@ -1,16 +1,15 @@
 """Finds gangs at a provider that belong to no attempt."""
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import Attempt
+from cavvy.domain.values import Struct
 
 _LEAST_AGE = timedelta(seconds=30)  # minimum time between the two observations
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrphanGang:
+class OrphanGang(Struct, frozen=True, kw_only=True):
     """A gang that exists at a provider. `sure` means that two observations agree that the gang is
     not wanted."""
 

@@ -1,7 +1,7 @@
 """Finds the offers that can run a task, and creates the rows that start the task on an offer."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from fractions import Fraction
 
@@ -12,6 +12,7 @@ from cavvy.domain.jobs import Attempt, JobPhase, JobRecord, Node, PlanState, att
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.planner.candidates import (
     Candidates,
     Objections,

@@ -1,7 +1,6 @@
 """Decides which waiting jobs start, and the reasons shown for jobs that wait."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.job import AdvanceJob
@@ -10,6 +9,7 @@ from cavvy.control.decide.rows import make_event
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import JobPhase, JobRecord, PlanState, attempt_id
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import Candidates, merge_candidates
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, WaitingJob, place_of
 
@@ -24,8 +24,7 @@ _BURST, _BURST_SPAN, _BURST_PAUSE = 20, timedelta(milliseconds=200), timedelta(s
 NameGang = Callable[[str], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueWait:
+class QueueWait(Struct, frozen=True, kw_only=True):
     """A job that stays in the queue: the reason, the deadline policy's decision, and the latest
     time of the next check.
     """
@@ -36,8 +35,7 @@ class QueueWait:
     busy: bool = False  # whether the machine has a gang; if so, later jobs for the machine wait too
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(Struct, frozen=True, kw_only=True):
     """Start the job as `place` describes; `candidates` are the candidates of the chosen
     alternative."""
 
@@ -118,8 +116,7 @@ def looks_deep(
     return not is_blocked(snapshot, behind)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class Arrivals(Struct, frozen=True, kw_only=True):
     """When the latest jobs arrived, and when the current burst of arrivals began."""
 
     times: tuple[datetime, ...] = ()

@@ -1,7 +1,6 @@
 """Computes the changes that users request: submit, stop, retry and drill."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.rows import RowChanges, make_event
@@ -9,6 +8,7 @@ from cavvy.control.decide.schedule import find_hold, say_next
 from cavvy.control.decide.transitions import deliveries_of, turn_job
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import FAR, JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, StopCause
+from cavvy.domain.values import replace
 
 _LIVE = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING, AttemptPhase.RUNNING})
 _RETRIED = frozenset({JobPhase.FAILED, JobPhase.STOPPED})

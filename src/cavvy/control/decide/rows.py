@@ -1,7 +1,6 @@
 """The rows of one job that decisions read, and the changes to rows that decisions return."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.allocations import Allocation
@@ -11,6 +10,7 @@ from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import Money
+from cavvy.domain.values import Struct, replace
 
 NEVER = timedelta.max
 SOON = timedelta(seconds=1)
@@ -38,8 +38,7 @@ def make_event(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowChanges:
+class RowChanges(Struct, frozen=True, kw_only=True):
     """The changes of one decision, which are written together. If a row appears twice, its later
     value is written.
 
@@ -77,8 +76,7 @@ class RowChanges:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Struct, frozen=True, kw_only=True):
     """The changes to write now, and when to continue. `after` is the time to wait after the write;
     None means to continue at once.
     """
@@ -88,8 +86,7 @@ class Step:
     review_at: datetime | None = None  # when the deadline advisor may be asked again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRows:
+class JobRows(Struct, frozen=True, kw_only=True):
     """The rows of one job: the job, its attempts by number, and the nodes of its open attempts by
     attempt ID."""
 

@@ -2,7 +2,6 @@
 window."""
 
 import hashlib
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -10,6 +9,7 @@ from cavvy.control.decide.job import deadline_of
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.domain.jobs import FAR, JobRecord
 from cavvy.domain.tasks import JobSchedule, TaskSpec
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.calendar import (
     Prices,
     TimeInterval,
@@ -37,8 +37,7 @@ def find_hold(task: TaskSpec, now: datetime) -> tuple[datetime | None, datetime 
 # Schedules
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledRun:
+class ScheduledRun(Struct, frozen=True, kw_only=True):
     """A run that is due. If several servers create the same run, they give it the same `run_id`."""
 
     task: TaskSpec

@@ -8,7 +8,6 @@ claims of the old gang that are not granted yet.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -40,6 +39,7 @@ from cavvy.domain.jobs import (
     WaitKind,
 )
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.spot.view import RunMode
 
@@ -73,8 +73,7 @@ class StandbyQuestion(StrEnum):
     REVIEW = "review"  # whether the gang runs on the right offer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskAdvisor:
+class AskAdvisor(Struct, frozen=True, kw_only=True):
     """Ask the deadline advisor. The next step depends on its answer."""
 
     question: StandbyQuestion

@@ -1,7 +1,6 @@
 """Computes how the rows of a job or an attempt change when an action is taken."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
@@ -31,6 +30,7 @@ from cavvy.domain.jobs import (
 )
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import Money, format_duration, format_usd
+from cavvy.domain.values import replace
 
 # Jobs
 

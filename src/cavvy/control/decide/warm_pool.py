@@ -2,7 +2,6 @@
 changes."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.job import MARGIN, cap_of, ends_job
@@ -23,6 +22,7 @@ from cavvy.domain.jobs import (
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money, format_rate, format_usd
+from cavvy.domain.values import replace
 
 # How much longer than the keep time an agent waits, unless the server orders it to exit.
 FAREWELL = timedelta(minutes=1)

@@ -2,7 +2,6 @@
 them to `decide.deadline`."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import date, datetime, timedelta
 
 from cavvy.control.clock import ControlClock
@@ -34,6 +33,7 @@ from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.transfers import find_egress_date, price_upload

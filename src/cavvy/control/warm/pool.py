@@ -2,7 +2,6 @@
 write."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import Struct, replace
 from cavvy.store.base import RowNotFound, Store
 
 Allows = Callable[[Offer], bool]  # returns whether a job may run on an offer now
@@ -26,8 +26,7 @@ class AgentWaits(Protocol):
     def forget(self, attempt: Attempt) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmGang:
+class WarmGang(Struct, frozen=True, kw_only=True):
     """A gang that a job may take over, its former job, and the former job's final charges."""
 
     attempt: Attempt
@@ -35,8 +34,7 @@ class WarmGang:
     charges: list[Charge]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmGangNotReady:
+class WarmGangNotReady(Struct, frozen=True, kw_only=True):
     """A gang that fits the job, but was kept so recently that its agents or its charges are not
     ready for a takeover.
     """

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from cavvy.domain.values import Struct
 from cavvy.importers.dstack.scalars import is_text, read_size_mib, text
 from cavvy.importers.readers import child, text_at
 from cavvy.importers.scalars import fitting
@@ -80,8 +80,7 @@ def _check_size_bounds(table: MapNode, notes: ProblemNotes) -> None:
     _check_bounds(table, read_size_mib, notes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRequest:
+class GpuRequest(Struct, frozen=True, kw_only=True):
     """One accelerator request, split into strings. A missing part is ""."""
 
     vendor: str = ""

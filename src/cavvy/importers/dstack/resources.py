@@ -2,9 +2,8 @@
 defaults.
 """
 
-from dataclasses import replace
-
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, SpotPolicy
+from cavvy.domain.values import replace
 from cavvy.importers.accelerators import find_needs
 from cavvy.importers.common_fields import read_price
 from cavvy.importers.dstack.needs import (

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
+from cavvy.domain.values import Struct, replace
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, flag_at, items, mark_of, text_at
 from cavvy.importers.skypilot.needs import read_size
@@ -50,8 +50,7 @@ class _UnsetVariable(WrongValue):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranslatedMounts:
+class TranslatedMounts(Struct, frozen=True, kw_only=True):
     """The files that a task has in addition to its working folder."""
 
     inputs: tuple[Transfer, ...] = ()

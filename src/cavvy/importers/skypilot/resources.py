@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import product
 
 from cavvy.domain.tasks import (
@@ -16,6 +15,7 @@ from cavvy.domain.tasks import (
     RetryPolicy,
     SpotPolicy,
 )
+from cavvy.domain.values import Struct, field, replace
 from cavvy.importers.accelerators import BARE_SIZES, TranslatedNeeds, find_needs
 from cavvy.importers.common_fields import read_price, read_tags
 from cavvy.importers.kept_keys import TranslationNotes
@@ -62,8 +62,7 @@ _REGION_OF_ZONE = re.compile(r"^([a-z]+(?:-[a-z]+)+-?\d+)(?:[a-z]|-[a-z])$")
 _DISK_TYPES = {"low": "standard", "high": "gp3"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceRequest:
+class ResourceRequest(Struct, frozen=True, kw_only=True):
     """The translation of `resources`, including the parts that are in other sections of a Cavvy
     task.
     """

@@ -3,10 +3,10 @@ express.
 """
 
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from cavvy.domain.values import replace
 from cavvy.importers.key_tables import KeyTables
 from cavvy.importers.shapes import is_null
 from cavvy.importers.skypilot.needs import RULES, SHAPES

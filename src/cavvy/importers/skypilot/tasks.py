@@ -4,9 +4,9 @@ represent are noted or refused.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from cavvy.domain.tasks import TaskSpec, Workdir
+from cavvy.domain.values import replace
 from cavvy.importers.common_fields import read_commit, read_name
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at

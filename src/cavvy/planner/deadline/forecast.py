@@ -4,10 +4,10 @@ the recorded markets. The random numbers are seeded, so equal inputs give equal 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
 
+from cavvy.domain.values import Struct
 from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs
 from cavvy.planner.deadline.policy import DeadlinePolicy
 from cavvy.planner.deadline.recommendation import recall
@@ -37,8 +37,7 @@ _HOUR_S = 3600.0
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Forecast(Struct, frozen=True, kw_only=True):
     """The results of many simulated runs of one job under one policy. The dollars do not include
     what the job has already spent.
     """

@@ -7,7 +7,6 @@ so that estimated times are never too short. Slower machines are left out.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import inf
 
@@ -16,6 +15,7 @@ from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
+from cavvy.domain.values import Struct, field
 from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval
@@ -31,8 +31,7 @@ _MIB, _GB = 1 << 20, 10**9
 _BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobProgress:
+class JobProgress(Struct, frozen=True, kw_only=True):
     """The progress of a job, and its current gang."""
 
     submitted_at: datetime
@@ -54,8 +53,7 @@ class JobProgress:
     egress: Mapping[str, Money] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class SteeredMarket:
+class SteeredMarket(Struct, frozen=True):
     """One market with its offers. `run_time_ratio` is the work's running time on this market's
     machine divided by its running time on the reference machine. The ratio is at most about 1.
     """
@@ -75,8 +73,7 @@ class SteeredMarket:
         return _usd(self.fixed, nodes) * self.run_time_ratio
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyInputs:
+class PolicyInputs(Struct, frozen=True, kw_only=True):
     """The inputs of a policy for one job."""
 
     places: tuple[SteeredMarket, ...]

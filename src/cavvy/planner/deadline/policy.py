@@ -6,10 +6,10 @@ for another view.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.spot.auto import AutoPolicy
 from cavvy.planner.spot.view import (
     ABOUT,
@@ -253,8 +253,7 @@ class DeadlinePolicy(MarketPolicy):
         return decision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyMargins:
+class PolicyMargins(Struct, frozen=True, kw_only=True):
     """The safety margins that are added to a job's terms, because running times are only estimates
     and work since the last checkpoint may have to be repeated.
     """

@@ -3,12 +3,12 @@ that the policy expects, and the policy's decision to offers.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
 
 from cavvy.domain.markets import Observation
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.values import Struct
 from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, SteeredMarket
 from cavvy.planner.deadline.policy import DeadlinePolicy, PolicyQuestion
 from cavvy.planner.deadline.session import PolicySession
@@ -30,8 +30,7 @@ from cavvy.planner.spot.view import (
 _LEAST_LEFT = 0.01
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class Recommendation(Struct, frozen=True, kw_only=True):
     """The recommended mode of the job. `offers` are the offers on which to start, best first.
     Without offers, the job waits or stays where it is.
     """

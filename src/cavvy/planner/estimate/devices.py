@@ -3,9 +3,9 @@ of these peaks that real programs reach.
 """
 
 import re
-from dataclasses import dataclass
 
 from cavvy.catalog.accelerators import AcceleratorModel, Precision, Vendor, find_accelerator
+from cavvy.domain.values import Struct
 
 # The largest share of the peak that was measured for bf16 matrix products of any shape:
 # stas00/ml-engineering, "Maximum Achievable Matmul FLOPS" (MAMF), tables read 2026-11-20 (torch 2.5
@@ -41,8 +41,7 @@ _BUS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRates:
+class DeviceRates(Struct, frozen=True, kw_only=True):
     """The rates of one accelerator: peak FLOP/s by precision, the share of the peak that programs
     reach, and bandwidths in bytes per second.
     """

@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
+from cavvy.domain.values import Struct
 from cavvy.planner.estimate.devices import device_of
 from cavvy.planner.estimate.kernels import (
     KernelConstants,
@@ -42,8 +42,7 @@ class ModelKind(StrEnum):
     OTHER = "other models"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredError:
+class MeasuredError(Struct, frozen=True, kw_only=True):
     """Absolute errors of step times, as shares, over `steps` measured steps. `most` is the largest
     error or, if `is_share` is true, the error that nine of ten steps do not exceed.
     """

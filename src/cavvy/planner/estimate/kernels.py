@@ -2,16 +2,15 @@
 kernel's kind and shape. Memory traffic runs at a share of the bandwidth that depends on the kind.
 """
 
-from dataclasses import dataclass
 from math import ceil
 
+from cavvy.domain.values import Struct
 from cavvy.planner.estimate.devices import DeviceRates
 from cavvy.planner.estimate.profile import KernelProfile
 from cavvy.planner.estimate.settings import StepSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelConstants:
+class KernelConstants(Struct, frozen=True, kw_only=True):
     """The calibrated constants of kernels."""
 
     # The rates of large matrix products, as shares of the best measured rate of any shape
@@ -59,8 +58,7 @@ class KernelConstants:
     layout: float = 8.489
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelSetting:
+class KernelSetting(Struct, frozen=True, kw_only=True):
     """The conditions under which a kernel runs: the device, the step's settings, the precision, and
     the batch as a multiple of the profile's batch.
     """

@@ -2,8 +2,7 @@
 it.
 """
 
-from dataclasses import dataclass
-
+from cavvy.domain.values import Struct
 from cavvy.planner.estimate.profile import PeakMemory, WorkProfile
 from cavvy.planner.estimate.settings import StepSettings, optimizer_costs
 
@@ -28,8 +27,7 @@ MARGIN, STATE_MARGIN = 0.25, 0.10
 CONTEXT_MIB = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEstimate:
+class MemoryEstimate(Struct, frozen=True, kw_only=True):
     """The memory on one accelerator, in MiB. `peak` is the memory of the tensors. `needed` is the
     memory that the device must have; it includes a margin.
     """

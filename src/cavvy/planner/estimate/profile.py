@@ -3,7 +3,8 @@ writes profiles as JSON-compatible data.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from cavvy.domain.values import Struct
 
 FORMAT = "cavvy-work-profile/1"
 
@@ -12,8 +13,7 @@ class ProfileError(ValueError):
     """The data is not a work profile. The message names the field and the reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelProfile:
+class KernelProfile(Struct, frozen=True, kw_only=True):
     """Equal kernels of one step; `count` is their number. The other values are for a single kernel.
     `bytes` is the number of bytes that it reads and writes.
     """
@@ -34,8 +34,7 @@ class KernelProfile:
     name: str = ""  # PyTorch's name of the operation; "" in profiles of earlier versions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakMemory:
+class PeakMemory(Struct, frozen=True, kw_only=True):
     """The memory in use at one moment of a micro-batch, in bytes. Parameters, buffers and optimizer
     state are not included.
     """
@@ -47,8 +46,7 @@ class PeakMemory:
     gradients: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveProfile:
+class CollectiveProfile(Struct, frozen=True, kw_only=True):
     """Equal exchanges of data between accelerators in each step; `count` is their number. `kind` is
     the kind of exchange, and `bytes` is what each accelerator sends in one exchange.
     """
@@ -58,8 +56,7 @@ class CollectiveProfile:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkProfile:
+class WorkProfile(Struct, frozen=True, kw_only=True):
     """The forward and backward pass of one micro-batch of `batch` samples on one accelerator."""
 
     name: str

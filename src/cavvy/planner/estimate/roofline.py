@@ -3,8 +3,7 @@ optimizer step and of the communication. The time in which the host launches ker
 step.
 """
 
-from dataclasses import dataclass, field
-
+from cavvy.domain.values import Struct, field
 from cavvy.planner.estimate.devices import DeviceRates
 from cavvy.planner.estimate.kernels import (
     PRODUCTS,
@@ -17,8 +16,7 @@ from cavvy.planner.estimate.profile import WorkProfile
 from cavvy.planner.estimate.settings import StepSettings, optimizer_costs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RooflineConstants:
+class RooflineConstants(Struct, frozen=True, kw_only=True):
     """The calibrated constants of the time estimate."""
 
     kernels: KernelConstants = field(default_factory=KernelConstants)
@@ -48,8 +46,7 @@ _LINK_SHARE = 0.7
 _EXPOSED = 0.3  # share of the communication that does not overlap with the backward pass (assumed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class StepTime(Struct, frozen=True, kw_only=True):
     """The times of one optimizer step, in seconds. `device` and `host` overlap in time."""
 
     total: float

@@ -2,7 +2,7 @@
 per parameter.
 """
 
-from dataclasses import dataclass
+from cavvy.domain.values import Struct
 
 # For each optimizer: the bytes of its state per parameter, and the bytes that one step reads and
 # writes per parameter in PyTorch's `foreach` implementation (counted in torch/optim as the reads
@@ -22,8 +22,7 @@ OPTIMIZERS: dict[str, tuple[float, float]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSettings:
+class StepSettings(Struct, frozen=True, kw_only=True):
     """The settings with which a profile is evaluated. If `batch`, `precision` or `optimizer` is
     None, the value in the profile is used.
     """

@@ -3,9 +3,9 @@ samples per second of a node.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from cavvy.catalog.accelerators import list_accelerators
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.estimate.devices import DeviceRates, device_of
 from cavvy.planner.estimate.memory import MemoryEstimate, estimate_memory
 from cavvy.planner.estimate.profile import WorkProfile
@@ -19,8 +19,7 @@ COUNTS = (1, 2, 3, 4, 6, 8, 10, 16)  # the numbers of accelerators per node that
 _RESERVED_MIB = 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceEstimate:
+class DeviceEstimate(Struct, frozen=True, kw_only=True):
     """The estimate for one accelerator."""
 
     device: DeviceRates

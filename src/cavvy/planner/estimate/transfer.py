@@ -3,9 +3,9 @@ power law with a prior.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, hypot, log
 
+from cavvy.domain.values import Struct
 from cavvy.planner.estimate.devices import DeviceRates
 from cavvy.planner.estimate.roofline import peak_of
 
@@ -16,8 +16,7 @@ _OTHER_DEVICE = 0.4
 _OTHER_COUNT = 0.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRate:
+class MeasuredRate(Struct, frozen=True, kw_only=True):
     """The rate of a workload, measured on `count` accelerators."""
 
     device: DeviceRates
@@ -25,8 +24,7 @@ class MeasuredRate:
     rate: float  # units of work per second
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExponentPrior:
+class ExponentPrior(Struct, frozen=True, kw_only=True):
     """The prior of the exponents, and its weight."""
 
     arithmetic: float = 0.5  # exponent of achieved FLOP/s

@@ -6,16 +6,16 @@ A policy sees only what happened to its own replicas and launches in a zone. A f
 nothing and shows that the zone has no spot now.
 """
 
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
+
+from cavvy.domain.values import Struct
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
 _MOST_SPARES = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceTerms:
+class ServiceTerms(Struct, frozen=True, kw_only=True):
     """The constants of a service. `replicas` replicas should be ready for the share `availability`
     of the time.
     """
@@ -106,8 +106,7 @@ class SpotHedge:
         return free[self._turn % len(free)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SteadyWeights:
+class SteadyWeights(Struct, frozen=True, kw_only=True):
     """The constants of `SteadyPlacement`. The defaults were chosen on parts of the four SpotHedge
     traces. benchmarks/left_out.py measures how well such a choice works on other traces.
     """

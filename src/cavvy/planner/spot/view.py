@@ -7,10 +7,11 @@ are named tuples because a simulation creates hundreds of thousands of them per 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from typing import NamedTuple, Protocol
+
+from cavvy.domain.values import Struct
 
 NOWHERE = -1  # the market index of a job that has never run
 GRAIN_S = 1e-3  # shorter times are treated as 0, because sums of floats are not exact
@@ -24,8 +25,7 @@ class RunMode(StrEnum):
     ON_DEMAND = "on-demand"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyMarket:
+class PolicyMarket(Struct, frozen=True, kw_only=True):
     """A location in which on-demand nodes are always available. Spot nodes are available there
     while the quote's `up` is true.
     """
@@ -49,8 +49,7 @@ class SpotQuote(NamedTuple):
     since_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobTerms:
+class JobTerms(Struct, frozen=True, kw_only=True):
     """The constants of a job.
 
     `overhead_s` is the time from a launch until the job continues where it stopped: boot, setup,

@@ -3,11 +3,11 @@ AWS's newest image for the instance type.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cavvy.catalog.accelerators import Vendor, find_accelerator
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import Struct
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.shapes import InstanceShape
 from cavvy.providers.base import NotFound, Refused
@@ -39,8 +39,7 @@ _PLAIN = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{arch}"
 _RESOLVED_AGE = timedelta(minutes=10)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineImage:
+class MachineImage(Struct, frozen=True, kw_only=True):
     """A machine image: its id, and the device and minimum size of its root disk."""
 
     id: str

@@ -6,12 +6,12 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import NetworkNeed, Scalar, VolumeKind
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.aws.errors import SAME_TOKEN, AwsFault, translate
 from cavvy.providers.aws.images import MachineImages
@@ -27,8 +27,7 @@ from cavvy.providers.ledger import LaunchLedger
 _SOME_PUBLIC_ADDRESS = "1.1.1.1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
+class LaunchOptions(Struct, frozen=True, kw_only=True):
     """The network and disk options for a gang: from the task, or else from the settings."""
 
     vpc: str | None

@@ -1,14 +1,14 @@
 """The launch ledger's records of gangs on EC2."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from cavvy.domain.values import Struct
 
 KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwsInstance:
+class AwsInstance(Struct, frozen=True, kw_only=True):
     """The last known state of one instance, which is a node of a gang."""
 
     id: str
@@ -31,8 +31,7 @@ class AwsInstance:
         return None if waits or self.failure else self.started_at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwsDisk:
+class AwsDisk(Struct, frozen=True, kw_only=True):
     """A named volume, attached to a gang of one node."""
 
     name: str  # the volume's name in the task
@@ -49,8 +48,7 @@ class AwsDisk:
     attached: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwsGangRecord:
+class AwsGangRecord(Struct, frozen=True, kw_only=True):
     """The record of a gang. The choices for the gang's launch are stored before the request to EC2,
     so that a repeated request is identical.
     """

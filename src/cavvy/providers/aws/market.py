@@ -4,7 +4,6 @@ minutes.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.aws.account import HOME, AwsAccount, Json
 from cavvy.providers.aws.errors import NOT_ENABLED, AwsFault
 from cavvy.providers.aws.images import find_default
@@ -53,8 +53,7 @@ _LAST_START = timedelta(
 _PATIENCE_S = 15.0  # seconds to wait for one region; less than the control plane waits for `offers`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionFacts:
+class RegionFacts(Struct, frozen=True, kw_only=True):
     """A region's types and on-demand prices (micro-dollars per hour), as cached on disk."""
 
     as_of: datetime
@@ -68,8 +67,7 @@ class RegionFacts:
     extras: Sequence[ExtraPrice] = ()  # prices of disks and addresses
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityReservation:
+class CapacityReservation(Struct, frozen=True, kw_only=True):
     """A capacity reservation or capacity block that the settings list."""
 
     id: str
@@ -83,8 +81,7 @@ class CapacityReservation:
     ends_at: datetime | None = None  # for a block: when EC2 starts to terminate its instances
 
 
-@dataclass(slots=True, kw_only=True)
-class _Region:
+class _Region(Struct, kw_only=True):
     facts: RegionFacts | None = None
     spot: Mapping[tuple[str, str], HourlyRate] = field(default_factory=dict)
     spot_at: datetime | None = None

@@ -7,17 +7,16 @@ per region for a few thousand rows.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.aws.account import HOME, AwsAccount
 from cavvy.providers.aws.prices import fetch_listed, fetch_spot
 from cavvy.providers.base import ProviderError, Refused, wall_clock
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwsPrices:
+class AwsPrices(Struct, frozen=True, kw_only=True):
     """Reads the prices of all regions of the account, one region at a time."""
 
     provider: str = "aws"

@@ -5,7 +5,6 @@ and terminate themselves when the agent has exited.
 import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +13,7 @@ from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Fabric, Objection, TaskSpec, VolumeKind
+from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch import AwsLauncher

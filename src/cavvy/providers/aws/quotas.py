@@ -4,10 +4,10 @@ account's instances. Launches in a family without a known quota are not limited.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
+from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount, Json
 
 # Patterns for the quota names that AWS documents:

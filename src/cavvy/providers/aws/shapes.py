@@ -1,10 +1,10 @@
 """Parses EC2's instance types into shapes, from which offers are made."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from cavvy.catalog.accelerators import KnownAccelerator, identify
+from cavvy.domain.values import Struct
 from cavvy.providers.aws.account import Json
 
 GENERAL = (
@@ -15,8 +15,7 @@ GENERAL = (
 )  # families that are offered by default, in addition to all types with accelerators
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceShape:
+class InstanceShape(Struct, frozen=True, kw_only=True):
     """An instance type of EC2, with what Cavvy needs to know of it."""
 
     type: str

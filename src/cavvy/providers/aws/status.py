@@ -5,12 +5,12 @@ longer lists, are added from the ledger.
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.gangs import NodeExtra
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance
 from cavvy.providers.aws.network import GANG, filters, read_tag

@@ -5,11 +5,11 @@ running node, and deletes those that need not be kept.
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.tasks import Volume, VolumeKind
+from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.aws.errors import AwsFault, translate
 from cavvy.providers.aws.launch_ledger import AwsDisk, AwsGangRecord

@@ -1,12 +1,12 @@
 """Reads which instance types job queues use, and looks up their prices in the catalog."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
 from cavvy.providers.base import Refused
 from cavvy.providers.managed.aws import AwsService
 from cavvy.providers.managed.ec2_prices import Ec2Prices, ListPrices

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, Credential
 from cavvy.providers.azure.extras import make_filter, read_extras
 from cavvy.providers.azure.images import choose_image, find_default

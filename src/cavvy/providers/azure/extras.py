@@ -7,7 +7,6 @@ charges for disk operations and disk mounts.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 
@@ -15,6 +14,7 @@ from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_usd
+from cavvy.domain.values import replace
 from cavvy.providers.azure.price_list import Item
 
 _DISK = re.compile(r"([EPS])(\d+) LRS Disk")

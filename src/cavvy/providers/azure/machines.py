@@ -3,12 +3,12 @@
 import base64
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec
 from cavvy.providers.vm.cloud import CloudMachine, MachineRequest, MachineState
 from cavvy.providers.vm.rest import Json

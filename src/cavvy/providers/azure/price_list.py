@@ -9,12 +9,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.page_links import is_same_server
 from cavvy.providers.prices import PriceError, PriceQuery, PriceSource, ProviderPrices
 
@@ -32,8 +32,7 @@ _PASSING = (408, 429, 500, 502, 503, 504)
 Item = Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AzurePrices:
+class AzurePrices(Struct, frozen=True, kw_only=True):
     """Reads the list page by page. A page with a temporary error is requested several times."""
 
     provider: str = "azure"

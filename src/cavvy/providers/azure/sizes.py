@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from cavvy.catalog.accelerators import identify
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import Struct
 from cavvy.providers.vm.rest import Json
 
 # sizes that are offered by default, in addition to all sizes with accelerators
@@ -33,8 +33,7 @@ _ARCHITECTURES = {"x64": "x86_64", "Arm64": "arm64"}
 FindInstance = Callable[[str, str], Offer | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AzureSize:
+class AzureSize(Struct, frozen=True, kw_only=True):
     """A size in one region. `why_not` is the reason why the size is not offered; "" if it is."""
 
     name: str

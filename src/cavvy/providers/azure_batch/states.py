@@ -1,10 +1,10 @@
 """Reads the state of a gang from its job, and from the job's tasks, pool and nodes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.managed.service import JobState, ServiceJob
 
 # the states of a job that has ended: it has no pool any more
@@ -18,8 +18,7 @@ _WAITS = frozenset({"active", "preparing"})
 Json = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobParts:
+class JobParts(Struct, frozen=True, kw_only=True):
     """A job that has not ended, and what it consists of."""
 
     job: Json

@@ -7,7 +7,6 @@ of their own in Azure's public list.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -16,6 +15,7 @@ from typing import Any
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.azureml.api import WorkspaceApi
 from cavvy.providers.prices import PriceError, PriceQuery
@@ -29,8 +29,7 @@ _FAILED_AGE = timedelta(minutes=5)  # then a list of prices that failed is read 
 _LOW = "LowPriority"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Struct, frozen=True, kw_only=True):
     """A compute cluster. `why_not` is the reason why no job can use it now; "" if jobs can."""
 
     name: str

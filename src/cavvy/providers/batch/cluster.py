@@ -1,10 +1,10 @@
 """Turns a batch system's queues and nodes into offers. No I/O."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.shapes import (
     NodeShape,
@@ -22,8 +22,7 @@ _PREPARATION = timedelta(
 )  # time for preparing folders and running setups, which is added to the work's own limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterNode:
+class ClusterNode(Struct, frozen=True, kw_only=True):
     """One node. `free` is the unallocated part of the node. It is zero if the node is down or
     drained.
     """
@@ -34,8 +33,7 @@ class ClusterNode:
     free: NodeShape = _NOTHING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterQueue:
+class ClusterQueue(Struct, frozen=True, kw_only=True):
     """A PBS queue or a Slurm partition, with the nodes that its jobs may use."""
 
     name: str
@@ -45,8 +43,7 @@ class ClusterQueue:
     reclaim_s: float  # seconds between SIGTERM and SIGKILL when a job of the queue is preempted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchCluster:
+class BatchCluster(Struct, frozen=True, kw_only=True):
     """The state of a cluster at one moment."""
 
     name: str

@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+from cavvy.domain.values import Struct, field
 from cavvy.providers.base import NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.batch.login_session import CommandResult, LoginSession
 from cavvy.providers.batch.rows import SubmissionUnsure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDialect:
+class BatchDialect(Struct, frozen=True, kw_only=True):
     """The commands of one batch system, and patterns for its error messages. Patterns ignore
     case.
     """

@@ -5,9 +5,9 @@ they ended.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from cavvy.domain.values import Struct
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -38,8 +38,7 @@ _SUBMISSION = timedelta(
 )  # after this time, a submission without an answer has certainly arrived or failed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReclaimRules:
+class ReclaimRules(Struct, frozen=True, kw_only=True):
     """How a batch system reclaims nodes: `seconds` pass between SIGTERM and the job's end, and
     `warning_s` between the warning and the time limit.
     """

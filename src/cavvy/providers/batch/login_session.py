@@ -9,11 +9,11 @@ import asyncio
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import Struct, field
 from cavvy.providers.base import ProviderError, Refused, TryAgain
 from cavvy.providers.hosts.connection import (
     HostAddress,
@@ -49,8 +49,7 @@ _T = TypeVar("_T")
 _NOTHING = type(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HelperHello:
+class HelperHello(Struct, frozen=True, kw_only=True):
     """Facts about the login node. `folder` is the full path of the shared folder."""
 
     folder: str
@@ -60,8 +59,7 @@ class HelperHello:
     tools: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandResult:
+class CommandResult(Struct, frozen=True, kw_only=True):
     """The result of a command. `code` is the exit code, or None if the command did not end in
     time.
     """
@@ -76,16 +74,14 @@ class CommandResult:
         return " ".join((self.err or self.out).split())[:600]
 
 
-@dataclass(frozen=True, slots=True)
-class MailLetter:
+class MailLetter(Struct, frozen=True):
     """A request from an agent, received as a file."""
 
     path: str
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoginNode:
+class LoginNode(Struct, frozen=True, kw_only=True):
     """How to reach the login node. If `host` is "", the login node is this machine."""
 
     host: str
@@ -132,8 +128,7 @@ def read_where(settings: Mapping[str, Scalar], tools: tuple[str, ...]) -> LoginN
     )
 
 
-@dataclass(slots=True)
-class _OpenLogin:
+class _OpenLogin(Struct):
     """An open session with a login-node helper."""
 
     link: HostConnection

@@ -3,12 +3,12 @@ installation's mark.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import parse_rate
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from cavvy.providers.batch.cluster import BatchCluster, count_room, list_offers
 from cavvy.providers.batch.gangs import BatchGangs, ReclaimRules, mark_of

@@ -1,9 +1,9 @@
 """Describes a batch job and its state in the same way for all batch systems."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from cavvy.domain.values import Struct
 from cavvy.providers.base import TryAgain
 
 
@@ -16,8 +16,7 @@ class BatchPhase(StrEnum):
     OVER = "over"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchJobRow:
+class BatchJobRow(Struct, frozen=True, kw_only=True):
     """One job. If `start` or `end` is in the future, it is an estimate.
 
     `reason` describes to users why the job waits, what it is doing, or how it ended. `taken` means

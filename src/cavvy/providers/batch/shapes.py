@@ -4,15 +4,14 @@ of the CPUs and memory, or only CPUs and memory.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from cavvy.catalog.accelerators import find_accelerator, is_match, nominal_memory
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.values import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeShape:
+class NodeShape(Struct, frozen=True, kw_only=True):
     """The hardware of one kind of node. `gpu` is the cluster's name for its GPUs, or "" if it has
     none.
     """
@@ -23,8 +22,7 @@ class NodeShape:
     gpu: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartPrices:
+class PartPrices(Struct, frozen=True, kw_only=True):
     """Prices per hour: of one accelerator, and of a node without accelerators."""
 
     gpu: HourlyRate
@@ -53,8 +51,7 @@ class AcceleratorRates:
         return next((rate for wish, rate in self._named if is_match(name, wish)), self._rest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferLocation:
+class OfferLocation(Struct, frozen=True, kw_only=True):
     """The location of an offer. `taken` is True if the nodes may be reclaimed. `widest` is the
     highest number of CPUs of any node. `pool` is the name of the group of nodes, from `name_pool`.
     """

@@ -1,9 +1,9 @@
 """Derives the state of a gang from its job's row and the records in the shared folder. No I/O."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
+from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSeen, GangState
 from cavvy.providers.batch.hostlist import expand
 from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
@@ -17,8 +17,7 @@ _STATES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEnd:
+class JobEnd(Struct, frozen=True, kw_only=True):
     """How a job ended."""
 
     reason: str

@@ -3,11 +3,11 @@ and resource options.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.cluster import BatchCluster, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands
@@ -15,8 +15,7 @@ from cavvy.providers.batch.login_session import HelperHello, read_words
 from cavvy.providers.batch.rows import BatchJobRow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
+class JobOptions(Struct, frozen=True, kw_only=True):
     """The settings that apply to every job."""
 
     account: str = ""
@@ -25,8 +24,7 @@ class JobOptions:
     warning_s: int = 60  # seconds between the warning and the time limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFiles:
+class JobFiles(Struct, frozen=True, kw_only=True):
     """The paths of the files for a gang's job, and the mark by which Cavvy finds the job."""
 
     mark: str

@@ -27,6 +27,7 @@ from typing import TypeVar
 
 import msgspec
 
+from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
 from cavvy.providers.batch.login_session import LoginSession
 from cavvy.providers.hosts.configs import LEAVES_AFTER_S
@@ -37,8 +38,7 @@ _START = (Path(__file__).parent / "start.py").read_bytes()
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchIntent:
+class BatchIntent(Struct, frozen=True, kw_only=True):
     """A requested gang."""
 
     name: str
@@ -46,8 +46,7 @@ class BatchIntent:
     asked_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReclaimConfig:
+class ReclaimConfig(Struct, frozen=True, kw_only=True):
     """How the batch system reclaims nodes, for the agent's configuration."""
 
     unless: str
@@ -78,16 +77,14 @@ class BatchAgentConfig:
     taken: ReclaimConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangStart:
+class GangStart(Struct, frozen=True, kw_only=True):
     """When and where a gang began, as reported by the batch system."""
 
     at: datetime
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchGangEnd:
+class BatchGangEnd(Struct, frozen=True, kw_only=True):
     """The record of an ended gang. The record never changes."""
 
     name: str
@@ -101,8 +98,7 @@ class BatchGangEnd:
     noted_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchGangRecord:
+class BatchGangRecord(Struct, frozen=True, kw_only=True):
     """The files of one gang in the shared folder."""
 
     name: str

@@ -4,7 +4,6 @@ gangs.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
 from inspect import Signature, signature
@@ -14,6 +13,7 @@ import pytest
 
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import CLOSEABLE, SHARES_HOSTS, SIGNALS_CHANGES, Ability, ability
 from cavvy.providers.base import (
     AgentEndpoint,

@@ -4,12 +4,12 @@ launches.
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from cavvy.domain.offers import Purchase
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import SHARES_HOSTS, ability
 from cavvy.providers.base import (
     Feature,

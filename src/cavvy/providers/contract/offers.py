@@ -1,7 +1,6 @@
 """Rules for a provider's descriptions: its manifest, offers, hosts, and objections to tasks."""
 
 import re
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -19,6 +18,7 @@ from cavvy.domain.tasks import (
     Volume,
     VolumeKind,
 )
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import (
     ABILITIES,
     SHARES_HOSTS,

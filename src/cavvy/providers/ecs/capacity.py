@@ -7,11 +7,11 @@ of one instance type: `NAME=INSTANCE_TYPE`, `NAME=INSTANCE_TYPE/spot` or `NAME=I
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.ecs.fargate import PURCHASES, list_fargate
 from cavvy.providers.formats.machines import is_ec2_container_type
@@ -24,8 +24,7 @@ _KINDS = (None, "spot", "paid")
 _PAID = "the setting `capacity`: the instances are paid for anyway"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class Capacity(Struct, frozen=True, kw_only=True):
     """One entry of the setting. `instance_type` is "" for Fargate. `paid` means that the instances
     are paid for anyway, so tasks cost nothing.
     """

@@ -7,7 +7,6 @@ end of the task, and at least one minute: https://aws.amazon.com/fargate/pricing
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
 from functools import cache
@@ -16,6 +15,7 @@ from pathlib import Path
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.units import parse_rate, parse_usd
+from cavvy.domain.values import Struct
 from cavvy.providers.formats.ecs.request import list_sizes
 
 ON_DEMAND, SPOT = "FARGATE", "FARGATE_SPOT"  # ECS's names of Fargate's capacity providers
@@ -27,8 +27,7 @@ _DISK_GIB = 20  # included in the price
 _ADDRESS_USD_HR, _ADDRESS_AS_OF = "0.005", date(2026, 9, 28)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FargatePrice:
+class FargatePrice(Struct, frozen=True, kw_only=True):
     """The prices in USD of one vCPU and of one GB of memory, per hour."""
 
     vcpu: Decimal

@@ -1,10 +1,10 @@
 """Gives each installation its own provider on one fake cloud."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import SHARES_HOSTS
 from cavvy.providers.base import GangSeen, GangSpec, Refused
 from cavvy.providers.fake.cloud import FakeCloud

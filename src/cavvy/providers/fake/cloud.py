@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any
@@ -11,6 +10,7 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.abilities import SHARES_HOSTS
 from cavvy.providers.base import (
     GangSeen,
@@ -33,8 +33,7 @@ from cavvy.providers.fake.script import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLife:
+class NodeLife(Struct, frozen=True, kw_only=True):
     """The true lifetime of one node and the prices during this time. Tests compare Cavvy's bills
     with these values.
     """

@@ -4,16 +4,15 @@ was launched twice.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct, field
 from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
 from cavvy.providers.fake.script import FaultScript
 
 
-@dataclass(slots=True)
-class FakeMachine:
+class FakeMachine(Struct):
     """One node, with its billed lifetime."""
 
     engine_id: str
@@ -28,8 +27,7 @@ class FakeMachine:
             self.ended.set()
 
 
-@dataclass(slots=True)
-class FakeGang:
+class FakeGang(Struct):
     """The gang that one launch created."""
 
     spec: GangSpec

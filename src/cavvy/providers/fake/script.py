@@ -6,7 +6,6 @@ All times are in seconds: for `prices`, `storms` and `blackouts` since the cloud
 """
 
 import tomllib
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.values import Struct
 from cavvy.providers.base import Refused
 
 
@@ -29,8 +29,7 @@ class CallOutcome(StrEnum):
     LOST = "lost"  # the call takes effect, but the caller gets TryAgain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultScript:
+class FaultScript(Struct, frozen=True, kw_only=True):
     """The faults of one launch. A time of None means that the fault never happens."""
 
     reply: CallOutcome = CallOutcome.OK
@@ -59,8 +58,7 @@ class FaultScript:
     storage_fails: bool = False  # checkpoints are lost, and agents report none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemovalScript:
+class RemovalScript(Struct, frozen=True, kw_only=True):
     """The faults of one call that removes a gang."""
 
     reply: CallOutcome = CallOutcome.OK
@@ -68,8 +66,7 @@ class RemovalScript:
     takes_s: float = 5.0  # time until the nodes are gone and no longer billed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceChange:
+class PriceChange(Struct, frozen=True, kw_only=True):
     """A new price: from `at_s` on, one node of the offer costs `rate`."""
 
     offer: str  # the offer's key
@@ -77,16 +74,14 @@ class PriceChange:
     rate: HourlyRate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSpan:
+class TimeSpan(Struct, frozen=True, kw_only=True):
     """A time range that starts at `at_s` and lasts `for_s`."""
 
     at_s: float
     for_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordScript:
+class RecordScript(Struct, frozen=True, kw_only=True):
     """How the reports of `gangs` differ from what the cloud bills."""
 
     remembers_s: float = 86_400.0  # how long an ended gang is listed
@@ -95,8 +90,7 @@ class RecordScript:
     ends_unseen: bool = False  # an end is reported with the time of the first poll after it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CloudScript:
+class CloudScript(Struct, frozen=True, kw_only=True):
     """The whole script. Launches and removals beyond the listed ones have no faults."""
 
     offers: tuple[Offer, ...] = ()
@@ -111,8 +105,7 @@ class CloudScript:
     records: RecordScript = RecordScript()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfferTable:
+class _OfferTable(Struct, frozen=True, kw_only=True):
     """One table [[offers]] of the file."""
 
     instance_type: str
@@ -147,8 +140,7 @@ class _OfferTable:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PriceTable:
+class _PriceTable(Struct, frozen=True, kw_only=True):
     """One `[[prices]]` table of the file."""
 
     offer: str
@@ -159,8 +151,7 @@ class _PriceTable:
         return PriceChange(offer=self.offer, at_s=self.at_s, rate=parse_rate(self.price_usd_hr))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ScriptFile:
+class _ScriptFile(Struct, frozen=True, kw_only=True):
     offers: tuple[_OfferTable, ...]
     launches: tuple[FaultScript, ...] = ()
     removals: tuple[RemovalScript, ...] = ()

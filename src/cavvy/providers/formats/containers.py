@@ -2,9 +2,8 @@
 type.
 """
 
-from dataclasses import dataclass
-
 from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
+from cavvy.domain.values import Struct
 from cavvy.providers.batch.export import list_variables
 from cavvy.providers.formats.machines import Machine, count_accelerators
 
@@ -13,8 +12,7 @@ from cavvy.providers.formats.machines import Machine, count_accelerators
 _USABLE_MEMORY = 0.9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerSize:
+class ContainerSize(Struct, frozen=True, kw_only=True):
     """The resources that a container reserves on its machine."""
 
     cpus: int

@@ -1,19 +1,18 @@
 """Finds the job formats of managed services for `cavvy export`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
+from cavvy.domain.values import Struct
 
 # Returns the catalog's offers for one node, the cheapest first.
 FindOffers = Callable[[ResourceSpec], Sequence[Offer]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFormat:
+class JobFormat(Struct, frozen=True, kw_only=True):
     """The job format of one service.
 
     `write` returns the text for a task. It raises Refused if the service cannot run the task.

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import Refused
 from cavvy.providers.formats.index import FindOffers
 
@@ -16,8 +16,7 @@ _GRAVITON = re.compile(r"(a1|[a-z]+\d+g[a-z]*|hpc7g|hpc6g)")
 _AZURE_TYPE = re.compile(r"Standard_(DS?\d+_v2|D\d+s?_v3|D\d+ds_v4|E\d+s?_v3|F\d+s_v2|N[CD]\d+\w*)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """An instance type. `offer` is the cloud's offer of this type, or None if the task names a type
     that is not in the catalog.
     """

@@ -9,7 +9,6 @@ those that each disk has are not included.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 
@@ -17,6 +16,7 @@ from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_usd
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.gcp.instance import find_disk_type
 from cavvy.providers.gcp.price_list import (
     HOURS_PER_MONTH,
@@ -49,8 +49,7 @@ _EVERYWHERE = "global"  # Google's name of the region of prices that are the sam
 _Key = tuple[str, ChargeKind, str]
 
 
-@dataclass(slots=True)
-class LivePrices:
+class LivePrices(Struct):
     """The prices of Google's list. `extras` are those of disks and of addresses, by region; the
     name of an address is the purchase option of its machine.
     """

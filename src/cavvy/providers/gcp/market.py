@@ -9,11 +9,11 @@ import asyncio
 import fnmatch
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
 from cavvy.providers.base import Refused
 from cavvy.providers.gcp.api import GcpApi, last_part
 from cavvy.providers.gcp.extras import LivePrices

@@ -14,12 +14,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal, InvalidOperation
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import parse_rate
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import Refused
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.gcp.shapes import find_shape
@@ -74,8 +74,7 @@ _Part = tuple[str, str]  # such as ("A2", "core"), ("gpu", "A100 80") or ("ssd",
 Rates = dict[tuple[str, Purchase, int], dict[_Part, Decimal]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GcpPrices:
+class GcpPrices(Struct, frozen=True, kw_only=True):
     """Reads the list page by page. A page with a temporary error is requested several times."""
 
     provider: str = "gcp"

@@ -3,7 +3,8 @@ attached GPUs, and TPU slices of one host.
 """
 
 import re
-from dataclasses import dataclass
+
+from cavvy.domain.values import Struct
 
 _N1 = re.compile(r"(n1-[a-z]+-\d+)-([a-z]+\d+)x(\d+)")
 # https://cloud.google.com/compute/docs/gpus#gpu-models
@@ -18,8 +19,7 @@ _TPUS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MachineShape:
+class MachineShape(Struct, frozen=True):
     """A machine type, and the GPUs to attach to it. `gpu` is Google's name of the GPU type, or ""
     if no GPU is attached.
     """

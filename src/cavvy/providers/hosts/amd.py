@@ -5,9 +5,9 @@ File names and properties are defined by the kernel's amdkfd topology
 (drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
 """
 
-from dataclasses import replace
 from pathlib import Path
 
+from cavvy.domain.values import replace
 from cavvy.providers.hosts.devices import (
     DeviceReading,
     HostDevice,

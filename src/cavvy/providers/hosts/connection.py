@@ -19,10 +19,10 @@ import shlex
 import signal
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cavvy.domain.values import Struct
 from cavvy.providers.base import Refused, TryAgain
 from cavvy.providers.hosts.environ import clean_environ
 from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
@@ -68,8 +68,7 @@ class LoginRefused(Refused):
     """The host refuses the login; a person must act."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostAddress:
+class HostAddress(Struct, frozen=True, kw_only=True):
     """The address of a host. If `ssh` is empty, the host is this machine."""
 
     name: str  # the host's name in messages

@@ -1,13 +1,13 @@
 """Defines the accelerators of a machine. The code for each vendor's devices shares these types."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from cavvy.domain.values import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostDevice:
+
+class HostDevice(Struct, frozen=True, kw_only=True):
     """One whole accelerator. `index` numbers the accelerators of its vendor, in the order used by
     the vendor's runtime.
     """
@@ -19,8 +19,7 @@ class HostDevice:
     memory_mib: int  # memory as reported by the driver
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceReading:
+class DeviceReading(Struct, frozen=True, kw_only=True):
     """The devices that one vendor's reader found, and notes to users about devices left out."""
 
     devices: Sequence[HostDevice] = ()
@@ -42,8 +41,7 @@ class NvmlQueries(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineSources:
+class MachineSources(Struct, frozen=True, kw_only=True):
     """The sources of facts about a machine. Tests can replace each of them, including folders."""
 
     root: Path = Path("/")  # the folder that contains proc/, sys/ and dev/

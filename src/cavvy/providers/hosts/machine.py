@@ -7,10 +7,10 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from re import sub
 
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.hosts.amd import find_amd
 from cavvy.providers.hosts.apple import find_apple
 from cavvy.providers.hosts.devices import HostDevice, MachineSources, read_number, read_text
@@ -20,8 +20,7 @@ from cavvy.providers.hosts.nvidia import find_nvidia, open_nvml
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThisMachine:
+class ThisMachine(Struct, frozen=True, kw_only=True):
     """A machine's hardware. `notes` explain to users why devices were left out."""
 
     hostname: str  # contains only [a-z0-9.-]

@@ -1,17 +1,16 @@
 """Names a host's accelerators in offers: one kind for each model and memory size."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from cavvy.catalog.accelerators import identify
+from cavvy.domain.values import Struct
 from cavvy.providers.hosts.devices import HostDevice
 from cavvy.providers.hosts.machine import ThisMachine
 
 NO_DEVICE = "cpu"  # the instance type of offers without accelerators
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceModel:
+class DeviceModel(Struct, frozen=True, kw_only=True):
     """A device's name in the catalog. Unknown devices keep the driver's name."""
 
     name: str

@@ -8,18 +8,18 @@ later successful `note` writes it to disk.
 import errno
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
 from typing import TypeVar
 
 import msgspec
 
+from cavvy.domain.values import Struct
+
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentExit:
+class AgentExit(Struct, frozen=True, kw_only=True):
     """The contents of `exit.json`, which an agent writes when its work has ended. Unknown fields
     are ignored.
     """

@@ -2,20 +2,19 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
 
+from cavvy.domain.values import Struct
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
 
 _T = TypeVar("_T")
 _ERRORS: dict[str, type[Exception]] = {"busy": NoCapacity, "refused": Refused}
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyAnswer:
+class EmptyAnswer(Struct, frozen=True):
     """The decoded form of an empty answer."""
 
 

@@ -8,13 +8,13 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from cavvy.domain.values import Struct
 from cavvy.providers.base import Refused, TryAgain
 from cavvy.providers.hosts import bundles
 from cavvy.providers.hosts.bundles import Bundle
@@ -54,8 +54,7 @@ class LinkedHost(Protocol):
 _H = TypeVar("_H", bound=LinkedHost)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshRoute:
+class SshRoute(Struct, frozen=True, kw_only=True):
     """The address, the port and the jump hosts to which `ssh` resolves a name."""
 
     address: str
@@ -68,8 +67,7 @@ class SshRoute:
 Dial = Callable[[], Awaitable[tuple[HostConnection, SshRoute]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkDependencies:
+class LinkDependencies(Struct, frozen=True, kw_only=True):
     """The dependencies that all links of a provider share."""
 
     mark: str  # the installation's identifier in the names of folders

@@ -5,11 +5,11 @@ each node. User data contains no lasting secrets.
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from cavvy.domain.values import Struct, asdict, field
 from cavvy.providers.base import GangSpec, NodeEndpoint
 from cavvy.providers.hosts.bootstrap import make_config, make_preamble
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource, make_notice_fields
@@ -32,8 +32,7 @@ PATIENCE = timedelta(
 )  # how long a node tries to reach the control plane before it shuts down
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetadataService:
+class MetadataService(Struct, frozen=True, kw_only=True):
     """The URLs of the cloud's metadata service from which a node learns its rank and its address.
     In user data for a single node, `rank` is not a URL but the rank itself. If `address` is "", the
     node uses its own address on the route to the server.
@@ -45,8 +44,7 @@ class MetadataService:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeDisk:
+class NodeDisk(Struct, frozen=True, kw_only=True):
     """A disk that is attached after boot, under one of these device names, and mounted before any
     work.
     """
@@ -57,8 +55,7 @@ class NodeDisk:
     make: bool = False  # True: make a file system if the disk has none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownEnd:
+class KnownEnd(Struct, frozen=True, kw_only=True):
     """The time when the cloud will reclaim the node, if this is known in advance. The work gets a
     warning earlier by `notice`.
     """

@@ -1,7 +1,6 @@
 """The manifest of the IBM Cloud provider."""
 
-from dataclasses import replace
-
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import HAS_PARTS
 from cavvy.providers.base import Feature
 from cavvy.providers.settings import number, text

@@ -10,9 +10,9 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import NotFound, Refused
 from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 from cavvy.providers.ledger import LaunchLedger
@@ -21,8 +21,7 @@ from cavvy.providers.state import ProviderState
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InvitedMachine:
+class InvitedMachine(Struct, frozen=True, kw_only=True):
     """One invitation. After its use, the record contains the hash of the machine's nonce."""
 
     name: str  # SHA-256 of the invitation's token
@@ -34,8 +33,7 @@ class InvitedMachine:
     used_by: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberMachine:
+class MemberMachine(Struct, frozen=True, kw_only=True):
     """One joined machine. If `dismissed` is True, it must end its work and leave."""
 
     name: str

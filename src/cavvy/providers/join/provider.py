@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.abilities import JoinedMachine, JoinInvitation
 from cavvy.providers.base import (
     GangSeen,
@@ -51,8 +51,7 @@ _NO_ADDRESS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedEntry:
+class JoinedEntry(Struct, frozen=True, kw_only=True):
     """The configured properties of a joined machine, in addition to the facts that it reports."""
 
     name: str

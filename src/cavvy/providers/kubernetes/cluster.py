@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import reduce
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from cavvy.catalog.accelerators import AcceleratorKind, Vendor, find_accelerator
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.batch.shapes import (
     AcceleratorRates,
     NodeShape,
@@ -114,8 +114,7 @@ class NodeMachine(NamedTuple):
 _UNKNOWN, _FREE = NodeMachine(), HourlyRate(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesNode:
+class KubernetesNode(Struct, frozen=True, kw_only=True):
     """One node, limited to one of its kinds of accelerators: the resources that jobs may use, and
     how much of them is free.
     """

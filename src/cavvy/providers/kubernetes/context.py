@@ -5,12 +5,12 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Volume, VolumeKind
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -62,8 +62,7 @@ _LIMIT_RANGE = re.compile(
 _AT_ONCE = {"gracePeriodSeconds": 0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextTerms:
+class ContextTerms(Struct, frozen=True, kw_only=True):
     """What a context needs from the server. `mark` is the value of the label that all objects of
     this installation have.
     """

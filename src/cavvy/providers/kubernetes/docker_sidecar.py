@@ -1,9 +1,9 @@
 """The pod fields for the option `docker`: a container engine that runs next to the work. No I/O."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from cavvy.domain.values import Struct, field
 from cavvy.providers.kubernetes.pod_overlay import overlay_pod
 
 Object = dict[str, Any]
@@ -39,8 +39,7 @@ _CLIENT_PATHS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DockerEngine:
+class DockerEngine(Struct, frozen=True, kw_only=True):
     """A container engine that listens at a socket in a folder which the work can also access."""
 
     image: str

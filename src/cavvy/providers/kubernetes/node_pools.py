@@ -7,7 +7,6 @@ with the annotations of the cluster autoscaler), and the file in the setting `po
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import Refused
 from cavvy.providers.kubernetes.cluster import (
     KubernetesNode,
@@ -45,8 +45,7 @@ _SCALING = "capacity.cluster-autoscaler.kubernetes.io/"
 _USABLE_CPUS, _USABLE_MEMORY = 0.95, 0.9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolTemplate:
+class PoolTemplate(Struct, frozen=True, kw_only=True):
     """A node that a pool can add. `product` names its accelerators. If `rule` (a label and its
     value) is set, pods with accelerators must select that label to get the node.
     """

@@ -2,20 +2,19 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import Struct
 from cavvy.providers.base import Refused
 
 _TOLERATION = re.compile(r"([^=:]+)(?:=([^:]*))?(?::(NoSchedule|NoExecute|PreferNoSchedule))?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toleration:
+class Toleration(Struct, frozen=True, kw_only=True):
     """A tolerated taint. An empty `effect` matches every effect; a `value` of None matches every
     value.
     """
@@ -40,8 +39,7 @@ class Toleration:
         return {**found, "effect": self.effect} if self.effect else found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodOptions:
+class PodOptions(Struct, frozen=True, kw_only=True):
     """The provider's settings that affect pods."""
 
     image: str

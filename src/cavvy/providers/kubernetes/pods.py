@@ -4,11 +4,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from cavvy.domain.tasks import Volume, VolumeKind
+from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSpec
 from cavvy.providers.kubernetes.cluster import SPOT, KubernetesNode
 from cavvy.providers.kubernetes.docker_sidecar import overlay_task
@@ -27,8 +27,7 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _RUN = "/cavvy/run"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerObject:
+class OwnerObject(Struct, frozen=True, kw_only=True):
     """The config map with a gang's record. It owns the gang's other objects, so Kubernetes deletes
     these together with the record.
     """

@@ -8,11 +8,11 @@ price list has other names for machines, so a price is found by the machine's ac
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.batch.shapes import identify_gpu
 from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine
 

@@ -3,12 +3,12 @@
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import UnitError, parse_rate
+from cavvy.domain.values import replace
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,

@@ -1,11 +1,11 @@
 """Applies a namespace's quotas to offers. No I/O."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import replace
 from cavvy.providers.kubernetes.cluster import KubernetesNode, nodes_for, read_quantity
 
 Object = Mapping[str, Any]

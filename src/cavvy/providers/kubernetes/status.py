@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 from cavvy.providers.hosts.records import AgentExit
 from cavvy.providers.kubernetes.pods import CONTAINER, RANK, pod_name
@@ -42,8 +42,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodRank:
+class PodRank(Struct, frozen=True, kw_only=True):
     """The state of one pod. The gang's record stores it once the pod has started."""
 
     rank: int
@@ -59,8 +58,7 @@ class PodRank:
     exit: AgentExit | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodGangEnd:
+class PodGangEnd(Struct, frozen=True, kw_only=True):
     """The final report of an ended gang."""
 
     reason: str
@@ -70,8 +68,7 @@ class PodGangEnd:
     ranks: tuple[PodRank, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodGangRecord:
+class PodGangRecord(Struct, frozen=True, kw_only=True):
     """A gang, as stored in its config map."""
 
     name: str
@@ -95,8 +92,7 @@ class PodGangRecord:
         return [pod_name(self.name, rank) for rank in range(self.nodes)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodGangStatus:
+class PodGangStatus(Struct, frozen=True, kw_only=True):
     """The state of a gang as derived from its pods, and the actions that the state requires."""
 
     seen: GangSeen

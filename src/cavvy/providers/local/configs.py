@@ -3,9 +3,9 @@ that agents inherit.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, NoCapacity
 from cavvy.providers.hosts.configs import HostAgentConfig
 from cavvy.providers.hosts.fleet.machines import list_shapes

@@ -12,12 +12,12 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import mkdtemp
 from threading import Lock, get_ident
 
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import GangSpec, NoCapacity, NodeSeen, Refused, TryAgain
 from cavvy.providers.hosts.configs import HostAgentConfig
 from cavvy.providers.hosts.records import AgentExit, note, read, read_file, settle, write
@@ -47,8 +47,7 @@ DELIVERIES = 3  # maximum attempts to deliver the last reports of a killed agent
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalRank:
+class LocalRank(Struct, frozen=True, kw_only=True):
     """One rank and its agent, as found by a poll."""
 
     number: int
@@ -77,8 +76,7 @@ class LocalRank:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LivingGang:
+class LivingGang(Struct, frozen=True, kw_only=True):
     """A gang that has not ended."""
 
     intent: LocalIntent
@@ -86,8 +84,7 @@ class LivingGang:
     removal: LocalRemoval | None = None
 
 
-@dataclass(slots=True)
-class LocalGangStore:
+class LocalGangStore(Struct):
     """One installation's gangs below the folder `home`. `command` starts an agent; the path of its
     configuration is appended.
     """

@@ -10,10 +10,10 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from cavvy.domain.values import Struct
 from cavvy.providers.hosts.supervisor import processes as supervised
 from cavvy.providers.hosts.supervisor.processes import GANG_MARK, RANK_MARK
 
@@ -21,8 +21,7 @@ _HAS_PROC = Path("/proc/self/stat").exists()
 _DEFAULTED = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 
-@dataclass(frozen=True, slots=True)
-class LocalProcess:
+class LocalProcess(Struct, frozen=True):
     """One process. `start` contains the boot id and the clock tick of the start. It distinguishes
     the process from later processes with the same PID.
     """

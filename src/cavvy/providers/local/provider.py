@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import HourlyRate, format_memory, parse_rate
+from cavvy.domain.values import replace
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,

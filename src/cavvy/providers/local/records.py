@@ -10,15 +10,14 @@ ended/NAME.json               the record of an ended gang
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
+from cavvy.domain.values import Struct
 from cavvy.providers.base import NodeSeen
 from cavvy.providers.local.processes import LocalProcess
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalIntent:
+class LocalIntent(Struct, frozen=True, kw_only=True):
     """A requested gang."""
 
     name: str
@@ -29,16 +28,14 @@ class LocalIntent:
     devices: Sequence[str] = ()  # the devices of all ranks together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalRemoval:
+class LocalRemoval(Struct, frozen=True, kw_only=True):
     """The removal of a gang. Processes that still run at `kill_at` are killed."""
 
     asked_at: datetime
     kill_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankDeath:
+class RankDeath(Struct, frozen=True, kw_only=True):
     """The end of one rank. `in_order` is True if the agent exited by itself and delivered its
     reports.
     """
@@ -47,8 +44,7 @@ class RankDeath:
     in_order: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastDelivery:
+class LastDelivery(Struct, frozen=True, kw_only=True):
     """A process that delivers the reports of a killed agent. `done` is True if all reports were
     delivered or no more attempts will be made.
     """
@@ -58,8 +54,7 @@ class LastDelivery:
     done: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalGangEnd:
+class LocalGangEnd(Struct, frozen=True, kw_only=True):
     """The record of an ended gang. `seen_at` is the time when Cavvy found the end. The time for
     which the record is kept starts then.
     """

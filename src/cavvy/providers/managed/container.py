@@ -8,9 +8,9 @@ contains no lasting secrets: each of its claim tokens is valid for one claim.
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
+from cavvy.domain.values import asdict
 from cavvy.providers.base import GangSpec, NodeEndpoint, Refused
 from cavvy.providers.hosts import boot
 from cavvy.providers.hosts.bootstrap import make_config, make_preamble

@@ -4,9 +4,9 @@ a notebook, which the service runs when the machine first starts, and the ends o
 
 import shlex
 from collections.abc import Callable, Container
-from dataclasses import replace
 from datetime import datetime, timedelta
 
+from cavvy.domain.values import replace
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 
 RANK = "CAVVY_CONTAINER_RANK"  # the environment variable with a notebook's rank

@@ -4,13 +4,13 @@ The calls raise `CloudFault`, or Refused if a person must set something up.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.values import Struct, field
 from cavvy.providers.base import GangSpec
 from cavvy.providers.vm.cloud import BillEnd, CloudFault
 
@@ -28,8 +28,7 @@ class JobState(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostList:
+class HostList(Struct, frozen=True, kw_only=True):
     """How a container learns its rank. If `index` is set, this environment variable contains the
     rank, and no variable means rank 0. Otherwise the rank is the host's place in a list of hosts.
     The list comes from environment variables with JSON, or else from a JSON file. If `cluster` is
@@ -44,8 +43,7 @@ class HostList:
     file: str = ""  # the JSON file; it has the keys `hosts` and `current_host`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceTraits:
+class ServiceTraits(Struct, frozen=True, kw_only=True):
     """The limits and the behaviour of a service."""
 
     hosts: HostList
@@ -66,16 +64,14 @@ class ServiceTraits:
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerEntry:
+class ContainerEntry(Struct, frozen=True, kw_only=True):
     """The command that starts the agent in a container, and the command's environment variables."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
+class JobRequest(Struct, frozen=True, kw_only=True):
     """One job of `nodes` containers, one on each instance. `rank` is the rank of the first one: 0
     unless the service's jobs are single (`ServiceTraits.single`).
     """
@@ -89,8 +85,7 @@ class JobRequest:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceJob:
+class ServiceJob(Struct, frozen=True, kw_only=True):
     """One job, as the service reports it. `id` contains the region."""
 
     id: str

@@ -8,12 +8,12 @@ import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import NetworkNeed, Objection, Scalar, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, Refused
 from cavvy.providers.nebius.api import NebiusApi, find_detail
 from cavvy.providers.nebius.market import LEAST_GIB, USUAL_DISK, ListPrices, NebiusMarket

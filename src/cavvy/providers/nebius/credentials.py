@@ -3,10 +3,10 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import Struct
 from cavvy.providers.base import Refused
 
 _VARIABLE = "NEBIUS_IAM_TOKEN"
@@ -14,8 +14,7 @@ _FILE = "~/.nebius/credentials.json"
 _PAGE = "https://docs.nebius.com/iam/service-accounts/authorized-keys"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NebiusCredentials:
+class NebiusCredentials(Struct, frozen=True, kw_only=True):
     """Credentials and the place where they were found. Either `token` or `file` is set."""
 
     source: str

@@ -1,7 +1,6 @@
 """The manifest of the Nebius provider. Imports no SDK."""
 
-from dataclasses import replace
-
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import HAS_PARTS
 from cavvy.providers.base import Feature, ProviderSetting, SettingKind
 from cavvy.providers.settings import flag, number, text

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -10,6 +9,7 @@ from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_usd
+from cavvy.domain.values import replace
 from cavvy.providers.base import Refused
 from cavvy.providers.nebius.api import NebiusApi
 from cavvy.providers.vm.cloud import CloudFault

@@ -11,7 +11,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import Struct
 from cavvy.providers.base import Refused
 
 _FILE = "~/.oci/config"
@@ -26,8 +26,7 @@ _NEEDED = ("user", "fingerprint", "tenancy", "region", "key_file")
 _PAGE = "https://docs.oracle.com/en-us/iaas/Content/API/Concepts/sdkconfig.htm"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OciProfile:
+class OciProfile(Struct, frozen=True, kw_only=True):
     """One profile of the configuration file, with its private key."""
 
     file: str

@@ -1,7 +1,6 @@
 """The manifest of the Oracle Cloud Infrastructure provider."""
 
-from dataclasses import replace
-
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
 from cavvy.providers.base import Feature, ProviderSetting, SettingKind
 from cavvy.providers.settings import flag, number, text

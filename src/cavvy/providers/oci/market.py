@@ -5,11 +5,11 @@ OCI's prices are the same in all its commercial regions (https://www.oracle.com/
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
 from cavvy.providers.oci.api import IDENTITY, OciApi
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.vm.keys import list_setting

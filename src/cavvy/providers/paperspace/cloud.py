@@ -11,12 +11,12 @@ import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from urllib.parse import quote
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
 from cavvy.providers.base import Refused
 from cavvy.providers.paperspace.manifest import KEYS
 from cavvy.providers.vm.account import RestAccount, keep_ours

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, TryAgain
 from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands, BatchDialect

@@ -10,13 +10,13 @@ A source is a module that defines `SOURCE: PriceSource`. A provider names its so
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import Struct
 
 
 class PriceError(Exception):
@@ -27,8 +27,7 @@ class NeedsLogin(PriceError):
     """The available credentials are insufficient. A refresh of all providers skips this source."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceQuery:
+class PriceQuery(Struct, frozen=True, kw_only=True):
     """The inputs of a source. A price list contains names of instance types; `machines` contains
     the vCPUs, memory and accelerators of each type.
     """
@@ -39,8 +38,7 @@ class PriceQuery:
     pause: Callable[[float], None]  # called to wait this many seconds between attempts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderPrices:
+class ProviderPrices(Struct, frozen=True, kw_only=True):
     """All prices of one provider, or some of them."""
 
     offers: Sequence[Offer]

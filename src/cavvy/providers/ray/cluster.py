@@ -4,12 +4,12 @@ requests of gangs. No I/O.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from cavvy.catalog.accelerators import find_accelerator
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.batch.shapes import (
     NodeShape,
     OfferLocation,
@@ -37,8 +37,7 @@ _STEP_MIB = 256
 _RESERVED = re.compile(r"(.+)Group([0-9A-Fa-f]{36})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayNode:
+class RayNode(Struct, frozen=True, kw_only=True):
     """A node, the resources that jobs may use, and the free part of these."""
 
     id: str

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSeen, GangSpec, NoCapacity, NodeEndpoint, Refused
 from cavvy.providers.batch.shapes import is_of, say_accelerators
 from cavvy.providers.ledger import LaunchLedger
@@ -28,8 +28,7 @@ _NO_WAY = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayTerms:
+class RayTerms(Struct, frozen=True, kw_only=True):
     """Values shared by all clusters."""
 
     mark: str  # the installation's mark

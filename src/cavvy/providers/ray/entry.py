@@ -5,12 +5,12 @@ driver and its plan from the server.
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from cavvy.catalog.accelerators import find_accelerator
+from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSpec, NodeEndpoint
 from cavvy.providers.hosts.bootstrap import make_config
 from cavvy.providers.ray.cluster import MARKET, RayNode, make_bundle
@@ -40,8 +40,7 @@ exec(compile(PLAN["driver"], "driver.py", "exec"))
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayOptions:
+class RayOptions(Struct, frozen=True, kw_only=True):
     """The settings that affect jobs."""
 
     namespace: str

@@ -1,16 +1,15 @@
 """The launch ledger's records of gangs on Ray clusters."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import Struct
 
 KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayRank:
+class RayRank(Struct, frozen=True, kw_only=True):
     """One node, as reported by the gang's driver."""
 
     rank: int
@@ -23,8 +22,7 @@ class RayRank:
     exit_code: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayGangRecord:
+class RayGangRecord(Struct, frozen=True, kw_only=True):
     """One gang, as requested and last observed."""
 
     name: str

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 from cavvy.providers.ray.entry import GANG, INSTALLATION, NODES
 from cavvy.providers.ray.launch_ledger import RayGangRecord, RayRank
@@ -16,8 +16,7 @@ _MARK = "cavvy "
 _OVER = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverOutput:
+class DriverOutput(Struct, frozen=True, kw_only=True):
     """The driver's messages so far."""
 
     ranks: Mapping[int, RayRank]

@@ -7,13 +7,13 @@ A row of the list is the price for one use of an instance type, which `platoinst
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.aws.prices import read_hourly
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.managed.aws import AwsService

@@ -1,8 +1,8 @@
 """The manifest of the Slurm provider."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
+from cavvy.domain.values import replace
 from cavvy.providers.base import Feature, Manifest, Refused
 from cavvy.providers.batch.manifest import make_manifest
 from cavvy.providers.settings import text

@@ -8,9 +8,9 @@ apply to them.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from cavvy.domain.values import Struct
 from cavvy.providers.hosts.connection import (
     OPEN_TIMEOUT_S,
     HostAddress,
@@ -27,8 +27,7 @@ _UNCHECKED = {"none", "/dev/null"}
 _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshOptions:
+class SshOptions(Struct, frozen=True, kw_only=True):
     """The settings for reaching hosts."""
 
     ssh_config: Path

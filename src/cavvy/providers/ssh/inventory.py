@@ -3,7 +3,6 @@
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -12,6 +11,7 @@ import msgspec
 
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.values import Struct
 from cavvy.providers.base import Refused
 
 GROUP = "hosts"  # the group of a host for which no group is set
@@ -24,8 +24,7 @@ _Size = Annotated[float, msgspec.Meta(gt=0)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InventoryHost:
+class InventoryHost(Struct, frozen=True, kw_only=True):
     """One host of the inventory. Connection fields that are None are taken from the SSH
     configuration.
     """
@@ -48,8 +47,7 @@ class InventoryHost:
     accelerators: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostInventory:
+class HostInventory(Struct, frozen=True, kw_only=True):
     """All hosts by name, and the settings for connecting to hosts."""
 
     entries: Mapping[str, InventoryHost]

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
 
@@ -14,6 +13,7 @@ from cavvy.catalog.accelerators import KnownAccelerator, identify
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct
 from cavvy.providers.vast.manifest import KEYS
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.cloud import (
@@ -54,8 +54,7 @@ _MOST_ASKS = 1000  # maximum number of results of one search; the cheapest come 
 _NO_TMUX = "touch /root/.no_auto_tmux\n"  # prevents that SSH sessions start in tmux
 
 
-@dataclass(frozen=True, slots=True)
-class _Ask:
+class _Ask(Struct, frozen=True):
     """One computer, or a part of one, that a host offers. `bid_usd` is None for an on-demand offer.
     `usd` is the total price per hour, including the disk.
     """

@@ -8,7 +8,6 @@ component in a standard machine of Vertex AI, which includes the fee, and the fe
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import date
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
@@ -16,13 +15,13 @@ from pathlib import Path
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct, replace
 
 _FILE = Path(__file__).with_name("fees.csv")
 _WHOLE = Decimal("0.001")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManagementFee:
+class ManagementFee(Struct, frozen=True, kw_only=True):
     """The fee as a fraction of Compute Engine's standard price, such as 0.15."""
 
     part: Decimal

@@ -3,13 +3,13 @@
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.vertex.request import (
     ANY_RESERVATION,

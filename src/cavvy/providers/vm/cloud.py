@@ -5,12 +5,12 @@ fault into an error of the provider interface.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.values import Struct, field
 from cavvy.providers.base import (
     GangSpec,
     NoCapacity,
@@ -63,8 +63,7 @@ class Reach(StrEnum):
     SSH = "ssh"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshTarget:
+class SshTarget(Struct, frozen=True, kw_only=True):
     """The address of a machine's SSH server, and the user that can log in with the public key."""
 
     address: str
@@ -72,8 +71,7 @@ class SshTarget:
     user: str = "root"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CloudTraits:
+class CloudTraits(Struct, frozen=True, kw_only=True):
     """The limits and the behaviour of a cloud. All abilities are optional."""
 
     name_limit: int = 63  # maximum characters of a machine's name; at least 40 of [a-z0-9-]
@@ -97,8 +95,7 @@ class CloudTraits:
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineRequest:
+class MachineRequest(Struct, frozen=True, kw_only=True):
     """One request for machines. All machines have the same offer; each has its own name and user
     data.
     """
@@ -114,8 +111,7 @@ class MachineRequest:
     public_key: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CloudMachine:
+class CloudMachine(Struct, frozen=True, kw_only=True):
     """One machine, as the cloud reports it."""
 
     id: str

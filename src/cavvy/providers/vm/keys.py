@@ -5,15 +5,14 @@ else in its usual files. A key never appears in settings, messages or reports.
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import Struct
 from cavvy.providers.base import ProviderSetting, Refused, SettingKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKeySource:
+class ApiKeySource(Struct, frozen=True, kw_only=True):
     """The places where a cloud's API key may be. In a file with lines such as `api_key = KEY`, the
     key follows one of `names`. A file that consists of one word contains only the key.
     """

@@ -8,10 +8,10 @@ has started.
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.gangs import list_extras
+from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState, read_fault

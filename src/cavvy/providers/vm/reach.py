@@ -16,7 +16,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSpec, ProviderContext, ProviderError, Refused
 from cavvy.providers.hosts.bundles import Bundle, make_bundle
 from cavvy.providers.hosts.connection import CannotConnect
@@ -52,8 +53,7 @@ _IDLE_LIST_S = 60.0  # seconds between such requests after an error, while no ma
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReachedMachine:
+class ReachedMachine(Struct, frozen=True, kw_only=True):
     """One machine, as `SshLink` needs it."""
 
     name: str

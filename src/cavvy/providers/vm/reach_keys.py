@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.values import Struct
 from cavvy.providers.base import TryAgain
 from cavvy.providers.hosts.connection import (
     OPEN_TIMEOUT_S,
@@ -75,8 +76,7 @@ def _make_keys() -> KeyPair:
     return KeyPair(private=private.decode(), public=f"{public.decode()} cavvy")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineDoor:
+class MachineDoor(Struct, frozen=True, kw_only=True):
     """Connects to one machine. `read_pin` returns the line of `known_hosts` that was recorded at
     the first login, or ""; `keep_pin` records it.
     """

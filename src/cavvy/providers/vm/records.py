@@ -10,11 +10,11 @@ gang's name is too long for the cloud, GANG is a hash of the name.
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from cavvy.domain.gangs import NodeExtra
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudMachine, MachineState, SshTarget
 
 KEPT = timedelta(days=2)  # how long a record is kept after the gang's end
@@ -25,8 +25,7 @@ _NAME = re.compile(rf"{NAME_PREFIX}[0-9a-f]{{{_MARK}}}-.+-[0-9a-f]{{{_LAUNCH}}}-
 _REST = 28  # characters of a name without the hash: the prefix, the other parts and the dashes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VmNode:
+class VmNode(Struct, frozen=True, kw_only=True):
     """One node. If `asked_at` is set, the node's machine was requested; if `id` is set, the machine
     was created.
     """
@@ -54,8 +53,7 @@ class VmNode:
     deleted: bool = False  # True: the layer has asked the cloud to delete the machine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VmGangRecord:
+class VmGangRecord(Struct, frozen=True, kw_only=True):
     """The record of one gang. A gang counts as launched when all its nodes exist, and is not
     reported before.
     """
@@ -200,8 +198,7 @@ def recall(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineBill:
+class MachineBill(Struct, frozen=True, kw_only=True):
     """What the layer knows about the billing of a machine."""
 
     free: bool = False  # True: the machine is booting, and its cloud does not bill the boot

@@ -8,9 +8,9 @@ ended only if the cloud does not know the id either, the machine is older than `
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 
+from cavvy.domain.values import replace
 from cavvy.providers.base import (
     GangSeen,
     GangState,

@@ -2,11 +2,11 @@
 next.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
 from cavvy.domain.markets import ObservationKind
+from cavvy.domain.values import Struct
 from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.deadline.session import PolicySession, start_session
 from cavvy.planner.spot.view import (
@@ -32,8 +32,7 @@ class PolicyFault(Exception):
     """The policy made an impossible decision. The message states the decision and its time."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunSegment:
+class RunSegment(Struct, frozen=True):
     """A period in which the gang runs in one market or the job waits. Times are seconds since the
     start of the job.
     """
@@ -47,8 +46,7 @@ class RunSegment:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRun:
+class TraceRun(Struct, frozen=True, kw_only=True):
     """The result of one job. `usd` includes the price of copying its checkpoint."""
 
     usd: float

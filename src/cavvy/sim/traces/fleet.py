@@ -5,7 +5,6 @@ from one event to the next.
 import csv
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from heapq import heappop, heappush
@@ -17,6 +16,7 @@ from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct
 from cavvy.scheduler.pools import pool_of
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
 from cavvy.sim.traces.readers import TraceError
@@ -28,8 +28,7 @@ _COLUMNS = ("arrival_s", "duration_s", "gpus", "vc")
 _POOL_COLUMNS = ("vc", "node num")
 
 
-@dataclass(frozen=True, slots=True)
-class TraceArrival:
+class TraceArrival(Struct, frozen=True):
     """One job of a trace."""
 
     arrival_s: float
@@ -38,8 +37,7 @@ class TraceArrival:
     pool: str
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStay:
+class QueueStay(Struct, frozen=True):
     """When one job arrived, started and ended."""
 
     pool: str
@@ -49,8 +47,7 @@ class QueueStay:
     end_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueResult:
+class QueueResult(Struct, frozen=True, kw_only=True):
     """The result of a queue. `gpu_use` is the used GPU time divided by the available GPU time, up
     to the end of the last job. `left_out` is the number of jobs that need more GPUs than their
     cluster has.

@@ -3,13 +3,13 @@ in the same way as recorded traces.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import yaml
 
 from cavvy.domain.units import UnitError, parse_duration
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.spot.policies import ALIASES, POLICIES, find_policy
 from cavvy.planner.spot.view import JobTerms, PolicyMarket
 from cavvy.sim.traces.driver import TraceRun, run_job
@@ -23,8 +23,7 @@ _GAP_S = 60.0  # length of a tick in markets that the file defines itself, witho
 _MOST_JOBS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpotJob:
+class SpotJob(Struct, frozen=True, kw_only=True):
     """One job with a deadline."""
 
     name: str
@@ -34,8 +33,7 @@ class SpotJob:
     checkpoint_gb: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFleet:
+class TraceFleet(Struct, frozen=True, kw_only=True):
     """Jobs that wait in the queues of virtual clusters: the number of GPUs in each cluster, and the
     arrivals of jobs.
     """
@@ -44,8 +42,7 @@ class TraceFleet:
     arrivals: Sequence[TraceArrival]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceScenario:
+class TraceScenario(Struct, frozen=True, kw_only=True):
     """The content of one file: jobs with markets, a fleet, or both."""
 
     name: str

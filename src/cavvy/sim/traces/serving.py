@@ -8,9 +8,9 @@ not included in either value.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from cavvy.domain.values import Struct
 from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView
 from cavvy.sim.traces.readers import list_traces, read_series
 
@@ -18,8 +18,7 @@ from cavvy.sim.traces.readers import list_traces, read_series
 _UNLIMITED = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingResult:
+class ServingResult(Struct, frozen=True, kw_only=True):
     """The result of one window. `floor` is a lower bound of the cost. It assumes that launches are
     free and instant, so that in each tick the lowest price is paid.
     """
@@ -29,8 +28,7 @@ class ServingResult:
     floor: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpotCapacity:
+class SpotCapacity(Struct, frozen=True, kw_only=True):
     """The number of available spot replicas as `counts[zone][tick]`, the region of each zone, and
     the number of ticks that all zones have.
     """

@@ -4,7 +4,6 @@ optimum of each job.
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from multiprocessing import get_context
@@ -12,6 +11,7 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
+from cavvy.domain.values import Struct
 from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.spot.policies import find_policy
 from cavvy.planner.spot.view import JobTerms
@@ -22,8 +22,7 @@ from cavvy.sim.traces.world import MarketSeries, TraceWorld, make_world
 _HOUR_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceMarkets:
+class TraceMarkets(Struct, frozen=True, kw_only=True):
     """The trace files of one simulated world, and its prices. Each process caches the world under
     this object as the key.
     """
@@ -41,8 +40,7 @@ class TraceMarkets:
         return "+".join(Path(path).stem for path in self.paths)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialSetting:
+class TrialSetting(Struct, frozen=True, kw_only=True):
     """The work, deadline and launch overhead of one job."""
 
     work_s: float
@@ -50,8 +48,7 @@ class TrialSetting:
     overhead_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyTrial:
+class PolicyTrial(Struct, frozen=True, kw_only=True):
     """One window of one world, and the settings and policies that are run in it. `start_s` is the
     start of the window in seconds since the start of the record.
     """
@@ -66,8 +63,7 @@ class PolicyTrial:
     margins: PolicyMargins = NO_MARGINS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialResult:
+class TrialResult(Struct, frozen=True, kw_only=True):
     """One run of one policy. `optimum_usd` is the lowest possible cost for the same window and
     setting; None if it was not requested.
     """
@@ -84,8 +80,7 @@ class TrialResult:
     files: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyScore:
+class PolicyScore(Struct, frozen=True, kw_only=True):
     """The result of one policy over many runs. `mean` is the total cost divided by the total
     optimum. `worst` is the highest ratio of cost to optimum in a single run.
 

@@ -4,13 +4,12 @@ change to the next.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from cavvy.domain.values import Struct
 from cavvy.planner.spot.view import PolicyMarket, SpotQuote
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarketSeries:
+class MarketSeries(Struct, frozen=True, kw_only=True):
     """The record of one market. From the time i x `gap_s` on, `counts[i]` spot nodes are available,
     each for `usd_hr[i]` dollars per hour.
     """
@@ -25,8 +24,7 @@ class MarketSeries:
         return min(len(self.counts), len(self.usd_hr)) * self.gap_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceWorld:
+class TraceWorld(Struct, frozen=True, kw_only=True):
     """The quotes of all markets over time: `quotes[i]` is valid from `times_s[i]` to
     `times_s[i + 1]`.
     """

@@ -7,13 +7,13 @@ the reference page all use these objects. `fields.yaml` contains the documentati
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar
 
 from cavvy.domain.units import TooMuch, UnitError
+from cavvy.domain.values import Struct, field, replace
 from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
@@ -55,8 +55,7 @@ class ValueKind(Protocol):
         """Return the value. If the value is invalid, add a problem to `notes` and return None."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarKind:
+class ScalarKind(Struct, frozen=True):
     """A single value. `parse` converts the value, or raises WrongValue or UnitError."""
 
     words: str
@@ -85,8 +84,7 @@ class ScalarKind:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class ListKind:
+class ListKind(Struct, frozen=True):
     """A list of items of one kind. With `single`, one item may be written without a list. With
     `flat`, each item is read as a tuple, and the value joins all of these tuples.
     """
@@ -140,8 +138,7 @@ class ListKind:
         return seen
 
 
-@dataclass(frozen=True, slots=True)
-class MapKind:
+class MapKind(Struct, frozen=True):
     """A table whose keys the author chooses. `check_key` raises WrongValue for an invalid key."""
 
     words: str
@@ -180,8 +177,7 @@ class MapKind:
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class EitherKind:
+class EitherKind(Struct, frozen=True):
     """A value of one of several kinds: the first one that can read a node of this form."""
 
     kinds: tuple[ValueKind, ...]
@@ -213,8 +209,7 @@ class FieldDocs(TypedDict, total=False):
     default: str  # a description of the default value
 
 
-@dataclass(frozen=True, slots=True)
-class FieldSpec:
+class FieldSpec(Struct, frozen=True):
     """One key of a section. The function `section` sets `name` and `path`."""
 
     kind: ValueKind
@@ -272,8 +267,7 @@ def _read_docs() -> Mapping[str, Mapping[str, Any]]:
     return docs
 
 
-@dataclass(frozen=True, slots=True)
-class SectionSpec:
+class SectionSpec(Struct, frozen=True):
     """A table with known keys. `build` converts the table to a domain object and may report more
     problems.
     """

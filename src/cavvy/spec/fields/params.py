@@ -5,10 +5,10 @@ them, and `${{ params.NAME }}` inserts them.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
 
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import Struct, replace
 from cavvy.spec.fields.kinds import (
     EitherKind,
     ListKind,
@@ -36,8 +36,7 @@ _NAME = "[A-Za-z_][A-Za-z0-9_-]*"
 _EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenValue:
+class WrittenValue(Struct, frozen=True, kw_only=True):
     """A value and how it was written, so that 1e-3 is inserted into strings as 1e-3 and not as
     0.001.
     """
@@ -46,8 +45,7 @@ class WrittenValue:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParamSpec:
+class ParamSpec(Struct, frozen=True, kw_only=True):
     """The declaration of one parameter."""
 
     mark: SourceMark

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cavvy.domain.tasks import (
@@ -14,6 +13,7 @@ from cavvy.domain.tasks import (
     SpotPolicy,
 )
 from cavvy.domain.units import parse_rate
+from cavvy.domain.values import Struct, field, replace
 from cavvy.spec.fields.accelerators import ACCELERATORS
 from cavvy.spec.fields.amounts import CPUS, DISK_SIZE, MEMORY, speed_kind
 from cavvy.spec.fields.kinds import (
@@ -109,8 +109,7 @@ _CHECK = section(
 _GPU = FieldSpec(ACCELERATORS, to=("accelerators",))
 
 
-@dataclass(frozen=True, slots=True)
-class _OptionsKind:
+class _OptionsKind(Struct, frozen=True):
     """A table with one table of options for each provider. Only the provider can check the keys of
     its options.
     """

@@ -1,12 +1,12 @@
 """The top-level keys of a task file, and the conversion of a file to a `TaskSpec`."""
 
 import re
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.catalog.residency import OUTSIDE_HINT, list_outside
 from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import format_duration
+from cavvy.domain.values import replace
 from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.checkpoints import CHECKPOINT
 from cavvy.spec.fields.image import IMAGE

@@ -3,10 +3,10 @@ calls).
 """
 
 import re
-from dataclasses import replace
 from enum import StrEnum
 
 from cavvy.domain.tasks import Delivery, WebhookTarget, Workload
+from cavvy.domain.values import replace
 from cavvy.spec.fields.accelerators import read_device
 from cavvy.spec.fields.kinds import (
     FieldSpec,

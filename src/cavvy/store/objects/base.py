@@ -10,9 +10,10 @@ bucket.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar, Protocol, runtime_checkable
+
+from cavvy.domain.values import Struct, field
 
 PART_BYTES = 16 * 1024 * 1024  # minimum bytes of a part, except of the last part
 MOST_PARTS = 10_000  # limit of S3 and Google Cloud Storage; Azure allows 50,000
@@ -34,8 +35,7 @@ class ObjectTryAgain(ObjectError):
     """A temporary fault; the same call may succeed later."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectInfo:
+class ObjectInfo(Struct, frozen=True, kw_only=True):
     """The properties of one object. `md5` is the MD5 of its content in hexadecimal, or "" if it is
     not known. `tag` changes whenever the content changes.
     """
@@ -47,8 +47,7 @@ class ObjectInfo:
     changed_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedRequest:
+class SignedRequest(Struct, frozen=True, kw_only=True):
     """A request that can be sent without credentials until it expires. It must be sent with exactly
     these `headers`, because the signature covers them.
     """

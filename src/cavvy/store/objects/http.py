@@ -10,11 +10,11 @@ import urllib.request
 import xml.etree.ElementTree as Xml
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from http.client import HTTPMessage
 from typing import IO, ClassVar
 from urllib.parse import urlsplit
 
+from cavvy.domain.values import Struct, field
 from cavvy.store.objects.base import (
     ObjectDenied,
     ObjectInfo,
@@ -31,8 +31,7 @@ _METADATA = {"fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"}
 _MOST = 1 << 26  # maximum bytes of an answer, which is kept in memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebAnswer:
+class WebAnswer(Struct, frozen=True, kw_only=True):
     """A web server's answer. `status` may be that of an error."""
 
     status: int
@@ -180,8 +179,7 @@ class SignedStorage(ABC):
         return f"{self.name}/{key}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebPages:
+class WebPages(Struct, frozen=True, kw_only=True):
     """The files on one web server. A key is the path of a file."""
 
     root: str  # https://host

@@ -9,11 +9,11 @@ import configparser
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from cavvy.domain.values import Struct
 from cavvy.store.objects.azure import AzureContainer
 from cavvy.store.objects.base import ObjectDenied, ObjectReader
 from cavvy.store.objects.http import WebPages
@@ -45,8 +45,7 @@ _FILES = ("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CRED
 SCHEMES = ("s3", "gs", "az", "sftp", "http", "https")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectLocation:
+class ObjectLocation(Struct, frozen=True, kw_only=True):
     """The store and the key that a URL names. A key that ends with a slash is a folder."""
 
     place: ObjectReader

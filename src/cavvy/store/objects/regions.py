@@ -1,10 +1,10 @@
 """Finds the regions of buckets by asking their storages, within a time limit for all of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
+from cavvy.domain.values import Struct
 from cavvy.store.objects.base import ObjectDenied
 from cavvy.store.objects.deadline import call_all
 from cavvy.store.objects.locations import open_place
@@ -13,8 +13,7 @@ from cavvy.store.objects.s3 import XmlBucket
 _OWN_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundRegions:
+class FoundRegions(Struct, frozen=True, kw_only=True):
     """The regions of the buckets that told one, and the reasons why the others did not, by URL."""
 
     regions: Mapping[str, str]

@@ -4,11 +4,11 @@ signature of a request is in the query of its URL.
 
 import xml.etree.ElementTree as Xml
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import ClassVar
 from xml.sax.saxutils import escape
 
+from cavvy.domain.values import replace
 from cavvy.store.objects.base import (
     ObjectDenied,
     ObjectInfo,

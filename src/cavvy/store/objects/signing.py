@@ -8,12 +8,12 @@ cloud.google.com/storage/docs/access-control/signing-urls-manually.
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, urlsplit
 
+from cavvy.domain.values import Struct
 from cavvy.store.objects.base import ObjectDenied
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ class RequestSigner(Protocol):
         """Return the signed URL. `url` must have no query, and its path must already be quoted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AmazonKey:
+class AmazonKey(Struct, frozen=True, kw_only=True):
     """An access key for S3 and compatible services. A temporary key also has a session token,
     `token`."""
 
@@ -61,8 +60,7 @@ class AmazonKey:
         return f"{url}?{signed}&X-Amz-Signature={hmac.digest(key, text.encode(), 'sha256').hex()}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoogleKey:
+class GoogleKey(Struct, frozen=True, kw_only=True):
     """A service account's private key."""
 
     email: str
@@ -104,8 +102,7 @@ def _load(private_key: str) -> "RSAPrivateKey":
     return key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoSigner:
+class NoSigner(Struct, frozen=True, kw_only=True):
     """Signs nothing. Used for emulators, and for buckets that anyone may read."""
 
     def sign(

@@ -1,13 +1,12 @@
 """Compares two snapshots, offer by offer."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from cavvy.domain.values import Struct
 from cavvy.store.snapshot.reader import CatalogSnapshot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferChange:
+class OfferChange(Struct, frozen=True, kw_only=True):
     """One offer that is new, was removed or has another price. Rates are in micro-US-dollars per
     hour.
     """

@@ -4,12 +4,12 @@ by the least come first.
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from cavvy.catalog.fit import ELSEWHERE, memory_bounds, relative_gap
 from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import ResourceSpec
+from cavvy.domain.values import replace
 from cavvy.store.snapshot.layout import PURCHASE_NUMBERS
 from cavvy.store.snapshot.query import (
     NeedFilters,

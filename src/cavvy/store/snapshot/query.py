@@ -4,7 +4,6 @@ the rows that fail, and reads the others in the order of their prices.
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from cavvy.catalog.fabrics import has_fabric
@@ -13,6 +12,7 @@ from cavvy.catalog.query import Constraint
 from cavvy.catalog.regions import wished_place
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import NetworkNeed, ResourceSpec
+from cavvy.domain.values import Struct, field, replace
 from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, PURCHASE_NUMBERS
 
 # Measured times in microseconds per row: to skip a row because of its shape, to skip a row because
@@ -54,8 +54,7 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeCondition:
+class ShapeCondition(Struct, frozen=True, kw_only=True):
     """A condition on shapes: an SQL expression and the values for its parameters."""
 
     constraint: Constraint
@@ -64,8 +63,7 @@ class ShapeCondition:
     columns: tuple[str, ...] = ()  # columns from which the distance of a failing row is computed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorPacks:
+class AcceleratorPacks(Struct, frozen=True, kw_only=True):
     """Accelerator packs, sorted by a requirement. A pack is a combination of an accelerator's name,
     count and memory. Some packs meet the requirement; the others are grouped by the constraint that
     they fail.
@@ -79,8 +77,7 @@ class AcceleratorPacks:
     rejected: Mapping[Constraint, Mapping[Purchase, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSelection:
+class RowSelection(Struct, frozen=True, kw_only=True):
     """Conditions that select the rows to read. None means no condition."""
 
     conditions: tuple[ShapeCondition, ...] = ()
@@ -118,8 +115,7 @@ class RowSelection:
         return " AND ".join(tests) or "1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeedFilters:
+class NeedFilters(Struct, frozen=True, kw_only=True):
     """A requirement, expressed in terms of the snapshot's tables."""
 
     allowed: tuple[Purchase, ...]
@@ -140,8 +136,7 @@ class NeedFilters:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchCounts:
+class MatchCounts(Struct, frozen=True, kw_only=True):
     """The number of rows, of matching rows and, keyed by constraint, of rows that fail this
     constraint first."""
 

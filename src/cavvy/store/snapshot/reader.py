@@ -6,7 +6,6 @@ The result equals that of `catalog/fit.py`; a property test checks this.
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from cavvy.catalog.query import Catalog, Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ResourceSpec
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct
 from cavvy.store.snapshot import choose, misses, query
 from cavvy.store.snapshot.layout import (
     PURCHASE_COLUMNS,
@@ -28,8 +28,7 @@ from cavvy.store.snapshot.layout import (
 _PURCHASE_OF = {number: purchase for purchase, number in PURCHASE_NUMBERS.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceInfo:
+class SourceInfo(Struct, frozen=True, kw_only=True):
     """A source of the catalog's prices."""
 
     name: str
@@ -38,8 +37,7 @@ class SourceInfo:
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderInfo:
+class ProviderInfo(Struct, frozen=True, kw_only=True):
     """What the snapshot contains about one provider."""
 
     name: str
@@ -52,8 +50,7 @@ class ProviderInfo:
     as_of: date  # date of the newest row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotInfo:
+class SnapshotInfo(Struct, frozen=True, kw_only=True):
     """What a snapshot contains."""
 
     path: Path

@@ -6,7 +6,6 @@ With the same SQLite version, equal offers give an identical file.
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +13,7 @@ from typing import TypeVar
 from cavvy.catalog.regions import locate
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import Money
+from cavvy.domain.values import Struct
 from cavvy.store.snapshot.layout import (
     INDEXES,
     PURCHASE_COLUMNS,
@@ -24,8 +24,7 @@ from cavvy.store.snapshot.layout import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EgressPrice:
+class EgressPrice(Struct, frozen=True, kw_only=True):
     """The price of data that is sent from a region to `target`; the region "" stands for every
     region of the provider.
     """

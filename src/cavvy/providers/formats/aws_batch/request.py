@@ -4,10 +4,11 @@ Limits are from the service model 2016-08-10 of botocore.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from math import ceil
 from typing import Any
+
+from cavvy.domain.values import Struct, field
 
 PRIORITY = 9999  # the highest priority
 NAME_LENGTH = 128  # maximum length of a name of letters, digits, hyphens and underscores
@@ -19,8 +20,7 @@ _CONDITIONS = 5  # maximum number of conditions in a retry strategy
 _SHORTEST_S = 60  # the shortest time limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFolder:
+class HostFolder(Struct, frozen=True, kw_only=True):
     """A folder of the machine, and its path in the container."""
 
     source: str
@@ -28,8 +28,7 @@ class HostFolder:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRetries:
+class BatchRetries(Struct, frozen=True, kw_only=True):
     """When AWS Batch starts a job again. `attempts` is the maximum number of starts, including the
     first. A job is started again if its machine was reclaimed, or if its exit code is in
     `exit_codes`. If `exit_codes` is None, every exit code counts.
@@ -39,8 +38,7 @@ class BatchRetries:
     exit_codes: Sequence[int] | None = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchJobRequest:
+class BatchJobRequest(Struct, frozen=True, kw_only=True):
     """The values of a request to AWS Batch. A job with several nodes is a multi-node parallel job
     with one container on each node.
     """

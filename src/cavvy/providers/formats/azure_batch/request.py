@@ -5,10 +5,11 @@ Fields and limits are those of the models of azure-batch 15.1.
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from math import ceil
 from typing import Any
+
+from cavvy.domain.values import Struct, field
 
 ID_LENGTH = 64  # maximum length of an id of letters, digits, hyphens and underscores
 UNLIMITED = -1  # the number of retries that means "no limit"
@@ -41,8 +42,7 @@ _ROOT = {"autoUser": {"scope": "pool", "elevationLevel": "admin"}}
 _SHARED_MEMORY = "--ipc=host"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AzureBatchRequest:
+class AzureBatchRequest(Struct, frozen=True, kw_only=True):
     """The values of the requests to Azure Batch. The job has one task, and its pool has machines
     only while there are tasks. `retries` is for a program that fails.
     """
@@ -62,8 +62,7 @@ class AzureBatchRequest:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AzureBatchGang:
+class AzureBatchGang(Struct, frozen=True, kw_only=True):
     """The values of a job whose pool exists only as long as the job. Each of the pool's machines
     runs one task.
     """

@@ -6,16 +6,16 @@ Azure's published API 2024-04-01.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from math import ceil
 from typing import Any
 
+from cavvy.domain.values import Struct, field
+
 _SCHEMA = "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataMount:
+class DataMount(Struct, frozen=True, kw_only=True):
     """A folder or file of a storage account, or a data asset, that the job reads or writes. The
     command contains its path as `${{inputs.NAME}}` or `${{outputs.NAME}}`.
     """
@@ -26,8 +26,7 @@ class DataMount:
     download: bool = False  # True: the input is copied to the node before the job starts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandJobRequest:
+class CommandJobRequest(Struct, frozen=True, kw_only=True):
     """The values of a job of Azure Machine Learning. `instance_type` is for serverless compute,
     which a job uses if `compute` is None.
     """

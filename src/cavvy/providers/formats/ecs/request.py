@@ -4,11 +4,12 @@ Limits are from the service model 2014-11-13 of botocore.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from math import ceil
 from typing import Any
+
+from cavvy.domain.values import Struct, field
 
 CPU_UNITS = 1024  # CPU units in one vCPU
 _SHORTEST_STOP_S, _LONGEST_STOP_S = 2, 120  # bounds of `stopTimeout` on Fargate
@@ -30,8 +31,7 @@ class LaunchType(StrEnum):
     FARGATE = "FARGATE"  # on machines that AWS chooses
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EcsFolder:
+class EcsFolder(Struct, frozen=True, kw_only=True):
     """A folder of the machine, and its path in the container."""
 
     source: str
@@ -39,8 +39,7 @@ class EcsFolder:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EcsTaskRequest:
+class EcsTaskRequest(Struct, frozen=True, kw_only=True):
     """The values of a request to ECS for one task with one container. `instance_types` are the
     instance types on which the task may run; () for all types of the cluster. `capacity` is the
     capacity provider to use; if it is None, the launch type and `spot` select the capacity.

@@ -2,11 +2,11 @@
 
 import re
 import shlex
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import PurePosixPath
 
 from cavvy.domain.tasks import SpotPolicy, TaskSpec, Transfer
+from cavvy.domain.values import replace
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import list_variables
 from cavvy.providers.formats.index import FindOffers, JobFormat

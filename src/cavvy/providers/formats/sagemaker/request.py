@@ -4,10 +4,11 @@ Limits are from the service model 2017-07-24 of botocore.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from math import ceil
 from typing import Any
+
+from cavvy.domain.values import Struct, field
 
 NAME_LENGTH = 63  # maximum length of a name, which consists of letters, digits and hyphens
 # maximum characters of an argument, which has no line breaks; maximum number of arguments
@@ -34,8 +35,7 @@ _MISSING = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataChannel:
+class DataChannel(Struct, frozen=True, kw_only=True):
     """S3 objects that SageMaker makes available in /opt/ml/input/data/NAME: all objects whose URI
     starts with `uri`. If `stream` is True, an object is read from S3 only when the program opens
     the file.
@@ -46,8 +46,7 @@ class DataChannel:
     stream: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingJobRequest:
+class TrainingJobRequest(Struct, frozen=True, kw_only=True):
     """The values of a request to SageMaker. `longest_wait` is for spot instances, and includes the
     running time. `warm` is how long SageMaker keeps the instances for the next job; SageMaker bills
     this time.

@@ -5,12 +5,12 @@ Fields and limits are from the discovery document of aiplatform v1.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from math import ceil
 from typing import Any
 
+from cavvy.domain.values import Struct, field
 from cavvy.providers.formats.program import escape_references
 
 VARIABLES = 100  # of a container
@@ -50,8 +50,7 @@ class Strategy(StrEnum):
     FLEX_START = "FLEX_START"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CustomJobRequest:
+class CustomJobRequest(Struct, frozen=True, kw_only=True):
     """The values of a request to Vertex AI. All machines are equal; the first one is in its own
     worker pool. `waits` is for FLEX_START.
     """

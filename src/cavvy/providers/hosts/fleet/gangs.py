@@ -13,10 +13,10 @@ host returns, agents that still run on it are killed, because their job may run 
 import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from weakref import WeakValueDictionary
 
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -60,8 +60,7 @@ _WITNESS_EVERY_S = 60.0
 _AT_ONCE = -1.0  # a grace period that makes the supervisor kill at once
 
 
-@dataclass(slots=True)
-class _Glance:
+class _Glance(Struct):
     """The last observation of a host, and the lock that lets concurrent callers share a poll."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

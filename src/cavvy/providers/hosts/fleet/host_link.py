@@ -9,16 +9,16 @@ Errors, grouped by the caller's reaction:
 * TryAgain, NoCapacity, Refused: the supervisor's answer
 """
 
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from cavvy.domain.values import Struct
 
 _T = TypeVar("_T")
 # time limit for one answer in seconds; enough because a request only writes a few files
 ASK_TIMEOUT_S = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSetup:
+class HostSetup(Struct, frozen=True, kw_only=True):
     """Paths and commands on a host that is ready for use."""
 
     root: str  # this installation's folder on the host

@@ -1,9 +1,9 @@
 """The launch ledger of gangs on hosts: records requested launches and ended gangs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from cavvy.domain.values import Struct
 from cavvy.providers.base import NodeSeen
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.state import ProviderState
@@ -13,8 +13,7 @@ REMEMBERED = timedelta(
 )  # how long records of ended gangs are kept; the provider interface requires one hour
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetIntent:
+class FleetIntent(Struct, frozen=True, kw_only=True):
     """A requested gang. `hosts` and `addresses` are in the order of ranks."""
 
     name: str
@@ -34,8 +33,7 @@ class FleetIntent:
         return list(dict.fromkeys(self.hosts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetGangEnd:
+class FleetGangEnd(Struct, frozen=True, kw_only=True):
     """The record of an ended gang. The hosts in `owing` have not confirmed the end yet. Agents that
     still run on these hosts are killed.
     """

@@ -3,7 +3,6 @@ offers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
@@ -11,6 +10,7 @@ from typing import Protocol
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate, format_memory
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.hosts.devices import MachineSources, NvmlQueries
 from cavvy.providers.hosts.machine import ThisMachine, discover
 from cavvy.providers.hosts.models import (
@@ -53,8 +53,7 @@ class HostEntry(Protocol):
     def accelerators(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmiReading:
+class SmiReading(Struct, frozen=True, kw_only=True):
     """The output of nvidia-smi: for each GPU a row of index, UUID, name, memory in MiB and MIG
     mode. `rows` is None if nvidia-smi is not installed.
     """
@@ -63,8 +62,7 @@ class SmiReading:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorFacts:
+class SupervisorFacts(Struct, frozen=True, kw_only=True):
     """A host's facts, as read by `supervisor/facts.py`."""
 
     system: str
@@ -83,8 +81,7 @@ class SupervisorFacts:
     engine: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownHost:
+class KnownHost(Struct, frozen=True, kw_only=True):
     """One host whose facts are known. `ready` is True if the host accepts work now."""
 
     provider: str

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cavvy.domain.allocations import Allocation
+from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSpec, NoCapacity
 from cavvy.providers.hosts.configs import HostAgentConfig
 from cavvy.providers.hosts.devices import HostDevice
@@ -13,8 +14,7 @@ from cavvy.providers.hosts.fleet.machines import KnownHost
 from cavvy.providers.hosts.machine import ThisMachine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedRank:
+class PlacedRank(Struct, frozen=True, kw_only=True):
     """One rank with its host and devices."""
 
     rank: int

@@ -1,10 +1,10 @@
 """Derives the state of gangs from the answers of polled hosts. No I/O."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 from cavvy.providers.hosts.fleet.launch_ledger import FleetGangEnd, FleetIntent
 from cavvy.providers.hosts.records import AgentExit
@@ -16,8 +16,7 @@ class RankState(StrEnum):
     OVER = "over"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSeen:
+class RankSeen(Struct, frozen=True, kw_only=True):
     """One rank, as its supervisor reports it. `at` is in seconds since the epoch, on the host's
     clock.
     """
@@ -33,8 +32,7 @@ class RankSeen:
     complaint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangOnHost:
+class GangOnHost(Struct, frozen=True, kw_only=True):
     """The part of a gang that is on one host."""
 
     name: str
@@ -43,8 +41,7 @@ class GangOnHost:
     removing: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostLook:
+class HostLook(Struct, frozen=True, kw_only=True):
     """A supervisor's report of all gangs of this installation on its host. `now` is the time on the
     host's clock.
     """
@@ -53,16 +50,14 @@ class HostLook:
     gangs: Sequence[GangOnHost]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SilentHost:
+class SilentHost(Struct, frozen=True, kw_only=True):
     """A host that did not answer a poll. `dead` is True if the host counts as dead."""
 
     problem: str
     dead: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStatus:
+class RankStatus(Struct, frozen=True, kw_only=True):
     """The status of one rank. If `known` is False, the rank's host did not answer."""
 
     number: int

@@ -9,7 +9,7 @@ import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
+from cavvy.domain.values import replace
 from cavvy.providers.base import Refused, TryAgain
 from cavvy.providers.hosts.records import write_bytes
 from cavvy.providers.kubernetes.calls.wire import basic

@@ -10,10 +10,11 @@ import ssl
 import struct
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import httptools
+
+from cavvy.domain.values import Struct
 
 _CHUNK = 64 * 1024
 _CONNECT_S = 10.0
@@ -55,8 +56,7 @@ def _reports(what: str) -> Iterator[None]:
         raise ConnectionBroken(f"{what}: {str(error) or 'no answer'}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerEndpoint:
+class ServerEndpoint(Struct, frozen=True, kw_only=True):
     """The address of an API server. `proxy` has the form http://[user:password@]host:port."""
 
     url: str
