@@ -23,7 +23,7 @@ _SCHEMA = "GoogleCloudAiplatformV1"
 _OFFER = Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0))
 _WITH_GPU = re.compile(r"(a2|a3|a4|g2|g4)-")
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute#machine-types
-_TYPES = re.compile(
+MACHINE_TYPES = re.compile(
     r"a4-highgpu-8g|a3-(ultra|mega)gpu-8g|a3-highgpu-[1248]g|a2-(ultra|high)gpu-[1248]g|"
     r"a2-megagpu-16g|(e2|n1|n2)-standard-\d+|(e2|n1|n2)-high(mem|cpu)-\d+|c2-standard-\d+|"
     r"g[24]-standard-\d+"
@@ -240,7 +240,7 @@ def _refusal(body: dict[str, Any]) -> str:
         return "the first worker pool has one replica"
     for pool in pools:
         machine, container = pool["machineSpec"], pool["containerSpec"]
-        if not _TYPES.fullmatch(machine["machineType"]):
+        if not MACHINE_TYPES.fullmatch(machine["machineType"]):
             return f"Machine type {machine['machineType']} is not supported"
         if _WITH_GPU.match(machine["machineType"]) and "acceleratorType" not in machine:
             return "this machine type needs accelerators"

@@ -21,7 +21,9 @@ from tests.contract.sagemaker_stand_in import ROLE
 from tests.contract.test_provider_azureml_notebooks import TRAITS as NOTEBOOK_TRAITS
 from tests.contract.test_provider_sagemaker import TRAITS
 from tests.contract.test_provider_sagemaker_notebooks import TRAITS as SAGEMAKER_NOTEBOOK_TRAITS
+from tests.contract.test_provider_vertex_workbench import TRAITS as WORKBENCH_TRAITS
 from tests.contract.vm_cloud import Rented
+from tests.contract.workbench_stand_in import WorkbenchStandIn
 from tests.system.containers import ContainerCloud
 from tests.system.test_managed_jobs import (
     IMAGE,
@@ -81,6 +83,17 @@ class RunningNotebookInstances(NotebooksStandIn):
         threading.Thread(target=self.cloud.stop, args=(machine,), daemon=True).start()
 
 
+class RunningWorkbench(WorkbenchStandIn):
+    """Workbench instances whose scripts run."""
+
+    cloud: ContainerCloud
+
+    def start_notebook(self, name: str, body: dict[str, Any]) -> str:
+        machine = super().start_notebook(name, body)
+        run_script(self.cloud, machine, self.script_of(name))
+        return machine
+
+
 def run_script(cloud: ContainerCloud, machine: str, script: str) -> None:
     """Run a script that leaves the agent in the background, until the machine is deleted."""
     trap = "trap 'kill -- -$!' TERM"  # the script leaves a process group
@@ -110,11 +123,14 @@ def notebooks_user(cloud: ContainerCloud, root: Path) -> Iterator[tuple[User, Ru
 def jupyter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers and notebooks that start quickly and have Jupyter."""
     monkeypatch.setattr(vm_cloud, "BOOT", timedelta(seconds=1))
-    program = tmp_path / "bin/jupyter"
-    program.parent.mkdir()
-    program.write_text(JUPYTER.replace("$JUPYTER_FOLDER", f"{tmp_path}/jupyter"))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    jupyter = JUPYTER.replace("$JUPYTER_FOLDER", f"{tmp_path}/jupyter")
+    # notebooks of Google turn themselves off once their agent has ended, but not this machine
+    for name, text in (("jupyter", jupyter), ("poweroff", "#!/bin/sh\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
 @pytest.fixture
@@ -179,6 +195,24 @@ def test_jupyter_of_a_notebook_instance_opens_here(
         open_jupyter(user, notebooks)
         (body,) = sagemaker.bodies.values()
         assert body["InstanceType"] == "ml.g4dn.xlarge"
+
+
+@pytest.mark.parametrize("notebooks", [WORKBENCH_TRAITS], indirect=True)
+def test_jupyter_of_a_workbench_instance_opens_here(
+    notebooks: NotebookCloud, tmp_path: Path
+) -> None:
+    server = RestServer()
+    google = RunningWorkbench(notebooks, server)
+    (tmp_path / "key.json").write_text(google.make_key_file())
+    places = {**google.settings, "endpoint": google.url, "key_file": tmp_path / "key.json"}
+    table = "".join(f"{name} = '{value}'\n" for name, value in places.items())
+    with managed_user(notebooks, "vertex-workbench", table, tmp_path / "user") as user:
+        open_jupyter(user, notebooks)
+    (body,) = google.bodies.values()
+    (gpus,) = body["gceSetup"]["acceleratorConfigs"]
+    assert gpus == {"type": "NVIDIA_TESLA_T4", "coreCount": "1"}
+    assert google.bugs == []
+    server.close()
 
 
 def open_jupyter(user: User, cloud: ContainerCloud) -> None:

@@ -21,6 +21,7 @@ _CLOUDS = {
     "sagemaker": "aws",
     "sagemaker-notebooks": "aws",
     "vertex": "gcp",
+    "vertex-workbench": "gcp",
 }
 
 

@@ -1,8 +1,11 @@
-"""Calls the API of Vertex AI, version 1, in each region of the settings:
-https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.customJobs
+"""Calls an API of Vertex AI in each location of the settings. The custom jobs of version 1 are in
+regions, and the Workbench instances of the Notebooks API, version 2, are in zones:
+https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.customJobs,
+https://cloud.google.com/vertex-ai/docs/workbench/reference/rest/v2/projects.locations.instances
 """
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
@@ -13,62 +16,83 @@ from cavvy.providers.vm.rest import Json, RestClient
 
 # Cavvy's own code: a quota for resources is used up, not the rate limit of requests
 QUOTA = "QUOTA_EXCEEDED"
-_QUOTA_TEXT = "exceed quota limits"
+_QUOTA_TEXT = re.compile(r"exceed quota limits|Quota '\S+' exceeded")
 _PAGE = "100"
 
 
 class VertexApi:
-    """Calls the API for one project. A job's path is `REGION/NUMBER`. Calls raise
-    CloudFault and Refused.
+    """Calls the API for one project and one collection of objects. An object's path is
+    `LOCATION/ID`. Calls raise CloudFault and Refused.
     """
 
-    def __init__(self, settings: Mapping[str, Scalar], credentials: GoogleCredentials) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Scalar],
+        credentials: GoogleCredentials,
+        collection: str = "customJobs",
+    ) -> None:
         self._endpoint, self._credentials = str(settings.get("endpoint") or ""), credentials
+        self._collection = collection
         self._clients: dict[str, RestClient] = {}
 
     def close(self) -> None:
         for each in self._clients.values():
             each.close()
 
-    async def create(self, region: str, job: Mapping[str, Json]) -> Json:
-        """Request a custom job."""
-        return await self._client(region).send("POST", await self._path(region), job)
+    async def create(self, location: str, body: Mapping[str, Json], **query: str) -> Json:
+        """Request an object."""
+        path = await self._path(location)
+        path += f"?{urlencode(query)}" if query else ""
+        return await self._client(location).send("POST", path, body)
 
-    async def get(self, job: str) -> Json:
-        region, _, number = job.partition("/")
-        return await self._client(region).get(f"{await self._path(region)}/{number}")
+    async def get(self, known: str) -> Json:
+        return await self._client(known).get(await self._path_of(known))
 
     async def cancel(self, job: str) -> None:
         """Ask Vertex AI to cancel a job; the job ends later."""
-        region, _, number = job.partition("/")
-        path = f"{await self._path(region)}/{number}:cancel"
-        await self._client(region).send("POST", path, {})
+        await self._client(job).send("POST", f"{await self._path_of(job)}:cancel", {})
 
-    async def list(self, region: str, condition: str) -> Sequence[Json]:
-        """The custom jobs of a region that meet a condition."""
-        query = {"filter": condition, "pageSize": _PAGE}
-        first = f"{await self._path(region)}?{urlencode(query)}"
+    async def delete(self, known: str) -> Json:
+        """Ask Google to delete an object; returns the operation that deletes it."""
+        return await self._client(known).send("DELETE", await self._path_of(known))
+
+    async def operation(self, name: str) -> Json:
+        """An operation by the name in a reply, such as projects/P/locations/L/operations/O."""
+        return await self._client(name.split("/")[3]).get(f"/{name}")
+
+    async def list(self, location: str, condition: str = "") -> Sequence[Json]:
+        """The objects of a location that meet a condition."""
+        query = {"pageSize": _PAGE} | ({"filter": condition} if condition else {})
+        first = f"{await self._path(location)}?{urlencode(query)}"
 
         def read_next(page: Json) -> str | None:
             token = page.get("nextPageToken")
             return f"{first}&{urlencode({'pageToken': token})}" if token else None
 
-        pages = await self._client(region).pages(first, read_next)
-        return [each for page in pages for each in page.get("customJobs", ())]
+        pages = await self._client(location).pages(first, read_next)
+        if any(page.get("unreachable") for page in pages):
+            raise CloudFault(503, "UNAVAILABLE", f"{location} cannot be reached now")
+        return [each for page in pages for each in page.get(self._collection, ())]
 
-    async def check(self, region: str) -> None:
-        """Read the first page of the region's jobs. Raises an error if a right is missing."""
-        await self._client(region).get(f"{await self._path(region)}?pageSize=1")
+    async def check(self, location: str) -> None:
+        """Read the first page of the location's objects. Raises an error if a right is missing."""
+        await self._client(location).get(f"{await self._path(location)}?pageSize=1")
 
-    def _client(self, region: str) -> RestClient:
-        if region not in self._clients:
-            endpoint = self._endpoint.replace("{region}", region)
-            self._clients[region] = RestClient(endpoint, self._credentials.token, _read_error)
-        return self._clients[region]
+    def _client(self, known: str) -> RestClient:
+        """The client for a location, or for the location of an object."""
+        location = known.partition("/")[0]
+        if location not in self._clients:
+            endpoint = self._endpoint.replace("{region}", location)
+            self._clients[location] = RestClient(endpoint, self._credentials.token, _read_error)
+        return self._clients[location]
 
-    async def _path(self, region: str) -> str:
+    async def _path(self, location: str) -> str:
         project = await asyncio.to_thread(self._credentials.project)
-        return f"/projects/{project}/locations/{region}/customJobs"
+        return f"/projects/{project}/locations/{location}/{self._collection}"
+
+    async def _path_of(self, known: str) -> str:
+        location, _, name = known.partition("/")
+        return f"{await self._path(location)}/{name}"
 
 
 def is_gone(fault: CloudFault) -> bool:
@@ -82,4 +106,4 @@ def _read_error(told: Json) -> tuple[str, str]:
     """
     error = told["error"]
     message = str(error["message"])
-    return QUOTA if _QUOTA_TEXT in message else str(error["status"]), message
+    return QUOTA if _QUOTA_TEXT.search(message) else str(error["status"]), message

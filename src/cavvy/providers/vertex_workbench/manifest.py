@@ -1,0 +1,116 @@
+"""The manifest of the provider for instances of Vertex AI Workbench."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
+from cavvy.providers.managed.notebook_manifest import list_unsupported
+from cavvy.providers.settings import number, text
+from cavvy.providers.vm.abilities import ABILITIES
+
+PRICING = "https://cloud.google.com/vertex-ai/pricing#notebooks"
+
+MANIFEST = Manifest(
+    name="vertex-workbench",
+    title="Vertex AI Workbench",
+    docs="docs/guides/notebooks.md",
+    abilities=ABILITIES,
+    only_sessions=True,
+    visibility_delay=timedelta(minutes=1),
+    rights="notebooks.instances.create, get, list and delete, and notebooks.operations.get (the "
+    "role Notebooks Admin, roles/notebooks.admin, contains them), and iam.serviceAccounts.actAs "
+    "for the account of the notebooks",
+    unsupported={
+        **list_unsupported(
+            "Google",
+            "a Workbench instance",
+            "https://cloud.google.com/vertex-ai/docs/workbench/instances/introduction",
+        ),
+        Feature.SPOT: "Google sells Workbench instances at the full price only",
+        Feature.VOLUMES: "Cavvy attaches no existing disks to a Workbench instance; copy data from "
+        "and to a bucket instead",
+        Feature.MOUNTS: "Cavvy mounts no folders on a Workbench instance; copy data from and to a "
+        "bucket instead",
+        Feature.NETWORK: "Google neither reports nor selects the speed of the network",
+        Feature.DISK: "Google selects the type of the disk; `resources.disk` selects its size",
+    },
+    settings=(
+        text(
+            "project",
+            "The project of the notebooks. The default is the project of the credentials.",
+        ),
+        ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence="The JSON file with the key of a service account. By default, Google's "
+            "library searches for Application Default Credentials, as for the provider `vertex`.",
+        ),
+        text(
+            "zones",
+            "The zones to use, separated by commas, such as `us-central1-a, us-central1-b`. "
+            "Required.",
+        ),
+        text(
+            "script",
+            "The address in Cloud Storage of the script that starts Cavvy's script, such as "
+            "`gs://my-bucket/cavvy.sh`; the guide has its three lines. The account of the "
+            "notebooks needs the right to read it. Required.",
+        ),
+        text(
+            "fees",
+            "Google's management fees in US dollars an hour, for each vCPU and for each GPU of a "
+            f"type, such as `vCPU=0.01, T4=0.02`, from {PRICING}. Machines with other GPUs are not "
+            "offered. Required, since Google publishes these prices for people only; 0 leaves a "
+            "fee out of plans and bills.",
+        ),
+        text(
+            "machines",
+            "Patterns of the machine types to offer, separated by commas, such as `g2-*, "
+            "n1-*-t4x1`. The default is every type of the provider `vertex` that has a price in "
+            "the catalog.",
+            "*",
+        ),
+        text(
+            "service_account",
+            "The e-mail address of the service account of the notebooks. Work in a session has its "
+            "rights. The default is the default account of Compute Engine.",
+        ),
+        text(
+            "owner",
+            "The e-mail address of the person who may open the notebooks' own Jupyter. By default, "
+            "each person who may act as the service account can open it.",
+        ),
+        text(
+            "network",
+            "The network of notebooks, as projects/PROJECT/global/networks/NAME. The default is "
+            "the project's network `default`.",
+        ),
+        text(
+            "subnet",
+            "The subnet of notebooks, as projects/PROJECT/regions/REGION/subnetworks/NAME. By "
+            "default, Google selects the subnet of the zone's region.",
+        ),
+        number(
+            "disk_gib",
+            "The size of a notebook's data disk, which contains the session's files, unless the "
+            "task requests another size. Google bills it, and a boot disk of 150 GB, in addition.",
+            default=100,
+            minimum=10,
+            unit="GiB",
+            whole=True,
+        ),
+        number(
+            "idle_stop_s",
+            "Google stops a notebook whose own Jupyter has run no kernel for this time. Google "
+            "does not see sessions that Cavvy opens; `--keep` ends idle sessions sooner.",
+            default=259_200,
+            minimum=600,
+            unit="seconds",
+            whole=True,
+        ),
+        text(
+            "endpoint",
+            "The address of the Notebooks API.",
+            "https://notebooks.googleapis.com/v2",
+        ),
+    ),
+)

@@ -1,0 +1,302 @@
+"""Runs sessions on instances of Vertex AI Workbench:
+https://cloud.google.com/vertex-ai/docs/workbench/instances/introduction
+
+Google runs a script on a new instance only from Cloud Storage. So the setting `script` names a
+short script there, which runs the script in the instance's metadata:
+https://cloud.google.com/vertex-ai/docs/workbench/instances/manage-metadata (2026-11-23)
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.formats.vertex.request import strip_gpus
+from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.managed.notebooks import RANK, NotebookEnds, make_start_script
+from cavvy.providers.managed.service import (
+    HostList,
+    JobRequest,
+    JobState,
+    ServiceJob,
+    ServiceTraits,
+)
+from cavvy.providers.vertex.api import QUOTA, VertexApi
+from cavvy.providers.vertex_workbench.prices import (
+    find_gpu,
+    list_unpriced,
+    make_offers,
+    read_fees,
+)
+from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.records import make_mark
+from cavvy.providers.vm.rest import Json
+
+_PROVIDER = "vertex-workbench"
+SCRIPT = "cavvy-script"  # the key of the instance's metadata with the script
+_AGE = timedelta(minutes=10)  # of offers
+_SHOWN = timedelta(hours=6)  # requested deletions are remembered for this long
+# Google's own Jupyter, and the folder of the data disk:
+# https://cloud.google.com/vertex-ai/docs/workbench/instances/introduction
+_PROGRAMS, _FOLDER = "/opt/conda/bin", "/home/jupyter/.cavvy"
+# https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-resource-availability and
+# https://cloud.google.com/compute/resource-usage
+_FULL = re.compile(
+    r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|stockout|"
+    r"currently unavailable|Quota '\S+' exceeded",
+    re.IGNORECASE,
+)
+# https://cloud.google.com/vertex-ai/docs/workbench/reference/rest/v2/projects.locations.instances
+_WAITING = frozenset({"INITIALIZING", "PROVISIONING", "STARTING"})
+_OFF = frozenset({"STOPPING", "STOPPED", "SUSPENDING", "SUSPENDED", "ORPHANED"})
+
+
+class _Deletion(NamedTuple):
+    """A deletion that Google has accepted."""
+
+    operation: str
+    at: datetime
+
+
+class WorkbenchInstances:
+    """Implements `ManagedService`. A job's id is `ZONE/NAME` of its instance."""
+
+    # A name is unique in a project and zone. Google documents neither how long a new instance may
+    # be missing from lists, so that value is an assumption, nor the time between SIGTERM and
+    # SIGKILL for Workbench; machines of Compute Engine have 90 seconds:
+    # https://cloud.google.com/compute/docs/instances/deleting-instance
+    traits = ServiceTraits(
+        hosts=HostList(index=RANK),
+        name_limit=63,
+        unique_names=True,
+        variable_limit=65536,
+        stop_s=90,
+        single=True,
+        list_lag=timedelta(minutes=1),
+        bill_ends=BillEnd.REPORTED,
+        quota_codes=frozenset({QUOTA}),
+    )
+
+    def __init__(self, context: ProviderContext) -> None:
+        self._settings, self._now = context.settings, context.now
+        self._list_prices = context.list_prices
+        self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
+        self._credentials = GoogleCredentials(self._settings, _PROVIDER)
+        self._api = VertexApi(self._settings, self._credentials, "instances")
+        self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        self._unpriced: Sequence[str] = ()
+        self._jupyters: Mapping[str, str] = {}  # job -> address of its Jupyter, from the last list
+        self._ends = NotebookEnds(self._now)
+        self._creations: dict[str, str] = {}  # job -> the operation that creates it
+        self._failed: dict[str, str] = {}  # job -> why its creation failed
+        self._deletions: dict[str, _Deletion] = {}  # by job
+        self.close = self._api.close
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`, which calls `offers` first."""
+        account = str(self._settings.get("service_account") or "")
+        facts = [
+            ("project", self._credentials.project()),
+            ("credentials", self._credentials.describe()),
+            ("notebooks run as", account or "the default account of Compute Engine"),
+        ]
+        if self._unpriced:
+            facts.append(("GPUs without a fee", ", ".join(self._unpriced)))
+        return facts + [(f"notebook {job}", at) for job, at in sorted(self._jupyters.items())]
+
+    async def offers(self) -> Sequence[Offer]:
+        """The offers, read again after ten minutes, since the catalog is refreshed."""
+        now = self._now()
+        if self._offers is None or now - self._offers[0] >= _AGE:
+            self._need("script")
+            fees, zones = read_fees(self._need("fees")), self._zones()
+            # a missing right is reported before a plan relies on it
+            await asyncio.gather(*(self._api.check(each) for each in zones))
+            patterns = list_setting(self._settings, "machines")
+            regions = {each.rpartition("-")[0] for each in zones}
+            known = [
+                each
+                for each in await asyncio.to_thread(self._list_prices, "gcp")
+                if each.region in regions
+                and any(fnmatchcase(each.instance_type, pattern) for pattern in patterns)
+            ]
+            self._unpriced = list_unpriced(known, fees)
+            self._offers = now, make_offers(known, zones, fees)
+        return self._offers[1]
+
+    async def submit(self, request: JobRequest) -> str:
+        zone = request.offer.zone or ""
+        if zone not in self._zones():  # `list` would never return its notebooks
+            raise Refused(f"the zone {zone} is not among the `zones` of the settings")
+        job = f"{zone}/{request.name}"
+        try:
+            told = await self._api.create(zone, self._make(request), instanceId=request.name)
+        except CloudFault as fault:
+            if fault.code != "ALREADY_EXISTS":  # an earlier request created the instance
+                raise
+        else:
+            self._creations[job] = str(told["name"])
+        return job
+
+    async def list(self) -> Sequence[ServiceJob]:
+        found: dict[str, ServiceJob] = {}
+        jupyters: dict[str, str] = {}
+        for zone in self._zones():
+            for told in await self._api.list(zone):
+                name = str(told.get("name")).rpartition("/")[2]
+                if not name.startswith(self._prefix):
+                    continue
+                job = await self._read(f"{zone}/{name}", told)
+                found[job.id] = job
+                if told.get("proxyUri") and job.state is JobState.RUNNING:
+                    jupyters[job.id] = f"https://{told['proxyUri']}"
+        self._ends.forget(found)
+        since = self._now() - _SHOWN
+        self._deletions = {
+            job: each for job, each in self._deletions.items() if job in found or each.at > since
+        }
+        self._jupyters = jupyters
+        return list(found.values())
+
+    async def get(self, job: str) -> ServiceJob | None:
+        try:
+            told = await self._api.get(job)
+        except CloudFault as fault:
+            if fault.status != 404:
+                raise
+            if reason := await self._why_failed(job):
+                self._ends.note(self._fail(_unlisted(job), reason))
+            return self._ends.find(job)
+        return await self._read(job, told)
+
+    async def stop(self, job: str) -> None:
+        """Delete the instance with its disks. The layer repeats this until the instance is gone."""
+        known = self._deletions.get(job)
+        if known is not None:
+            told = await self._api.operation(known.operation)
+            if not told.get("error"):
+                raise CloudFault(404, "deleting", "Google is deleting the notebook")
+            del self._deletions[job]
+        told = await self._api.delete(job)
+        self._deletions[job] = deletion = _Deletion(str(told["name"]), self._now())
+        self._ends.note(_end(_unlisted(job), deletion))
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code != QUOTA and _FULL.search(fault.message) is not None
+
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
+        return ()
+
+    async def _read(self, job: str, told: Json) -> ServiceJob:
+        """Parse an instance. One whose creation failed may still be listed as waiting, and one
+        whose deletion was accepted as running.
+        """
+        found = read_instance(job, told)
+        deletion = self._deletions.get(job)
+        if deletion is not None:
+            found = _end(found, deletion)
+        elif found.state is JobState.WAITING and (reason := await self._why_failed(job)):
+            found = self._fail(found, reason)
+        return self._ends.note(found)
+
+    async def _why_failed(self, job: str) -> str:
+        """Why the creation of an instance failed; "" if it has not failed, as far as known."""
+        operation = self._creations.get(job)
+        if operation is not None:
+            told = await self._api.operation(operation)
+            if told.get("done"):
+                del self._creations[job]
+                if told.get("error"):
+                    self._failed[job] = str(told["error"].get("message") or "Google gave no reason")
+        return self._failed.get(job, "")
+
+    def _fail(self, job: ServiceJob, reason: str) -> ServiceJob:
+        """An instance whose creation failed, which costs nothing."""
+        now, full = self._now(), _FULL.search(reason) is not None
+        return replace(
+            job,
+            state=JobState.RECLAIMED,
+            started_at=now,
+            ended_at=now,
+            no_capacity=full,
+            reason=reason,
+        )
+
+    def _make(self, request: JobRequest) -> Mapping[str, Any]:
+        """The body of the request for an instance."""
+        settings, offer = self._settings, request.offer
+        size = request.gang.disk_gib or int(settings["disk_gib"])
+        setup: dict[str, Any] = {
+            "machineType": strip_gpus(offer.instance_type),
+            "dataDisks": [{"diskSizeGb": str(size)}],
+            "metadata": {
+                SCRIPT: make_start_script(request, _PROGRAMS, folder=_FOLDER, last="poweroff"),
+                "post-startup-script": self._need("script"),
+                "post-startup-script-behavior": "run_once",
+                "idle-timeout-seconds": str(int(settings["idle_stop_s"])),
+            },
+        }
+        if offer.accelerator is not None:
+            setup["acceleratorConfigs"] = [
+                {"type": find_gpu(offer), "coreCount": str(offer.accelerator_count)}
+            ]
+            setup["gpuDriverConfig"] = {"enableGpuDriver": True}
+        if settings.get("service_account"):
+            setup["serviceAccounts"] = [{"email": settings["service_account"]}]
+        network = {name: settings[name] for name in ("network", "subnet") if settings.get(name)}
+        if network:
+            setup["networkInterfaces"] = [network]
+        owner = {"instanceOwners": [settings["owner"]]} if settings.get("owner") else {}
+        return {"gceSetup": setup, "labels": dict(request.tags), **owner}
+
+    def _zones(self) -> Sequence[str]:
+        self._need("zones")
+        return list_setting(self._settings, "zones")
+
+    def _need(self, name: str) -> str:
+        value = str(self._settings.get(name) or "")
+        if not value:
+            raise Refused(f"[providers.{_PROVIDER}] {name}: not set; Workbench needs it")
+        return value
+
+
+def read_instance(job: str, told: Json) -> ServiceJob:
+    """Parse an instance. One that is off is deleted by the layer. Its bill begins with its
+    creation, which is too early by the minutes of its start, since Google reports no other time.
+    """
+    status = str(told["state"])
+    state = JobState.WAITING if status in _WAITING else JobState.RUNNING
+    ended, reason = None, ""
+    if status == "DELETED" or status in _OFF:
+        state = JobState.ENDED if status == "DELETED" else JobState.RECLAIMED
+        ended = _time(told.get("updateTime"))
+        reason = f"the notebook was stopped (Google reports: {status})"
+    return ServiceJob(
+        id=job,
+        name=job.partition("/")[2],
+        state=state,
+        started_at=_time(told.get("createTime")),
+        ended_at=ended,
+        reason=reason,
+    )
+
+
+def _end(job: ServiceJob, deletion: _Deletion) -> ServiceJob:
+    """An instance whose deletion Google has accepted. Google no longer bills its machine."""
+    return replace(job, state=JobState.RECLAIMED, ended_at=job.ended_at or deletion.at)
+
+
+def _unlisted(job: str) -> ServiceJob:
+    """An instance that Google does not describe, or need not describe any more."""
+    return ServiceJob(id=job, name=job.partition("/")[2], state=JobState.RECLAIMED)
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
