@@ -3,15 +3,19 @@ data runs as a process, with a stand-in for the agent.
 """
 
 import asyncio
+import http.server
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from tests.contract.test_provider_vm import BARE
 from tests.contract.vm_cloud import MemoryPlace
 from tests.unit.test_vm_layer import OURS, make_gang
+
+from cavvy.providers.hosts.boot import learn
 
 AGENT = """
 import pathlib, sys
@@ -44,3 +48,31 @@ def test_the_agent_starts_with_the_nodes_own_rank_token_and_address(
     assert (seen["rank"], seen["token"]) == (rank, f"claim-rm-1-job-1-{rank}")
     assert (seen["gang"], seen["node_address"]) == ("rm-1-job-1", "127.0.0.1")
     assert not (tmp_path / "boot.json").exists()
+
+
+class WorkerNumber(http.server.BaseHTTPRequestHandler):
+    """A metadata service that reports the number of a worker."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.headers["Metadata-Flavor"] == "Google" else 403)
+        self.end_headers()
+        self.wfile.write(b"3\n")
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+def test_a_rank_is_the_number_of_the_worker_after_the_first_rank_of_its_slice() -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), WorkerNumber)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    metadata = {
+        "rank": f"http://127.0.0.1:{server.server_address[1]}/agent-worker-number",
+        "address": "",
+        "headers": {"Metadata-Flavor": "Google"},
+    }
+    try:
+        assert learn({**metadata, "first_rank": 4}, "https://127.0.0.1:1") == (7, "127.0.0.1")
+        assert learn(metadata, "https://127.0.0.1:1") == (3, "127.0.0.1")
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -20,6 +20,7 @@ _CLOUDS = {
     "ecs": "aws",
     "sagemaker": "aws",
     "sagemaker-notebooks": "aws",
+    "tpu": "gcp",
     "vertex": "gcp",
     "vertex-workbench": "gcp",
 }

@@ -65,8 +65,10 @@ class Offer(Struct, frozen=True, kw_only=True):
     long a reserved offer must be paid for. `capacity` is the number of available nodes, or None if
     the provider does not report it. `pool` is the name of capacity that several offers of a region
     share: a node rented from one of them is no longer available from the others. The pool is "" if
-    the offer shares no capacity. `shared` means that several jobs share the host's devices; a job
-    then holds only the devices that it requests.
+    the offer shares no capacity. `hosts` is above 1 if the node is one of several hosts that are
+    rented together, such as those of a TPU slice: a gang then has a multiple of that many nodes,
+    and all amounts are those of one host. `shared` means that several jobs share the host's
+    devices; a job then holds only the devices that it requests.
     """
 
     provider: str
@@ -88,6 +90,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     minimum_charge: timedelta = timedelta(0)
     capacity: int | None = None
     pool: str = ""
+    hosts: int = 1
     shared: bool = False
     architecture: str = ""  # CPU architecture, such as x86_64 or arm64; "" if the provider omits it
     limited_by: str = ""  # the quota that limits the capacity, with its usage; "" if none

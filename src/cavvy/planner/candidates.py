@@ -23,6 +23,7 @@ from cavvy.planner.quotas import explain_quota
 from cavvy.planner.rank import order_of, plan
 from cavvy.planner.required_options import explain_missing_option
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
+from cavvy.planner.slices import explain_slice
 from cavvy.planner.volumes import explain_misplaced
 
 _MANY = 20  # the maximum number of offers for one job
@@ -149,7 +150,12 @@ def _able(
         if misplaced := explain_misplaced(task, offer, market.volumes, market.blind):
             reasons.append(f"{offer.provider}: {misplaced}")
             continue
-        if refusal := explain_missing_option(task, offer) or explain_quota(task, offer):
+        refusal = (
+            explain_slice(task, offer)
+            or explain_missing_option(task, offer)
+            or explain_quota(task, offer)
+        )
+        if refusal:
             reasons.append(f"{offer.provider}: {refusal.reason}")
             continue
         able.append(offer)

@@ -23,6 +23,7 @@ from cavvy.planner.placements import PlanningContext
 from cavvy.planner.quotas import explain_quota
 from cavvy.planner.required_options import explain_missing_option
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
+from cavvy.planner.slices import explain_slice
 from cavvy.planner.volumes import explain_misplaced
 from cavvy.providers import registry
 from cavvy.providers.base import Provider
@@ -185,8 +186,9 @@ def _add(
 def _add_fitting(
     live: _LiveOffers, task: TaskSpec, name: str, offers: Sequence[Offer], answer: ProviderAnswer
 ) -> None:
-    """Add the offers that the quotas allow, from which the task's volumes can be reached, and whose
-    required options the task states; add the others as rejected.
+    """Add the offers that the quotas allow, whose machines the task's nodes fill, from which the
+    task's volumes can be reached, and whose required options the task states; add the others as
+    rejected.
     """
     blind = {name} if answer.blind else ()
     rejected = {
@@ -194,6 +196,7 @@ def _add_fitting(
         for offer in offers
         if (
             objection := explain_misplaced(task, offer, answer.volumes, blind)
+            or explain_slice(task, offer)
             or explain_missing_option(task, offer)
             or explain_quota(task, offer)
         )

@@ -37,7 +37,7 @@ def learn(metadata: dict[str, Any], server: str) -> tuple[int, str]:
     if token and (address or isinstance(rank, str)):
         headers[token["header"]] = ask(token["url"], token["headers"], token["method"])
     if isinstance(rank, str):
-        rank = int(ask(rank, headers))
+        rank = int(ask(rank, headers)) + int(metadata.get("first_rank", 0))
     return rank, ask(address, headers) if address else find_address(server)
 
 

@@ -35,13 +35,15 @@ PATIENCE = timedelta(
 class MetadataService(Struct, frozen=True, kw_only=True):
     """The URLs of the cloud's metadata service from which a node learns its rank and its address.
     In user data for a single node, `rank` is not a URL but the rank itself. If `address` is "", the
-    node uses its own address on the route to the server.
+    node uses its own address on the route to the server. `first_rank` is added to a rank from the
+    service.
     """
 
     rank: str | int
     address: str
     token: NoticeTokenSource | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    first_rank: int = 0
 
 
 class NodeDisk(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,289 @@
+"""Implements `Cloud` for Google Cloud TPU. A machine is one host of a slice. A slice is one node of
+the API: one request makes its hosts, and one deletes them.
+
+A request starts an operation. If a zone has no capacity, only the operation tells, and the node is
+gone. So a missing node is looked up in the operations of its zone.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from cavvy.catalog.tpu_slices import find_slice
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import replace
+from cavvy.providers.base import ProviderError, Refused
+from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.tpu.api import FULL, QUOTA, TpuApi, ended_at, last_part, read_operation
+from cavvy.providers.tpu.market import ListPrices, TpuMarket
+from cavvy.providers.tpu.slices import rename, slice_name
+from cavvy.providers.vm.cloud import (
+    BillStart,
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineRequest,
+    MachineState,
+    SilentRegions,
+)
+from cavvy.providers.vm.records import INSTALLATION, is_machine_name
+from cavvy.providers.vm.rest import Json
+
+# https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#state
+_STATES = {
+    "CREATING": MachineState.STARTING,
+    "STARTING": MachineState.STARTING,
+    "RESTARTING": MachineState.STARTING,
+    "REIMAGING": MachineState.STARTING,
+    "STOPPING": MachineState.STOPPED,
+    "STOPPED": MachineState.STOPPED,
+    "PREEMPTED": MachineState.STOPPED,
+    "TERMINATED": MachineState.STOPPED,
+    "DELETING": MachineState.ENDED,
+}
+# The runtimes for JAX and PyTorch: https://cloud.google.com/tpu/docs/runtimes, read on 2026-11-23
+_RUNTIMES = {
+    "TPU-v6e": "v2-alpha-tpuv6e",
+    "TPU-v5p": "v2-alpha-tpuv5",
+    "TPU-v5e": "v2-alpha-tpuv5-lite",
+}
+# https://google.aip.dev/193; names contain the launch, so no other gang has this one
+_EXISTS = "ALREADY_EXISTS"
+_OLD_RUNTIME = "tpu-ubuntu2204-base"
+_DELETED_AGE = timedelta(minutes=1)  # an accepted deletion is not requested again before
+
+
+class TpuCloud:
+    """Implements `Cloud`."""
+
+    # A node's name is unique in its zone, so names serve as tokens. Labels are those of Compute
+    # Engine. The limit of names and the listing lag are assumptions, since Google documents none.
+    # Google bills a node in the state READY only: https://cloud.google.com/tpu/pricing
+    traits = CloudTraits(
+        name_limit=61,
+        tags=True,
+        tokens=True,
+        atomic_count=True,
+        list_lag=timedelta(minutes=1),
+        user_data_limit=256 * 1024,
+        bill_starts=BillStart.RUNNING,
+        quota_codes=frozenset({QUOTA}),
+    )
+
+    def __init__(
+        self,
+        settings: Mapping[str, Scalar],
+        list_prices: ListPrices,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._settings, self._now = settings, now
+        self._credentials = GoogleCredentials(settings, "tpu")
+        self._api = TpuApi(settings, self._credentials)
+        self._market = TpuMarket(self._api, settings, list_prices, now)
+        self._deleted: dict[str, datetime] = {}  # slice -> when its deletion was accepted
+        self.close = self._api.close
+        self.offers = self._market.offers
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Facts for `cavvy check`."""
+        return [
+            ("project", self._credentials.project()),
+            ("credentials", self._credentials.describe()),
+        ]
+
+    def silent(self) -> Sequence[str]:
+        """See `HasParts.silent`."""
+        return self._market.silent
+
+    async def create(self, request: MachineRequest) -> Sequence[str]:
+        """Request all slices of a gang at once. If one request fails permanently, delete the other
+        slices.
+        """
+        zone, hosts = request.offer.zone, request.offer.hosts
+        if request.gang.nodes % hosts:
+            raise Refused(
+                f"nodes: a slice {request.offer.instance_type} has {hosts} hosts, so the number of "
+                f"nodes must be a multiple of {hosts}, not {request.gang.nodes}"
+            )
+        scripts = {
+            slice_name(name, hosts): data
+            for name, data in zip(request.names, request.user_data, strict=True)
+        }
+        results = await asyncio.gather(
+            *(self._start(request, name, data) for name, data in scripts.items()),
+            return_exceptions=True,
+        )
+        errors = [each for each in results if isinstance(each, BaseException)]
+        for error in errors:
+            if not isinstance(error, CloudFault | ProviderError):
+                raise error
+        if final := [each for each in errors if _is_final(each)]:
+            await asyncio.gather(*(self._roll_back(f"{zone}/{name}") for name in scripts))
+            raise final[0]
+        if errors:
+            raise errors[0]
+        return [_make_id(str(zone), name, hosts) for name in request.names]
+
+    async def list(self) -> Sequence[CloudMachine]:
+        """The hosts of all slices with Cavvy's label, in the zones that Google reaches."""
+        told, lost = await self._api.list("locations/-/nodes", "nodes")
+        found = [
+            machine
+            for each in told
+            if INSTALLATION in (each.get("labels") or {})
+            and is_machine_name(last_part(each["name"]))
+            for machine in _read(each)
+        ]
+        if lost:
+            regions = sorted({each.rpartition("-")[0] for each in lost})
+            fault = CloudFault(0, "UNREACHABLE", f"Google does not reach {', '.join(lost)}")
+            raise SilentRegions(found, dict.fromkeys(regions, fault))
+        return found
+
+    async def get(self, machine: str) -> CloudMachine | None:
+        """The host. If its slice is gone, its end is read from the zone's operations."""
+        zone, name, worker = machine.split("/")
+        try:
+            return _read(await self._api.get(f"locations/{zone}/nodes/{name}"))[int(worker)]
+        except CloudFault as fault:
+            if fault.status != 404:
+                raise
+        return await self._read_end(zone, name, int(worker))
+
+    async def delete(self, machine: str) -> None:
+        """Delete the host's slice, unless this was requested for another host just now. A slice
+        that is being deleted may refuse another deletion.
+        """
+        now, place = self._now(), machine.rpartition("/")[0]
+        self._deleted = {each: at for each, at in self._deleted.items() if now - at < _DELETED_AGE}
+        if place in self._deleted:
+            return
+        zone, name = place.split("/")
+        path = f"locations/{zone}/nodes/{name}"
+        try:
+            operation = await self._api.send("DELETE", path)
+        except CloudFault as fault:
+            if fault.status not in (400, 409):
+                raise
+            if (await self._api.get(path))["state"] != "DELETING":
+                raise
+        else:
+            if (failed := read_operation(operation)) is not None:
+                raise failed
+        self._deleted[place] = now
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return fault.code == FULL
+
+    async def _start(self, request: MachineRequest, name: str, script: str) -> None:
+        """Request one slice. Returns if it exists; otherwise raises the fault of the request."""
+        zone, body = request.offer.zone, self._make_body(request, script)
+        self._deleted.pop(f"{zone}/{name}", None)
+        try:
+            operation = await self._api.send("POST", f"locations/{zone}/nodes", body, nodeId=name)
+        except CloudFault as fault:
+            if fault.code != _EXISTS:
+                raise
+            return  # an earlier request, whose reply was lost, made it
+        if (failed := read_operation(operation)) is not None:
+            raise failed
+
+    def _make_body(self, request: MachineRequest, script: str) -> Mapping[str, Json]:
+        offer, settings = request.offer, self._settings
+        runtime = request.gang.options.get("runtime") or settings.get("runtime")
+        network: dict[str, Json] = {
+            "network": str(settings["network"]),
+            "enableExternalIps": bool(settings["external_address"]),
+        }
+        if settings.get("subnetwork"):
+            network["subnetwork"] = str(settings["subnetwork"])
+        body: dict[str, Json] = {
+            "acceleratorType": offer.instance_type.removeprefix("tpu-"),
+            "runtimeVersion": str(runtime or _RUNTIMES.get(offer.accelerator or "", _OLD_RUNTIME)),
+            "labels": dict(request.tags),
+            "metadata": {"startup-script": script},
+            "networkConfig": network,
+        }
+        if offer.purchase is Purchase.SPOT:
+            body["schedulingConfig"] = {"spot": True}
+        if settings.get("service_account"):
+            scopes = ["https://www.googleapis.com/auth/cloud-platform"]
+            body["serviceAccount"] = {"email": settings["service_account"], "scope": scopes}
+        return body
+
+    async def _roll_back(self, place: str) -> None:
+        with suppress(CloudFault, ProviderError):
+            await self.delete(f"{place}/0")
+
+    async def _read_end(self, zone: str, name: str, worker: int) -> CloudMachine | None:
+        """The state of a host whose slice is not there, from the operations of the slice; None if
+        there are none.
+        """
+        told, _ = await self._api.list(f"locations/{zone}/operations", "operations")
+        ours = [each for each in told if _target(each) == f"{zone}/{name}"]
+        if not ours:
+            return None
+        machine = CloudMachine(
+            id=f"{zone}/{name}/{worker}", name=rename(name, worker), state=MachineState.ENDED
+        )
+        for each in ours:
+            if _verb(each) == "delete" and each.get("done") and not each.get("error"):
+                return replace(machine, reason="it was deleted", ended_at=ended_at(each))
+        for each in ours:
+            failed = read_operation(each)
+            if _verb(each) == "create" and failed is not None:
+                at = ended_at(each)  # as its creation too, because a slice that never ran is free
+                full = failed.code == FULL
+                return replace(
+                    machine, created_at=at, ended_at=at, reason=failed.message, no_capacity=full
+                )
+        return None
+
+
+def _read(told: Json) -> Sequence[CloudMachine]:
+    """The hosts of a slice."""
+    _, _, _, zone, _, name = str(told["name"]).split("/")
+    status = str(told["state"])
+    state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
+    kind = find_slice(str(told.get("acceleratorType") or ""))
+    ends = told.get("networkEndpoints") or ()
+    addresses = [each.get("ipAddress") for each in ends]
+    spot = bool((told.get("schedulingConfig") or {}).get("spot"))
+    quiet = state in (MachineState.STARTING, MachineState.RUNNING)
+    return [
+        CloudMachine(
+            id=f"{zone}/{name}/{worker}",
+            name=rename(name, worker),
+            state=state,
+            address=addresses[worker] if worker < len(addresses) else None,
+            tags=dict(told.get("labels") or {}),
+            created_at=datetime.fromisoformat(told["createTime"]),
+            preempted=status == "PREEMPTED" or (spot and status == "TERMINATED"),
+            reason="" if quiet else f"Cloud TPU reports: {status}",
+        )
+        for worker in range(kind.hosts if kind else max(1, len(ends)))
+    ]
+
+
+def _make_id(zone: str, name: str, hosts: int) -> str:
+    rank = int(name.rsplit("-", 2)[1])
+    return f"{zone}/{slice_name(name, hosts)}/{rank % hosts}"
+
+
+def _target(operation: Json) -> str:
+    """The slice of an operation, as ZONE/NAME."""
+    parts = str((operation.get("metadata") or {}).get("target") or "").split("/")
+    return f"{parts[3]}/{last_part(parts[-1])}" if len(parts) == 6 else ""
+
+
+def _verb(operation: Json) -> str:
+    return str((operation.get("metadata") or {}).get("verb") or "")
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether repeating the same request cannot succeed."""
+    if not isinstance(error, CloudFault):
+        return True
+    return not error.uncertain and error.status not in (409, 425, 429)

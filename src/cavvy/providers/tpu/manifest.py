@@ -1,0 +1,65 @@
+"""The manifest of the Google Cloud TPU provider. Imports no SDK."""
+
+from cavvy.domain.values import replace
+from cavvy.providers.abilities import HAS_PARTS
+from cavvy.providers.base import Feature, ProviderSetting, SettingKind
+from cavvy.providers.settings import flag, text
+from cavvy.providers.vm.abilities import make_manifest
+
+_DOCS = "https://cloud.google.com/tpu/docs"
+
+_MANIFEST = make_manifest(
+    "tpu",
+    "Google Cloud TPU",
+    machine="a slice",
+    rights="the role TPU Admin (roles/tpu.admin), or the permissions in docs/guides/tpu.md",
+    endpoint="https://tpu.googleapis.com/v2",
+    unsupported={
+        Feature.CAPACITY: "the API lists the types of slices of a zone, but not how many are free; "
+        f"if a zone has none, Cavvy tries the next best offer ({_DOCS}/regions-zones)",
+        Feature.SELF_END: "a slice whose hosts have shut themselves down still exists and is "
+        f"billed; the server deletes such slices ({_DOCS}/managing-tpus-tpu-vm)",
+        Feature.VOLUMES: "disks cannot be attached yet; copy data from and to a bucket instead "
+        f"({_DOCS}/attach-durable-block-storage)",
+        Feature.DISK: "the boot disk of a host has a fixed size of 100 GiB and a fixed type "
+        f"({_DOCS}/attach-durable-block-storage)",
+        Feature.NETWORK: "hosts have one network interface; the chips of a slice have a network of "
+        f"their own ({_DOCS}/system-architecture-tpu-vm)",
+        Feature.NOTICE: f"Google documents no notice on the hosts of a spot slice ({_DOCS}/spot)",
+    },
+    settings=(
+        text("project", "The project of the slices. The default is that of the credentials."),
+        ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence="The JSON file with the key of a service account. By default, Google's "
+            "library searches for Application Default Credentials.",
+        ),
+        text("regions", "The regions to use, separated by commas. The default is all regions."),
+        text("zones", "The zones to use, separated by commas. The default is all zones."),
+        text(
+            "runtime",
+            "The software version of hosts, such as `v2-alpha-tpuv6e`. The default is Google's "
+            "version for JAX and PyTorch on the generation of the TPU.",
+        ),
+        text("network", "The VPC network of hosts.", "default"),
+        text("subnetwork", "The subnetwork of hosts. Networks with custom subnets need it."),
+        flag(
+            "external_address",
+            "If `true`, hosts get external addresses. If `false`, they need Cloud NAT or another "
+            "route to the server.",
+            default=True,
+        ),
+        text(
+            "service_account",
+            "The e-mail address of the service account that work on the hosts may use without "
+            "keys. By default, Google gives hosts the default account of Compute Engine.",
+        ),
+    ),
+)
+MANIFEST = replace(
+    _MANIFEST,
+    abilities=(*_MANIFEST.abilities, HAS_PARTS),
+    options={"runtime": "the software version of hosts, as for the setting `runtime`"},
+    no_quotas=f"the Cloud TPU API reports no quotas; Google's console shows them ({_DOCS}/quota)",
+)

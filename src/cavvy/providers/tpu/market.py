@@ -1,0 +1,112 @@
+"""Joins the types of slices that the TPU API lists for each zone with the catalog's prices, which
+are those of a region. An offer is one host of a slice.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.catalog.tpu_slices import TpuSlice, find_slice
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
+from cavvy.providers.tpu.api import TpuApi
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.regions import ask_regions
+
+ListPrices = Callable[[str], Sequence[Offer]]
+
+_TYPES_AGE = timedelta(hours=12)
+_TYPES_AGAIN = timedelta(minutes=5)  # until the next read after one that some zones missed
+_SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
+# of the boot disk, which cannot be changed: https://cloud.google.com/tpu/docs/attach-durable-block-storage
+_DISK_GIB = 100
+
+
+class TpuMarket:
+    """Reads and caches offers. `list_prices` returns the catalog's offers of a provider."""
+
+    def __init__(
+        self,
+        api: TpuApi,
+        settings: Mapping[str, Scalar],
+        list_prices: ListPrices,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._api, self._settings, self._now = api, settings, now
+        self._list_prices = list_prices
+        # the offers, and the time until which they are not read again
+        self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        # the zones that did not answer the last read, with the reason
+        self.silent: Sequence[str] = ()
+
+    async def offers(self) -> Sequence[Offer]:
+        """The offers of all zones that answer. Raises CloudFault, Refused if none does."""
+        now = self._now()
+        if self._offers is None or now >= self._offers[0]:
+            found = await self._join()
+            self._offers = now + (_TYPES_AGAIN if self.silent else _TYPES_AGE), found
+        return self._offers[1]
+
+    async def _join(self) -> Sequence[Offer]:
+        rows = await asyncio.to_thread(self._list_prices, "gcp")
+        prices: dict[tuple[str, str], list[tuple[TpuSlice, Offer]]] = {}
+        for row in rows:
+            kind = find_slice(row.instance_type) if row.purchase in _SOLD else None
+            if kind is not None:
+                prices.setdefault((row.region, kind.type), []).append((kind, row))
+        priced = {region for region, _ in prices}
+        zones = [each for each in await self._zones() if _region(each) in priced]
+        found, self.silent = await ask_regions(zones, self._types)
+        return [
+            _make_offer(kind, row, zone)
+            for zone, name in found
+            for kind, row in prices.get((_region(zone), name), ())
+        ]
+
+    async def _zones(self) -> Sequence[str]:
+        """The zones in the settings that have TPUs."""
+        regions = list_setting(self._settings, "regions")
+        zones = list_setting(self._settings, "zones")
+        told, _ = await self._api.list("locations", "locations")
+        return [
+            zone
+            for zone in sorted(str(each["locationId"]) for each in told)
+            if (not zones or zone in zones) and (not regions or _region(zone) in regions)
+        ]
+
+    async def _types(self, zone: str) -> Sequence[tuple[str, str]]:
+        """The types of slices that a zone has, each with the zone."""
+        told, _ = await self._api.list(f"locations/{zone}/acceleratorTypes", "acceleratorTypes")
+        return [(zone, name) for name in _names(told)]
+
+
+def _names(told: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    for each in dict.fromkeys(str(each["type"]) for each in told):
+        known = find_slice(each)
+        if known is not None:
+            yield known.type
+
+
+def _region(zone: str) -> str:
+    return zone.rpartition("-")[0]
+
+
+def _make_offer(kind: TpuSlice, price: Offer, zone: str) -> Offer:
+    """The offer of one host. All its amounts are parts of the slice's; the price is rounded up to
+    whole micro-dollars.
+    """
+    hosts = kind.hosts
+    return replace(
+        price,
+        provider="tpu",
+        zone=zone,
+        accelerator_count=kind.chips // hosts,
+        vcpus=price.vcpus / hosts,
+        memory_mib=price.memory_mib // hosts,
+        disk_gib=_DISK_GIB,
+        rate=HourlyRate(-(-price.rate.micros_per_hour // hosts)),
+        hosts=hosts,
+        architecture="x86_64",
+    )

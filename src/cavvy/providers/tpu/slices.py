@@ -1,0 +1,89 @@
+"""The slices of TPUs as machines of several hosts: their names, their workers, and the script of a
+host, which learns its rank from the number of its worker.
+
+The TPU API numbers the hosts of a slice, its workers, from 0. Rank r of a gang is the worker
+r % HOSTS of slice r // HOSTS, where HOSTS is `Offer.hosts`. A slice has the name of its first rank.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from cavvy.catalog.tpu_slices import list_slices
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import AcceleratorNeed, Objection, TaskSpec
+from cavvy.providers.base import GangSpec, NodeEndpoint, Refused
+from cavvy.providers.hosts.userdata import MetadataService, make_user_data
+
+# The number of the worker. Google's own programs read it there, such as Ray's and PyTorch/XLA's
+# (https://github.com/pytorch/xla), on 2026-11-23.
+_WORKER = "http://169.254.169.254/computeMetadata/v1/instance/attributes/agent-worker-number"
+
+
+def first_rank(rank: int, hosts: int) -> int:
+    """The first rank of the slice that has this rank."""
+    return rank - rank % hosts
+
+
+def rename(name: str, step: int) -> str:
+    """The name of the machine whose rank is higher by `step`. See `vm.records` for names."""
+    head, rank, count = name.rsplit("-", 2)
+    return f"{head}-{int(rank) + step}-{count}"
+
+
+def slice_name(name: str, hosts: int) -> str:
+    """The name of the slice to which the machine with this name belongs."""
+    rank = int(name.rsplit("-", 2)[1])
+    return rename(name, first_rank(rank, hosts) - rank)
+
+
+def locate(offer: Offer, rank: int) -> MetadataService:
+    """Where the host with this rank learns its rank."""
+    if offer.hosts == 1:
+        return MetadataService(rank=rank, address="")
+    return MetadataService(
+        rank=_WORKER,
+        first_rank=first_rank(rank, offer.hosts),
+        address="",
+        headers={"Metadata-Flavor": "Google"},
+    )
+
+
+class ScriptMaker:
+    """Makes the script of a slice, which is the same for all its hosts."""
+
+    def __init__(self, node_endpoint: NodeEndpoint | None) -> None:
+        self._node_endpoint = node_endpoint
+
+    async def __call__(self, gang: GangSpec, rank: int) -> str:
+        if self._node_endpoint is None:
+            raise Refused("hosts of TPUs must connect to the server; set `server.tls_listen`")
+        metadata = locate(gang.offer, rank)
+        return await asyncio.to_thread(make_user_data, gang, self._node_endpoint, metadata)
+
+
+def object_to(task: TaskSpec) -> Sequence[Objection]:
+    """The objection to a task that requests all chips of a slice of several hosts on one node."""
+    needs = [each for choice in task.resources.choices for each in choice.accelerators]
+    hints = [_explain(each) for each in needs]
+    if not hints or None in hints or not all(each.accelerators for each in task.resources.choices):
+        return ()  # another alternative may fit
+    return [Objection("nodes", hints[0] or "")]
+
+
+def _explain(need: AcceleratorNeed) -> str | None:
+    """How to request the slice with exactly these chips, if it has several hosts. None if hosts
+    have as many chips, or if no slice has.
+    """
+    known = [each for each in list_slices() if each.accelerator == need.name]
+    if any(each.chips // each.hosts == need.count_min for each in known):
+        return None
+    for each in known:
+        if each.chips == need.count_min and need.count_max is None:
+            chips = each.chips // each.hosts
+            return (
+                f"{each.accelerator}:{each.chips} is the slice {each.type} of {each.hosts} hosts "
+                f"with {chips} chips each, and each host is a node: request `accelerator: "
+                f"{each.accelerator}:{chips}`, `instance: tpu-{each.type}` and "
+                f"`nodes: {each.hosts}`"
+            )
+    return None

@@ -1,0 +1,251 @@
+"""The Google Cloud TPU provider keeps the contract, on a stand-in that checks every request and
+every reply against Google's discovery document.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.gcp_stand_in import PROJECT
+from tests.contract.rest_cloud import RestContract, RestPlace
+from tests.contract.rest_stand_in import RestServer
+from tests.contract.test_provider_gcp import make_other_key
+from tests.contract.tpu_stand_in import ZONES, TpuStandIn
+from tests.proofs import Proof
+
+from cavvy.api.open_state import list_prices
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec
+from cavvy.domain.values import replace
+from cavvy.planner.slices import explain_slice
+from cavvy.providers import tpu
+from cavvy.providers.base import GangSpec, GangState, PartlyUnknown, Refused
+from cavvy.providers.tpu.cloud import TpuCloud
+from cavvy.providers.vm.cloud import CloudFault
+
+PROOF = Proof("tpu", False, "a strict stand-in for the Cloud TPU API")
+WHOLE = "tpu-v5litepod-16"  # a slice of four hosts with four chips each
+
+
+@cache
+def read_prices(provider: str) -> Sequence[Offer]:
+    """The catalog's prices of TPUs, read once."""
+    return [each for each in list_prices(provider) if each.instance_type.startswith("tpu-v5")]
+
+
+class TpuPlace(RestPlace):
+    """One project, with a service account."""
+
+    api: TpuStandIn
+    list_prices = staticmethod(read_prices)
+
+    def __init__(self, server: RestServer, home: Path) -> None:
+        # the stand-in knows the names, not the cloud behind it
+        traits = replace(TpuCloud.traits, tokens=False)
+        super().__init__(tpu, traits, TpuStandIn, server, home)
+        self.file.write_text(self.api.make_key_file())
+
+
+class TestTpu(RestContract):
+    package, traits, stand_in = tpu, TpuCloud.traits, TpuStandIn
+
+    @pytest.fixture
+    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
+        account = TpuPlace(rest_server, tmp_path)
+        yield account
+        account.close()
+
+    def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
+        told = json.loads(account.file.read_text())
+        account.file.write_text(json.dumps({**told, "private_key": make_other_key()}))
+        with pytest.raises(Refused, match=r"\[providers.tpu\].*sign in again with"):
+            asyncio.run(account.provider("ours").offers())
+
+    def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
+        facts = asyncio.run(account.provider("ours").whoami())
+        email = f"cavvy@{PROJECT}.iam.gserviceaccount.com"
+        assert ("credentials", f"{email} ({account.file})") in facts
+        assert ("project", PROJECT) in facts
+        assert self.stand_in.key not in str(facts)
+
+    def test_offers_are_the_hosts_of_the_slices_of_each_zone(self, account: TpuPlace) -> None:
+        offers = asyncio.run(account.provider("ours").offers())
+        assert {each.zone for each in offers} == set(ZONES[:3])
+        assert {each.provider for each in offers} == {"tpu"}
+        found = {
+            (each.instance_type, each.purchase): each for each in offers if each.zone == ZONES[0]
+        }
+        on_demand = Purchase.ON_DEMAND
+        shapes = {
+            name: (each.hosts, each.accelerator, each.accelerator_count, each.vcpus)
+            for (name, purchase), each in found.items()
+            if purchase is on_demand
+        }
+        assert shapes == {
+            "tpu-v5litepod-1": (1, "TPU-v5e", 1, 24),
+            "tpu-v5litepod-4": (1, "TPU-v5e", 4, 112),
+            "tpu-v5litepod-8": (1, "TPU-v5e", 8, 224),
+            WHOLE: (4, "TPU-v5e", 4, 112),
+            "tpu-v5p-16": (2, "TPU-v5p", 4, 208),
+        }
+        # a host of a slice has its part of the slice's price
+        four = found["tpu-v5litepod-4", on_demand].rate
+        assert found[WHOLE, on_demand].rate == four
+        assert found[WHOLE, Purchase.SPOT].rate.micros_per_hour < four.micros_per_hour
+
+    def test_a_zone_that_fails_hides_no_other(self, account: TpuPlace) -> None:
+        account.api.faulty[ZONES[0]] = CloudFault(403, "PERMISSION_DENIED", "no right")
+        provider = account.provider("ours")
+        offers = asyncio.run(provider.offers())
+        assert {each.zone for each in offers} == set(ZONES[1:3])
+        assert [each.partition(":")[0] for each in provider.silent()] == [ZONES[0]]
+
+    def test_a_slice_of_several_hosts_is_one_request_and_one_deletion(
+        self, account: TpuPlace
+    ) -> None:
+        async def scenario() -> None:
+            provider, gang = account.provider("ours"), await make_gang(account, nodes=8)
+            await provider.launch(gang)
+            await account.settle()
+            (seen,) = await provider.gangs(gang.name)
+            assert seen.state is GangState.RUNNING
+            assert [each.rank for each in seen.nodes] == list(range(8))
+            hosts = [each.engine_id.rpartition("/") for each in seen.nodes]
+            assert [int(worker) for _, _, worker in hosts] == [0, 1, 2, 3, 0, 1, 2, 3]
+            assert len({place for place, _, _ in hosts}) == 2
+            # a server without records finds the same nodes
+            account.lose_records()
+            (again,) = await account.provider("ours").gangs(gang.name)
+            assert [each.engine_id for each in again.nodes] == [
+                each.engine_id for each in seen.nodes
+            ]
+            await provider.remove(gang.name)
+            assert [method for method, _ in account.api.calls] == ["POST"] * 2 + ["DELETE"] * 2
+            await account.settle()
+            assert account.billed() == 0
+
+        asyncio.run(scenario())
+
+    def test_the_hosts_of_a_slice_get_one_script_that_learns_the_rank(
+        self, account: TpuPlace
+    ) -> None:
+        async def scenario() -> None:
+            provider, gang = account.provider("ours"), await make_gang(account, nodes=8)
+            await provider.launch(gang)
+            made = sorted(account.api.slices, key=lambda each: each.name)
+            first, second = (each.body for each in made)
+            boots = [read_boot(body["metadata"]["startup-script"]) for body in (first, second)]
+            assert [each["metadata"]["first_rank"] for each in boots] == [0, 4]
+            for each in boots:
+                assert each["metadata"]["rank"].endswith("/attributes/agent-worker-number")
+                assert each["metadata"]["headers"] == {"Metadata-Flavor": "Google"}
+                assert len(each["tokens"]) == 8
+            assert first["acceleratorType"] == "v5litepod-16"
+            assert first["runtimeVersion"] == "v2-alpha-tpuv5-lite"
+            assert "schedulingConfig" not in first
+            await account.settle()
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_a_gang_must_fill_its_slices(self, account: TpuPlace) -> None:
+        gang = asyncio.run(make_gang(account, nodes=3))
+        with pytest.raises(Refused, match="must be a multiple of 4, not 3"):
+            asyncio.run(account.provider("ours").launch(gang))
+        task = TaskSpec(name="t", run="true", nodes=3)
+        objection = explain_slice(task, gang.offer)
+        assert objection is not None
+        assert objection.reason == (
+            "tpu-v5litepod-16 has 4 hosts, which are rented together; set `nodes` to 4, or to a "
+            "multiple of it"
+        )
+        assert explain_slice(replace(task, nodes=8), gang.offer) is None
+
+    @pytest.mark.parametrize(
+        ("chips", "hint"),
+        [
+            (8, None),
+            (4, None),
+            (16, "`accelerator: TPU-v5e:4`, `instance: tpu-v5litepod-16` and `nodes: 4`"),
+            (17, None),
+        ],
+    )
+    def test_the_chips_of_a_whole_slice_on_one_node_are_explained(
+        self, account: TpuPlace, chips: int, hint: str | None
+    ) -> None:
+        need = AcceleratorNeed(name="TPU-v5e", count_min=chips)
+        task = TaskSpec(name="t", run="true", resources=ResourceSpec(accelerators=(need,)))
+        told = [each.reason for each in account.provider("ours").check(task)]
+        assert len(told) == (hint is not None)
+        assert hint is None or hint in told[0]
+
+    def test_missing_capacity_that_is_told_later_ends_the_gang(self, account: TpuPlace) -> None:
+        async def scenario() -> None:
+            provider, gang = account.provider("ours"), await make_gang(account, nodes=4)
+            account.api.full_later = True
+            await provider.launch(gang)
+            await account.settle()
+            (seen,) = await provider.gangs(gang.name)
+            assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+            assert "no more capacity in the zone" in seen.reason
+            assert {each.started_at for each in seen.nodes} == {None}
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_a_preempted_slice_is_told_and_deleted(self, account: TpuPlace) -> None:
+        async def scenario() -> None:
+            provider = account.provider("ours")
+            gang = await make_gang(account, nodes=4, purchase=Purchase.SPOT)
+            await provider.launch(gang)
+            assert account.api.slices[0].body["schedulingConfig"] == {"spot": True}
+            await account.settle()
+            await provider.gangs()
+            account.api.preempted.add(account.api.slices[0].name)
+            await account.wait(timedelta(minutes=1))
+            await provider.gangs()
+            await account.wait(timedelta(minutes=1))
+            (seen,) = await provider.gangs(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+            assert account.billed() == 0
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_a_zone_that_google_does_not_reach_may_have_slices(self, account: TpuPlace) -> None:
+        async def scenario() -> None:
+            provider, gang = account.provider("ours"), await make_gang(account, nodes=4)
+            await provider.launch(gang)
+            await account.settle()
+            account.api.unreachable = ["europe-west4-b"]
+            with pytest.raises(PartlyUnknown, match="does not reach europe-west4-b") as caught:
+                await provider.gangs()
+            assert [each.name for each in caught.value.seen] == [gang.name]
+            account.api.unreachable = []
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+
+
+async def make_gang(
+    account: TpuPlace, *, nodes: int, purchase: Purchase = Purchase.ON_DEMAND
+) -> GangSpec:
+    """A gang on a slice of four hosts."""
+    offers = await account.provider("ours").offers()
+    offer = next(
+        each
+        for each in offers
+        if (each.instance_type, each.purchase, each.zone) == (WHOLE, purchase, ZONES[0])
+    )
+    gang = await account.harness().spec("sliced", nodes=nodes)
+    return replace(gang, offer=offer)
+
+
+def read_boot(script: str) -> Any:
+    """The boot document in a script."""
+    return json.loads(script.partition("<<'END_OF_BOOT'\n")[2].partition("\nEND_OF_BOOT")[0])
