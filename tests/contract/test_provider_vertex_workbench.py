@@ -5,7 +5,6 @@ every request and every reply against Google's discovery document.
 import asyncio
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.proofs import Proof
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers import vertex_workbench
 from cavvy.providers.base import GangState, ProviderContext, Refused
 from cavvy.providers.managed.cloud import ManagedCloud

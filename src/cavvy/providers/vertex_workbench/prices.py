@@ -6,11 +6,11 @@ vCPU and each GPU. It publishes the fees on a page for people, so the setting `f
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import Refused
 from cavvy.providers.formats.vertex.request import find_accelerator, is_custom_job_type
 from cavvy.providers.vertex_workbench.manifest import PRICING
@@ -28,8 +28,7 @@ _GPUS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fees:
+class Fees(Struct, frozen=True, kw_only=True):
     """Management fees in US dollars an hour, by the name of the part in lower case."""
 
     usd: Mapping[str, Decimal]

@@ -9,13 +9,13 @@ https://cloud.google.com/vertex-ai/docs/workbench/instances/manage-metadata (202
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.formats.vertex.request import strip_gpus
 from cavvy.providers.gcp.credentials import GoogleCredentials
