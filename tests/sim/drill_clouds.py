@@ -34,6 +34,7 @@ from tests.contract.test_provider_ibm import IbmPlace
 from tests.contract.test_provider_nebius import NebiusPlace
 from tests.contract.test_provider_oci import OciPlace
 from tests.contract.test_provider_paperspace import PaperspacePlace
+from tests.contract.test_provider_tpu import TpuPlace
 from tests.contract.vast_stand_in import VastStandIn
 from tests.contract.verda_stand_in import VerdaStandIn
 from tests.contract.vm_cloud import MemoryCloud
@@ -148,6 +149,10 @@ class DrillGcp(GcpPlace):
     make_cloud = DrillCloud
 
 
+class DrillTpu(TpuPlace):
+    make_cloud = DrillCloud
+
+
 class DrillAzure(AzurePlace):
     make_cloud = DrillCloud
 
@@ -200,9 +205,10 @@ GPUS = {
     "primeintellect": "H100",
     "runpod": "A40",
     "shadeform": "A6000",
+    "tpu": "TPU-v5e",
     "vast": "RTX4090",
 }
-SPOT = ("gcp", "azure", "ibm", "nebius")
+SPOT = ("gcp", "azure", "ibm", "nebius", "tpu")
 
 
 def make_places(server: RestServer, home: Path) -> Mapping[str, RestPlace]:
@@ -218,6 +224,7 @@ def make_places(server: RestServer, home: Path) -> Mapping[str, RestPlace]:
     }
     places["oci"] = DrillOci(server, folder("oci"))
     places["gcp"] = DrillGcp(server, folder("gcp"))
+    places["tpu"] = DrillTpu(server, folder("tpu"))
     places["ibm"] = DrillIbm(server, folder("ibm"))
     places["nebius"] = DrillNebius(server, folder("nebius"))
     places["paperspace"] = DrillPaperspace(server, folder("paperspace"))
