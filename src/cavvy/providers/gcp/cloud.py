@@ -6,7 +6,6 @@ launch is complete only when all its operations have succeeded. Until then, `cre
 that leaves the result open, and the next call queries the operations again.
 """
 
-import asyncio
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +38,7 @@ from cavvy.providers.vm.cloud import (
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import INSTALLATION
 from cavvy.providers.vm.rest import Json
+from cavvy.providers.vm.together import start_together
 
 # https://cloud.google.com/compute/docs/instances/instance-lifecycle
 _STATES = {
@@ -138,20 +138,10 @@ class GcpCloud:
         bodies = make_instances(request, self._settings)
         self._quotas.forget()
         machines = [f"{zone}/{name}" for name in request.names]
-        results = await asyncio.gather(
-            *(self._advance(each, body) for each, body in zip(machines, bodies, strict=True)),
-            return_exceptions=True,
-        )
-        errors = [each for each in results if isinstance(each, BaseException)]
-        for error in errors:
-            if not isinstance(error, CloudFault | ProviderError):
-                raise error
-        final = [each for each in errors if _is_final(each)]
-        if final:
-            await asyncio.gather(*(self._roll_back(each) for each in machines))
-            raise final[0]
-        if errors:
-            raise errors[0]
+        starts = {
+            each: self._advance(each, body) for each, body in zip(machines, bodies, strict=True)
+        }
+        await start_together(starts, self._roll_back)
         return machines
 
     async def list(self) -> Sequence[CloudMachine]:
@@ -271,13 +261,6 @@ def _ignore(_: object) -> None:
 
 def _explain_silence(problem: str) -> str:
     return f"disks and addresses are not billed, and machines have the catalog's prices: {problem}"
-
-
-def _is_final(error: BaseException) -> bool:
-    """Whether repeating the same request cannot succeed."""
-    if not isinstance(error, CloudFault):
-        return True
-    return not error.uncertain and error.status not in (409, 425, 429)
 
 
 def _is_spot(told: Json) -> bool:

@@ -5,7 +5,6 @@ A request starts an operation. If a zone has no capacity, only the operation tel
 gone. So a missing node is looked up in the operations of its zone.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -30,6 +29,7 @@ from cavvy.providers.vm.cloud import (
 )
 from cavvy.providers.vm.records import INSTALLATION, is_machine_name
 from cavvy.providers.vm.rest import Json
+from cavvy.providers.vm.together import start_together
 
 # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#state
 _STATES = {
@@ -111,19 +111,10 @@ class TpuCloud:
             slice_name(name, hosts): data
             for name, data in zip(request.names, request.user_data, strict=True)
         }
-        results = await asyncio.gather(
-            *(self._start(request, name, data) for name, data in scripts.items()),
-            return_exceptions=True,
-        )
-        errors = [each for each in results if isinstance(each, BaseException)]
-        for error in errors:
-            if not isinstance(error, CloudFault | ProviderError):
-                raise error
-        if final := [each for each in errors if _is_final(each)]:
-            await asyncio.gather(*(self._roll_back(f"{zone}/{name}") for name in scripts))
-            raise final[0]
-        if errors:
-            raise errors[0]
+        starts = {
+            f"{zone}/{name}": self._start(request, name, data) for name, data in scripts.items()
+        }
+        await start_together(starts, self._roll_back)
         return [_make_id(str(zone), name, hosts) for name in request.names]
 
     async def list(self) -> Sequence[CloudMachine]:
@@ -280,10 +271,3 @@ def _target(operation: Json) -> str:
 
 def _verb(operation: Json) -> str:
     return str((operation.get("metadata") or {}).get("verb") or "")
-
-
-def _is_final(error: BaseException) -> bool:
-    """Whether repeating the same request cannot succeed."""
-    if not isinstance(error, CloudFault):
-        return True
-    return not error.uncertain and error.status not in (409, 425, 429)

@@ -1,0 +1,34 @@
+"""Sends the requests for all machines of a gang at once, for clouds with the trait `atomic_count`
+whose API starts the machines by several requests.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from cavvy.providers.base import ProviderError
+from cavvy.providers.vm.cloud import CloudFault
+
+
+async def start_together(
+    starts: Mapping[str, Awaitable[None]], undo: Callable[[str], Awaitable[None]]
+) -> None:
+    """Await all requests, which have names. If some fail, raise the error of one of them: of one
+    that cannot succeed if there is one, after calling `undo` with each name. `undo` raises nothing.
+    """
+    results = await asyncio.gather(*starts.values(), return_exceptions=True)
+    errors = [each for each in results if isinstance(each, BaseException)]
+    for error in errors:
+        if not isinstance(error, CloudFault | ProviderError):
+            raise error
+    if final := [each for each in errors if _is_final(each)]:
+        await asyncio.gather(*map(undo, starts))
+        raise final[0]
+    if errors:
+        raise errors[0]
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether repeating the same request cannot succeed."""
+    if not isinstance(error, CloudFault):
+        return True
+    return not error.uncertain and error.status not in (409, 425, 429)
