@@ -19,6 +19,8 @@ from tests.contract.tpu_stand_in import ZONES, TpuStandIn
 from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
+from cavvy.catalog.fit import match_offers
+from cavvy.catalog.needs import parse_accelerator
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec
 from cavvy.domain.values import replace
@@ -183,6 +185,27 @@ class TestTpu(RestContract):
         told = [each.reason for each in account.provider("ours").check(task)]
         assert len(told) == (hint is not None)
         assert hint is None or hint in told[0]
+
+    @pytest.mark.parametrize(
+        ("wanted", "nodes", "instance"),
+        [
+            ("TPU-v5e:8", 1, "tpu-v5litepod-8"),
+            ("TPU-v5e:2x4", 1, "tpu-v5litepod-8"),
+            ("v5litepod-8", 1, "tpu-v5litepod-8"),
+            ("TPU-v5p:4", 2, "tpu-v5p-16"),
+            ("TPU-v5p:4", 3, None),
+        ],
+    )
+    def test_a_job_finds_its_slice_by_chips_topology_or_type(
+        self, account: TpuPlace, wanted: str, nodes: int, instance: str | None
+    ) -> None:
+        need = ResourceSpec(accelerators=parse_accelerator(wanted))
+        task = TaskSpec(name="t", run="true", nodes=nodes, resources=need)
+        provider = account.provider("ours")
+        fitting = match_offers(asyncio.run(provider.offers()), task.resources).offers
+        found = {each.instance_type for each in fitting if explain_slice(task, each) is None}
+        assert not provider.check(task)
+        assert found == ({instance} if instance else set())
 
     def test_missing_capacity_that_is_told_later_ends_the_gang(self, account: TpuPlace) -> None:
         async def scenario() -> None:
