@@ -266,7 +266,7 @@ def error_of(step: Step, constants: RooflineConstants) -> float:
 def flatten(constants: RooflineConstants) -> dict[str, float]:
     """The constants by name."""
     every = asdict(constants)
-    return {**asdict(every.pop("kernels")), **every}
+    return {**every.pop("kernels"), **every}
 
 
 def _unflatten(values: Iterable[float]) -> RooflineConstants:

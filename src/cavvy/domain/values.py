@@ -5,23 +5,36 @@ A value is a `Struct` of msgspec, which is made, copied, compared and hashed by 
 standard library; their records are data classes.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, field
-from msgspec.structs import asdict, fields
+from msgspec import Struct, field, structs
+from msgspec.structs import fields
 
 if TYPE_CHECKING:
     from dataclasses import replace  # of which mypy checks the names and types of the changes
 else:
     import dataclasses
 
-    from msgspec import structs
-
     def replace(value, /, **changes):
         """A copy of the value, with these fields changed."""
         if isinstance(value, Struct):
             return structs.replace(value, **changes)
         return dataclasses.replace(value, **changes)
+
+
+def asdict(value: Struct) -> dict[str, Any]:
+    """The value's fields by their names; values in them, and in their lists and tuples, are given
+    in the same way.
+    """
+    return {name: _plain(item) for name, item in structs.asdict(value).items()}
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, Struct):
+        return asdict(item)
+    if isinstance(item, list | tuple):
+        return type(item)(_plain(each) for each in item)
+    return item
 
 
 __all__ = ["Struct", "asdict", "field", "fields", "replace"]
