@@ -221,6 +221,7 @@ class TestTpu(RestContract):
 
         asyncio.run(scenario())
 
+    @pytest.mark.proves(PROOF, "spot")
     def test_a_preempted_slice_is_told_and_deleted(self, account: TpuPlace) -> None:
         async def scenario() -> None:
             provider = account.provider("ours")
