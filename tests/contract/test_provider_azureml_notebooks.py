@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.contract.azureml_description import WORKSPACE
 from tests.contract.azureml_notebooks_stand_in import ComputeInstancesStandIn
+from tests.contract.only_sessions import check_only_sessions
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_aws import make_node_endpoint
@@ -20,7 +21,7 @@ from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import azureml_notebooks
 from cavvy.providers.azureml_notebooks.manifest import MANIFEST
@@ -33,7 +34,6 @@ from cavvy.providers.base import GangState, ProviderContext, Refused
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.provider import make_provider
 from cavvy.providers.managed.service import JobState
-from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.provider import VmProvider
@@ -142,11 +142,7 @@ class TestComputeInstances(RestContract):
         assert facts[f"notebook {name}"] == f"https://{name}.eastus.instances.azureml.ms/lab"
 
     def test_only_sessions_run_on_notebooks(self, account: RestPlace) -> None:
-        provider = account.provider("ours")
-        assert list_objections(TaskSpec(name="x", run="true", session=True), provider) == []
-        assert refuses_all(provider) == ""
-        (objection,) = list_objections(TaskSpec(name="x", run="true"), provider)
-        assert "start one with `cavvy dev`" in objection.reason
+        check_only_sessions(account.provider("ours"))
 
     def test_a_workspace_that_does_not_exist_is_refused(self, account: RestPlace) -> None:
         other = account.provider("ours", workspace="other")

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from tests.contract.aws_service import AwsFront, ManagedPlace, aws_front
+from tests.contract.only_sessions import check_only_sessions
 from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_notebooks_stand_in import FULL, NotebooksStandIn, read_last_command
 from tests.contract.sagemaker_stand_in import ROLE
 from tests.contract.test_provider_vm import VmContract
 from tests.proofs import Proof
 
-from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import (
@@ -31,7 +32,6 @@ from cavvy.providers.base import (
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState
-from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.providers.sagemaker_notebooks import MANIFEST
 from cavvy.providers.sagemaker_notebooks.service import NotebookInstances, read_notebook
 from cavvy.providers.vm.provider import VmProvider
@@ -237,11 +237,7 @@ class TestSageMakerNotebooks(VmContract):
             asyncio.run(account.provider("ours", role="").offers())
 
     def test_tasks_that_are_no_sessions_are_refused(self, account: NotebooksPlace) -> None:
-        provider = account.provider("ours")
-        assert list_objections(TaskSpec(name="x", run="true", session=True), provider) == []
-        assert refuses_all(provider) == ""
-        (objection,) = list_objections(TaskSpec(name="x", run="true"), provider)
-        assert "start one with `cavvy dev`" in objection.reason
+        check_only_sessions(account.provider("ours"))
 
     def test_only_the_calls_of_the_guides_policy_are_made(self, account: NotebooksPlace) -> None:
         async def scenario() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.contract.gcp_stand_in import PROJECT
+from tests.contract.only_sessions import check_only_sessions
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.rest_stand_in import RestServer
 from tests.contract.workbench_stand_in import FULL, LOADER, ZONES, WorkbenchStandIn
@@ -19,13 +20,12 @@ from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar, TaskSpec
+from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import vertex_workbench
 from cavvy.providers.base import GangState, ProviderContext, Refused
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState
-from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.providers.vertex_workbench.service import WorkbenchInstances, read_instance
 
 PROOF = Proof("vertex-workbench", False, "a strict stand-in for Vertex AI Workbench")
@@ -247,11 +247,7 @@ class TestVertexWorkbench(RestContract):
         assert account.billed() == 0
 
     def test_tasks_that_are_no_sessions_are_refused(self, account: RestPlace) -> None:
-        provider = account.provider("ours")
-        assert list_objections(TaskSpec(name="x", run="true", session=True), provider) == []
-        assert refuses_all(provider) == ""
-        (objection,) = list_objections(TaskSpec(name="x", run="true"), provider)
-        assert "start one with `cavvy dev`" in objection.reason
+        check_only_sessions(account.provider("ours"))
 
     def test_only_the_calls_of_the_guide_are_made(self, account: WorkbenchPlace) -> None:
         self.test_the_bill_ends_when_google_accepts_the_deletion(account)

@@ -17,14 +17,8 @@ from cavvy.providers.azure.account import AzureAccount, Credential
 from cavvy.providers.azure.cloud import FULL
 from cavvy.providers.azureml.api import WorkspaceApi
 from cavvy.providers.base import ProviderContext, Refused
-from cavvy.providers.managed.notebooks import RANK, make_start_script
-from cavvy.providers.managed.service import (
-    HostList,
-    JobRequest,
-    JobState,
-    ServiceJob,
-    ServiceTraits,
-)
+from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, make_start_script
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
@@ -50,16 +44,10 @@ _STOPPED_BY = {
 class ComputeInstances:
     """Implements `ManagedService`. A job's id is the name of its compute instance."""
 
-    # Microsoft documents neither the longest inline script, nor how long a new compute instance may
-    # be missing from lists, so these values are assumptions. A stopping machine gives its processes
-    # the 90 seconds of systemd, of which Azure guarantees none.
-    traits = ServiceTraits(
-        hosts=HostList(index=RANK),
-        unique_names=True,
-        variable_limit=65536,
-        stop_s=30,
-        single=True,
-        list_lag=timedelta(minutes=1),
+    # A stopping machine gives its processes the 90 seconds of systemd, of which Azure guarantees
+    # none, so `stop_s` stays shorter.
+    traits = replace(
+        NOTEBOOK_TRAITS,
         bill_ends=BillEnd.DELETION,
         quota_codes=frozenset({"QuotaExceeded", "ClusterCoreQuotaReached", "OperationNotAllowed"}),
     )

@@ -1,5 +1,5 @@
-"""What the providers of managed notebooks share: the script that starts the agent on the machine of
-a notebook, which the service runs when the machine first starts, and the ends of notebooks.
+"""What the providers of managed notebooks share: traits, the ends of notebooks, and the script that
+starts the agent on a notebook's machine, which the service runs when the machine first starts.
 """
 
 import shlex
@@ -7,11 +7,31 @@ from collections.abc import Callable, Container
 from datetime import datetime, timedelta
 
 from cavvy.domain.values import replace
-from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
+from cavvy.providers.managed.service import (
+    HostList,
+    JobRequest,
+    JobState,
+    ServiceJob,
+    ServiceTraits,
+)
+from cavvy.providers.vm.cloud import BillEnd
 
 RANK = "CAVVY_CONTAINER_RANK"  # the environment variable with a notebook's rank
 _FOLDER = "/tmp/cavvy"  # as in containers
 _SHOWN = timedelta(hours=6)  # the ends of deleted notebooks are remembered for this long
+# A notebook is one job of one machine. The services document neither how long a new notebook may be
+# missing from lists, nor how long a machine that stops waits for its processes, so these values are
+# assumptions. The script is a file, so its variables have no limit of their own.
+NOTEBOOK_TRAITS = ServiceTraits(
+    hosts=HostList(index=RANK),
+    name_limit=63,
+    unique_names=True,
+    variable_limit=65536,
+    stop_s=30,
+    single=True,
+    list_lag=timedelta(minutes=1),
+    bill_ends=BillEnd.REPORTED,
+)
 
 
 class NotebookEnds:

@@ -16,29 +16,25 @@ from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.managed.aws import AwsService
-from cavvy.providers.managed.notebooks import RANK, NotebookEnds, make_start_script
-from cavvy.providers.managed.service import (
-    HostList,
-    JobRequest,
-    JobState,
-    ServiceJob,
-    ServiceTraits,
-)
+from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, NotebookEnds, make_start_script
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.sagemaker.offers import InstanceOffers
-from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
 
 _PROVIDER = "sagemaker-notebooks"
 _NOTEBOOK, _SCRIPT = "NotebookInstance", "NotebookInstanceLifecycleConfig"  # kinds of objects
-# SageMaker's own Jupyter, and the folder of the notebook's disk:
+# SageMaker's own Jupyter, and the folder of the notebook's disk (2026-11-23):
 # https://docs.aws.amazon.com/sagemaker/latest/dg/nbi-lifecycle-config-install.html
 _PROGRAMS = "/home/ec2-user/anaconda3/envs/JupyterSystemEnv/bin:/home/ec2-user/anaconda3/bin"
 _FOLDER = "/home/ec2-user/SageMaker/.cavvy"
 # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_NotebookInstanceLifecycleHook.html
+# (2026-11-23)
 _SCRIPT_LIMIT = 16384  # characters of a script in base64
 _OFF = frozenset({"Stopping", "Stopped", "Failed", "Updating"})
 _DELETABLE = frozenset({"Stopped", "Failed"})
@@ -56,20 +52,8 @@ _MOST_TIDIED = 10  # scripts that one poll deletes, since polls must be quick
 class NotebookInstances:
     """Implements `ManagedService`. A job's id is `REGION/NAME` of its notebook instance."""
 
-    # A name is unique in an account and region. AWS documents neither how long a new notebook
-    # instance may be missing from lists, nor how long a stopping one lets its processes end, so
-    # these values are assumptions.
-    traits = ServiceTraits(
-        hosts=HostList(index=RANK),
-        name_limit=63,
-        unique_names=True,
-        variable_limit=65536,
-        stop_s=30,
-        single=True,
-        list_lag=timedelta(minutes=1),
-        bill_ends=BillEnd.REPORTED,
-        quota_codes=frozenset({"ResourceLimitExceeded"}),
-    )
+    # a name is unique in an account and region
+    traits = replace(NOTEBOOK_TRAITS, quota_codes=frozenset({"ResourceLimitExceeded"}))
 
     def __init__(self, context: ProviderContext, account: AwsAccount | None = None) -> None:
         self._settings, self._now = context.settings, context.now

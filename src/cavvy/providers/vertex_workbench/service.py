@@ -19,14 +19,8 @@ from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.formats.vertex.request import strip_gpus
 from cavvy.providers.gcp.credentials import GoogleCredentials
-from cavvy.providers.managed.notebooks import RANK, NotebookEnds, make_start_script
-from cavvy.providers.managed.service import (
-    HostList,
-    JobRequest,
-    JobState,
-    ServiceJob,
-    ServiceTraits,
-)
+from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, NotebookEnds, make_start_script
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.vertex.api import QUOTA, VertexApi
 from cavvy.providers.vertex_workbench.prices import (
     find_gpu,
@@ -34,7 +28,7 @@ from cavvy.providers.vertex_workbench.prices import (
     make_offers,
     read_fees,
 )
-from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
 from cavvy.providers.vm.rest import Json
@@ -43,7 +37,7 @@ _PROVIDER = "vertex-workbench"
 SCRIPT = "cavvy-script"  # the key of the instance's metadata with the script
 _AGE = timedelta(minutes=10)  # of offers
 _SHOWN = timedelta(hours=6)  # requested deletions are remembered for this long
-# Google's own Jupyter, and the folder of the data disk:
+# Google's own Jupyter, and the folder of the data disk (2026-11-23):
 # https://cloud.google.com/vertex-ai/docs/workbench/instances/introduction
 _PROGRAMS, _FOLDER = "/opt/conda/bin", "/home/jupyter/.cavvy"
 # https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-resource-availability and
@@ -54,6 +48,7 @@ _FULL = re.compile(
     re.IGNORECASE,
 )
 # https://cloud.google.com/vertex-ai/docs/workbench/reference/rest/v2/projects.locations.instances
+# (revision 20261006)
 _WAITING = frozenset({"INITIALIZING", "PROVISIONING", "STARTING"})
 _OFF = frozenset({"STOPPING", "STOPPED", "SUSPENDING", "SUSPENDED", "ORPHANED"})
 
@@ -68,21 +63,9 @@ class _Deletion(NamedTuple):
 class WorkbenchInstances:
     """Implements `ManagedService`. A job's id is `ZONE/NAME` of its instance."""
 
-    # A name is unique in a project and zone. Google documents neither how long a new instance may
-    # be missing from lists, so that value is an assumption, nor the time between SIGTERM and
-    # SIGKILL for Workbench; machines of Compute Engine have 90 seconds:
-    # https://cloud.google.com/compute/docs/instances/deleting-instance
-    traits = ServiceTraits(
-        hosts=HostList(index=RANK),
-        name_limit=63,
-        unique_names=True,
-        variable_limit=65536,
-        stop_s=90,
-        single=True,
-        list_lag=timedelta(minutes=1),
-        bill_ends=BillEnd.REPORTED,
-        quota_codes=frozenset({QUOTA}),
-    )
+    # A name is unique in a project and zone. Machines of Compute Engine have 90 seconds to end:
+    # https://cloud.google.com/compute/docs/instances/deleting-instance (2026-11-23)
+    traits = replace(NOTEBOOK_TRAITS, stop_s=90, quota_codes=frozenset({QUOTA}))
 
     def __init__(self, context: ProviderContext) -> None:
         self._settings, self._now = context.settings, context.now
