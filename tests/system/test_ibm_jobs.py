@@ -55,7 +55,7 @@ def user(ibm: BootedPlace, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.proves(PROOF, "spot")
 def test_the_digits_survive_a_preemption(ibm: BootedPlace, user: User) -> None:
     """IBM stops the instance without a notice; the server deletes it."""
-    start_digits(user, "{gpu: L4, spot: only}", pause_s=2)
+    start_digits(user, "{gpu: L4, spot: only}")
     (taken,) = ibm.cloud.billed()
     ibm.take(taken)
     wait_for(ibm, user, "digits")
