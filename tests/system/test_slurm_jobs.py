@@ -136,7 +136,10 @@ def test_preemption_by_slurm_is_a_preemption_and_the_job_resumes(
     )
     cluster.until(lambda: cluster.job(other) in ("RUNNING", "COMPLETED", "COMPLETING"))
     # The agents of an attempt may still send its last lines when the next one begins.
-    wait_until(lambda: "told to go" in user.log("taken", "--attempt", "1"))
+    wait_until(
+        lambda: "told to go" in user.log("taken", "--attempt", "1"),
+        lambda: f"{user.log('taken', '--attempt', '1')}\n{user.scenario('taken')}",
+    )
     (user.root / "go").touch()
     job = user.ended("taken")
     *others, last = [attempt.outcome for attempt in job.attempts]
