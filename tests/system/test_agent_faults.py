@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from tests.system.agent_server import Rig, make_rig
 from tests.system.storages import GoogleStandIn, start_google
 from tests.waits import PATIENCE_S
 
+from cavvy.domain.values import asdict
 from cavvy.store.objects.base import ObjectBucket
 from cavvy.store.objects.locations import open_place
 
