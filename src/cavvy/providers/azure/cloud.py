@@ -248,7 +248,8 @@ class AzureCloud:
     def name_quota(self, fault: CloudFault) -> CloudFault:
         """The fault, with the code `_QUOTA` if its message mentions a quota. Azure uses the code
         OperationNotAllowed for quotas of cores, and for other refusals:
-        https://learn.microsoft.com/azure/azure-resource-manager/troubleshooting/error-resource-quota
+        https://learn.microsoft.com/azure/azure-resource-manager/troubleshooting
+        (the page error-resource-quota)
         """
         if fault.code == "OperationNotAllowed" and "quota" in fault.message.lower():
             return CloudFault(fault.status, _QUOTA, fault.message)

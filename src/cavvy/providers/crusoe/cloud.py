@@ -29,7 +29,7 @@ from cavvy.providers.vm.cloud import (
 )
 from cavvy.providers.vm.rest import Json
 
-# https://support.crusoecloud.com/hc/en-us/articles/48176498638235-FAQ-Billing-for-VMs-in-ERROR-States
+# https://support.crusoecloud.com/hc/en-us/articles/48176498638235
 # lists the states. The API writes them with or without the prefix "STATE_".
 _STATES = {
     "CREATING": MachineState.STARTING,

@@ -39,7 +39,8 @@ _GONE = frozenset({"ResourceNotFound"})
 # DescribeTrainingJob also reports a missing job with the code of wrong arguments. Its one argument
 # is a name that SageMaker accepted when the job was created, so the name is not what is wrong.
 _UNKNOWN = "ValidationException"
-# https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
+# "How Amazon SageMaker AI Runs Your Training Image", in the guide for developers:
+# https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo.html
 _HOSTS = HostList(
     hosts="SM_HOSTS",
     current="SM_CURRENT_HOST",

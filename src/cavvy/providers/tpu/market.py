@@ -20,7 +20,8 @@ ListPrices = Callable[[str], Sequence[Offer]]
 _TYPES_AGE = timedelta(hours=12)
 _TYPES_AGAIN = timedelta(minutes=5)  # until the next read after one that some zones missed
 _SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
-# of the boot disk, which cannot be changed: https://cloud.google.com/tpu/docs/attach-durable-block-storage
+# of the boot disk, which cannot be changed:
+# https://cloud.google.com/tpu/docs/attach-durable-block-storage
 _DISK_GIB = 100
 
 

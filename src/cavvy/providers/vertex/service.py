@@ -61,7 +61,7 @@ class VertexService:
     # Google does not document how long a new job may be missing from lists, so that value is an
     # assumption. Google documents no time between SIGTERM and SIGKILL for custom jobs. They run on
     # GKE, which gives containers on spot machines 25 seconds by default:
-    # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms#termination-graceful-shutdown
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
     traits = ServiceTraits(
         hosts=HostList(cluster="CLUSTER_SPEC"),
         name_limit=128,
