@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.contract.oci_stand_in import DOMAINS, HOME, TENANCY
@@ -12,7 +13,8 @@ from tests.contract.test_provider_oci import A10, H100, V100, OciPlace, pick
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import replace
-from cavvy.providers.base import Refused
+from cavvy.providers.base import ProviderError, Refused
+from cavvy.providers.oci.api import OciApi
 from cavvy.providers.vm.cloud import CloudFault
 
 
@@ -96,6 +98,31 @@ def test_quotas_that_are_not_told_limit_nothing(account: OciPlace) -> None:
         # the last quotas that were read
         assert {each.quota_nodes for each in await provider.offers()} >= {0, 300}
         with pytest.raises(Refused, match="does not list limitValues"):
+            await provider.quotas()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("value", [None, "many", "inf", {}])
+def test_quotas_that_cannot_be_read_hide_no_offer(
+    account: OciPlace, monkeypatch: pytest.MonkeyPatch, value: object
+) -> None:
+    """The quotas are reported as unread, and limit nothing."""
+    told = OciApi.list
+
+    async def spoilt(self: OciApi, region: str, path: str, *rest: str, **query: str) -> Any:
+        entries = await told(self, region, path, *rest, **query)
+        if path == "/limitValues":
+            next(each for each in entries if each["name"] == "gpu-a10-count")["value"] = value
+        return entries
+
+    async def scenario() -> None:
+        before = {each.key for each in await account.provider("ours").offers()}
+        monkeypatch.setattr(OciApi, "list", spoilt)
+        provider = account.provider("ours")
+        offers = await provider.offers()
+        assert {each.key for each in offers} == before
+        with pytest.raises(ProviderError, match="unreadable reply"):
             await provider.quotas()
 
     asyncio.run(scenario())

@@ -23,8 +23,8 @@ else:
 
 
 def asdict(value: Struct) -> dict[str, Any]:
-    """The value's fields by their names; values in them, and in their lists and tuples, are given
-    in the same way.
+    """The value's fields by their names; values in them, also in lists, tuples and
+    dictionaries, are given in the same way.
     """
     return {name: _plain(item) for name, item in structs.asdict(value).items()}
 
@@ -32,6 +32,8 @@ def asdict(value: Struct) -> dict[str, Any]:
 def _plain(item: Any) -> Any:
     if isinstance(item, Struct):
         return asdict(item)
+    if isinstance(item, dict):
+        return {key: _plain(each) for key, each in item.items()}
     if isinstance(item, list | tuple):
         return type(item)(_plain(each) for each in item)
     return item

@@ -4,16 +4,16 @@ https://learn.microsoft.com/azure/virtual-machines/quotas
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
 from cavvy.providers.azure.account import COMPUTE, AzureAccount
 from cavvy.providers.base import Refused
 from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.quotas import QuotaCache
 from cavvy.providers.vm.rest import Json
 
-_AGE = timedelta(minutes=1)
 # the quotas for all families together: of on-demand machines, and of spot machines
 _ALL, _SPOT = "cores", "lowPriorityCores"
 
@@ -24,28 +24,22 @@ class AzureQuotas:
     """The quotas of one subscription by region, each at most a minute old."""
 
     def __init__(self, account: AzureAccount, now: Callable[[], datetime]) -> None:
-        self._account, self._now = account, now
-        self._known: dict[str, tuple[datetime, _Quotas]] = {}
-        self._faults: dict[str, Exception] = {}  # by region: why the last read failed
+        self._account = account
+        self._cache = QuotaCache(self._ask, now)
+        self.forget = self._cache.forget
 
     @property
     def problem(self) -> str:
         """Why quotas could not be read; "" if all could."""
-        told = (f"{region}: {fault}" for region, fault in sorted(self._faults.items()))
-        return f"cannot be read: {'; '.join(told)}" if self._faults else ""
-
-    def forget(self) -> None:
-        """Read the quotas again before the next offers, since machines were made or deleted."""
-        for region in self._known.keys() - self._faults.keys():
-            del self._known[region]
+        faults = self._cache.faults
+        told = (f"{region}: {faults[region]}" for region in sorted(faults))
+        return f"cannot be read: {'; '.join(told)}" if faults else ""
 
     async def read(self, region: str) -> Sequence[Quota]:
         """The quotas of vCPUs of a region, sorted by name. Raises CloudFault, Refused, also if the
         last read failed less than a minute ago.
         """
-        known = await self._read(region)
-        if fault := self._faults.get(region):
-            raise fault
+        known = await self._cache.read(region)
         return [known[name] for name in sorted(known)]
 
     async def limit(
@@ -56,11 +50,9 @@ class AzureQuotas:
         used.
         """
         try:
-            known = await self._read(region)
-        except (CloudFault, Refused) as fault:
-            self._faults[region] = fault
-            known = self._known[region][1] if region in self._known else {}
-            self._known[region] = (self._now(), known)
+            known = await self._cache.read(region)
+        except (CloudFault, Refused):
+            known = self._cache.last(region)
         found = []
         for offer in offers:
             family = families.get(offer.instance_type, "").lower()
@@ -70,19 +62,12 @@ class AzureQuotas:
             found.append(limit_offer(offer, needs))
         return found
 
-    async def _read(self, region: str) -> _Quotas:
-        now = self._now()
-        at, known = self._known.get(region, (None, {}))
-        if at is not None and now - at < _AGE:
-            return known
+    async def _ask(self, region: str) -> _Quotas:
         path = f"providers/Microsoft.Compute/locations/{region}/usages"
         told = await self._account.all(path, f"api-version={COMPUTE}")
         scope = f"{await self._account.subscription()}/providers/Microsoft.Compute/locations/"
         read = [_read(each, region, scope + region) for each in told]
-        found = {quota.name.lower(): quota for quota in read if quota is not None}
-        self._known[region] = now, found
-        self._faults.pop(region, None)
-        return found
+        return {quota.name.lower(): quota for quota in read if quota is not None}
 
 
 def _read(told: Json, region: str, scope: str) -> Quota | None:

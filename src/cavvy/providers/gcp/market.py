@@ -19,12 +19,12 @@ from cavvy.providers.gcp.api import GcpApi, last_part
 from cavvy.providers.gcp.extras import LivePrices
 from cavvy.providers.gcp.shapes import MachineShape, find_shape
 from cavvy.providers.prices import PriceError
+from cavvy.providers.vm.cloud import UNREADABLE
 from cavvy.providers.vm.rest import Json
 
 ListPrices = Callable[[str], Sequence[Offer]]
 ReadLive = Callable[[], LivePrices]
 # what a list of prices in another form raises
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # (region, machine type) -> pairs of a zone and the machine type's description in that zone
 _Machines = dict[tuple[str, str], list[tuple[str, Json]]]
 
@@ -147,7 +147,7 @@ class GcpMarket:
         try:
             live = await asyncio.to_thread(self._read_live)
             rows = await asyncio.to_thread(live.price, rows)
-        except (PriceError, *_UNREADABLE) as error:
+        except (PriceError, *UNREADABLE) as error:
             self.silent = str(error)
             return None, _group_prices(rows)
         self.silent = ""

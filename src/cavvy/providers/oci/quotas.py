@@ -11,7 +11,7 @@ and preemptible instances
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
@@ -20,10 +20,10 @@ from cavvy.providers.oci.api import LIMITS, OciApi
 from cavvy.providers.oci.market import OciMarket
 from cavvy.providers.oci.places import shape_of
 from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.quotas import QuotaCache
 from cavvy.providers.vm.regions import ask_regions
 from cavvy.providers.vm.rest import Json
 
-_AGE = timedelta(minutes=1)
 _SERVICE = "compute"
 
 # (name, availability domain or "") -> quota; the domain is "" for a limit of the whole region
@@ -41,18 +41,12 @@ class OciQuotas:
         now: Callable[[], datetime],
     ) -> None:
         """`tenancy` returns the OCID of the tenancy. Raises Refused."""
-        self._api, self._market, self._tenancy, self._now = api, market, tenancy, now
-        self._known: dict[str, _Quotas] = {}
-        self._read_at: dict[str, datetime] = {}
-        self._faults: dict[str, CloudFault | Refused] = {}  # by region: why the last read failed
+        self._api, self._market, self._tenancy = api, market, tenancy
+        self._cache = QuotaCache(self._read_anew, now)
+        self.forget = self._cache.forget
         # the regions that did not answer the last `limit`, and the last `read`, with the reason
         self.silent: Sequence[str] = ()
         self.untold: Sequence[str] = ()
-
-    def forget(self) -> None:
-        """Read the quotas again before the next offers, since instances were made or deleted."""
-        for region in self._read_at.keys() - self._faults.keys():
-            del self._read_at[region]
 
     async def read(self) -> Sequence[Quota]:
         """The quotas of all regions that answer, sorted by region, name and availability domain.
@@ -75,7 +69,7 @@ class OciQuotas:
 
     def _list_needs(self, offer: Offer) -> Sequence[tuple[Quota, float]]:
         """The quotas that an instance of the offer uses, each with the amount."""
-        known = self._known.get(offer.region, {})
+        known = self._cache.last(offer.region)
         shape = self._market.shapes.get((offer.region, offer.zone or "", shape_of(offer)), {})
         return [
             (known[name, zone], _count(known[name, zone].unit, offer, shape))
@@ -85,17 +79,7 @@ class OciQuotas:
         ]
 
     async def _read(self, region: str) -> Sequence[Quota]:
-        now, at = self._now(), self._read_at.get(region)
-        if at is None or now - at >= _AGE:
-            self._faults.pop(region, None)
-            try:
-                self._known[region] = await self._read_anew(region)
-            except (CloudFault, Refused) as fault:
-                self._faults[region] = fault
-            self._read_at[region] = now
-        if failed := self._faults.get(region):
-            raise failed
-        return list(self._known[region].values())
+        return list((await self._cache.read(region)).values())
 
     async def _read_anew(self, region: str) -> _Quotas:
         tenancy = await asyncio.to_thread(self._tenancy)

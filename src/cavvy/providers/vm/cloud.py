@@ -147,6 +147,15 @@ class CloudFault(Exception):
         return self.status in _NO_REPLY or self.status >= 500
 
 
+# what code raises that reads a reply of another form than documented
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def unreadable(error: Exception) -> CloudFault:
+    """The fault of a reply that could not be read, because of one of the errors `UNREADABLE`."""
+    return CloudFault(0, "unreadable reply", f"{type(error).__name__}: {error}")
+
+
 class SilentRegions(CloudFault):
     """`Cloud.list` raises this if some regions did not answer. `machines` are those of the other
     regions. `faults` has the fault of each silent region, by its name in offers. The name "" stands

@@ -11,6 +11,7 @@ from typing import TypeVar
 from cavvy.domain.offers import Offer
 from cavvy.providers.base import NotFound, ProviderError, Refused
 from cavvy.providers.vm.cloud import (
+    UNREADABLE,
     BillEnd,
     BillStart,
     Cloud,
@@ -20,6 +21,7 @@ from cavvy.providers.vm.cloud import (
     MachineState,
     SilentRegions,
     read_fault,
+    unreadable,
 )
 from cavvy.providers.vm.records import MachineBill, MachineName, MachineNames, VmNode, sight
 
@@ -30,7 +32,6 @@ LIST_AGE = timedelta(seconds=5)
 _DELETED_AGE = timedelta(days=1)
 
 _T = TypeVar("_T")
-_UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class GangMachines:
@@ -168,8 +169,8 @@ class VmMachines:
         """Request machines. Raises CloudFault."""
         try:
             ids = await self.cloud.create(request)
-        except _UNREADABLE as error:
-            raise _unreadable(error) from error
+        except UNREADABLE as error:
+            raise unreadable(error) from error
         finally:
             self._listing = None
         if len(ids) != len(request.names):
@@ -209,8 +210,8 @@ class VmMachines:
             return await call
         except CloudFault as fault:
             raise read_fault(self.cloud, fault, what) from fault
-        except _UNREADABLE as error:
-            raise read_fault(self.cloud, _unreadable(error), what) from error
+        except UNREADABLE as error:
+            raise read_fault(self.cloud, unreadable(error), what) from error
 
 
 def _take_error(task: asyncio.Task[GangMachines]) -> None:
@@ -223,7 +224,3 @@ def _take_error(task: asyncio.Task[GangMachines]) -> None:
 
 def _refuse(error: NotFound) -> Refused:
     return Refused(f"{error}; check the address of the API (`endpoint`)")
-
-
-def _unreadable(error: Exception) -> CloudFault:
-    return CloudFault(0, "unreadable reply", f"{type(error).__name__}: {error}")

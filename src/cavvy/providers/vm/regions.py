@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from cavvy.providers.base import Refused
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, SilentRegions
+from cavvy.providers.vm.cloud import UNREADABLE, CloudFault, CloudMachine, SilentRegions, unreadable
 
 _PATIENCE_S = 15.0  # to wait for one region; less than the control plane waits for `offers`
 _T = TypeVar("_T")
@@ -51,6 +51,8 @@ async def _ask_each(
             return CloudFault(0, f"no answer from {region} within {_PATIENCE_S:.0f} s")
         except (CloudFault, Refused) as fault:
             return fault
+        except UNREADABLE as error:
+            return unreadable(error)
 
     told = dict(zip(regions, await asyncio.gather(*map(hear, regions)), strict=True))
     found, faults = list[_T](), dict[str, CloudFault | Refused]()

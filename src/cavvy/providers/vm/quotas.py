@@ -1,0 +1,62 @@
+"""Keeps the quotas of an account for a minute, by region."""
+
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from datetime import datetime, timedelta
+from math import isfinite
+from typing import Generic, TypeVar
+
+from cavvy.domain.quotas import Quota
+from cavvy.providers.base import Refused
+from cavvy.providers.vm.cloud import UNREADABLE, CloudFault, unreadable
+
+_AGE = timedelta(minutes=1)
+_K = TypeVar("_K", bound=Hashable)
+
+
+class QuotaCache(Generic[_K]):
+    """The quotas of each region by a key, at most a minute old. `ask` requests those of one."""
+
+    def __init__(
+        self, ask: Callable[[str], Awaitable[Mapping[_K, Quota]]], now: Callable[[], datetime]
+    ) -> None:
+        self._ask, self._now = ask, now
+        self._known: dict[str, Mapping[_K, Quota]] = {}
+        self._read_at: dict[str, datetime] = {}
+        self.faults: dict[str, CloudFault | Refused] = {}  # by region: why the last read failed
+
+    def forget(self) -> None:
+        """Read the quotas again the next time, since machines were made or deleted. A read that
+        failed is not repeated earlier.
+        """
+        for region in self._read_at.keys() - self.faults.keys():
+            del self._read_at[region]
+
+    def last(self, region: str) -> Mapping[_K, Quota]:
+        """The last quotas that were read, however old; none if none were."""
+        return self._known.get(region, {})
+
+    async def read(self, region: str) -> Mapping[_K, Quota]:
+        """The region's quotas. Raises CloudFault, Refused, also if the last read failed less than a
+        minute ago.
+        """
+        now, at = self._now(), self._read_at.get(region)
+        if at is None or now - at >= _AGE:
+            self.faults.pop(region, None)
+            try:
+                self._known[region] = _check(await self._ask(region))
+            except (CloudFault, Refused) as fault:
+                self.faults[region] = fault
+            except UNREADABLE as error:
+                self.faults[region] = unreadable(error)
+            self._read_at[region] = now
+        if failed := self.faults.get(region):
+            raise failed
+        return self._known[region]
+
+
+def _check(quotas: Mapping[_K, Quota]) -> Mapping[_K, Quota]:
+    """The quotas; raises ValueError if a number of theirs cannot be counted with."""
+    for each in quotas.values():
+        if not isfinite(each.limit) or not isfinite(each.used or 0.0):
+            raise ValueError(f"{each.name}: {each.used} of {each.limit}")
+    return quotas
