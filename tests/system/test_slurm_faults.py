@@ -142,6 +142,25 @@ def test_what_a_killed_agent_had_to_say_is_delivered(user: User, cluster: Cluste
     check_gone(user, cluster)
 
 
+def test_what_a_killed_agent_had_to_say_is_delivered_if_its_gang_is_removed(
+    user: User, cluster: Cluster
+) -> None:
+    run = f"echo before; while [ ! -e {user.root}/go ]; do sleep 0.05; done; echo after; sleep 300"
+    name = user.submit(f"{{name: cut, retry: {{node: 0}}, {SMALL}, run: '{run}'}}")
+    wait_until(lambda: user.said(name) == "before\n")
+    user.wait(name, "running")
+    user.kill_server()
+    (user.root / "go").touch()
+    (home,) = user.root.glob("shared/*/gangs/*/0")
+    wait_until(lambda: any(b"after" in path.read_bytes() for path in (home / "log").iterdir()))
+    (home.parent / "removing").touch()  # what a removal notes before it cancels the job
+    kill(json.loads((home / "agent.json").read_text())["pid"])
+    cluster.until(lambda: not cluster.jobs())
+    assert user.ended(name).phase == "failed"
+    assert user.log(name) == "before\nafter\n"
+    check_gone(user, cluster)
+
+
 def test_work_goes_on_while_slurmctld_is_away(user: User, cluster: Cluster) -> None:
     run = f"echo begins; while [ ! -e {user.root}/go ]; do sleep 0.05; done; echo ends"
     name = user.submit(f"{{name: away, {SMALL}, run: '{run}'}}")

@@ -214,10 +214,11 @@ class BatchGangs:
 
     async def _has_delivered(self, workspace: SharedWorkspace, record: BatchGangRecord) -> bool:
         """Return True if all reports of the gang's agents have been delivered. Agents that were
-        killed, or that exited while the server was down, leave undelivered reports. The first call
-        starts their delivery on the login node.
+        killed, or that exited while the server was down, leave undelivered reports; so do agents
+        whose job Cavvy cancelled while they were still sending. The first call starts their
+        delivery on the login node.
         """
-        if record.removing or record.refusal:
+        if record.refusal:
             return True
         if record.name not in self._couriers:
             mark = "undelivered" if record.end.startswith("0 ") else "started"
