@@ -28,6 +28,7 @@ from tests.waits import PATIENCE_S, patience
 from cavvy.api.doors import BoundedServer
 from cavvy.api.node_listener.certificate import load_certificate
 from cavvy.api.node_listener.downloads import NodeDownloads
+from cavvy.api.node_listener.tls import TlsContexts
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import SERVES_NODES, ability
 from cavvy.providers.base import (
@@ -142,9 +143,8 @@ class JoinPlace:
         """Answer the hosts' calls."""
         servers, tasks = [], []
         for installation, each in self.yard.sockets.items():
-            server = BoundedServer(
-                self.app(installation), self.yard.certificates[installation].file
-            )  # type: ignore[arg-type]
+            tls = TlsContexts(self.yard.certificates[installation].file)
+            server = BoundedServer(self.app(installation), tls)
             servers.append(server)
             tasks.append(
                 asyncio.create_task(server.serve([socket.socket(fileno=os.dup(each.fileno()))]))

@@ -169,6 +169,7 @@ TABLES = {  # command -> the names that its table must contain
     "ps": [NAME],
     f"status {NAME}": [PLACEMENT],
     f"events {NAME}": ["exited"],
+    "context list": ["local"],
     "cost": [NAME],
     f"cost {NAME}": [],
     "cost --audit": [NAME],

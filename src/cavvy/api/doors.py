@@ -14,13 +14,12 @@ import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from cavvy.api.auth import is_open
-from cavvy.api.node_listener.tls import TlsContexts
 from cavvy.api.state_dir import peer_is_us
 
 # maximum bytes of a head; the limits of other programs: Cavvy's client 64 KiB, nginx 32 KiB, h11 64
@@ -70,12 +69,22 @@ class Waiting:
         cut()
 
 
+class ListenerTls(Protocol):
+    """What a listener needs to know of TLS."""
+
+    strict: ssl.SSLContext  # each connection starts with it
+
+    def only_downloads(self, connection: object) -> bool:
+        """Whether this TLS connection may only download files by hash."""
+        ...
+
+
 class BoundedHttp(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with limits on the size, number and time of a request's head."""
 
     waiting: Waiting
     scope_mark = ""  # the key that marks a request's scope if the connection is restricted
-    doors: TlsContexts | None = None
+    doors: ListenerTls | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -288,13 +297,13 @@ def _shut(connection: socket.socket) -> None:
 class BoundedServer(uvicorn.Server):
     """Serves listeners, with limits on their connections. The caller must handle signals."""
 
-    def __init__(self, app: Any, certificate: str | None = None, scope_mark: str = "") -> None:
+    def __init__(self, app: Any, tls: ListenerTls | None = None, scope_mark: str = "") -> None:
         self.waiting = Waiting()
         self._handshakes: list[Handshakes] = []
         kept = {
             "waiting": self.waiting,
             "scope_mark": scope_mark,
-            "doors": TlsContexts(certificate) if certificate else None,
+            "doors": tls,
         }
         config = uvicorn.Config(
             app,
@@ -313,7 +322,7 @@ class BoundedServer(uvicorn.Server):
         )
         super().__init__(config)
         config.load()
-        self._context = kept["doors"].strict if isinstance(kept["doors"], TlsContexts) else None
+        self._context = tls.strict if tls is not None else None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cavvy.api.auth import AuthMiddleware
     from cavvy.api.doors import BoundedServer
     from cavvy.api.node_listener.listener import NodeListener
+    from cavvy.api.user_listener import UserListener
     from cavvy.store.leases import DatabaseLease
 
 _CHORES_S = 5.0
@@ -216,12 +217,13 @@ class _ServerRun:
     ) -> None:
         from cavvy.api.app import make_app
         from cavvy.api.auth import AuthMiddleware
+        from cavvy.api.user_listener import listen_for_users
 
         auth = AuthMiddleware(make_app(app_state), self._home.token(), app_state)
         app_state.idle_s = lambda: auth.idle_s
-        extra = _listen_tcp(self._settings.text("server.listen"))
-        listen = "http://{}:{}".format(*extra[0].getsockname()[:2]) if extra else None
-        servers = _make_servers(auth, [listener, *extra], node_endpoint)
+        user_listener = listen_for_users(self._settings)
+        listen = user_listener.address if user_listener is not None else None
+        servers = _make_servers(auth, listener, user_listener, node_endpoint)
         async with asyncio.TaskGroup() as group:
             serving = [group.create_task(server.serve(own)) for server, own in servers]
             # uvicorn has no event for its start, only this flag
@@ -327,17 +329,24 @@ class _Word:
 
 
 def _make_servers(
-    auth: "AuthMiddleware", sockets: "list[socket.socket]", node_endpoint: "NodeListener | None"
+    auth: "AuthMiddleware",
+    own: "socket.socket",
+    user_listener: "UserListener | None",
+    node_endpoint: "NodeListener | None",
 ) -> "list[tuple[BoundedServer, list[socket.socket]]]":
-    """Make the servers for users and for outside nodes, each with the sockets that it listens
-    on."""
+    """Make the servers for the Unix socket `own`, for users and for outside nodes, each with the
+    sockets that it listens on.
+    """
     from cavvy.api.doors import BoundedServer
     from cavvy.api.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
+    from cavvy.api.node_listener.tls import TlsContexts
 
-    servers = [(BoundedServer(auth), sockets)]
+    servers = [(BoundedServer(auth), [own])]
+    if user_listener is not None:
+        servers.append((BoundedServer(auth, user_listener.tls), [user_listener.sock]))
     if node_endpoint is not None:
-        nodes, certificate = NodeRouteFilter(auth), node_endpoint.certificate.file
-        server = BoundedServer(nodes, certificate, ONLY_DOWNLOADS)
+        nodes, tls = NodeRouteFilter(auth), TlsContexts(node_endpoint.certificate.file)
+        server = BoundedServer(nodes, tls, ONLY_DOWNLOADS)
         servers.append((server, [node_endpoint.sock]))
     return servers
 
@@ -358,47 +367,6 @@ def _describe(address: str, listen: str | None, started_at: datetime) -> ServerF
         revision=REVISION,
         started_at=started_at,
     )
-
-
-def _listen_tcp(where: str) -> "list[socket.socket]":
-    """Return the sockets that listen on the address `where` (the setting `server.listen`), or an
-    empty list if the setting is empty.
-    """
-    import ipaddress
-    import socket
-
-    if not where:
-        return []
-    host, _, port = where.rpartition(":")
-    host = host.strip("[]")
-    try:
-        if not ipaddress.ip_address(host).is_loopback:
-            raise StateDirError(
-                "settings-invalid",
-                f"server.listen is {where}, which other machines can reach",
-                "use a loopback address, such as 127.0.0.1:0",
-            )
-        listener = socket.create_server((host, int(port)), family=_family(host), backlog=1024)
-    except ValueError:
-        raise StateDirError(
-            "settings-invalid",
-            f"server.listen is {where!r}, which is not an address with a port",
-            "write 127.0.0.1:7777",
-        ) from None
-    except OSError as error:
-        raise StateDirError(
-            "settings-invalid",
-            f"cannot listen on {where}: {error.strerror}",
-            "choose another port for server.listen",
-        ) from error
-    listener.setblocking(False)
-    return [listener]
-
-
-def _family(host: str) -> "socket.AddressFamily":
-    import socket
-
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 class _JsonLines(logging.Formatter):

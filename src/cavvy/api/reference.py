@@ -17,7 +17,7 @@ _INTRODUCTION = """\
 Routes written by `python -m cavvy.api.reference > docs/reference/api.md`; do not edit.
 
 The embedded server speaks HTTP/1.1 over the Unix socket `server.sock` in the state folder
-(`~/.cavvy` or `CAVVY_HOME`; `server.json` contains the path), and over loopback TCP if
+(`~/.cavvy` or `CAVVY_HOME`; `server.json` contains the path), and over TCP if
 `server.listen` is set. `/v1/openapi.json` describes all routes and their schemas in OpenAPI 3.1.
 
 ```sh

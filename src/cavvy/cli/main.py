@@ -69,6 +69,9 @@ SECTIONS: dict[str, dict[str, str]] = {
         "gc": "Find and remove nodes that belong to no unfinished job.",
     },
     "Share a server": {
+        "login": "Sign in to a server.",
+        "logout": "Forget a server and the token for it.",
+        "context": "List the servers that you signed in to, and choose one.",
         "user": "Add, list and remove accounts of people and services.",
         "role": "Grant, revoke and list roles of accounts in projects.",
         "project": "Create and list projects.",
@@ -161,6 +164,11 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(longest), text) for name, text in names.items()])
 
 
+def _choose_context(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        os.environ["CAVVY_CONTEXT"] = value
+
+
 @click.group(
     cls=LazyGroup,
     context_settings={
@@ -170,6 +178,13 @@ class LazyGroup(click.Group):
     },
 )
 @click.version_option(__version__, message="cavvy %(version)s")
+@click.option(
+    "--context",
+    metavar="NAME",
+    expose_value=False,
+    callback=_choose_context,
+    help="Use this server, one of `cavvy context list`; the default is CAVVY_CONTEXT.",
+)
 def cli() -> None:
     """One control plane for every GPU that a team can rent or own.
 

@@ -1,6 +1,6 @@
 """`cavvy server`: controls the embedded server, which other commands start when needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import click
 
@@ -18,22 +18,39 @@ def command() -> None:
     """
 
 
-def _database_option(command: Callable[..., None]) -> Callable[..., None]:
-    return click.option(
-        "--database",
-        metavar="URL",
-        default="",
-        help="Keep jobs in this PostgreSQL database; remembered for later starts.",
-    )(command)
+# Options that set a setting of the server for this start.
+_OPTIONS = {
+    "database": ("URL", "Keep jobs in this PostgreSQL database; remembered for later starts."),
+    "listen": ("ADDRESS:PORT", "Also listen on this address for users."),
+    "tls-cert": ("FILE", "The certificate for --listen, in PEM; needed for other machines."),
+    "tls-key": ("FILE", "The key of the certificate, in PEM."),
+}
+
+
+def _server_options(command: Callable[..., None]) -> Callable[..., None]:
+    for name, (metavar, text) in reversed(_OPTIONS.items()):
+        command = click.option(f"--{name}", metavar=metavar, help=text)(command)
+    return command
 
 
 @command.command("start")
-@_database_option
-def start(database: str) -> None:
-    """Start the server in the background, unless it is running."""
-    from cavvy.client.embedded import ensure_server
+@_server_options
+def start(**chosen: str | None) -> None:
+    """Start the server in the background, unless it is running.
 
-    _use(database)
+    Other commands start it, too, if it is not running. They use the settings file, so write there
+    what is to hold for every start.
+    """
+    from cavvy.client.embedded import ensure_server
+    from cavvy.client.state import default_home, server_holds_lock
+
+    given = [name for name, value in chosen.items() if value]
+    if given and server_holds_lock(default_home()):
+        raise CommandFailure(
+            f"a server is running, so --{given[0].replace('_', '-')} has no effect",
+            "stop it first: cavvy server stop",
+        )
+    _set(chosen)
     with failures():
         server = ensure_server(patience=make_patience())
     click.echo(
@@ -43,22 +60,48 @@ def start(database: str) -> None:
 
 
 @command.command("run")
-@_database_option
+@_server_options
 @click.option(
     "--wait", is_flag=True, help="If another server is active, wait and take over when it is gone."
 )
-def run(database: str, wait: bool) -> None:
+def run(wait: bool, **chosen: str | None) -> None:
     """Run the server in the foreground, for service managers and containers. It writes its log to
     standard error, does not stop when it is idle, and ends on SIGTERM; jobs keep running.
     """
     import os
     import sys
 
-    if database:
-        os.environ["CAVVY_SERVER_DATABASE"] = database
+    _set(chosen)
     os.environ.setdefault("CAVVY_SERVER_IDLE_STOP_S", "0")
     program = [sys.executable, "-P", "-m", "cavvy.api.embedded"]
     os.execv(sys.executable, [*program, "--wait"] if wait else program)
+
+
+@command.command("init")
+@click.option("--admin", metavar="NAME", help="The name of the admin's account.")
+@click.option("--url", help="The URL at which users reach the server, such as that of a proxy.")
+def init(admin: str | None, url: str | None) -> None:
+    """Create the first admin of a shared server, and print the command with which they sign in.
+
+    Run it once, as the user who runs the server. Without --admin, it asks for the name.
+    """
+    from getpass import getuser
+
+    from cavvy.cli.reach.first_admin import create_first_admin, find_url
+    from cavvy.client import embedded
+    from cavvy.client.addresses import check_address
+    from cavvy.client.state import host_name
+
+    with failures():
+        server = embedded.ensure_server(patience=make_patience())
+        url = url.rstrip("/") if url else find_url(server.listen, host_name())
+        check_address(url)
+        admin = admin or click.prompt("Name of the admin", default=getuser(), err=True)
+        with embedded.connect(patience=make_patience()) as client:
+            token = create_first_admin(client, admin)
+    click.echo(f"{admin} may do everything on this server. To sign in from any machine:", err=True)
+    click.echo(f"cavvy login {url} --token {token}")
+    click.echo("keep this line; the token in it cannot be shown again", err=True)
 
 
 @command.command("stop")
@@ -86,7 +129,8 @@ def status(output: str) -> None:
     running.
     """
     from cavvy.cli.view.output import json_out, pairs_out
-    from cavvy.client import Unreachable, connect
+    from cavvy.client import Unreachable
+    from cavvy.client.embedded import connect
 
     try:
         with connect(start=False, patience=make_patience()) as client:
@@ -129,20 +173,14 @@ def logs(lines: int, follow: bool) -> None:
         _follow(path, end)
 
 
-def _use(database: str) -> None:
-    """Make the server that this command starts use this database. Fails if a server is running."""
+def _set(chosen: Mapping[str, str | None]) -> None:
+    """Make the server that this command starts use these settings."""
     import os
 
-    from cavvy.client.state import default_home, server_holds_lock
-
-    if not database:
-        return
-    if server_holds_lock(default_home()):
-        raise CommandFailure(
-            "a server is running, so --database has no effect",
-            "stop it first: cavvy server stop",
-        )
-    os.environ["CAVVY_SERVER_DATABASE"] = database
+    for name, value in chosen.items():
+        if value:
+            path = os.path.abspath(value) if name.startswith("tls_") else value
+            os.environ[f"CAVVY_SERVER_{name.upper()}"] = path
 
 
 def _follow(path: str, offset: int) -> None:

@@ -1,7 +1,7 @@
-"""The Python client: `connect()` finds or starts the server and returns an `ApiClient`."""
+"""The Python client: `connect()` finds the server and returns an `ApiClient`."""
 
 from cavvy.client.client import API, REVISION, ApiClient, ExecChunk, LogChunk
-from cavvy.client.embedded import connect
+from cavvy.client.connection import connect
 from cavvy.client.errors import (
     ApiError,
     ConnectionLost,

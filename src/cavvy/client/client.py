@@ -30,9 +30,7 @@ _LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):
-    """Some bytes of the log of one rank. `attempt` is the attempt that wrote them. `offset` is the
-    offset of the next chunk.
-    """
+    """Bytes of the log of one rank, which `attempt` wrote; `offset` is that of the next chunk."""
 
     data: bytes
     attempt: int
@@ -51,8 +49,8 @@ class ExecChunk(Struct, frozen=True, kw_only=True):
 
 class ApiClient:
     """A connection to one server, for use by one thread. If the server does not answer, the request
-    is repeated until the time limit of `patience`. Before each repetition, `revive` is called,
-    which returns the server's address and token at that time.
+    is repeated until the time limit of `patience`. Before each repetition, `revive` is called, for
+    the server's address and token at that time. `ca` is that of `ClientConnection`.
     """
 
     def __init__(
@@ -63,13 +61,15 @@ class ApiClient:
         timeout_s: float = 30.0,
         revive: Callable[[], tuple[str, str]] | None = None,
         patience: Patience | None = None,
+        ca: str = "",
     ) -> None:
         self.address = address
         self.patience = patience or Patience()
         self._token = token
         self._timeout_s = timeout_s
         self._revive = revive
-        self._connection = ClientConnection(address)
+        self._ca = ca
+        self._connection = ClientConnection(address, ca=ca)
 
     def __enter__(self) -> Self:
         return self
@@ -464,6 +464,7 @@ class ApiClient:
             timeout_s=self._timeout_s,
             revive=self._revive,
             patience=self.patience,
+            ca=self._ca,
         )
 
     # The server
@@ -579,7 +580,7 @@ class ApiClient:
         if self._revive is None:
             return
         self.address, self._token = self._revive()
-        self._connection = ClientConnection(self.address)
+        self._connection = ClientConnection(self.address, ca=self._ca)
 
 
 def _read_times(text: str) -> list[tuple[int, float]]:

@@ -32,12 +32,14 @@ class HttpAnswer:
 
 class ClientConnection:
     """One connection to `unix:/path`, `http://host:port` or `https://host:port`, which is opened at
-    the first use. The default port is 443 for https and 80 for http.
+    the first use. The default port is 443 for https and 80 for http. For https, `ca` holds the
+    certificates of the authorities to trust, in PEM; if it is empty, the system's are trusted.
     """
 
-    def __init__(self, address: str, *, connect_timeout_s: float = 5.0) -> None:
+    def __init__(self, address: str, *, ca: str = "", connect_timeout_s: float = 5.0) -> None:
         scheme, colon, rest = address.partition(":")
         self.address = scheme.lower() + colon + rest  # RFC 3986, 3.1: schemes ignore case
+        self._ca = ca
         self._connect_timeout_s = connect_timeout_s
         self._socket: socket.socket | None = None
         self._buffer = b""
@@ -140,6 +142,13 @@ class ClientConnection:
         try:
             connection = self._connect()
         except (OSError, ValueError) as error:
+            if refusal := _certificate_fault(error):
+                raise Unreachable(
+                    "certificate-untrusted",
+                    f"the certificate of {self.address} is not trusted: {refusal}",
+                    "check the address; if a private authority issued the certificate, sign in "
+                    "with `cavvy login --ca-file FILE`",
+                ) from error
             raise Unreachable(
                 "server-unreachable",
                 f"no server answers at {self.address}: {error}",
@@ -172,7 +181,12 @@ class ClientConnection:
             return connection
         import ssl
 
-        return ssl.create_default_context().wrap_socket(connection, server_hostname=host)
+        try:
+            context = ssl.create_default_context(cadata=self._ca or None)
+            return context.wrap_socket(connection, server_hostname=host)
+        except (OSError, ValueError):
+            connection.close()
+            raise
 
     def _read_answer(self, connection: socket.socket) -> HttpAnswer:
         while True:
@@ -233,6 +247,11 @@ class ClientConnection:
         if not part:
             raise ConnectionError("the server closed it")
         self._buffer += part
+
+
+def _certificate_fault(error: Exception) -> str:
+    """Why the server's certificate is not trusted; "" if this was not the error."""
+    return str(getattr(error, "verify_message", ""))  # only SSLCertVerificationError has it
 
 
 def _split_address(address: str) -> tuple[str, int]:

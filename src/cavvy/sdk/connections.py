@@ -6,10 +6,10 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 from cavvy import __version__
 from cavvy.client import API, ApiClient, ApiError, Patience, connect
+from cavvy.client.addresses import check_address
 from cavvy.sdk.errors import CavvyError, public_errors
 
 # how many seconds a request is repeated while no server answers; the commands use the same value
@@ -18,13 +18,20 @@ _LOG = logging.getLogger("cavvy")
 
 
 class Connections:
-    """The open connections to the server at `address` or, if that is None, to the embedded server.
+    """The open connections to the server at `address` or, if that is None, to the one that commands
+    use: that of the chosen context, or the embedded server of the state folder `home`.
     The first connection is opened at the first use.
     """
 
     def __init__(self, address: str | None, token: str | None, home: str | None) -> None:
         if address is not None:
-            _check_address(address, token)
+            if not token:
+                raise CavvyError(
+                    f"no token for {address}",
+                    "pass token=...; `cavvy token create` creates one",
+                )
+            with public_errors():
+                check_address(address)
         elif token is not None:
             hint = "give the address of the server, or leave out the token of the embedded server"
             raise CavvyError("`token` was given without `address`", hint)
@@ -105,38 +112,6 @@ def _check_version(client: ApiClient) -> None:
             f"{server.version}), and this client has version {API} (cavvy {__version__})",
             "install the server's version of cavvy",
         )
-
-
-def _check_address(address: str, token: str | None) -> None:
-    """Raise CavvyError if the address cannot be used, or if sending a token to it would not be
-    safe."""
-    url = urlsplit(address)
-    unix = url.scheme == "unix"
-    if url.scheme not in ("http", "https", "unix") or (url.path.strip("/") and not unix):
-        raise CavvyError(
-            f"{address!r} is not the address of a server",
-            "write, for example, https://cavvy.example.org or http://127.0.0.1:8700",
-        )
-    if not token:
-        raise CavvyError(
-            f"no token for {address}",
-            "pass token=...; it is in the file `token` of the server's state folder",
-        )
-    if url.scheme == "http" and not _is_loopback(url.hostname or ""):
-        raise CavvyError(
-            f"{address} is not encrypted, so others could read the token",
-            "use https://, or a tunnel such as `ssh -L 8700:127.0.0.1:8700 HOST` with "
-            "http://127.0.0.1:8700",
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    import ipaddress
-
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def default_project() -> str:

@@ -44,8 +44,15 @@ def make_config(jobs: Sequence[tuple[str, str, int]], known_hosts: str) -> str:
     """The text of the file: a block for each rank of each job, and one block for all NAME.cavvy."""
     python = f"{shlex.quote(sys.executable)} -P -c 'from cavvy.cli.main import main; main()'"
     program = shlex.quote(_program()) if _program() else python
-    home = f"CAVVY_HOME={shlex.quote(default_home())}" if "CAVVY_HOME" in os.environ else ""
-    start = f"env {home} {program}" if home else program
+    set_here = [
+        f"{name}={shlex.quote(value)}"
+        for name, value in (
+            ("CAVVY_HOME", default_home() if "CAVVY_HOME" in os.environ else ""),
+            ("CAVVY_CONTEXT", os.environ.get("CAVVY_CONTEXT", "")),
+        )
+        if value
+    ]
+    start = " ".join(["env", *set_here, program]) if set_here else program
     blocks = [_HEAD]
     for project, name, nodes in jobs:
         for rank in range(nodes):

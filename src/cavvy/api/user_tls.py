@@ -1,0 +1,100 @@
+"""TLS of the listener for users, with a certificate and a key from files. After the files were
+replaced, new connections use the new ones, so that a renewed certificate needs no restart.
+"""
+
+import contextlib
+import logging
+import os
+import ssl
+import time
+
+from cavvy.api.state_dir import StateDirError
+
+_LOOK_S = 5.0  # seconds between two looks at the files
+_log = logging.getLogger(__name__)
+
+
+class UserTls:
+    """The TLS context of the listener for users. Raises StateDirError if the files cannot be
+    used.
+    """
+
+    def __init__(self, certificate: str, key: str) -> None:
+        self._files = (certificate, key)
+        self._stamp = _stamp(self._files)
+        self._looked = time.monotonic()
+        try:
+            self._current = _make(certificate, key)
+        except (OSError, ValueError) as error:
+            raise StateDirError(
+                "settings-invalid",
+                f"server.tls_cert {certificate} and server.tls_key {key} cannot be used: "
+                f"{_explain(error)}",
+                "both must be files in PEM; the first has the certificate, followed by those of "
+                "its authorities",
+            ) from error
+        self.strict = _make(certificate, key)
+        self.strict.sni_callback = self._choose
+
+    def only_downloads(self, connection: object) -> bool:
+        return False
+
+    def _choose(
+        self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext
+    ) -> int | None:
+        """Called in each handshake: let the connection use the newest certificate."""
+        self._renew()
+        connection.context = self._current
+        return None
+
+    def _renew(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        stamp = _stamp(self._files)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._current = _make(*self._files)
+        except (OSError, ValueError) as error:  # half of them may be written; look again later
+            _log.warning(
+                "the new certificate cannot be used; the old one stays in use: %s", _explain(error)
+            )
+        else:
+            _log.info("uses the new certificate", extra={"file": self._files[0]})
+
+
+def _make(certificate: str, key: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key, password=_refuse_password)
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    return context
+
+
+def _refuse_password() -> str:
+    raise ValueError(
+        "the key is encrypted; store it without a password, in a file that only the server can read"
+    )
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        known = {
+            "KEY_VALUES_MISMATCH": "the key does not belong to the certificate",
+            "NO_START_LINE": "one of them is not in PEM",
+        }
+        return known.get(error.reason or "", str(error))
+    return str(getattr(error, "strerror", None) or error)
+
+
+def _stamp(files: tuple[str, str]) -> list[tuple[int, int, int]]:
+    """What changes if a file is written or replaced."""
+    stamps = []
+    for path in files:
+        with contextlib.suppress(OSError):
+            seen = os.stat(path)
+            stamps.append((seen.st_ino, seen.st_mtime_ns, seen.st_size))
+    return stamps

@@ -1,0 +1,54 @@
+"""Creates the first admin of a server that a team shares, and the token with which they sign in."""
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.client.account_wire import TokenAsk
+from cavvy.client.accounts import AccountClient
+from cavvy.client.errors import ApiError
+
+if TYPE_CHECKING:
+    from cavvy.client import ApiClient
+
+_LABEL = "first sign-in"
+_VALID_S = 90 * 24 * 3600
+
+
+def create_first_admin(client: "ApiClient", name: str) -> str:
+    """Create an account that may do everything, and return a token for it. If the account exists,
+    for example after an interrupted try, it becomes the admin. Raises CommandFailure if there is
+    an admin already, and ApiError.
+    """
+    accounts = AccountClient(client)
+    admins = sorted(each.account for each in accounts.roles(None) if each.role == "admin")
+    if admins:
+        raise CommandFailure(
+            f"this server has an admin already: {', '.join(admins)}",
+            f"`cavvy token create --user {admins[0]}` creates another token",
+        )
+    try:
+        accounts.add_account(name, "user")
+    except ApiError as error:
+        if error.code != "name-taken":
+            raise
+    # The token comes before the role: after an interruption, the command can be repeated.
+    made = accounts.create_token(TokenAsk(account=name, label=_LABEL, expires_s=_VALID_S))
+    accounts.grant_role(name, "admin", None)
+    return made.token
+
+
+def find_url(listen: str | None, host: str) -> str:
+    """The URL at which users reach a server that listens at `listen`, on the machine `host`. Raises
+    CommandFailure if it listens only on its Unix socket.
+    """
+    if listen is None:
+        raise CommandFailure(
+            "the server can be reached only by the user who runs it, on this machine",
+            "restart it with an address: cavvy server start --listen 0.0.0.0:443 --tls-cert FILE "
+            "--tls-key FILE; behind a proxy, give the proxy's URL with --url",
+        )
+    url = urlsplit(listen)
+    if url.hostname not in ("0.0.0.0", "::"):
+        return listen
+    return f"{url.scheme}://{host}" + (f":{url.port}" if url.port != 443 else "")

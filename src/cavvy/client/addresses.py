@@ -1,0 +1,40 @@
+"""Checks the addresses of servers that users enter."""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from cavvy.client.errors import ApiError
+
+
+def check_address(address: str) -> None:
+    """Raise ApiError if the address is not that of a server, or if it would not be safe to send a
+    token to it.
+    """
+    example = "write, for example, https://cavvy.example.org or http://127.0.0.1:8700"
+    try:
+        url = urlsplit(address)
+        port = url.port
+    except ValueError as error:
+        raise ApiError(
+            "address-invalid", f"{address!r} is not the address of a server: {error}", example
+        ) from error
+    if url.scheme == "unix":
+        return
+    extra = url.path.strip("/") or url.query or url.fragment or url.username or url.password
+    if url.scheme not in ("http", "https") or not url.hostname or extra or port == 0:
+        raise ApiError("address-invalid", f"{address!r} is not the address of a server", example)
+    if url.scheme == "http" and not is_loopback(url.hostname):
+        raise ApiError(
+            "address-unsafe",
+            f"{address} is not encrypted, so others could read the token",
+            "use https://, or a tunnel such as `ssh -L 8700:127.0.0.1:8700 HOST` with "
+            "http://127.0.0.1:8700",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is that of this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,38 @@
+"""Connects to the server that commands use: that of the chosen context, or else the embedded
+server."""
+
+from cavvy.client import embedded
+from cavvy.client.client import ApiClient
+from cavvy.client.contexts import Context, chosen_context
+from cavvy.client.patience import Patience
+from cavvy.client.state import default_home
+
+
+def connect(
+    *,
+    start: bool = True,
+    home: str | None = None,
+    timeout_s: float = 30.0,
+    patience: Patience | None = None,
+) -> ApiClient:
+    """Connect to the server of the chosen context (see `contexts.py`). Without one, or if `home`
+    names a state folder, connect to the embedded server; it is started if it is not running, unless
+    `start` is False. If the server stops answering later, requests are repeated until the time
+    limit of `patience`.
+
+    Raises ApiError `context-unknown`; Unreachable (the embedded server is not running and `start`
+    is False), StartFailed, IncompatibleVersions.
+    """
+    context = None if home is not None else chosen_context(default_home())
+    if context is not None:
+        return open_context(context, timeout_s=timeout_s, patience=patience)
+    return embedded.connect(start=start, home=home, timeout_s=timeout_s, patience=patience)
+
+
+def open_context(
+    context: Context, *, timeout_s: float = 30.0, patience: Patience | None = None
+) -> ApiClient:
+    """A client of the context's server, which has sent nothing yet."""
+    return ApiClient(
+        context.address, context.token, timeout_s=timeout_s, patience=patience, ca=context.ca
+    )

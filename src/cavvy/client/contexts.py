@@ -1,0 +1,110 @@
+"""Contexts: the servers that this user signed in to. `contexts.json` in the state folder lists them
+with their tokens, and names the one that commands use.
+
+`local` is the name of the embedded server of this machine, which needs no context.
+"""
+
+import os
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.json import decode, encode, format
+from msgspec.structs import replace
+
+from cavvy.client.errors import ApiError
+from cavvy.client.state import write_private
+
+LOCAL = "local"
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    """A server and the token for it. `ca` holds the certificates of the authorities to trust for
+    it, in PEM; if it is empty, those of the system are trusted.
+    """
+
+    name: str
+    address: str
+    token: str
+    ca: str = ""
+
+
+class Contexts(Struct, frozen=True, kw_only=True):
+    """The contents of `contexts.json`. `current` is `local` or the name of a context."""
+
+    current: str = LOCAL
+    contexts: Sequence[Context] = ()
+
+    def find(self, name: str) -> Context | None:
+        return next((each for each in self.contexts if each.name == name), None)
+
+    def with_context(self, context: Context) -> "Contexts":
+        """With this context in place of the one of that name, if there is one, and current."""
+        others = [each for each in self.contexts if each.name != context.name]
+        return Contexts(current=context.name, contexts=[*others, context])
+
+    def without(self, name: str) -> "Contexts":
+        """Without the context of this name. If it was current, the embedded server becomes it."""
+        others = [each for each in self.contexts if each.name != name]
+        return Contexts(current=LOCAL if self.current == name else self.current, contexts=others)
+
+    def switched(self, name: str) -> "Contexts":
+        """With another current context. Raises ApiError `context-unknown`."""
+        if name != LOCAL and self.find(name) is None:
+            raise _unknown(name, self)
+        return replace(self, current=name)
+
+
+def read_contexts(home: str) -> Contexts:
+    """Read the contexts. Raises ApiError if the file cannot be read."""
+    path = _path(home)
+    try:
+        with open(path, "rb") as file:
+            return decode(file.read(), type=Contexts)
+    except FileNotFoundError:
+        return Contexts()
+    except (OSError, ValueError) as error:
+        raise ApiError(
+            "contexts-unreadable",
+            f"{path} cannot be read: {error}",
+            "repair the file; or remove it, and sign in again with `cavvy login`",
+        ) from error
+
+
+def write_contexts(home: str, contexts: Contexts) -> None:
+    """Replace the file, which only its owner can read. Raises ApiError."""
+    try:
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        write_private(_path(home), format(encode(contexts)))
+    except OSError as error:
+        raise ApiError(
+            "contexts-unwritable",
+            f"{_path(home)} cannot be written: {error.strerror}",
+            "check the folder's permissions and its free space",
+        ) from error
+
+
+def chosen_context(home: str) -> Context | None:
+    """The context that commands use: the one that CAVVY_CONTEXT names, or else the current one.
+    None means the embedded server. Raises ApiError `context-unknown`.
+    """
+    contexts = read_contexts(home)
+    name = os.environ.get("CAVVY_CONTEXT") or contexts.current
+    if name == LOCAL:
+        return None
+    context = contexts.find(name)
+    if context is None:
+        raise _unknown(name, contexts)
+    return context
+
+
+def _path(home: str) -> str:
+    return os.path.join(home, "contexts.json")
+
+
+def _unknown(name: str, contexts: Contexts) -> ApiError:
+    known = ", ".join([LOCAL, *sorted(each.name for each in contexts.contexts)])
+    return ApiError(
+        "context-unknown",
+        f"there is no context {name!r}",
+        f"the contexts are {known}; `cavvy login https://SERVER` adds one",
+    )

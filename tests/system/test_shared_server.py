@@ -1,0 +1,88 @@
+"""A server for a team: it starts with a certificate, makes its first admin, and people of other
+machines sign in and work.
+"""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.certificates import Authority
+from tests.system.trust import User, user_at
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_a_team_shares_a_server(tmp_path: Path, stack: ExitStack) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue()
+    root, ada, ben = (stack.enter_context(user_at(tmp_path / name)) for name in "rab")
+    root.settings("[providers.local]\n")
+    assert "cavvy server start --listen" in root.cli("server", "init", "--admin", "ada", code=1)
+    root.cli("server", "stop")
+    url = f"https://127.0.0.1:{free_port()}"
+    listen = url.removeprefix("https://")
+    told = root.cli(
+        *("server", "start", "--listen", listen),
+        *("--tls-cert", str(certificate), "--tls-key", str(key)),
+    )
+    assert url in told
+
+    line = root.output("server", "init", "--admin", "ada").split()
+    assert line[:4] == ["cavvy", "login", url, "--token"]
+    assert "has an admin already: ada" in root.cli("server", "init", "--admin", "eve", code=1)
+
+    # Without its authority, the certificate is not trusted; the token is not sent, nor the try
+    # repeated.
+    said = ada.cli(*line[1:], code=69)
+    assert "certificate of" in said
+    assert "--ca-file" in said
+    trust = ("--ca-file", str(authority.ca))
+    assert "does not belong" in ada.cli("login", url, "--token", "wrong", *trust, code=1)
+    assert "signed in" in ada.cli(*line[1:], *trust)
+    assert ada.json("context", "list")[0]["used"]
+
+    ada.cli("project", "create", "vision")
+    ada.cli("user", "add", "ben")
+    ada.cli("role", "grant", "ben", "member", "-p", "vision")
+    token = ada.output("token", "create", "--user", "ben")
+    (ben.root / "token").write_text(token)
+    ben.cli("login", url, "--token-file", str(ben.root / "token"), "--name", "team", *trust)
+    check_work(ada, ben, root)
+
+    # A renewed certificate needs no restart; connections that began stay.
+    newer = authority.issue("newer")
+    for old, new in zip((certificate, key), newer, strict=True):
+        new.replace(old)
+    assert ben.json("ps", "-p", "vision")[0]["name"] == "hello"
+    ben.cli("logout")
+    assert json.loads((ben.home / "contexts.json").read_text())["contexts"] == []
+    assert ben.cli("server", "status", code=3)  # no server of ben's own was ever started
+
+
+def check_work(ada: User, ben: User, root: User) -> None:
+    """A member runs a job with a file of theirs, and is refused where they have no role."""
+    (ben.work / "words.txt").write_text("hello from ben\n")
+    (ben.work / "task.yaml").write_text("name: hello\nworkdir: .\nrun: cat words.txt\n")
+    assert "hello from ben" in ben.cli("run", "task.yaml", "-p", "vision", "--yes")
+    (job,) = ada.json("ps", "-p", "vision")
+    assert (job["name"], job["phase"]) == ("hello", "done")
+    assert ada.json("status", "hello", "-p", "vision")["user"] == "ben"
+    assert "hello from ben" in root.cli("logs", "hello", "-p", "vision")
+    refused = ben.cli("run", "task.yaml", "--yes", code=1)
+    assert "hello from ben" not in refused
+    assert "project" in refused
+    assert "role" in ben.cli("user", "add", "eve", code=1)
