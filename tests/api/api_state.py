@@ -17,6 +17,7 @@ from tests.waits import PATIENCE_S
 from cavvy import settings
 from cavvy.api.app import make_app
 from cavvy.api.app_state import AppState
+from cavvy.api.audit import AuditMiddleware
 from cavvy.api.auth import AuthMiddleware
 from cavvy.api.open_state import open_state
 from cavvy.api.state_dir import StateDir
@@ -57,7 +58,7 @@ class Api:
 
     app_state: AppState
     http: httpx.AsyncClient
-    app: AuthMiddleware
+    app: AuditMiddleware
 
     async def submit(
         self, text: str = "{name: t, run: 'true'}", *, key: str | None = None, **ask: Any
@@ -133,7 +134,8 @@ async def open_api(
     async with open_state(
         StateDir(str(root)), configured, "unix:/nowhere", lambda: None, database=url
     ) as app_state:
-        app = AuthMiddleware(make_app(app_state), TOKEN, app_state)
+        auth = AuthMiddleware(make_app(app_state), TOKEN, app_state)
+        app = AuditMiddleware(auth, app_state)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)  # type: ignore[arg-type]  # it is one
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with httpx.AsyncClient(

@@ -34,6 +34,7 @@ GRANTS = {
     "spending": {"viewer", "member", "operator", "admin", "billing"},
     "run": {"member", "operator", "admin"},
     "operate": {"operator", "admin"},
+    "audit": {"auditor", "admin"},
     "manage": {"admin"},
 }
 RUNNERS = {"member", "operator", "admin"}
@@ -86,6 +87,7 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/nodes": ("query", "view"),
     "/v1/machines": ("query", "view"),
     "/v1/spending": ("query", "spending"),
+    "/v1/audit-log": ("query", "audit"),
     "/v1/projects/{project}/jobs": ("path", "view"),
     "/v1/projects/{project}/jobs/{name}": ("path", "view"),
     "/v1/projects/{project}/jobs/{name}/forecast": ("path", "view"),

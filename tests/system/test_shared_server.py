@@ -63,6 +63,8 @@ def test_a_team_shares_a_server(tmp_path: Path, stack: ExitStack) -> None:
     ben.cli("login", url, "--token-file", str(ben.root / "token"), "--name", "team", *trust)
     check_work(ada, ben, root)
 
+    check_audit(ada, ben, tmp_path / "audit.jsonl")
+
     # A renewed certificate needs no restart; connections that began stay.
     newer = authority.issue("newer")
     for old, new in zip((certificate, key), newer, strict=True):
@@ -71,6 +73,38 @@ def test_a_team_shares_a_server(tmp_path: Path, stack: ExitStack) -> None:
     ben.cli("logout")
     assert json.loads((ben.home / "contexts.json").read_text())["contexts"] == []
     assert ben.cli("server", "status", code=3)  # no server of ben's own was ever started
+
+
+def check_audit(ada: User, ben: User, exported: Path) -> None:
+    """An auditor sees what happened, and finds a change in an exported log."""
+    ada.cli("user", "add", "eve")
+    ada.cli("role", "grant", "eve", "auditor", "--all-projects")
+    token = ada.output("token", "create", "--user", "eve").strip()
+    url = ada.json("context", "list")[0]["address"]
+    ben.variables["SSL_CERT_FILE"] = str(exported.with_name("ca.pem"))  # trusted by the system
+    ben.cli("login", url, "--token", token, "--name", "audit")
+    told = ben.cli("audit", "list")
+    for text in ("POST /v1/projects/{project}/jobs", "role-needed", "ben", "127.0.0.1"):
+        assert text in told
+    assert token not in told
+    assert [each["code"] for each in ben.json("audit", "list", "--refused", "--account", "ben")]
+    head = ben.output("audit", "verify").strip()
+    ada.cli("user", "remove", "eve")
+    assert "does not belong" in ben.cli("audit", "verify", code=1)
+    ada.cli("audit", "export", "-o", str(exported))
+    assert "are intact" in ben.cli("audit", "verify", str(exported), "--head", head)
+    lines = exported.read_text().splitlines(keepends=True)
+    exported.write_text("".join(lines[:2]))
+    assert "the log ends at record 2" in ben.cli(
+        "audit", "verify", str(exported), "--head", head, code=1
+    )
+    exported.write_text("".join([*lines[:2], *lines[3:]]))
+    assert "record 3: it is missing" in ben.cli("audit", "verify", str(exported), code=1)
+    exported.write_text("no record\n")
+    assert "line 1: this is not a record" in ben.cli("audit", "verify", str(exported), code=1)
+    assert "expected NUMBER:HASH" in ben.cli("audit", "verify", "--head", "x", code=2)
+    ben.cli("logout", "audit")
+    ben.cli("context", "use", "team")
 
 
 def check_work(ada: User, ben: User, root: User) -> None:

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Raw
+from msgspec import Raw, convert
 from msgspec.json import encode
+from msgspec.structs import asdict
 from tests.unit.cli_client import (
     OFFER,
     FakeClient,
@@ -29,8 +30,9 @@ import cavvy.cli
 from cavvy.cli.main import cli
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
-from cavvy.client import account_wire, wire
+from cavvy.client import account_wire, audit_wire, wire
 from cavvy.client.accounts import AccountClient
+from cavvy.domain.audit import EMPTY, AuditEntry, seal
 from cavvy.domain.tasks import JobSchedule, TaskSpec
 
 __all__ = ["client"]
@@ -140,7 +142,21 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         monkeypatch.setattr(client, name, lambda *_, answer=answer: answer, raising=False)
     for name, rows in make_accounts().items():
         monkeypatch.setattr(AccountClient, name, lambda *_, rows=rows: rows)
+    monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
+
+
+def make_audit_row() -> audit_wire.AuditLogRow:
+    entry = AuditEntry(
+        at=at(0),
+        signed_in=True,
+        account=USER,
+        address="2001:db8:85a3:1234:1234:8a2e:1370:7334",
+        action="PUT /v1/projects/{project}/roles/{account}/{role}",
+        target={"project": PROJECT, "account": USER, "role": "operator"},
+        after={"roles": "admin, billing, operator"},
+    )
+    return convert(asdict(seal(entry, EMPTY)), audit_wire.AuditLogRow)
 
 
 def make_accounts() -> dict[str, list[Any]]:
@@ -185,6 +201,7 @@ TABLES = {  # command -> the names that its table must contain
     "project list": [PROJECT],
     f"role list -p {PROJECT}": [USER],
     f"diff {NAME} b": ["result.phase"],
+    "audit list": [PROJECT],
     "check": ["kubernetes"],
     "init --list": ["hpo-sweep"],
     "offers --gpu H100:8 --limit 40": ["p5.48xlarge", "datacrunch"],

@@ -14,11 +14,13 @@ from starlette.responses import Response
 
 from cavvy import __version__
 from cavvy.api.app_state import AppState
+from cavvy.api.audit import note_refusal
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import describe
 from cavvy.api.routes import (
     accounts,
     agents,
+    audit_log,
     blobs,
     boot,
     checkpoints,
@@ -48,6 +50,7 @@ _ROUTERS = tuple(
         execs,
         secrets,
         accounts,
+        audit_log,
         blobs,
         fleet,
         machines,
@@ -122,6 +125,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
         problem = ApiProblem(
             "internal", f"{type(error).__name__} in {request.method} {request.url.path}"
         )
+    if problem.status in (401, 403):
+        note_refusal(request.scope, problem.code)
     return _answer(problem)
 
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cavvy.api.access_tokens import hash_token, is_token
 from cavvy.api.app_state import AppState
+from cavvy.api.audit import note_refusal
 from cavvy.api.errors import ApiProblem
 from cavvy.api.translate import explain
 from cavvy.api.wire import reply
@@ -135,6 +136,7 @@ def _refusal(scope: Scope, shown: bytes | None) -> ApiProblem:
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, problem: ApiProblem) -> None:
+    note_refusal(scope, problem.code)
     body = ErrorBody(code=problem.code, message=problem.message, hint=problem.hint)
     headers = {**problem.headers, "Connection": "close"}
     if problem.status in (401, 403):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import socket
 
     from cavvy.api.app_state import AppState
+    from cavvy.api.audit import AuditMiddleware
     from cavvy.api.auth import AuthMiddleware
     from cavvy.api.doors import BoundedServer
     from cavvy.api.node_listener.listener import NodeListener
@@ -216,6 +217,7 @@ class _ServerRun:
         node_endpoint: "NodeListener | None",
     ) -> None:
         from cavvy.api.app import make_app
+        from cavvy.api.audit import AuditMiddleware
         from cavvy.api.auth import AuthMiddleware
         from cavvy.api.user_listener import listen_for_users
 
@@ -223,7 +225,9 @@ class _ServerRun:
         app_state.idle_s = lambda: auth.idle_s
         user_listener = listen_for_users(self._settings)
         listen = user_listener.address if user_listener is not None else None
-        servers = _make_servers(auth, listener, user_listener, node_endpoint)
+        servers = _make_servers(
+            AuditMiddleware(auth, app_state), listener, user_listener, node_endpoint
+        )
         async with asyncio.TaskGroup() as group:
             serving = [group.create_task(server.serve(own)) for server, own in servers]
             # uvicorn has no event for its start, only this flag
@@ -329,7 +333,7 @@ class _Word:
 
 
 def _make_servers(
-    auth: "AuthMiddleware",
+    app: "AuditMiddleware",
     own: "socket.socket",
     user_listener: "UserListener | None",
     node_endpoint: "NodeListener | None",
@@ -341,11 +345,11 @@ def _make_servers(
     from cavvy.api.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
     from cavvy.api.node_listener.tls import TlsContexts
 
-    servers = [(BoundedServer(auth), [own])]
+    servers = [(BoundedServer(app), [own])]
     if user_listener is not None:
-        servers.append((BoundedServer(auth, user_listener.tls), [user_listener.sock]))
+        servers.append((BoundedServer(app, user_listener.tls), [user_listener.sock]))
     if node_endpoint is not None:
-        nodes, tls = NodeRouteFilter(auth), TlsContexts(node_endpoint.certificate.file)
+        nodes, tls = NodeRouteFilter(app), TlsContexts(node_endpoint.certificate.file)
         server = BoundedServer(nodes, tls, ONLY_DOWNLOADS)
         servers.append((server, [node_endpoint.sock]))
     return servers

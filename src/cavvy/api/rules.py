@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 
+from cavvy.api.audit import note_refusal
 from cavvy.api.errors import ApiProblem
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.authorization import LEAST_ROLE, Principal, Verdict, decide, list_visible
@@ -107,6 +108,7 @@ def require(request: Request, permission: Permission, project: str) -> None:
         case Verdict.ALLOWED:
             return
         case Verdict.HIDDEN:
+            note_refusal(request.scope, "project-not-found")
             raise ApiProblem("project-not-found", f"there is no project {project}")
         case Verdict.ROLE_NEEDED:
             needed = LEAST_ROLE[permission]

@@ -75,6 +75,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "user": "Add, list and remove accounts of people and services.",
         "role": "Grant, revoke and list roles of accounts in projects.",
         "project": "Create and list projects.",
+        "audit": "Read, export and check the log of all changes and refusals.",
         "token": "Create, list and revoke access tokens.",
     },
     "Set up": {

@@ -6,7 +6,7 @@ from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
-_ROLES = ["viewer", "member", "operator", "admin", "billing"]
+_ROLES = ["viewer", "member", "operator", "admin", "billing", "auditor"]
 _account = click.argument("account")
 _role = click.argument("role", type=click.Choice(_ROLES))
 _project = click.option("-p", "--project", help="The project; the role also applies below it.")
@@ -21,7 +21,7 @@ def command() -> None:
 
     A viewer sees jobs, logs and costs. A member also runs jobs and reaches their nodes. An operator
     also sets secrets and removes all work of a project. An admin also creates projects and grants
-    roles. The role billing shows costs only.
+    roles. The role billing shows costs only, and auditor the audit log only.
     """
 
 

@@ -6,7 +6,7 @@ from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
-_SCOPES = ["view", "run", "spending", "operate", "manage"]
+_SCOPES = ["view", "run", "spending", "operate", "audit", "manage"]
 
 
 @click.group("token")

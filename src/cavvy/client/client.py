@@ -20,7 +20,7 @@ from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.transport import ClientConnection, HttpAnswer
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 8  # increases with every change to the routes
+REVISION = 9  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request

@@ -147,7 +147,7 @@ class ClientConnection:
                     "certificate-untrusted",
                     f"the certificate of {self.address} is not trusted: {refusal}",
                     "check the address; if a private authority issued the certificate, sign in "
-                    "with `cavvy login --ca-file FILE`",
+                    "with `cavvy login URL --ca-file FILE`",
                 ) from error
             raise Unreachable(
                 "server-unreachable",

@@ -119,6 +119,10 @@ class JobService:
         self._remove_checkpoints = remove_checkpoints
         self._removing: set[str] = set()  # IDs of jobs whose removal is in progress
 
+    def make_id(self) -> str:
+        """An ID for `submit`."""
+        return self._ids.make()
+
     async def submit(
         self,
         task: TaskSpec,
@@ -140,7 +144,7 @@ class JobService:
         """
         now = self._clock.now()
         job = JobRecord(
-            id=job_id or self._ids.make(),
+            id=job_id or self.make_id(),
             project=project,
             name=task.name,
             user=user,

@@ -26,6 +26,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
     ADMIN = "admin"
     BILLING = "billing"
+    AUDITOR = "auditor"
 
 
 class Permission(StrEnum):
@@ -35,6 +36,7 @@ class Permission(StrEnum):
     RUN = "run"  # submit jobs, change them, and reach their nodes
     SPENDING = "spending"  # see costs and bills
     OPERATE = "operate"  # set secrets, and remove all work of a project
+    AUDIT = "audit"  # read the audit log
     MANAGE = "manage"  # create projects and grant roles; on the installation, also accounts
 
 

@@ -16,8 +16,9 @@ _EVERYTHING = frozenset(Permission)
 PERMISSIONS: Mapping[Role, frozenset[Permission]] = {
     Role.VIEWER: frozenset({Permission.VIEW, Permission.SPENDING}),
     Role.BILLING: frozenset({Permission.SPENDING}),
+    Role.AUDITOR: frozenset({Permission.AUDIT}),
     Role.MEMBER: frozenset({Permission.VIEW, Permission.SPENDING, Permission.RUN}),
-    Role.OPERATOR: _EVERYTHING - {Permission.MANAGE},
+    Role.OPERATOR: _EVERYTHING - {Permission.MANAGE, Permission.AUDIT},
     Role.ADMIN: _EVERYTHING,
 }
 # the role with the fewest permissions that grants each permission, for messages
@@ -26,6 +27,7 @@ LEAST_ROLE: Mapping[Permission, Role] = {
     Permission.SPENDING: Role.BILLING,
     Permission.RUN: Role.MEMBER,
     Permission.OPERATE: Role.OPERATOR,
+    Permission.AUDIT: Role.AUDITOR,
     Permission.MANAGE: Role.ADMIN,
 }
 _TOUCH_EVERY = timedelta(minutes=1)  # how often the last use of a token is written

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
 from cavvy.domain.allocations import Allocation, Host
+from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
@@ -333,6 +334,24 @@ class Store(Protocol):
     async def secrets(self, project: str) -> Sequence[SealedSecret]: ...
     async def delete_secret(self, project: str, name: str) -> None:
         """Delete a secret. Raises RowNotFound."""
+
+    async def record(self, entry: AuditEntry) -> ChainHead:
+        """Append a record to the audit log, and return the new end of the chain."""
+
+    async def audit_records(
+        self,
+        projects: ProjectFilter = None,
+        *,
+        account: str | None = None,
+        outcome: AuditOutcome | None = None,
+        since: datetime | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> Sequence[SealedRecord]:
+        """At most `limit` records of the audit log whose number is larger than `after`, by number:
+        the oldest ones or, if `newest` is set, the newest.
+        """
 
     async def credential(self, digest: str) -> AccountCredential | None:
         """The token whose SHA-256 in hexadecimal is `digest`, with its account and roles."""

@@ -35,7 +35,7 @@ class MemoryStore(SqlStore):
     async def _read(self, work: Callable[[DatabaseSession], _T]) -> _T:
         return read(self._session, work)
 
-    async def _write(self, work: Callable[[DatabaseSession], _T]) -> _T:
+    async def _transact(self, work: Callable[[DatabaseSession], _T]) -> _T:
         try:
             return write(self._session, work)
         except Exception as error:

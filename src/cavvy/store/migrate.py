@@ -27,6 +27,7 @@ VERSION_TABLE = "cavvy_revision"
 _ADVISORY_LOCK = 0x6361767679
 _JOURNAL_TRIES = 20
 _WAIT_MS = 60_000  # milliseconds to wait for another process that is migrating the database
+_APPEND_ONLY = "the audit log is append-only"
 # SQL that differs between the two databases. IDs are compared byte by byte, so that PostgreSQL
 # sorts them like Python and SQLite in every locale.
 _SQLITE = {
@@ -36,6 +37,11 @@ _SQLITE = {
     "origin_snapshot": "json_extract(origin, '$.snapshot')",
     "task_tags": "json_extract(task, '$.tags')",
     "gang_bought": "substr(gang, 1, instr(gang || '@', '@') - 1)",
+    "append_only": "SELECT 1",
+    "no_change": "CREATE TRIGGER audit_log_no_change BEFORE UPDATE ON audit_log BEGIN SELECT "
+    f"RAISE(ABORT, '{_APPEND_ONLY}'); END",
+    "no_removal": "CREATE TRIGGER audit_log_no_removal BEFORE DELETE ON audit_log BEGIN SELECT "
+    f"RAISE(ABORT, '{_APPEND_ONLY}'); END",
 }
 _POSTGRESQL = {
     "id": 'TEXT COLLATE "C"',
@@ -44,6 +50,12 @@ _POSTGRESQL = {
     "origin_snapshot": "CAST(origin AS JSON) ->> 'snapshot'",
     "task_tags": "CAST(task AS JSON) ->> 'tags'",
     "gang_bought": "split_part(gang, '@', 1)",
+    "append_only": "CREATE FUNCTION audit_log_append_only() RETURNS trigger LANGUAGE plpgsql AS "
+    f"'BEGIN RAISE EXCEPTION ''{_APPEND_ONLY}''; END'",
+    "no_change": "CREATE TRIGGER audit_log_no_change BEFORE UPDATE OR DELETE ON audit_log "
+    "FOR EACH ROW EXECUTE FUNCTION audit_log_append_only()",
+    "no_removal": "CREATE TRIGGER audit_log_no_removal BEFORE TRUNCATE ON audit_log "
+    "FOR EACH STATEMENT EXECUTE FUNCTION audit_log_append_only()",
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
 from cavvy.domain.allocations import Allocation, Host
+from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord, Node
@@ -22,6 +23,7 @@ from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 from cavvy.store import accounts
 from cavvy.store.accounts import in_projects
+from cavvy.store.audit import PENDING, append, read_records, recorded
 from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,
@@ -30,6 +32,7 @@ from cavvy.store.base import (
     RowNotFound,
     SealedSecret,
     StaleVersion,
+    StoreError,
     StoreUnusable,
     SummaryPage,
     make_page,
@@ -137,6 +140,18 @@ class SqlStore:
         return await self._readers.do(work)
 
     async def _write(self, work: Callable[[DatabaseSession], _T]) -> _T:
+        """Run a write as one transaction, with the record of the request that it belongs to."""
+        pending = PENDING.get()
+        entry = None if pending is None else pending.claim()
+        if pending is None or entry is None:
+            return await self._transact(work)
+        try:
+            return await self._transact(recorded(work, entry))
+        except Exception:
+            pending.give_back()
+            raise
+
+    async def _transact(self, work: Callable[[DatabaseSession], _T]) -> _T:
         if self._writers is None:
             raise StoreUnusable("the store is not open")
         if self._fence is not None:
@@ -171,6 +186,15 @@ class SqlStore:
     async def _change(self, sql: str, *values: object) -> int:
         """Run a statement and return the number of rows that it changed."""
         return await self._write(lambda session: session.run(sql, values).rowcount)
+
+    async def _change_or(self, nothing: StoreError, sql: str, *values: object) -> None:
+        """Run a statement. If it changes no row, roll back and raise `nothing`."""
+
+        def work(session: DatabaseSession) -> None:
+            if session.run(sql, values).rowcount == 0:
+                raise nothing
+
+        await self._write(work)
 
     async def installation(self) -> str:
         return str(await self._value("SELECT value FROM meta WHERE key = 'installation'"))
@@ -289,8 +313,8 @@ class SqlStore:
 
     async def delete_machine(self, machine: NamedMachine) -> None:
         sql = "DELETE FROM machines WHERE project = ? AND name = ? AND version = ?"
-        if await self._change(sql, machine.project, machine.name, machine.version) == 0:
-            raise StaleVersion(f"machine {machine.name} has changed")
+        stale = StaleVersion(f"machine {machine.name} has changed")
+        await self._change_or(stale, sql, machine.project, machine.name, machine.version)
 
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
         return await self._all(NODES, "WHERE attempt_id = ? ORDER BY rank", attempt_id)
@@ -392,8 +416,37 @@ class SqlStore:
 
     async def delete_secret(self, project: str, name: str) -> None:
         sql = "DELETE FROM secrets WHERE project = ? AND name = ?"
-        if await self._change(sql, project, name) == 0:
-            raise RowNotFound(f"project {project} has no secret named {name}")
+        missing = RowNotFound(f"project {project} has no secret named {name}")
+        await self._change_or(missing, sql, project, name)
+
+    # The audit log
+
+    async def record(self, entry: AuditEntry) -> ChainHead:
+        return await self._write(lambda session: append(session, entry))
+
+    async def audit_records(
+        self,
+        projects: ProjectFilter = None,
+        *,
+        account: str | None = None,
+        outcome: AuditOutcome | None = None,
+        since: datetime | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> Sequence[SealedRecord]:
+        return await self._read(
+            lambda session: read_records(
+                session,
+                projects,
+                account=account,
+                outcome=outcome,
+                since=since,
+                after=after,
+                limit=limit,
+                newest=newest,
+            )
+        )
 
     # Accounts
 

@@ -1,6 +1,7 @@
 """Routes for accounts, their tokens, projects, and roles in projects."""
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from secrets import token_hex
 from typing import Annotated
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from cavvy.api.access_tokens import hash_token, make_token
 from cavvy.api.app_state import app_state_of
+from cavvy.api.audit import note_change, note_project
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
@@ -114,6 +116,7 @@ async def add_account(request: Request) -> Response:
     if ask.kind not in set(AccountKind):
         raise ApiProblem("invalid-request", f"`kind` must be user or service, not {ask.kind!r}")
     account = Account(name=ask.name, kind=AccountKind(ask.kind), created_at=app_state.now())
+    note_change(request, after={"name": account.name, "kind": str(account.kind)})
     try:
         await app_state.store.add_account(account)
     except NameConflict as error:
@@ -131,8 +134,11 @@ async def add_account(request: Request) -> Response:
     ),
 )
 async def remove_account(request: Request, account: AccountPath) -> Response:
+    store = app_state_of(request).store
+    lost = [each for each in await store.roles() if each.account == account]
+    note_change(request, before={"roles": [f"{each.role} {each.project}".strip() for each in lost]})
     try:
-        await app_state_of(request).store.remove_account(account)
+        await store.remove_account(account)
     except RowNotFound as error:
         raise ApiProblem("account-not-found", str(error)) from error
     return done()
@@ -201,6 +207,8 @@ async def add_token(request: Request) -> Response:
         created_at=now,
         expires_at=min(ends, default=None),
     )
+
+    note_change(request, after=_token_facts(token))
     secret = make_token()
     try:
         await app_state.store.add_token(token, hash_token(secret))
@@ -247,6 +255,18 @@ def _check_token(ask: wire.TokenAsk) -> None:
         raise ApiProblem("invalid-request", f"`label` is longer than {_LONGEST_LABEL} characters")
     if ask.project is not None and not _PROJECT.fullmatch(ask.project):
         raise ApiProblem("invalid-request", f"{ask.project!r} cannot be the name of a project")
+
+
+def _token_facts(token: AccountToken) -> dict[str, object]:
+    """What the audit log tells of a token, which is everything but its secret."""
+    return {
+        "id": token.id,
+        "account": token.account,
+        "label": token.label,
+        "scopes": list(token.scopes),
+        "within": token.project,
+        "expires_at": None if token.expires_at is None else token.expires_at.isoformat(),
+    }
 
 
 def _token_view(token: AccountToken) -> wire.TokenView:
@@ -304,6 +324,8 @@ async def add_project(request: Request) -> Response:
         told = "must have 1 to 63 characters from a-z, 0-9 and -"
         raise ApiProblem("invalid-request", f"`name` {told}, not {ask.name!r}")
     project = Project(name=ask.name, parent=ask.parent)
+    note_project(request, ask.name)
+    note_change(request, after={"name": ask.name, "parent": ask.parent})
     try:
         # Else an admin of the parent would get a role in a project that is already in use.
         await app_state_of(request).store.add_project(project, adopt=_manages_accounts(principal))
@@ -411,6 +433,7 @@ async def _grant(request: Request, project: str, account: str, role: Role) -> Re
     for permission in sorted(PERMISSIONS[role]):  # a token must not give what it does not have
         require(request, permission, project)
     binding = RoleBinding(account=account, project=project, role=role)
+    await _note_roles(request, project, account, lambda roles: roles | {role})
     try:
         await app_state_of(request).store.grant_role(binding)
     except RowNotFound:
@@ -420,8 +443,22 @@ async def _grant(request: Request, project: str, account: str, role: Role) -> Re
 
 async def _revoke(request: Request, project: str, account: str, role: Role) -> Response:
     binding = RoleBinding(account=account, project=project, role=role)
+    await _note_roles(request, project, account, lambda roles: roles - {role})
     try:
         await app_state_of(request).store.revoke_role(binding)
     except RowNotFound as error:
         raise ApiProblem("role-not-found", str(error)) from error
     return done()
+
+
+async def _note_roles(
+    request: Request,
+    project: str,
+    account: str,
+    change: Callable[[frozenset[Role]], frozenset[Role]],
+) -> None:
+    """Note the account's own roles in a project for the audit log, before and after a change."""
+    bindings = await app_state_of(request).store.roles(project)
+    had = frozenset(each.role for each in bindings if each.account == account)
+    before, after = ({"roles": sorted(map(str, roles))} for roles in (had, change(had)))
+    note_change(request, before=before, after=after)

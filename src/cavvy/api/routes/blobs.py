@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cavvy.api.app_state import app_state_of
+from cavvy.api.audit import note_reading
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
@@ -38,6 +39,7 @@ router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
 )
 async def missing(request: Request, project: ProjectPath) -> Response:
     app_state = app_state_of(request)
+    note_reading(request)
     ask = await read(request, wire.BlobsAsk, _NAMES_LIMIT)
     return reply(
         wire.BlobsMissing(

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.audit import note_reading
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named, say_what_to_do
@@ -135,6 +136,7 @@ async def give(
 ) -> Response:
     """Accept input. The answer contains the offset of the next expected byte. The client must send
     input from this offset on again."""
+    note_reading(request)  # the session has its record; each key does not
     app_state = app_state_of(request)
     data = await read_bytes(request, _INPUT_LIMIT)
     job = await _find(app_state, project, name)

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.audit import note_project, note_reading
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.rules import filter_projects, in_body, in_query, on_installation, require
@@ -73,12 +74,10 @@ async def down(request: Request) -> Response:
     app_state = app_state_of(request)
     ask = await read(request, wire.DownAsk)
     require(request, Permission.OPERATE, ask.project or INSTALLATION)
+    note_project(request, ask.project)
+    note_reading(request, ask.dry_run)
     jobs = await _unfinished(app_state, ask.project)
-    idle = [
-        each
-        for each in await app_state.control_plane.machines.list(ask.project)
-        if each.state == "idle" and each.gang is not None
-    ]
+    idle = await _idle(app_state, ask.project)
     sweep = OrphanReport()
     if ask.dry_run:
         sweep = (
@@ -119,6 +118,7 @@ async def down(request: Request) -> Response:
 async def gc(request: Request) -> Response:
     app_state = app_state_of(request)
     ask = await read(request, wire.GcAsk)
+    note_reading(request, ask.dry_run)
     return reply(
         wire.CleanupReport(
             found=_gangs(
@@ -126,6 +126,12 @@ async def gc(request: Request) -> Response:
             )
         )
     )
+
+
+async def _idle(app_state: AppState, project: str | None) -> Sequence[MachineStatus]:
+    """The machines that have nodes but no job."""
+    found = await app_state.control_plane.machines.list(project)
+    return [each for each in found if each.state == "idle" and each.gang is not None]
 
 
 def _jobs_and_machines(

@@ -2,6 +2,7 @@
 
 from asyncio import to_thread
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
@@ -23,6 +25,7 @@ from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total
 from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
+from cavvy.domain.tasks import TaskSpec
 from cavvy.store.base import ProjectFilter, RowNotFound
 
 _USUAL_PROJECT = "default"  # the project that commands use by default
@@ -81,7 +84,12 @@ async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) 
         request, wire.SubmitRequest, app_state.settings.whole("server.request_mib") * MIB
     )
     ask = structs.replace(ask, user=name_user(request, ask.user))
-    job, created = await submit_task(app_state, project, ask, key)
+
+    def announce(job_id: str, task: TaskSpec) -> None:
+        digest = sha256(ask.text.encode()).hexdigest() if isinstance(ask.text, str) else None
+        note_change(request, after={"id": job_id, "name": task.name, "file_sha256": digest})
+
+    job, created = await submit_task(app_state, project, ask, key, announce)
     answer = view(wire.Submitted, job, created=created)
     return reply(answer, 201 if created else 200)
 

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cavvy.api.app_state import app_state_of
+from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
@@ -61,6 +62,13 @@ async def put(request: Request, project: ProjectPath, name: NamePath) -> Respons
             "a secret cannot contain a NUL byte, because no program could receive it",
         )
     sealed = await asyncio.to_thread(app_state.sealer.seal, project, name, ask.value)
+    known = {each.name: each for each in await app_state.store.secrets(project)}
+    before = known.get(name)
+    note_change(
+        request,
+        before={"set_at": None if before is None else before.updated_at.isoformat()},
+        after={"set_at": app_state.now().isoformat()},
+    )
     await app_state.store.put_secret(
         SealedSecret(project=project, name=name, sealed=sealed, updated_at=app_state.now())
     )

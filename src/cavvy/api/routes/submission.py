@@ -3,7 +3,7 @@
 import asyncio
 import re
 from asyncio import to_thread
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -51,10 +51,15 @@ _decode_origin = msgspec.json.Decoder(RunOrigin).decode
 
 
 async def submit_task(
-    app_state: AppState, project: str, ask: wire.SubmitRequest, key: str | None
+    app_state: AppState,
+    project: str,
+    ask: wire.SubmitRequest,
+    key: str | None,
+    announce: Callable[[str, TaskSpec], None],
 ) -> tuple[JobRecord, bool]:
     """Store the job. The second returned value is False if an earlier request with the same `key`
-    has already created the job. Raises ApiProblem, SpecError.
+    has already created the job. `announce` gets the ID and the task before anything is stored.
+    Raises ApiProblem, SpecError.
     """
     now = app_state.now()
     text = read_text(ask)
@@ -62,20 +67,23 @@ async def submit_task(
     if key is not None and not _is_of_now(key, now):
         return await _made_before(app_state, project, key, origin), False
     task = read_task(project, ask, text, origin, now)
+    jobs = app_state.control_plane.jobs
+    job_id = key or jobs.make_id()
+    announce(job_id, task)
     await check_secrets(app_state, task)
     await check_snapshot(app_state, project, origin.snapshot)
     await check_uses(app_state, task, origin.snapshot)
     task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
     task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
     try:
-        job = await app_state.control_plane.jobs.submit(
+        job = await jobs.submit(
             task,
             origin,
             project,
             user=ask.user,
             consented=consented,
-            ceiling=None if ask.ceiling_micros is None else Money(ask.ceiling_micros),
-            job_id=key,
+            ceiling=_read_ceiling(ask),
+            job_id=job_id,
             note=note,
         )
     except StaleVersion:
@@ -125,6 +133,10 @@ async def admit_task(
         raise ApiProblem("consent-needed", describe_price(found.task, found.gang.offer))
     await machines.record(found, user, consented=consented)
     return found.task, consented
+
+
+def _read_ceiling(ask: wire.SubmitRequest) -> Money | None:
+    return None if ask.ceiling_micros is None else Money(ask.ceiling_micros)
 
 
 def _is_of_now(key: str, now: datetime) -> bool:

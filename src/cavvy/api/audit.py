@@ -1,0 +1,165 @@
+"""Writes the audit log: a record of each request that changes something, and of each refusal.
+
+A route needs nothing for it. The middleware knows from the method whether a request changes
+something, and from the answer whether it was refused; the store appends the record in the
+transaction of the request's first write. A request that changes something outside of the database
+gets its record before its answer. Routes can describe the change by `note_change`.
+
+Requests of nodes are not recorded, except if they are refused: they report what happened, and the
+events of their jobs keep that.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cavvy.api.app_state import AppState
+from cavvy.domain.audit import AuditEntry, AuditOutcome
+from cavvy.domain.authorization import Principal
+from cavvy.domain.refusals import RefusalLimiter
+from cavvy.domain.values import replace
+from cavvy.store.audit import PENDING
+from cavvy.store.base import StoreError
+
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_LONGEST = 300  # characters of a parameter in the path, or of an unknown path
+_log = logging.getLogger(__name__)
+
+
+def note_change(
+    request: Request,
+    *,
+    before: Mapping[str, object] | None = None,
+    after: Mapping[str, object] | None = None,
+) -> None:
+    """Describe what a request changes. Call it before the store writes. Values must not be secret;
+    they are strings, numbers, lists of these, or None.
+    """
+    request.scope["audit_change"] = (before, after)
+
+
+def note_reading(request: Request, reading: bool = True) -> None:
+    """Say whether a request changes nothing, although its method permits that."""
+    request.scope["audit_reading"] = reading
+
+
+def note_project(request: Request, project: str | None) -> None:
+    """Say which project a request is about, if its path does not say it."""
+    request.scope["audit_project"] = project or ""
+
+
+def note_refusal(scope: Scope, code: str) -> None:
+    """Say that a request is refused because of missing rights, with this code of an error."""
+    scope["audit_refusal"] = code
+
+
+class AuditMiddleware:
+    """Wraps the application, with its token check, with the audit log."""
+
+    def __init__(self, app: ASGIApp, app_state: AppState) -> None:
+        self._app = app
+        self._app_state = app_state
+        self._limiter = RefusalLimiter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        pending = _RequestEntry(scope, self._app_state)
+
+        async def watch(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await self._settle(pending, scope, int(message["status"]))
+            await send(message)
+
+        token = PENDING.set(pending)
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            pending.close()
+            PENDING.reset(token)
+
+    async def _settle(self, pending: "_RequestEntry", scope: Scope, status: int) -> None:
+        """Record what no write has recorded: a change without one, or a refusal."""
+        try:
+            if status < 400:
+                if (entry := pending.claim()) is not None:
+                    await self._app_state.store.record(entry)
+            elif status in (401, 403) or "audit_refusal" in scope:
+                await self._refuse(pending.describe_refusal(str(status)))
+        except StoreError as error:  # such as a full disk; the answer must still be sent
+            _log.error("a record of the audit log was not written: %s", error)
+
+    async def _refuse(self, entry: AuditEntry) -> None:
+        store = self._app_state.store
+        for left_out in self._limiter.take_left_out(entry.at):
+            told = replace(
+                entry,
+                signed_in=False,
+                account="",
+                token="",
+                address=left_out.address,
+                action="",
+                target={},
+                project="",
+                code="left-out",
+                left_out=left_out.count,
+            )
+            await store.record(told)
+        if self._limiter.admit(entry.address, entry.at):
+            await store.record(entry)
+
+
+class _RequestEntry:
+    """The entry of one request, made when it is needed, because the route and the caller are known
+    only then.
+    """
+
+    def __init__(self, scope: Scope, app_state: AppState) -> None:
+        self._scope = scope
+        self._app_state = app_state
+        self._open = scope["method"] not in _READING
+
+    def claim(self) -> AuditEntry | None:
+        scope = self._scope
+        known = isinstance(scope.get("principal"), Principal) and scope.get("route") is not None
+        if not self._open or not known or scope.get("audit_reading"):
+            return None
+        self._open = False
+        return self._describe()
+
+    def give_back(self) -> None:
+        self._open = True
+
+    def close(self) -> None:
+        """The answer was sent; later writes do not belong to the request."""
+        self._open = False
+
+    def describe_refusal(self, code: str) -> AuditEntry:
+        entry = self._describe()
+        told = self._scope.get("audit_refusal", code)
+        return replace(entry, outcome=AuditOutcome.REFUSED, code=told, before=None, after=None)
+
+    def _describe(self) -> AuditEntry:
+        scope = self._scope
+        principal, route = scope.get("principal"), scope.get("route")
+        who = principal if isinstance(principal, Principal) else None
+        target = {
+            name: str(value)[:_LONGEST] for name, value in scope.get("path_params", {}).items()
+        }
+        before, after = scope.get("audit_change", (None, None))
+        path = route.path if route is not None else scope["path"][:_LONGEST]
+        return AuditEntry(
+            at=self._app_state.now(),
+            signed_in=who is not None,
+            account=(who and who.account) or "",
+            token=who.token.id if who is not None and who.token is not None else "",
+            address=scope["client"][0] if scope.get("client") else "",
+            action=f"{scope['method']} {path}",
+            target=target,
+            project=target.get("project") or scope.get("audit_project") or "",
+            before=before,
+            after=after,
+        )

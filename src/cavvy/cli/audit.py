@@ -1,0 +1,205 @@
+"""`cavvy audit`: reads, exports and checks the audit log of the server."""
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cavvy.cli.reach.arguments import since_option
+from cavvy.cli.reach.session import session
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client.audit_wire import AuditLogRow
+    from cavvy.domain.audit import ChainHead, SealedRecord
+
+_PROGRESS = 10_000  # records after which progress is shown
+
+
+@click.group("audit")
+def command() -> None:
+    """Read the log of all changes and refusals.
+
+    The server appends a record for each request that changes something and for each refused one.
+    Each record contains the hash of the one before it, so a change of the log can be found. It
+    needs the role auditor or admin.
+    """
+
+
+@command.command("list")
+@click.option("-p", "--project", help="Show only this project.")
+@click.option("--account", help="Show only requests of this account.")
+@click.option("--refused", is_flag=True, help="Show only refused requests.")
+@since_option
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, help="How many records.")
+@output_option
+def list_records(
+    project: str | None,
+    account: str | None,
+    refused: bool,
+    since: datetime | None,
+    limit: int,
+    output: str,
+) -> None:
+    """Show the newest records, the newest last."""
+    import json
+
+    from cavvy.client.audit_wire import read_newest
+
+    with session() as client:
+        found = read_newest(
+            client,
+            limit,
+            project=project,
+            account=account,
+            outcome="refused" if refused else None,
+            since=None if since is None else since.isoformat(),
+        )
+    records = [json.loads(row.text) for row in found]
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        json_out(records)
+        return
+    columns = [
+        TableColumn("number", "#"),
+        TableColumn("at", "TIME"),
+        TableColumn("account"),
+        TableColumn("address", "FROM", drop=2),
+        TableColumn("outcome", drop=1),
+        TableColumn("action", wrap=True),
+        TableColumn("details", wrap=True),
+    ]
+    rows = [
+        (
+            record["number"],
+            datetime.fromisoformat(record["at"]),
+            _show_account(record),
+            record["address"] or "-",
+            record["outcome"],
+            record["action"] or "-",
+            _show_details(record),
+        )
+        for record in records
+    ]
+    rows_out(columns, rows, output, empty="no records")
+
+
+@command.command("export")
+@click.option("-o", "--output", "file", metavar="FILE", default="-", help="Where to write them.")
+def export(file: str) -> None:
+    """Write all records as lines of JSON, for archives and for `cavvy audit verify FILE`."""
+    from msgspec.json import encode
+
+    from cavvy.client.audit_wire import read_all
+
+    count = 0
+    with session() as client, click.open_file(file, "wb") as out:
+        for row in read_all(client):
+            out.write(encode(row) + b"\n")
+            count += 1
+            if count % _PROGRESS == 0:
+                click.echo(f"{count:,} records", err=True)
+    if file != "-":
+        click.echo(f"{count:,} records are in {file}", err=True)
+
+
+@command.command("verify")
+@click.argument("file", required=False)
+@click.option(
+    "--head",
+    "kept",
+    metavar="NUMBER:HASH",
+    multiple=True,
+    help="The end of the log as an earlier check printed it; repeatable.",
+)
+def verify(file: str | None, kept: tuple[str, ...]) -> None:
+    """Check that no record was changed, removed or added between others, on the server or in an
+    exported FILE. The exit code is 1 if one was.
+
+    The last line is the end of the log. Keep it outside of the server: with --head, a later check
+    proves that the log still contains everything up to there.
+    """
+    from cavvy.client.audit_wire import read_all
+    from cavvy.domain.audit import read_head
+
+    try:
+        heads = [read_head(text) for text in kept]
+    except ValueError as error:
+        raise CommandFailure(f"--head: {error}", exit_code=2) from error
+    if file is not None:
+        end = _check(_read_file(file), heads)
+    else:
+        with session() as client:
+            end = _check(map(_seal, read_all(client)), heads)
+    click.echo(f"{end.number:,} records are intact", err=True)
+    click.echo(str(end))
+
+
+def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "ChainHead":
+    """Check the chain, and that it contains the heads; its end. Raises CommandFailure."""
+    from cavvy.domain.audit import EMPTY, ChainBroken, check_chain
+
+    end, expected = EMPTY, {head.number: head for head in heads}
+    try:
+        for _, end in check_chain(records):
+            head = expected.pop(end.number, None)
+            if head is not None and head != end:
+                raise ChainBroken(end.number, f"its hash is {end.hash}, not {head.hash}")
+            if end.number % _PROGRESS == 0:
+                click.echo(f"{end.number:,} records", err=True)
+    except ChainBroken as error:
+        raise CommandFailure(
+            f"the log is not intact: {error}",
+            "compare it with an export or a backup from before the change",
+        ) from error
+    missing = [head for head in expected.values() if head.number > 0]
+    if missing:
+        raise CommandFailure(
+            f"the log ends at record {end.number}, but record {missing[0].number} existed",
+            "compare it with an export or a backup from before the change",
+        )
+    return end
+
+
+def _seal(row: "AuditLogRow") -> "SealedRecord":
+    from msgspec import convert
+    from msgspec.structs import asdict
+
+    from cavvy.domain.audit import SealedRecord
+
+    return convert(asdict(row), SealedRecord)
+
+
+def _read_file(file: str) -> "Iterator[SealedRecord]":
+    from msgspec import MsgspecError
+    from msgspec.json import decode
+
+    from cavvy.domain.audit import SealedRecord
+
+    with click.open_file(file, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield decode(line, type=SealedRecord)
+            except MsgspecError as error:
+                raise CommandFailure(
+                    f"{file}, line {number}: this is not a record: {error}",
+                    "the file must be written by `cavvy audit export`",
+                ) from error
+
+
+def _show_account(record: "dict[str, Any]") -> str:
+    if not record["signed_in"]:
+        return "-"
+    return record["account"] or "(owner)"
+
+
+def _show_details(record: "dict[str, Any]") -> str:
+    parts = [f"{name}={value}" for name, value in record["target"].items()]
+    for name in ("before", "after"):
+        parts += [f"{name} {key}={value}" for key, value in (record[name] or {}).items()]
+    if record["left_out"]:
+        parts.append(f"{record['left_out']} refusals without a record")
+    return ", ".join([*([record["code"]] if record["code"] else []), *parts])

@@ -1,0 +1,51 @@
+"""The answers of the route for the audit log, and the client's method for it."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from msgspec.json import decode
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import query
+from cavvy.client.wire import Answer
+
+_PAGE = 1000
+
+
+class AuditLogRow(Answer, frozen=True, kw_only=True):
+    """A record of the audit log. `text` is the whole record in JSON, and `hash` is the SHA-256 of
+    it. The other fields are copies of those in the text.
+    """
+
+    number: int
+    at: datetime
+    account: str
+    project: str
+    outcome: str
+    hash: str
+    text: str
+
+
+class AuditLogPage(Answer, frozen=True, kw_only=True):
+    """Some records of the audit log, by number."""
+
+    records: list[AuditLogRow]
+
+
+def read_newest(client: ApiClient, limit: int, **filters: object) -> list[AuditLogRow]:
+    """The newest records, by number. Filters are parameters of the route."""
+    return _read(client, limit=limit, newest="true", **filters)
+
+
+def read_all(client: ApiClient, **filters: object) -> Iterator[AuditLogRow]:
+    """All records, by number. Filters are parameters of the route."""
+    after = 0
+    while page := _read(client, limit=_PAGE, after=after, **filters):
+        yield from page
+        after = page[-1].number
+
+
+def _read(client: ApiClient, **parameters: object) -> list[AuditLogRow]:
+    given = {name: value for name, value in parameters.items() if value is not None}
+    answer = client.repeat(lambda: client.send("GET", f"/v1/audit-log{query(**given)}"))
+    return decode(answer.body, type=AuditLogPage).records

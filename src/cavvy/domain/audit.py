@@ -1,0 +1,145 @@
+"""The audit log: records of every change that a user requests, and of every refusal. Each record
+contains the hash of the one before it, so a record that was changed or removed breaks the chain.
+
+Hash of a record: SHA-256 of its text, in hexadecimal. Its text is JSON in UTF-8 with sorted keys
+and without spaces. The first record's `prior` is 64 zeros.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from cavvy.domain.values import Struct, field
+
+FIRST = "0" * 64  # the `prior` of the first record
+
+
+class AuditOutcome(StrEnum):
+    """What became of a request."""
+
+    DONE = "done"
+    REFUSED = "refused"
+
+
+class AuditEntry(Struct, frozen=True, kw_only=True):
+    """What happened. `account` is empty for the owner of the state folder and for refused requests
+    without a valid token; `signed_in` tells them apart. `project` is empty for the installation.
+    """
+
+    at: datetime
+    signed_in: bool
+    account: str = ""
+    token: str = ""  # the ID of the token; empty for the owner of the state folder
+    address: str = ""  # where the request came from; empty for the Unix socket
+    action: str  # method and route, such as DELETE /v1/accounts/{account}
+    target: Mapping[str, str] = field(default_factory=dict)  # the parameters in the path
+    project: str = ""
+    outcome: AuditOutcome = AuditOutcome.DONE
+    code: str = ""  # of a refusal, the code of the error
+    left_out: int = 0  # earlier refusals from the address that have no record of their own
+    before: Mapping[str, object] | None = None
+    after: Mapping[str, object] | None = None
+
+
+class AuditRecord(AuditEntry, frozen=True, kw_only=True):
+    """An entry with its place in the chain."""
+
+    number: int  # 1 for the first record
+    prior: str  # hash of the record before it
+
+
+class SealedRecord(Struct, frozen=True, kw_only=True):
+    """A record as it is stored: its text, the hash of the text, and copies of the fields by which
+    records are found.
+    """
+
+    number: int
+    at: datetime
+    account: str
+    project: str
+    outcome: AuditOutcome
+    hash: str
+    text: str
+
+
+class ChainHead(Struct, frozen=True):
+    """The end of a chain. Kept elsewhere, it proves later that no record up to it has changed."""
+
+    number: int
+    hash: str
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.hash}"
+
+
+class ChainBroken(Exception):
+    """A record does not fit into the chain. `number` is where it should be."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(f"record {number}: {message}")
+        self.number = number
+
+
+EMPTY = ChainHead(0, FIRST)
+
+
+def seal(entry: AuditEntry, head: ChainHead) -> SealedRecord:
+    """Make the record that follows `head`."""
+    number = head.number + 1
+    record = AuditRecord(**msgspec.structs.asdict(entry), number=number, prior=head.hash)
+    text = msgspec.json.encode(record, order="sorted")
+    return SealedRecord(
+        number=number,
+        at=entry.at,
+        account=entry.account,
+        project=entry.project,
+        outcome=entry.outcome,
+        hash=hash_text(text),
+        text=text.decode(),
+    )
+
+
+def hash_text(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def check_chain(
+    records: Iterable[SealedRecord], head: ChainHead = EMPTY
+) -> Iterator[tuple[AuditRecord, ChainHead]]:
+    """Check each record against the one before it, and yield it with the chain's new end. `head` is
+    the end before the first record. Raises ChainBroken at the first record that does not fit.
+    """
+    for sealed in records:
+        expected = head.number + 1
+        if sealed.number != expected:
+            missing = "is missing" if sealed.number > expected else "is not in order"
+            raise ChainBroken(expected, f"it {missing}; record {sealed.number} comes next")
+        text = sealed.text.encode()
+        if hash_text(text) != sealed.hash:
+            raise ChainBroken(expected, "its text does not have the hash that is stored with it")
+        try:
+            record = msgspec.json.decode(text, type=AuditRecord)
+        except msgspec.MsgspecError as error:
+            raise ChainBroken(expected, f"its text cannot be read: {error}") from error
+        if record.prior != head.hash:
+            raise ChainBroken(
+                expected,
+                f"it follows a record with the hash {record.prior}, but the one before it has "
+                f"{head.hash}",
+            )
+        for name in ("number", "at", "account", "project", "outcome"):
+            if getattr(record, name) != getattr(sealed, name):
+                raise ChainBroken(expected, f"its {name} differs from the one in its text")
+        head = ChainHead(record.number, sealed.hash)
+        yield record, head
+
+
+def read_head(text: str) -> ChainHead:
+    """Read NUMBER:HASH. Raises ValueError."""
+    number, _, digest = text.strip().partition(":")
+    if not number.isdecimal() or len(digest) != len(FIRST) or set(digest) - set("0123456789abcdef"):
+        raise ValueError(f"{text!r} is not the end of a chain; expected NUMBER:HASH")
+    return ChainHead(int(number), digest)

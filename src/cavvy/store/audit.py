@@ -1,0 +1,90 @@
+"""The rows of the audit log, and the place where a request's record joins its first write.
+
+The API sets PENDING for the task that handles a request. The store asks it at each write, and
+appends the record in the same transaction, so that no change is stored without its record.
+"""
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Protocol, TypeVar
+
+from cavvy.domain.audit import EMPTY, AuditEntry, AuditOutcome, ChainHead, SealedRecord, seal
+from cavvy.store.accounts import in_projects
+from cavvy.store.base import ProjectFilter
+from cavvy.store.documents import to_micros
+from cavvy.store.drivers import DatabaseSession
+from cavvy.store.rows import RowCodec
+
+_T = TypeVar("_T")
+RECORDS = RowCodec(SealedRecord, "audit_log")
+_HEAD = "SELECT number, hash FROM audit_log ORDER BY number DESC LIMIT 1"
+
+
+class PendingEntry(Protocol):
+    """The entry of a request that may change something."""
+
+    def claim(self) -> AuditEntry | None:
+        """The entry, unless it was claimed already or the request needs none."""
+        ...
+
+    def give_back(self) -> None:
+        """The write failed, so another one may claim the entry."""
+        ...
+
+
+PENDING: ContextVar[PendingEntry | None] = ContextVar("PENDING", default=None)
+
+
+def append(session: DatabaseSession, entry: AuditEntry) -> ChainHead:
+    """Append a record, in the open transaction, and return the chain's new end."""
+    if not session.driver.is_sqlite:
+        # Other writers wait until this transaction ends, so that none follows the same record.
+        # SQLite has only one writer at a time.
+        session.run("LOCK TABLE audit_log IN SHARE ROW EXCLUSIVE MODE")
+    row = session.run(_HEAD).fetchone()
+    sealed = seal(entry, EMPTY if row is None else ChainHead(*row))
+    session.run(RECORDS.insert, RECORDS.values(sealed))
+    return ChainHead(sealed.number, sealed.hash)
+
+
+def recorded(
+    work: Callable[[DatabaseSession], _T], entry: AuditEntry
+) -> Callable[[DatabaseSession], _T]:
+    """Make a unit of work that appends the entry last, so that others wait for it only briefly."""
+
+    def both(session: DatabaseSession) -> _T:
+        result = work(session)
+        append(session, entry)
+        return result
+
+    return both
+
+
+def read_records(
+    session: DatabaseSession,
+    projects: ProjectFilter,
+    *,
+    account: str | None,
+    outcome: AuditOutcome | None,
+    since: datetime | None,
+    after: int,
+    limit: int,
+    newest: bool,
+) -> Sequence[SealedRecord]:
+    """At most `limit` records whose number is larger than `after`, by number: the oldest ones, or
+    the newest.
+    """
+    where, values = in_projects("project", projects)
+    conditions, given = [where, "number > ?"], [*values, after]
+    for column, value in (("account = ?", account), ("outcome = ?", outcome and str(outcome))):
+        if value is not None:
+            conditions.append(column)
+            given.append(value)
+    if since is not None:
+        conditions.append("at >= ?")
+        given.append(to_micros(since))
+    order = "DESC" if newest else "ASC"
+    sql = f"{RECORDS.select} WHERE {' AND '.join(conditions)} ORDER BY number {order} LIMIT ?"
+    rows = [RECORDS.make(row) for row in session.run(sql, (*given, limit)).fetchall()]
+    return rows[::-1] if newest else rows
