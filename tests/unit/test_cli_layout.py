@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw, convert
 from msgspec.json import encode
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from tests.unit.cli_client import (
     OFFER,
     FakeClient,
@@ -30,7 +30,7 @@ import cavvy.cli
 from cavvy.cli.main import cli
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
-from cavvy.client import account_wire, audit_wire, wire
+from cavvy.client import account_wire, audit_wire, key_wire, wire
 from cavvy.client.accounts import AccountClient
 from cavvy.domain.audit import EMPTY, AuditEntry, seal
 from cavvy.domain.tasks import JobSchedule, TaskSpec
@@ -43,6 +43,9 @@ PLACEMENT = "datacrunch/FIN-03/FIN-03/8xH100.80S.176V:1/on-demand"
 REASON = "no capacity for 8xH100.80S.176V in FIN-03, tried again at 2026-01-02 03:04:05 UTC; " * 2
 USER = "the-nightly-evaluation@research-and-development.example.com"
 MACHINE = "workstation-of-the-robotics-lab-in-building-17"
+KEY = key_wire.SecretKeyRow(
+    id="aes-0123456789abcdef", place=f"file:/srv/{NAME}/state/key", current=True, secrets=42
+)
 HEAD = st.builds(
     TableColumn, st.just("x"), drop=st.integers(0, 3), wrap=st.booleans(), cut=st.booleans()
 )
@@ -142,6 +145,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         monkeypatch.setattr(client, name, lambda *_, answer=answer: answer, raising=False)
     for name, rows in make_accounts().items():
         monkeypatch.setattr(AccountClient, name, lambda *_, rows=rows: rows)
+    monkeypatch.setattr(key_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
     monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
 
@@ -196,6 +200,7 @@ TABLES = {  # command -> the names that its table must contain
     "gc": ["rm-0-01jdqk3w5t9xz7e2-12"],
     "schedules": [NIGHTLY],
     "secret list": [NAME.upper()],
+    "secret keys": ["aes-0123456789abcdef"],
     "user list": [USER],
     "token list": [USER, "0123456789abcdef"],
     "project list": [PROJECT],

@@ -33,6 +33,7 @@ from cavvy.api.routes import (
     machines,
     markets,
     quotas,
+    secret_keys,
     secrets,
     server,
 )
@@ -48,6 +49,7 @@ _ROUTERS = tuple(
         jobs,
         logs,
         execs,
+        secret_keys,
         secrets,
         accounts,
         audit_log,

@@ -95,7 +95,7 @@ def _serve(
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_ServerRun(home, configured, word).run())
-    except (StateDirError, StoreError, OSError) as error:
+    except (StateDirError, settings.SettingsError, StoreError, OSError) as error:
         if not word.said_ready and is_full(home.path) and Reserve(Path(home.path)).give_up():
             return _serve(home, configured, word, waits=waits)
         if waits and isinstance(error, DatabaseInUse):
@@ -114,7 +114,7 @@ def _serve(
 def _fail(home: StateDir, word: "_Word", error: Exception) -> None:
     from cavvy.store.base import StoreFull
 
-    if isinstance(error, StateDirError):
+    if isinstance(error, StateDirError | settings.SettingsError):
         word.fail(error.code, error.message, error.hint)
     elif isinstance(error, StoreFull):
         word.fail(

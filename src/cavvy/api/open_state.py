@@ -34,10 +34,11 @@ from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
-from cavvy.settings import Settings
+from cavvy.settings import Settings, SettingsError
 from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.checkpoints.folders import CheckpointFolders
+from cavvy.store.keys import KEY_PLACES, KeyPlaceInvalid, KeyRing
 from cavvy.store.leases import DatabaseLease
 from cavvy.store.logs import LogStore
 from cavvy.store.open import open_store
@@ -138,7 +139,7 @@ def _make_state(
 ) -> AppState:
     clock, watch, root = WallClock(), ChangeNotifier(), Path(home.path)
     seen, blobs = watched(store, watch), ProjectBlobs(root / "folders")
-    tokens, sealer = load_tokens(home.file("agents.key")), SecretSealer(root / "key")
+    tokens, sealer = load_tokens(home.file("agents.key")), open_sealer(settings, root)
     downloads = endpoint = None
     if node_endpoint is not None:
         downloads = NodeDownloads(root / "downloads")
@@ -170,6 +171,17 @@ def _make_state(
         downloads=downloads,
         node_endpoint=endpoint.address if endpoint else None,
     )
+
+
+def open_sealer(settings: Settings, root: Path) -> SecretSealer:
+    """Make what encrypts secrets. Raises SettingsError if the settings name no valid place of a
+    key.
+    """
+    former = settings.text("secrets.former_keys").replace(",", " ").split()
+    try:
+        return SecretSealer(KeyRing(root / "key", settings.text("secrets.key"), former))
+    except KeyPlaceInvalid as error:
+        raise SettingsError(f"secrets.key or secrets.former_keys: {error}", KEY_PLACES) from error
 
 
 def make_deposits(settings: Settings, root: Path) -> DepositDependencies:

@@ -2,13 +2,16 @@
 again after it is set.
 """
 
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.session import named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import output_option
+
+if TYPE_CHECKING:
+    from cavvy.client.key_wire import SecretKeyRow
 
 
 @click.group("secret")
@@ -59,6 +62,54 @@ def list_secrets(project: str, output: str) -> None:
         f"{named(project, 'NAME')}`"
     )
     rows_out([TableColumn("name"), TableColumn("updated_at", "SET AT")], rows, output, empty=empty)
+
+
+@command.command("keys")
+@output_option
+def list_keys(output: str) -> None:
+    """List the keys that encrypt secrets, for admins. The current one is the first."""
+    from cavvy.cli.view.output import TableColumn, rows_out
+    from cavvy.client.key_wire import list_keys
+
+    with session() as client:
+        found = list_keys(client)
+    rows = [
+        (key.id or "-", "current" if key.current else "former", key.secrets, _show_place(key))
+        for key in found
+    ]
+    columns = [
+        TableColumn("id", "KEY"),
+        TableColumn("state"),
+        TableColumn("secrets"),
+        TableColumn("place", wrap=True),
+    ]
+    rows_out(columns, rows, output, empty="no keys")
+
+
+def _show_place(key: "SecretKeyRow") -> str:
+    if key.place is not None:
+        return key.place
+    return "the server lacks it" if key.id else "encrypted before version 2; rotate the key"
+
+
+@command.command("rotate")
+def rotate() -> None:
+    """Encrypt all secrets of all projects again, for admins.
+
+    If the key is in the server's state folder, the server makes a new one; the former one stays
+    beside it and still decrypts. Otherwise it uses the key that the setting secrets.key names, and
+    new data keys.
+    """
+    from cavvy.client.key_wire import rotate_key
+
+    with session() as client:
+        done = rotate_key(client)
+    for secret in done.unreadable:
+        click.echo(f"{secret.project}/{secret.name} is unchanged: {secret.reason}", err=True)
+    plural = "secret is" if done.encrypted == 1 else "secrets are"
+    click.echo(f"{done.encrypted} {plural} encrypted with {done.id} ({done.place})")
+    if done.unreadable:
+        raise CommandFailure(f"{len(done.unreadable)} secrets could not be read")
 
 
 @command.command("delete")

@@ -332,6 +332,14 @@ class Store(Protocol):
     async def allocations(self, host: str | None = None) -> Sequence[Allocation]: ...
     async def put_secret(self, secret: SealedSecret) -> None: ...
     async def secrets(self, project: str) -> Sequence[SealedSecret]: ...
+    async def all_secrets(self) -> Sequence[SealedSecret]:
+        """The secrets of all projects, by project and name."""
+
+    async def reseal_secret(self, secret: SealedSecret, sealed: bytes) -> bool:
+        """Replace the encrypted value of a secret. Returns False if it is not `secret.sealed` any
+        more.
+        """
+
     async def delete_secret(self, project: str, name: str) -> None:
         """Delete a secret. Raises RowNotFound."""
 

@@ -1,77 +1,116 @@
-"""Encrypts secrets with a key in a file that only this user can read, so that no database gets the
-plain text."""
+"""Encrypts secrets, so that no database gets the plain text.
 
-import errno
-import os
+An encrypted value consists of a version, the ID of the key that encrypted its data key, the
+encrypted data key, a nonce, and the ciphertext with its tag. Version 1 had no data key: the key
+itself encrypted the value.
+"""
+
 import secrets
-import stat
-from contextlib import suppress
-from pathlib import Path
 
-from cavvy.store.base import StoreFull, StoreUnusable
+from cavvy.domain.values import Struct
+from cavvy.store.base import StoreUnusable
+from cavvy.store.keys import KEY_BYTES, NONCE_BYTES, AesKey, KeyRing
 
-_KEY_BYTES = 32  # AES-256
-# AES-GCM uses a nonce of this length directly, and would hash any other: NIST SP 800-38D 5.2.1.1
-_NONCE_BYTES = 12
-# version of the encrypted form, which consists of version, nonce, and ciphertext with tag
-_VERSION = b"\x01"
+_VERSION_1 = b"\x01"
+_VERSION = b"\x02"
 
 
 class SecretSealer:
-    """Encrypts values with AES-256-GCM. The key is in the file `path`, which is created at the
-    first use. An encrypted value can be decrypted only for the project and name that it was
-    encrypted for.
+    """Encrypts values with AES-256-GCM and the keys of a ring. An encrypted value can be decrypted
+    only for the project and name that it was encrypted for.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._key: bytes | None = None
+    def __init__(self, keys: KeyRing) -> None:
+        self.keys = keys
 
     def seal(self, project: str, name: str, plain: str) -> bytes:
-        """Encrypt a value. Raises StoreUnusable if the key cannot be read, StoreFull if it cannot
+        """Encrypt a value. Raises StoreUnusable if the key cannot be used, StoreFull if it cannot
         be created.
         """
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        return (
+        key, data_key = self.keys.current(), secrets.token_bytes(KEY_BYTES)
+        wrapped, key_id = key.wrap(data_key), key.id.encode("ascii")
+        head = (
             _VERSION
-            + nonce
-            + AESGCM(self._read_key()).encrypt(nonce, plain.encode(), _bound_to(project, name))
+            + len(key_id).to_bytes(1, "big")
+            + key_id
+            + len(wrapped).to_bytes(2, "big")
+            + wrapped
         )
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        bound = head + _bound_to(project, name)
+        return head + nonce + AESGCM(data_key).encrypt(nonce, plain.encode(), bound)
 
     def unseal(self, project: str, name: str, sealed: bytes) -> str:
-        """Decrypt a value. Raises StoreUnusable if it was encrypted with another key, or for
-        another project or name.
+        """Decrypt a value. Raises StoreUnusable if its key cannot be used, or if it was encrypted
+        for another project or name.
         """
-        from cryptography.exceptions import InvalidTag
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-        nonce, text = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
         try:
-            if sealed[:1] != _VERSION:
-                raise InvalidTag
-            return AESGCM(self._read_key()).decrypt(nonce, text, _bound_to(project, name)).decode()
-        except (InvalidTag, ValueError) as error:
+            if sealed[:1] == _VERSION_1:
+                return self._unseal_version_1(project, name, sealed)
+            parts = _split(sealed)
+            data_key = self.keys.find(parts.key_id).unwrap(parts.wrapped)
+            bound = parts.head + _bound_to(project, name)
+            return _decrypt(data_key, parts.body, bound)
+        except StoreUnusable as error:
             raise StoreUnusable(
-                f"the secret {name} of project {project} cannot be read with the key in "
-                f"{self._path}; restore the key that encrypted it, or set the secret again: cavvy "
-                f"secret set {name}"
+                f"the secret {name} of project {project} cannot be read: {error}; if that cannot "
+                f"be mended, set the secret again: cavvy secret set {name}"
             ) from error
 
-    def _read_key(self) -> bytes:
-        if self._key is None:
-            try:
-                self._key = _load(self._path) or _make(self._path)
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise StoreFull(
-                        f"no space to write {self._path}; free some disk space"
-                    ) from error
-                raise StoreUnusable(
-                    f"cannot read the key {self._path}: {error.strerror}"
-                ) from error
-        return self._key
+    def _unseal_version_1(self, project: str, name: str, sealed: bytes) -> str:
+        for key in self.keys.all():
+            if isinstance(key, AesKey):
+                try:
+                    return _decrypt(key.material, sealed[1:], _bound_to(project, name))
+                except StoreUnusable:
+                    pass  # it was encrypted with another key
+        raise StoreUnusable("none of the server's keys fits it; restore the key that encrypted it")
+
+
+def find_key_id(sealed: bytes) -> str:
+    """The ID of the key that encrypted a value's data key; empty for values of version 1 and for
+    damaged ones.
+    """
+    try:
+        return _split(sealed).key_id
+    except StoreUnusable:
+        return ""
+
+
+class _SealedParts(Struct, frozen=True):
+    """The parts of an encrypted value. `head` is all before the nonce."""
+
+    key_id: str
+    wrapped: bytes
+    head: bytes
+    body: bytes
+
+
+def _split(sealed: bytes) -> _SealedParts:
+    """Raises StoreUnusable."""
+    if sealed[:1] != _VERSION or len(sealed) < 2:
+        raise StoreUnusable("it is damaged")
+    key_end = 2 + sealed[1]
+    end = key_end + 2 + int.from_bytes(sealed[key_end : key_end + 2], "big")
+    return _SealedParts(
+        key_id=sealed[2:key_end].decode("ascii", "replace"),
+        wrapped=sealed[key_end + 2 : end],
+        head=sealed[:end],
+        body=sealed[end:],
+    )
+
+
+def _decrypt(key: bytes, body: bytes, bound_to: bytes) -> str:
+    """Raises StoreUnusable."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    try:
+        return AESGCM(key).decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], bound_to).decode()
+    except (InvalidTag, ValueError) as error:
+        raise StoreUnusable("it is damaged, or belongs to another secret") from error
 
 
 def _bound_to(project: str, name: str) -> bytes:
@@ -79,48 +118,3 @@ def _bound_to(project: str, name: str) -> bytes:
     that project "a" with name "bc" differs from project "ab" with name "c".
     """
     return f"{len(project)}:{project}/{name}".encode()
-
-
-def _load(path: Path) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            mode, key = os.fstat(file.fileno()).st_mode, file.read(_KEY_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise StoreUnusable(
-            f"other users can read the key {path}; run: chmod 600 {path}, and change the secrets "
-            "that are encrypted with it"
-        )
-    if len(key) != _KEY_BYTES:
-        raise StoreUnusable(
-            f"{path} is not a key of {_KEY_BYTES} bytes; restore the right file, or delete it to "
-            "create a new key"
-        )
-    return key
-
-
-def _make(path: Path) -> bytes:
-    """Create the key file in one step. If two processes create it at the same time, both use the
-    key that was created first."""
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(
-            os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb"
-        ) as file:
-            file.write(secrets.token_bytes(_KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            # unlike a rename, this fails if another process has created the file first
-            os.link(part, path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        part.unlink(missing_ok=True)
-    key = _load(path)
-    assert key is not None
-    return key

@@ -414,6 +414,14 @@ class SqlStore:
     async def secrets(self, project: str) -> Sequence[SealedSecret]:
         return await self._all(SECRETS, "WHERE project = ? ORDER BY name", project)
 
+    async def all_secrets(self) -> Sequence[SealedSecret]:
+        return await self._all(SECRETS, "ORDER BY project, name")
+
+    async def reseal_secret(self, secret: SealedSecret, sealed: bytes) -> bool:
+        sql = "UPDATE secrets SET sealed = ? WHERE project = ? AND name = ? AND sealed = ?"
+        changed = await self._change(sql, sealed, secret.project, secret.name, secret.sealed)
+        return changed > 0
+
     async def delete_secret(self, project: str, name: str) -> None:
         sql = "DELETE FROM secrets WHERE project = ? AND name = ?"
         missing = RowNotFound(f"project {project} has no secret named {name}")

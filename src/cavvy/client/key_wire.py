@@ -1,0 +1,46 @@
+"""The answers of the routes for the keys of secrets, and the client's methods for them."""
+
+from msgspec.json import decode
+
+from cavvy.client.client import ApiClient
+from cavvy.client.wire import Answer
+
+
+class SecretKeyRow(Answer, frozen=True, kw_only=True):
+    """A key that encrypts the data keys of secrets, and how many secrets it protects. `place` is
+    None if the server does not have the key. `id` is empty for secrets of an older version, which
+    have no data key.
+    """
+
+    id: str
+    place: str | None
+    current: bool
+    secrets: int
+
+
+class UnreadableSecret(Answer, frozen=True, kw_only=True):
+    """A secret that could not be decrypted."""
+
+    project: str
+    name: str
+    reason: str
+
+
+class RotationView(Answer, frozen=True, kw_only=True):
+    """What a rotation did."""
+
+    id: str
+    place: str
+    encrypted: int
+    unreadable: list[UnreadableSecret]
+
+
+def list_keys(client: ApiClient) -> list[SecretKeyRow]:
+    answer = client.repeat(lambda: client.send("GET", "/v1/secret-keys"))
+    return decode(answer.body, type=list[SecretKeyRow])
+
+
+def rotate_key(client: ApiClient) -> RotationView:
+    """Encrypt all secrets again. Raises ApiError `database-unusable`, `disk-full`."""
+    answer = client.send("POST", "/v1/secret-keys/rotate", wait_s=600)
+    return decode(answer.body, type=RotationView)

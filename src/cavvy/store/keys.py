@@ -1,0 +1,319 @@
+"""The keys that encrypt data keys.
+
+Each secret is encrypted with a data key of its own, which is stored beside it, encrypted with a
+key that no database contains: one in a file, in a variable of the server's environment, or in AWS
+KMS. To change that key, only the data keys must be encrypted again.
+"""
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from cavvy.domain.values import Struct
+from cavvy.packages import extra_command
+from cavvy.store.base import StoreFull, StoreUnusable
+
+KEY_BYTES = 32  # AES-256
+# AES-GCM uses a nonce of this length directly, and would hash any other: NIST SP 800-38D 5.2.1.1
+NONCE_BYTES = 12
+_BOUND_TO = b"cavvy data key"
+# AWS KMS decrypts only with the context of the encryption, and shows it in AWS's own log.
+_CONTEXT = {"application": "cavvy"}
+_KMS_WAIT_S = 5  # seconds to connect to AWS KMS, and to wait for its answer
+# https://docs.aws.amazon.com/kms/latest/developerguide/concepts.html#key-id-key-ARN
+_KMS_KEY = re.compile(r"arn:aws[a-z-]*:kms:([a-z0-9-]+):\d{12}:key/[A-Za-z0-9-]+")
+KEY_PLACES = (
+    "expected file:PATH, env:NAME, or aws-kms: followed by the ARN of a key, such as "
+    "aws-kms:arn:aws:kms:eu-west-1:123456789012:key/UUID"
+)
+
+
+class KeyPlaceInvalid(ValueError):
+    """The text does not say where a key is. KEY_PLACES says what it may be."""
+
+
+class WrappingKey(Protocol):
+    """A key that encrypts data keys. Its methods raise StoreUnusable."""
+
+    @property
+    def id(self) -> str:
+        """The name that is stored with each data key that it has encrypted, in ASCII."""
+
+    @property
+    def place(self) -> str:
+        """Where the key is, for messages."""
+
+    def wrap(self, data_key: bytes) -> bytes: ...
+    def unwrap(self, wrapped: bytes) -> bytes: ...
+
+
+class AesKey(Struct, frozen=True):
+    """A key for AES-256-GCM that this process knows. Its ID is a hash of it, so the same key in
+    another place has the same ID.
+    """
+
+    material: bytes
+    place: str
+
+    @property
+    def id(self) -> str:
+        return f"aes-{sha256(b'cavvy key id ' + self.material).hexdigest()[:16]}"
+
+    def wrap(self, data_key: bytes) -> bytes:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return nonce + AESGCM(self.material).encrypt(nonce, data_key, _BOUND_TO)
+
+    def unwrap(self, wrapped: bytes) -> bytes:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce, text = wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:]
+        try:
+            return AESGCM(self.material).decrypt(nonce, text, _BOUND_TO)
+        except (InvalidTag, ValueError) as error:
+            raise StoreUnusable("the data key is damaged") from error
+
+
+class AwsKmsKey:
+    """A symmetric key in AWS KMS, which never leaves it. Needs the actions kms:Encrypt and
+    kms:Decrypt on the key, and credentials where boto3 searches for them.
+    """
+
+    def __init__(self, arn: str) -> None:
+        found = _KMS_KEY.fullmatch(arn)
+        if found is None:
+            raise KeyPlaceInvalid(f"{arn!r} is not the ARN of a key in AWS KMS")
+        self._arn, self._region = arn, found[1]
+
+    @property
+    def id(self) -> str:
+        return f"aws-kms:{self._arn}"
+
+    @property
+    def place(self) -> str:
+        return self.id
+
+    def wrap(self, data_key: bytes) -> bytes:
+        return bytes(self._ask("encrypt", Plaintext=data_key)["CiphertextBlob"])
+
+    def unwrap(self, wrapped: bytes) -> bytes:
+        return bytes(self._ask("decrypt", CiphertextBlob=wrapped)["Plaintext"])
+
+    def _ask(self, operation: str, **parameters: object) -> dict[str, Any]:
+        call, errors = getattr(self._client, operation), import_module("botocore.exceptions")
+        try:
+            answer: dict[str, Any] = call(KeyId=self._arn, EncryptionContext=_CONTEXT, **parameters)
+        except (errors.BotoCoreError, errors.ClientError) as error:
+            raise StoreUnusable(f"AWS KMS did not {operation} a data key: {error}") from error
+        return answer
+
+    @cached_property
+    def _client(self) -> Any:
+        try:
+            session = import_module("boto3.session").Session(region_name=self._region)
+            make_config = import_module("botocore.config").Config
+        except ImportError as error:
+            raise StoreUnusable(
+                f"keys in AWS KMS need boto3, which is not installed: {extra_command('aws')}"
+            ) from error
+        limits = make_config(
+            connect_timeout=_KMS_WAIT_S, read_timeout=_KMS_WAIT_S, retries={"max_attempts": 3}
+        )
+        return session.client("kms", config=limits)
+
+
+class KeyRing:
+    """The keys of a server: one that encrypts, and others that only decrypt.
+
+    `current` and `former` say where the keys are. If `current` is empty, the key is the file
+    `folder_key`, which is created at the first use, and its former versions are beside it. Raises
+    KeyPlaceInvalid.
+    """
+
+    def __init__(
+        self,
+        folder_key: Path,
+        current: str = "",
+        former: Sequence[str] = (),
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._folder_key = folder_key
+        self._environment = environment
+        self._kms = {place: _find_kms(place) for place in (current, *former)}
+        self._given, self._former = current, tuple(former)
+
+    @property
+    def renewable(self) -> bool:
+        """Whether `renew` can make a new key."""
+        return not self._given
+
+    def current(self) -> WrappingKey:
+        """The key that encrypts. Raises StoreUnusable if it cannot be read, StoreFull if it cannot
+        be created.
+        """
+        if self._given:
+            return self._open(self._given)
+        return self._folder_current
+
+    def all(self) -> Iterator[WrappingKey]:
+        """All keys, the current one first. Raises StoreUnusable for one that cannot be read."""
+        yield self.current()
+        yield from map(self._open, self._former)
+        if self._given:
+            with suppress(FileNotFoundError):
+                yield _load(self._folder_key)
+        for path in sorted(self._folder_key.parent.glob(f"{self._folder_key.name}.aes-*")):
+            yield _load(path)
+
+    def find(self, key_id: str) -> WrappingKey:
+        """The key with this ID. Raises StoreUnusable if there is none."""
+        for key in self.all():
+            if key.id == key_id:
+                return key
+        raise StoreUnusable(
+            f"the key {key_id}, which encrypted it, is not among the server's keys; restore it, or "
+            "name its place in the setting secrets.former_keys"
+        )
+
+    def renew(self) -> WrappingKey:
+        """Make a new key in the state folder. The old one is kept beside it, named by its ID. A
+        crash between the two steps leaves the old one in use.
+        """
+        assert self.renewable
+        path, old = self._folder_key, self._folder_current
+        with _explained(path):
+            with suppress(FileExistsError):
+                os.link(path, path.with_name(f"{path.name}.{old.id}"))
+            _flush_folder(path.parent)
+            part = _write_part(path)
+            os.replace(part, path)
+            _flush_folder(path.parent)
+        del self._folder_current
+        return self._folder_current
+
+    @cached_property
+    def _folder_current(self) -> AesKey:
+        with _explained(self._folder_key):
+            try:
+                return _load(self._folder_key)
+            except FileNotFoundError:
+                return _make(self._folder_key)
+
+    def _open(self, place: str) -> WrappingKey:
+        kms = self._kms[place]
+        if kms is not None:
+            return kms
+        kind, _, where = place.partition(":")
+        if kind == "env":
+            return _read_variable(where, self._environment.get(where, ""))
+        path = Path(where).expanduser()
+        with _explained(path):
+            return _load(path)
+
+
+def _find_kms(place: str) -> AwsKmsKey | None:
+    """Check the text for the place of a key, and make the key if it is in AWS KMS. Raises
+    KeyPlaceInvalid.
+    """
+    kind, colon, where = place.partition(":")
+    if place and (not colon or not where or kind not in ("file", "env", "aws-kms")):
+        raise KeyPlaceInvalid(f"{place!r} does not say where a key is")
+    return AwsKmsKey(where) if kind == "aws-kms" else None
+
+
+def _read_variable(name: str, text: str) -> AesKey:
+    from base64 import b64decode
+
+    try:
+        material = b64decode(text, validate=True)
+    except ValueError:
+        material = b""
+    if len(material) != KEY_BYTES:
+        raise StoreUnusable(
+            f"the variable {name} of the server is not a key of {KEY_BYTES} bytes in base64; "
+            "`openssl rand -base64 32` makes one"
+        )
+    return AesKey(material, f"env:{name}")
+
+
+class _explained:  # a context manager
+    """Raises StoreFull or StoreUnusable for an OSError about the key `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, OSError):
+            return
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFull(f"no space to write {self._path}; free some disk space") from error
+        raise StoreUnusable(f"cannot read the key {self._path}: {error.strerror}") from error
+
+
+def _load(path: Path) -> AesKey:
+    """Raises OSError, StoreUnusable."""
+    with open(path, "rb") as file:
+        mode, key = os.fstat(file.fileno()).st_mode, file.read(KEY_BYTES + 1)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise StoreUnusable(
+            f"other users can read the key {path}; run: chmod 600 {path}, and change the secrets "
+            "that are encrypted with it"
+        )
+    if len(key) != KEY_BYTES:
+        raise StoreUnusable(
+            f"{path} is not a key of {KEY_BYTES} bytes; restore the right file, or delete it to "
+            "create a new key"
+        )
+    return AesKey(key, f"file:{path}")
+
+
+def _make(path: Path) -> AesKey:
+    """Create the key file in one step. If two processes create it at the same time, both use the
+    key that was created first."""
+    part = _write_part(path)
+    try:
+        with suppress(FileExistsError):
+            # unlike a rename, this fails if another process has created the file first
+            os.link(part, path)
+        _flush_folder(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+    return _load(path)
+
+
+def _write_part(path: Path) -> Path:
+    """Write a new key to a file beside `path`."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(
+            os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb"
+        ) as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    return part
+
+
+def _flush_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

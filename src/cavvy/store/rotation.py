@@ -1,0 +1,74 @@
+"""Changes the key that protects the secrets."""
+
+from asyncio import to_thread
+from collections import Counter
+from collections.abc import Sequence
+
+from cavvy.domain.values import Struct
+from cavvy.store.base import SealedSecret, Store, StoreUnusable
+from cavvy.store.keys import WrappingKey
+from cavvy.store.secrets import SecretSealer, find_key_id
+
+
+class KeyUse(Struct, frozen=True, kw_only=True):
+    """How many secrets a key protects. `place` is None if the server does not have the key."""
+
+    id: str
+    place: str | None
+    current: bool
+    secrets: int
+
+
+class KeyRotation(Struct, frozen=True, kw_only=True):
+    """What `rotate_key` did. `unreadable` has the project and name of each secret that could not be
+    decrypted and is unchanged, and the reason.
+    """
+
+    key: WrappingKey
+    encrypted: int
+    unreadable: Sequence[tuple[str, str, str]]
+
+
+async def list_keys(store: Store, sealer: SecretSealer) -> list[KeyUse]:
+    """The keys that the server has, the current one first, and then those that it lacks. Values of
+    version 1 count for no key: their key has the empty ID. Raises StoreUnusable.
+    """
+    keys = await to_thread(lambda: list(sealer.keys.all()))
+    used = Counter(find_key_id(secret.sealed) for secret in await store.all_secrets())
+    found: dict[str, KeyUse] = {}
+    for key in keys:
+        found.setdefault(
+            key.id,
+            KeyUse(id=key.id, place=key.place, current=key is keys[0], secrets=used.pop(key.id, 0)),
+        )
+    missing = [
+        KeyUse(id=key_id, place=None, current=False, secrets=count)
+        for key_id, count in sorted(used.items())
+    ]
+    return [*found.values(), *missing]
+
+
+async def rotate_key(store: Store, sealer: SecretSealer) -> KeyRotation:
+    """Make a new key if the server makes its own, and encrypt all secrets again with the current
+    one and new data keys. It can be repeated after a crash, because former keys still decrypt.
+    Raises StoreUnusable if the current key cannot be used, StoreFull.
+    """
+    keys = sealer.keys
+    key = await to_thread(keys.renew if keys.renewable else keys.current)
+    encrypted, unreadable = 0, []
+    for secret in await store.all_secrets():
+        try:
+            encrypted += await _reseal(store, sealer, secret)
+        except StoreUnusable as error:
+            unreadable.append((secret.project, secret.name, str(error)))
+    return KeyRotation(key=key, encrypted=encrypted, unreadable=unreadable)
+
+
+async def _reseal(store: Store, sealer: SecretSealer, secret: SealedSecret) -> bool:
+    """Returns False if the secret was set or deleted meanwhile; a new value has the new key."""
+
+    def seal() -> bytes:
+        plain = sealer.unseal(secret.project, secret.name, secret.sealed)
+        return sealer.seal(secret.project, secret.name, plain)
+
+    return await store.reseal_secret(secret, await to_thread(seal))
