@@ -130,14 +130,20 @@ async def test_a_submission_and_its_stop_are_of_the_account(team: Team) -> None:
 
 async def test_every_refusal_has_a_record_and_tells_of_no_other_project(team: Team) -> None:
     token = await team.token(("team", Role.VIEWER))
-    for path, status, told, account in (
-        ("/projects/other/jobs", 404, "project-not-found", True),
-        ("/projects/unknown/jobs", 404, "project-not-found", True),
-        ("/accounts", 403, "role-needed", True),
-        ("/jobs", 401, "unauthorised", False),
+    for method, path, status, told, account in (
+        ("GET", "/projects/other/jobs", 404, "project-not-found", True),
+        ("GET", "/projects/unknown/jobs", 404, "project-not-found", True),
+        ("POST", "/projects/unknown/jobs", 404, "project-not-found", True),
+        ("GET", "/accounts", 403, "role-needed", True),
+        ("POST", "/accounts", 403, "role-needed", True),
+        ("DELETE", "/accounts/ada", 403, "role-needed", True),
+        ("POST", "/projects/team/jobs", 403, "role-needed", True),
+        ("GET", "/jobs", 401, "unauthorised", False),
+        ("POST", "/server/stop", 401, "unauthorised", False),
     ):
         start = len(await records(team))
-        answer = await send(team, "GET", path, token=token if account else "cavvy_" + "a" * 43)
+        shown = token if account else "cavvy_" + "a" * 43
+        answer = await send(team, method, path, token=shown)
         assert answer.status_code == status
         (found,) = await new_records(team, start)
         assert (found["outcome"], found["code"]) == ("refused", told)

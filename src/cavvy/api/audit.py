@@ -88,6 +88,7 @@ class AuditMiddleware:
                 if (entry := pending.claim()) is not None:
                     await self._app_state.store.record(entry)
             elif status in (401, 403) or "audit_refusal" in scope:
+                pending.close()  # writing the refusal must not claim the entry of a change
                 await self._refuse(pending.describe_refusal(str(status)))
         except StoreError as error:  # such as a full disk; the answer must still be sent
             _log.error("a record of the audit log was not written: %s", error)
