@@ -6,7 +6,9 @@ from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 from cavvy.domain.accounts import Account, AccountKind, AccountToken, Project, Role, RoleBinding
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.machines import NamedMachine
+from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.units import HourlyRate
 from cavvy.store.base import AtomicWrite, NameConflict, RowNotFound, SealedSecret, Store
 
 pytestmark = pytest.mark.anyio
@@ -123,3 +125,38 @@ async def test_lists_are_limited_to_a_set_of_projects(store: Store) -> None:
     assert not await store.spending(nothing)
     assert not await store.open_attempts(nothing)
     assert not await store.machines(nothing)
+
+
+async def test_policies_are_replaced_and_deleted(store: Store) -> None:
+    assert list((await store.policies()).find("team")) == []
+    await store.add_project(Project(name="company"), adopt=False)
+    await store.add_project(Project(name="team", parent="company"), adopt=False)
+    full = ProjectPolicy(
+        providers=("aws",),
+        regions=("eu",),
+        accelerators=("H100",),
+        max_rate=HourlyRate(5),
+        images=("ghcr.io/é/*",),
+        image_digests=True,
+    )
+    await store.put_policy("company", ProjectPolicy(regions=("us",)))
+    await store.put_policy("company", full)
+    await store.put_policy("", ProjectPolicy(image_digests=True))
+    book = await store.policies()
+    assert list(book.find("team")) == [
+        BoundPolicy("", ProjectPolicy(image_digests=True)),
+        BoundPolicy("company", full),
+    ]
+    await store.put_policy("company", None)
+    await store.put_policy("company", None)
+    assert [each.project for each in (await store.policies()).find("team")] == [""]
+
+
+async def test_a_secret_is_encrypted_again_only_if_it_is_still_the_same(store: Store) -> None:
+    first = SealedSecret(project="p", name="A", sealed=b"1", updated_at=NOW)
+    await store.put_secret(first)
+    await store.put_secret(SealedSecret(project="q", name="A", sealed=b"1", updated_at=NOW))
+    assert await store.reseal_secret(first, b"2")
+    assert not await store.reseal_secret(first, b"3")
+    found = [(each.project, each.sealed, each.updated_at) for each in await store.all_secrets()]
+    assert found == [("p", b"2", NOW), ("q", b"1", NOW)]

@@ -30,7 +30,7 @@ import cavvy.cli
 from cavvy.cli.main import cli
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
-from cavvy.client import account_wire, audit_wire, key_wire, wire
+from cavvy.client import account_wire, audit_wire, key_wire, policy_wire, wire
 from cavvy.client.accounts import AccountClient
 from cavvy.domain.audit import EMPTY, AuditEntry, seal
 from cavvy.domain.tasks import JobSchedule, TaskSpec
@@ -43,6 +43,15 @@ PLACEMENT = "datacrunch/FIN-03/FIN-03/8xH100.80S.176V:1/on-demand"
 REASON = "no capacity for 8xH100.80S.176V in FIN-03, tried again at 2026-01-02 03:04:05 UTC; " * 2
 USER = "the-nightly-evaluation@research-and-development.example.com"
 MACHINE = "workstation-of-the-robotics-lab-in-building-17"
+POLICY = policy_wire.PolicyView(
+    project=PROJECT,
+    providers=["aws", "datacrunch"],
+    regions=["eu", "us-east-1"],
+    accelerators=["RTX-PRO-6000", "H100"],
+    max_rate_micros_per_hour=12_500_000,
+    images=["ghcr.io/research-and-development/*"],
+    image_digests=True,
+)
 KEY = key_wire.SecretKeyRow(
     id="aes-0123456789abcdef", place=f"file:/srv/{NAME}/state/key", current=True, secrets=42
 )
@@ -146,6 +155,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for name, rows in make_accounts().items():
         monkeypatch.setattr(AccountClient, name, lambda *_, rows=rows: rows)
     monkeypatch.setattr(key_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
+    monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
     monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
 
@@ -207,6 +217,7 @@ TABLES = {  # command -> the names that its table must contain
     f"role list -p {PROJECT}": [USER],
     f"diff {NAME} b": ["result.phase"],
     "audit list": [PROJECT],
+    f"policy show -p {PROJECT}": [PROJECT],
     "check": ["kubernetes"],
     "init --list": ["hpo-sweep"],
     "offers --gpu H100:8 --limit 40": ["p5.48xlarge", "datacrunch"],

@@ -194,6 +194,11 @@ def names_matching(name: str) -> frozenset[str]:
     return frozenset({known.accelerator.name}) if known else frozenset({name})
 
 
+def is_known(name: str) -> bool:
+    """Whether a requirement names a known product, family, vendor or kind."""
+    return find_accelerator(name) is not None or names_matching(name) != {name}
+
+
 def is_match(accelerator: str, wish: str | None) -> bool:
     """Whether a device with this canonical name satisfies a requirement. Every device satisfies the
     requirement None. An unknown device is treated as a GPU.

@@ -23,6 +23,7 @@ from cavvy.catalog.accelerators import (
     AcceleratorKind,
     Vendor,
     find_accelerator,
+    is_known,
     names_matching,
     suggest,
 )
@@ -150,7 +151,7 @@ def _name(piece: str, text: str) -> str:
         return "any"
     if _is_group(piece):
         return piece.lower()
-    if find_accelerator(piece) is None and names_matching(piece) == {piece}:
+    if not is_known(piece):
         close = suggest(piece)
         hint = (
             f"did you mean {close}?"

@@ -120,7 +120,7 @@ class ControlPlane:
         self._providers = providers
         self._clock = clock
         self._worklist = Worklist(clock.now)
-        self.pool = ProviderPool(providers, clock)
+        self.pool = ProviderPool(providers, clock, store)
         self.checkpoints = self._make_checkpoints(dependencies)
         self.data, self.uploads = self._make_transfers(dependencies)
         self.agents = self._make_agents(dependencies)

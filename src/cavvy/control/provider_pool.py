@@ -5,13 +5,14 @@ few seconds.
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.offers import Offer
+from cavvy.domain.policies import PolicyBook
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import Struct, replace
@@ -51,11 +52,23 @@ class _Placed(Struct, frozen=True, kw_only=True):
     at: datetime
 
 
+class HasPolicies(Protocol):
+    """The part of a store that a pool needs."""
+
+    async def policies(self) -> PolicyBook: ...
+
+
 class ProviderPool:
     """The configured providers by name."""
 
-    def __init__(self, providers: Mapping[str, Provider], clock: ControlClock) -> None:
+    def __init__(
+        self,
+        providers: Mapping[str, Provider],
+        clock: ControlClock,
+        store: "HasPolicies | None" = None,
+    ) -> None:
         self.providers = providers
+        self._store = store
         self._clock = clock
         self._snapshot: MarketSnapshot | None = None
         self._asking = asyncio.Lock()
@@ -188,7 +201,9 @@ class ProviderPool:
         answers = await asyncio.gather(
             *(self._ask(name, place) for name, place in self.providers.items())
         )
+        policies = PolicyBook() if self._store is None else await self._store.policies()
         return OfferedMarket(
+            policies=policies,
             offers=tuple(offer for answer in answers for offer in answer.offers),
             hosts=tuple(host for answer in answers for host in answer.hosts),
             volumes=tuple(volume for answer in answers for volume in answer.volumes),

@@ -14,11 +14,13 @@ from cavvy.catalog.query import Constraint, OfferMatches
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.jobs import JobRecord, PlanState
 from cavvy.domain.offers import Offer
+from cavvy.domain.policies import PolicyBook
 from cavvy.domain.tasks import DEFAULT_CPUS, Objection, TaskSpec
 from cavvy.domain.units import Money, format_memory, format_rate
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.explain import explain, say_no_offer, wish
 from cavvy.planner.placements import PlacementPlan, PlanningContext
+from cavvy.planner.policies import explain_policy
 from cavvy.planner.quotas import explain_quota
 from cavvy.planner.rank import order_of, plan
 from cavvy.planner.required_options import explain_missing_option
@@ -54,6 +56,7 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
     volumes: Sequence[VolumeLocation] = ()
     blind: frozenset[str] = frozenset()
     problems: Sequence[SilentPlace] = ()
+    policies: PolicyBook = field(default_factory=PolicyBook)
 
 
 class Candidates(Struct, frozen=True, kw_only=True):
@@ -136,6 +139,7 @@ def _able(
     the other offers.
     """
     task, able, reasons = job.task, [], []
+    policies = market.policies.find(task.project)
     verdicts: dict[str, Sequence[Objection]] = {}
     for offer in smallest_shares(task, offers):
         verdict = verdicts.get(offer.provider)
@@ -151,7 +155,8 @@ def _able(
             reasons.append(f"{offer.provider}: {misplaced}")
             continue
         refusal = (
-            explain_slice(task, offer)
+            explain_policy(policies, task, offer)
+            or explain_slice(task, offer)
             or explain_missing_option(task, offer)
             or explain_quota(task, offer)
         )

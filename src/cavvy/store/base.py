@@ -27,6 +27,7 @@ from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
+from cavvy.domain.policies import PolicyBook, ProjectPolicy
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field
@@ -393,6 +394,12 @@ class Store(Protocol):
 
     async def projects(self) -> Sequence[Project]:
         """The projects that were created, and those that exist only as names of jobs."""
+
+    async def policies(self) -> PolicyBook:
+        """The policies of all projects."""
+
+    async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
+        """Replace or, for None, delete the policy of a project or of the INSTALLATION."""
 
     async def grant_role(self, binding: RoleBinding) -> None:
         """Store a role; if it exists, nothing changes. Raises RowNotFound if the account does not

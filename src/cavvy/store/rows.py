@@ -15,6 +15,7 @@ from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobRecord, Node, RunOrigin
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
+from cavvy.domain.policies import BoundPolicy
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, fields
@@ -26,6 +27,7 @@ from cavvy.store.documents import (
     decode_machine,
     decode_node,
     decode_origin,
+    decode_policy,
     decode_rest,
     decode_tags,
     decode_task,
@@ -166,6 +168,10 @@ ATTEMPTS: RowReader[Attempt] = RowReader(
 )
 MACHINES: RowReader[NamedMachine] = RowReader(
     "SELECT document FROM machines", lambda row: decode_machine(row[0])
+)
+POLICIES: RowReader[BoundPolicy] = RowReader(
+    "SELECT project, document FROM project_policies",
+    lambda row: BoundPolicy(row[0], decode_policy(row[1])),
 )
 NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: decode_node(row[0]))
 

@@ -277,3 +277,10 @@ CREATE INDEX audit_log_project ON audit_log (project, number);
 {append_only};
 {no_change};
 {no_removal};
+
+-- What the jobs of a project may use; an empty project stands for the installation.
+CREATE TABLE project_policies (
+    project TEXT NOT NULL,
+    document TEXT NOT NULL,
+    PRIMARY KEY (project)
+);

@@ -19,6 +19,7 @@ from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
+from cavvy.domain.policies import PolicyBook, ProjectPolicy
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 from cavvy.store import accounts
@@ -37,7 +38,7 @@ from cavvy.store.base import (
     SummaryPage,
     make_page,
 )
-from cavvy.store.documents import to_micros, to_time
+from cavvy.store.documents import encode, to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translate
 from cavvy.store.fence import Fence, fenced
 from cavvy.store.rows import (
@@ -50,12 +51,14 @@ from cavvy.store.rows import (
     MACHINES,
     NODES,
     OBSERVATIONS,
+    POLICIES,
     SECRETS,
     SUMMARIES,
     TALLIES,
     DocumentCache,
     RowCodec,
     RowReader,
+    insert_into,
 )
 from cavvy.store.spending import add_up
 from cavvy.store.workers import StoreWorkers
@@ -490,6 +493,18 @@ class SqlStore:
 
     async def projects(self) -> Sequence[Project]:
         return await self._read(accounts.list_used_projects)
+
+    async def policies(self) -> PolicyBook:
+        rows = await self._all(POLICIES, "ORDER BY project")
+        return PolicyBook(rows, await self.projects() if rows else ())
+
+    async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
+        if policy is None:
+            await self._change("DELETE FROM project_policies WHERE project = ?", project)
+            return
+        insert = insert_into("project_policies", ("project", "document"))
+        sql = f"{insert} ON CONFLICT (project) DO UPDATE SET document = excluded.document"
+        await self._change(sql, project, encode(policy))
 
     async def grant_role(self, binding: RoleBinding) -> None:
         await self._write(lambda session: accounts.grant_role(session, binding))

@@ -25,6 +25,7 @@ from cavvy.control.machine_service import MachineUnfit
 from cavvy.costs.extras import expect_extras
 from cavvy.domain.jobs import JobRecord, RunOrigin
 from cavvy.domain.offers import Offer
+from cavvy.domain.policies import PolicyBook
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_rate, format_usd
 from cavvy.domain.values import replace
@@ -35,6 +36,7 @@ from cavvy.planner.candidates import (
     rank_candidates,
 )
 from cavvy.planner.placements import PlanningContext
+from cavvy.planner.policies import explain_image
 from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import BlobStore, NotManifest, read_manifest
@@ -117,6 +119,9 @@ async def admit_task(
     machine, missing fields are taken from the machine. Raises ApiProblem if no offer and no machine
     can run the task, or if the user must first agree to pay.
     """
+    policies = (await app_state.store.policies()).find(task.project)
+    if refusal := explain_image(policies, task):
+        raise ApiProblem("policy-refused", str(refusal))
     if task.machine is None:
         await check_offers(app_state, task, now, consented=consented)
         return task, consented
@@ -323,7 +328,10 @@ async def check_offers(
         else _look(app_state, replace(job, consented=True), snapshot, situation)
     )
     if not paid.offers:
-        raise ApiProblem("no-offer", paid.reason or candidates.reason)
+        reason = paid.reason or candidates.reason
+        free = replace(snapshot, market=replace(snapshot.market, policies=PolicyBook()))
+        without = _look(app_state, replace(job, consented=True), free, situation)
+        raise ApiProblem("policy-refused" if without.offers else "no-offer", reason)
     raise ApiProblem("consent-needed", describe_price(task, paid.offers[0]))
 
 

@@ -1,0 +1,174 @@
+"""Routes for policies: what the jobs of a project, or of the installation, may use."""
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+from msgspec.structs import asdict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.audit import note_change
+from cavvy.api.errors import ApiProblem
+from cavvy.api.openapi import document
+from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.rules import in_path, on_installation
+from cavvy.api.wire import done, read, reply
+from cavvy.catalog.accelerators import is_known, suggest
+from cavvy.client import policy_wire as wire
+from cavvy.domain.accounts import INSTALLATION, Permission
+from cavvy.domain.policies import BoundPolicy, ProjectPolicy
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.registry import list_known
+
+router = APIRouter(prefix="/v1", tags=["policies"])
+_LONGEST = 200  # entries of a list, and characters of an entry
+
+
+@router.get(
+    "/projects/{project}/policy",
+    **document(
+        "List the policies that apply to a project's jobs, its own the last.",
+        rule=in_path(Permission.VIEW),
+        answer=list[wire.PolicyView],
+    ),
+)
+async def list_policies(request: Request, project: ProjectPath) -> Response:
+    return reply([_view(each) for each in await _find(app_state_of(request), project)])
+
+
+@router.get(
+    "/policy",
+    **document(
+        "List the policy of the installation, if it has one.",
+        rule=on_installation(Permission.VIEW),
+        answer=list[wire.PolicyView],
+    ),
+)
+async def list_general(request: Request) -> Response:
+    return reply([_view(each) for each in await _find(app_state_of(request), INSTALLATION)])
+
+
+@router.put(
+    "/projects/{project}/policy",
+    **document(
+        "Replace the policy of a project. It also applies to the projects below.",
+        rule=in_path(Permission.MANAGE),
+        ask=wire.PolicyAsk,
+        status=204,
+    ),
+)
+async def put(request: Request, project: ProjectPath) -> Response:
+    return await _put(request, project, await _read(request))
+
+
+@router.put(
+    "/policy",
+    **document(
+        "Replace the policy of the installation, which applies to all projects.",
+        rule=on_installation(Permission.MANAGE),
+        ask=wire.PolicyAsk,
+        status=204,
+    ),
+)
+async def put_general(request: Request) -> Response:
+    return await _put(request, INSTALLATION, await _read(request))
+
+
+@router.delete(
+    "/projects/{project}/policy",
+    **document(
+        "Delete the policy of a project; those above it still apply.",
+        rule=in_path(Permission.MANAGE),
+        status=204,
+    ),
+)
+async def delete(request: Request, project: ProjectPath) -> Response:
+    return await _put(request, project, None)
+
+
+@router.delete(
+    "/policy",
+    **document(
+        "Delete the policy of the installation.",
+        rule=on_installation(Permission.MANAGE),
+        status=204,
+    ),
+)
+async def delete_general(request: Request) -> Response:
+    return await _put(request, INSTALLATION, None)
+
+
+async def _find(app_state: AppState, project: str) -> Sequence[BoundPolicy]:
+    return (await app_state.store.policies()).find(project)
+
+
+async def _put(request: Request, project: str, policy: ProjectPolicy | None) -> Response:
+    app_state = app_state_of(request)
+    found = await _find(app_state, project)
+    before = next((each.policy for each in found if each.project == project), None)
+    note_change(request, before=_facts(before), after=_facts(policy))
+    await app_state.store.put_policy(project, policy)
+    app_state.control_plane.pool.expire()  # the cached offers are those of the former policies
+    return done()
+
+
+async def _read(request: Request) -> ProjectPolicy:
+    """Raises ApiProblem."""
+    ask = await read(request, wire.PolicyAsk)
+    for name in ("providers", "regions", "accelerators", "images"):
+        entries = getattr(ask, name)
+        if len(entries) > _LONGEST or any(not 0 < len(each) <= _LONGEST for each in entries):
+            raise ApiProblem(
+                "invalid-request",
+                f"`{name}` must have at most {_LONGEST} entries of 1 to {_LONGEST} characters",
+            )
+    known = list_known()
+    if unknown := [each for each in ask.providers if each not in known]:
+        raise ApiProblem(
+            "invalid-request",
+            f"{unknown[0]!r} is not a provider",
+            f"the providers are {', '.join(sorted(known))}",
+        )
+    for each in ask.accelerators:
+        if not is_known(each):
+            close = suggest(each)
+            raise ApiProblem(
+                "invalid-request",
+                f"{each!r} is not a GPU, a family, a vendor or a kind",
+                f"did you mean {close}?" if close else "see `cavvy offers --accelerators`",
+            )
+    if ask.max_rate_micros_per_hour is not None and ask.max_rate_micros_per_hour < 0:
+        raise ApiProblem("invalid-request", "`max_rate_micros_per_hour` must not be negative")
+    rate = ask.max_rate_micros_per_hour
+    return ProjectPolicy(
+        providers=tuple(ask.providers),
+        regions=tuple(ask.regions),
+        accelerators=tuple(ask.accelerators),
+        max_rate=None if rate is None else HourlyRate(rate),
+        images=tuple(ask.images),
+        image_digests=ask.image_digests,
+    )
+
+
+def _view(bound: BoundPolicy) -> wire.PolicyView:
+    policy = bound.policy
+    return wire.PolicyView(
+        project=bound.project,
+        providers=list(policy.providers),
+        regions=list(policy.regions),
+        accelerators=list(policy.accelerators),
+        max_rate_micros_per_hour=(
+            None if policy.max_rate is None else policy.max_rate.micros_per_hour
+        ),
+        images=list(policy.images),
+        image_digests=policy.image_digests,
+    )
+
+
+def _facts(policy: ProjectPolicy | None) -> dict[str, object] | None:
+    """What the audit log tells of a policy."""
+    if policy is None:
+        return None
+    facts = asdict(_view(BoundPolicy(INSTALLATION, policy)))
+    return {name: value for name, value in facts.items() if value and name != "project"}

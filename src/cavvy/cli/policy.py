@@ -1,0 +1,156 @@
+"""`cavvy policy`: manages what the jobs of a project may use."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client.policy_wire import PolicyView
+
+_ANY = "any"  # the value of an option that removes its restriction
+_everywhere = click.option(
+    "--all-projects", is_flag=True, help="The policy of the server, which applies to all projects."
+)
+
+
+@click.group("policy")
+def command() -> None:
+    """Restrict what the jobs of a project may use.
+
+    A policy also applies to all projects below. A job must satisfy the policies of its project, of
+    those above it and of the server. They apply whenever a place for a job is chosen; what runs
+    already continues.
+    """
+
+
+@command.command("show")
+@project_option
+@_everywhere
+@output_option
+def show(project: str, all_projects: bool, output: str) -> None:
+    """Show the policies that apply to a project's jobs, its own the last."""
+    from cavvy.client.policy_wire import list_policies
+
+    with session() as client:
+        found = list_policies(client, None if all_projects else project)
+    if output == "json":
+        from msgspec.structs import asdict
+
+        from cavvy.cli.view.output import json_out
+
+        json_out([asdict(each) for each in found])
+        return
+    rows = [(each.project or "(server)", *line) for each in found for line in _describe(each)]
+    columns = [TableColumn("project", "POLICY OF"), TableColumn("what"), TableColumn("only")]
+    empty = "no policy applies" if all_projects else f"no policy applies to project {project}"
+    rows_out(columns, rows, output, empty=empty)
+
+
+@command.command("set")
+@project_option
+@_everywhere
+@click.option("--providers", metavar="NAMES", help="The only providers, such as aws,gcp.")
+@click.option("--regions", metavar="NAMES", help="The only regions, such as eu,us-east-1.")
+@click.option("--gpus", metavar="NAMES", help="The only GPUs, such as H100,A100.")
+@click.option("--max-price", metavar="USD", help="The highest price of a node per hour.")
+@click.option(
+    "--images", metavar="NAMES", help="The only container images, such as ghcr.io/acme/*."
+)
+@click.option(
+    "--image-digests/--no-image-digests",
+    default=None,
+    help="Whether images must be named by their digest.",
+)
+def set_policy(
+    project: str,
+    all_projects: bool,
+    max_price: str | None,
+    image_digests: bool | None,
+    **lists: str | None,
+) -> None:
+    """Change the policy of a project. Restrictions without an option stay as they are; the value
+    `any` removes one.
+    """
+    from msgspec.structs import asdict
+
+    from cavvy.client.policy_wire import PolicyAsk, list_policies, put_policy
+
+    where = None if all_projects else project
+    changes: dict[str, Any] = {
+        {"gpus": "accelerators"}.get(name, name): _read_names(text)
+        for name, text in lists.items()
+        if text is not None
+    }
+    if max_price is not None:
+        changes["max_rate_micros_per_hour"] = _read_price(max_price)
+    if image_digests is not None:
+        changes["image_digests"] = image_digests
+    if not changes:
+        raise CommandFailure(
+            "no restriction is named", "name one, such as --regions eu; see --help", exit_code=2
+        )
+    with session() as client:
+        own = [each for each in list_policies(client, where) if each.project == (where or "")]
+        before = asdict(own[0]) if own else {}
+        before.pop("project", None)
+        put_policy(client, where, PolicyAsk(**{**before, **changes}))
+    click.echo(f"the policy of {_say(where)} is set")
+
+
+@command.command("delete")
+@project_option
+@_everywhere
+def delete(project: str, all_projects: bool) -> None:
+    """Delete the policy of a project. Those above it still apply."""
+    from cavvy.client.policy_wire import delete_policy
+
+    where = None if all_projects else project
+    with session() as client:
+        delete_policy(client, where)
+    click.echo(f"{_say(where)} has no policy of its own")
+
+
+def _say(where: str | None) -> str:
+    return "the server" if where is None else f"project {where}"
+
+
+def _read_names(text: str) -> list[str]:
+    names = [each.strip() for each in text.split(",") if each.strip()]
+    return [] if names == [_ANY] else names
+
+
+def _read_price(text: str) -> int | None:
+    """Micro-dollars; None for `any`."""
+    from decimal import Decimal, InvalidOperation
+
+    if text == _ANY:
+        return None
+    try:
+        micros = Decimal(text.removeprefix("$")) * 1_000_000
+    except InvalidOperation:
+        micros = Decimal(-1)
+    if not 0 <= micros < 10**15:
+        raise CommandFailure(
+            f"--max-price {text}: this is not a price", "expected USD, such as 12.50", exit_code=2
+        )
+    return int(micros)
+
+
+def _describe(policy: "PolicyView") -> Iterator[tuple[str, str]]:
+    for name, values in (
+        ("providers", policy.providers),
+        ("regions", policy.regions),
+        ("GPUs", policy.accelerators),
+        ("images", policy.images),
+    ):
+        if values:
+            yield name, ", ".join(values)
+    if policy.image_digests:
+        yield "images", "named by their digest"
+    if policy.max_rate_micros_per_hour is not None:
+        yield "nodes", f"up to ${policy.max_rate_micros_per_hour / 1e6:,.2f} per hour"

@@ -1,0 +1,55 @@
+"""The requests and answers of the routes for policies, and the client's methods for them."""
+
+from msgspec import field
+from msgspec.json import decode, encode
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import project_path
+from cavvy.client.wire import Answer, Ask
+
+
+class PolicyAsk(Ask, frozen=True, kw_only=True):
+    """What the jobs of a project may use. Empty lists and null permit everything.
+    `max_rate_micros_per_hour` is the highest price of one node.
+    """
+
+    providers: list[str] = field(default_factory=list)
+    regions: list[str] = field(default_factory=list)
+    accelerators: list[str] = field(default_factory=list)
+    max_rate_micros_per_hour: int | None = None
+    images: list[str] = field(default_factory=list)
+    image_digests: bool = False
+
+
+class PolicyView(Answer, frozen=True, kw_only=True):
+    """A policy and the project that has it. An empty project stands for the installation."""
+
+    project: str
+    providers: list[str]
+    regions: list[str]
+    accelerators: list[str]
+    max_rate_micros_per_hour: int | None
+    images: list[str]
+    image_digests: bool
+
+
+def list_policies(client: ApiClient, project: str | None) -> list[PolicyView]:
+    """The policies that apply to the jobs of a project, its own the last; for None, that of the
+    installation.
+    """
+    answer = client.repeat(lambda: client.send("GET", _path(project)))
+    return decode(answer.body, type=list[PolicyView])
+
+
+def put_policy(client: ApiClient, project: str | None, ask: PolicyAsk) -> None:
+    """Replace the policy of a project or, for None, of the installation. Raises ApiError."""
+    body = encode(ask)
+    client.repeat(lambda: client.send("PUT", _path(project), body))
+
+
+def delete_policy(client: ApiClient, project: str | None) -> None:
+    client.repeat(lambda: client.send("DELETE", _path(project)))
+
+
+def _path(project: str | None) -> str:
+    return "/v1/policy" if project is None else f"{project_path(project)}/policy"

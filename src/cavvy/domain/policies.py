@@ -1,0 +1,60 @@
+"""What the jobs of a project may use."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from cavvy.domain.accounts import INSTALLATION, Project
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct
+
+
+class ProjectPolicy(Struct, frozen=True, kw_only=True):
+    """Restrictions on the jobs of a project and of those below it. Empty tuples and None permit
+    everything.
+
+    `regions` are names of regions, countries or areas, as in a task. `accelerators` are products,
+    families, vendors or kinds, as in a task. `max_rate` is the highest price of one node. `images`
+    are names of container images, of the form REGISTRY/REPOSITORY, in which `*` stands for any
+    characters; `image_digests` permits only images that are named by their digest.
+    """
+
+    providers: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    accelerators: tuple[str, ...] = ()
+    max_rate: HourlyRate | None = None
+    images: tuple[str, ...] = ()
+    image_digests: bool = False
+
+
+class BoundPolicy(Struct, frozen=True):
+    """A policy and the project that it was set for, which may be the INSTALLATION."""
+
+    project: str
+    policy: ProjectPolicy
+
+    @property
+    def owner(self) -> str:
+        """The project, in words."""
+        return f"project {self.project}" if self.project else "the installation"
+
+
+class PolicyBook:
+    """The policies of all projects."""
+
+    def __init__(
+        self, policies: Iterable[BoundPolicy] = (), projects: Iterable[Project] = ()
+    ) -> None:
+        self._policies = {each.project: each for each in policies}
+        self._parents: Mapping[str, str | None] = {each.name: each.parent for each in projects}
+
+    def find(self, project: str) -> Sequence[BoundPolicy]:
+        """The policies that apply to the jobs of a project: those of the installation, of the
+        projects above it, and its own, in this order.
+        """
+        if not self._policies:
+            return ()
+        names, name = [], project or None
+        while name is not None and name not in names:
+            names.append(name)
+            name = self._parents.get(name)
+        names.append(INSTALLATION)
+        return [self._policies[each] for each in reversed(names) if each in self._policies]

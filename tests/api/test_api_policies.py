@@ -1,0 +1,94 @@
+"""Policies of projects: who may set them, and what they refuse."""
+
+from typing import Any
+
+import httpx
+import pytest
+from tests.api.api_state import Api
+from tests.api.team import make_team
+
+PAID = "{name: t, run: 'true', resources: {cpu: 64}}"
+
+
+async def submit(api: Api, text: str = PAID, project: str = "p") -> httpx.Response:
+    return await api.http.post(f"/v1/projects/{project}/jobs", json={"text": text, "consent": True})
+
+
+async def put(api: Api, path: str = "/v1/projects/p/policy", **rules: Any) -> httpx.Response:
+    return await api.http.put(path, json=rules)
+
+
+@pytest.mark.parametrize("path", ["/v1/policy", "/v1/projects/p/policy"])
+@pytest.mark.parametrize(
+    ("rules", "text", "reason"),
+    [
+        ({"providers": ["aws"]}, PAID, "permits only the providers aws"),
+        ({"regions": ["asia"]}, PAID, "permits only the regions asia"),
+        ({"max_rate_micros_per_hour": 2_000_000}, PAID, "permits at most $2.00/h a node"),
+        (
+            {"images": ["ghcr.io/acme/*"]},
+            "{name: t, run: 'true', image: python}",
+            "permits only the images ghcr.io/acme/*",
+        ),
+        ({"image_digests": True}, "{name: t, run: 'true', image: python}", "by their digest"),
+    ],
+)
+async def test_a_submission_that_only_a_policy_prevents_is_refused(
+    api: Api, path: str, rules: dict[str, Any], text: str, reason: str
+) -> None:
+    assert (await put(api, path, **rules)).status_code == 204
+    answer = await submit(api, text)
+    assert (answer.status_code, answer.json()["code"]) == (403, "policy-refused"), answer.text
+    assert reason in answer.json()["message"]
+    log = (await api.http.get("/v1/audit-log")).json()["records"]
+    assert [record["outcome"] for record in log] == ["done", "refused"]
+    assert f"PUT {path.replace('/p/', '/{project}/')}" in log[0]["text"]
+    assert "policy-refused" in log[1]["text"]
+    assert (await api.http.delete(path)).status_code == 204
+    if "image" not in text:  # at once, not after the cached offers have expired
+        assert (await submit(api, text)).status_code == 201
+
+
+async def test_a_job_that_no_offer_fits_is_not_blamed_on_the_policy(api: Api) -> None:
+    await put(api, providers=["fake"])
+    answer = await submit(api, "{name: t, run: 'true', resources: {cpu: 9999}}")
+    assert answer.json()["code"] == "no-offer"
+
+
+async def test_other_projects_are_not_restricted(api: Api) -> None:
+    await put(api, providers=["aws"])
+    assert (await submit(api, project="q")).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"providers": ["awss"]}, "'awss' is not a provider"),
+        ({"accelerators": ["H10O"]}, "'H10O' is not a GPU"),
+        ({"regions": [""]}, "`regions` must have"),
+        ({"images": ["x" * 201]}, "`images` must have"),
+        ({"max_rate_micros_per_hour": -1}, "must not be negative"),
+        ({"max_price": 3}, "max_price"),
+        ({"regions": "eu"}, "regions"),
+    ],
+)
+async def test_a_wrong_policy_is_refused_and_the_former_one_stays(
+    api: Api, rules: dict[str, Any], message: str
+) -> None:
+    await put(api, regions=["eu"])
+    answer = await put(api, **rules)
+    assert answer.status_code == 422, answer.text
+    assert message in answer.json()["message"]
+    (row,) = (await api.http.get("/v1/projects/p/policy")).json()
+    assert (row["project"], row["regions"]) == ("p", ["eu"])
+
+
+async def test_a_project_below_cannot_loosen_a_policy(api: Api) -> None:
+    await make_team(api)  # `below` is a project below `team`
+    await put(api, "/v1/projects/company/policy", providers=["aws"])
+    await put(api, "/v1/projects/team/policy", providers=["aws", "fake"])
+    rows = (await api.http.get("/v1/projects/team/policy")).json()
+    assert [row["project"] for row in rows] == ["company", "team"]
+    answer = await submit(api, project="team")
+    assert answer.json()["code"] == "policy-refused"
+    assert "project company permits only" in answer.json()["message"]
