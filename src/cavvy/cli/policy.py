@@ -10,7 +10,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client.policy_wire import PolicyView
+    from cavvy.client.policy_wire import ProjectPolicyView
 
 _ANY = "any"  # the value of an option that removes its restriction
 _everywhere = click.option(
@@ -141,7 +141,7 @@ def _read_price(text: str) -> int | None:
     return int(micros)
 
 
-def _describe(policy: "PolicyView") -> Iterator[tuple[str, str]]:
+def _describe(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
     for name, values in (
         ("providers", policy.providers),
         ("regions", policy.regions),

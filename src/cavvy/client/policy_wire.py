@@ -21,7 +21,7 @@ class PolicyAsk(Ask, frozen=True, kw_only=True):
     image_digests: bool = False
 
 
-class PolicyView(Answer, frozen=True, kw_only=True):
+class ProjectPolicyView(Answer, frozen=True, kw_only=True):
     """A policy and the project that has it. An empty project stands for the installation."""
 
     project: str
@@ -33,12 +33,12 @@ class PolicyView(Answer, frozen=True, kw_only=True):
     image_digests: bool
 
 
-def list_policies(client: ApiClient, project: str | None) -> list[PolicyView]:
+def list_policies(client: ApiClient, project: str | None) -> list[ProjectPolicyView]:
     """The policies that apply to the jobs of a project, its own the last; for None, that of the
     installation.
     """
     answer = client.repeat(lambda: client.send("GET", _path(project)))
-    return decode(answer.body, type=list[PolicyView])
+    return decode(answer.body, type=list[ProjectPolicyView])
 
 
 def put_policy(client: ApiClient, project: str | None, ask: PolicyAsk) -> None:

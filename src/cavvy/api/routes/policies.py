@@ -30,7 +30,7 @@ _LONGEST = 200  # entries of a list, and characters of an entry
     **document(
         "List the policies that apply to a project's jobs, its own the last.",
         rule=in_path(Permission.VIEW),
-        answer=list[wire.PolicyView],
+        answer=list[wire.ProjectPolicyView],
     ),
 )
 async def list_policies(request: Request, project: ProjectPath) -> Response:
@@ -42,7 +42,7 @@ async def list_policies(request: Request, project: ProjectPath) -> Response:
     **document(
         "List the policy of the installation, if it has one.",
         rule=on_installation(Permission.VIEW),
-        answer=list[wire.PolicyView],
+        answer=list[wire.ProjectPolicyView],
     ),
 )
 async def list_general(request: Request) -> Response:
@@ -151,9 +151,9 @@ async def _read(request: Request) -> ProjectPolicy:
     )
 
 
-def _view(bound: BoundPolicy) -> wire.PolicyView:
+def _view(bound: BoundPolicy) -> wire.ProjectPolicyView:
     policy = bound.policy
-    return wire.PolicyView(
+    return wire.ProjectPolicyView(
         project=bound.project,
         providers=list(policy.providers),
         regions=list(policy.regions),
