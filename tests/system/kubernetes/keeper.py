@@ -172,6 +172,7 @@ class Keeper:
             *common,
             f"--cert-dir={pki}",
             f"--service-account-private-key-file={pki}/sa.key",
+            f"--root-ca-file={pki}/apiserver.crt",  # by which pods trust the API server
             "--node-monitor-grace-period=8s",
             "--node-monitor-period=1s",
             "--controllers=*,bootstrapsigner,tokencleaner",
