@@ -132,3 +132,18 @@ def test_the_readme_does_not_boast() -> None:
     assert boast is not None
     with CatalogSnapshot.open(SHIPPED) as snapshot:
         assert snapshot.info().rows > int(boast[1].replace(",", ""))
+
+
+def test_code_blocks_have_one_command_on_each_line() -> None:
+    """A formatter once joined the lines of blocks like those of paragraphs."""
+    joined = re.compile(r"^\s*(?:cavvy|make) [^#|&;`$]*\s(?:cavvy|make) [a-z]")
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for block in re.findall(r"^```.*?^```", page.read_text("utf-8"), re.M | re.S):
+            for line in block.splitlines():
+                assert not joined.match(line), f"{page}: {line}"
+    first = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
+    assert first is not None
+    assert [line.split()[:2] for line in first[1].splitlines()] == [
+        ["make", "demo"],
+        ["make", "test"],
+    ]
