@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import click
 
+from cavvy.cli.installation import adopt
 from cavvy.cli.reach.session import failures, make_failure, make_patience
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
@@ -17,6 +18,8 @@ def command() -> None:
     work. Jobs keep running while it is stopped.
     """
 
+
+command.add_command(adopt.command)
 
 # Options that set a setting of the server for this start.
 _OPTIONS = {

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ _PATIENCE = {
 # seconds after which PostgreSQL ends a transaction of a server that has vanished, whose locks would
 # otherwise delay the server that takes over; no transaction of ours waits for anything else
 _ABANDONED_S = 20
+_STREAMED = 2000  # rows that a query with many rows fetches at once
 
 
 class SqlCursor(Protocol):
@@ -103,6 +104,29 @@ class DatabaseSession:
             sql = self._texts.get(sql) or self._texts.setdefault(sql, sql.replace("?", "%s"))
         cursor: SqlCursor = self._raw.execute(sql, values)
         return cursor
+
+    def stream(self, sql: str) -> Iterator[Row]:
+        """Run a query with many rows, which are read bit by bit, in the open transaction."""
+        if self.driver.is_sqlite:
+            yield from self._raw.execute(sql)
+            return
+        with self._raw.cursor(name="stream") as cursor:
+            cursor.itersize = _STREAMED
+            yield from cursor.execute(sql)
+
+    def insert_all(self, table: str, columns: str, rows: Iterable[Row]) -> None:
+        """Insert many rows, in the open transaction. They may refer to each other."""
+        if self.driver.is_sqlite:
+            self._raw.execute("PRAGMA defer_foreign_keys=ON")
+            marks = ", ".join("?" * (columns.count(",") + 1))
+            self._raw.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", rows)
+            return
+        with (
+            self._raw.cursor() as cursor,
+            cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy,
+        ):
+            for row in rows:
+                copy.write_row(row)
 
     def begin(self) -> None:
         # Use IMMEDIATE, because otherwise another process could write between the reads and the

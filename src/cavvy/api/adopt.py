@@ -1,0 +1,174 @@
+"""Moves the jobs of an embedded server from SQLite to PostgreSQL: `cavvy server adopt`.
+
+All rows arrive in one transaction, which compares them with the source before it ends. So an
+interrupted move leaves an empty database behind, and can be repeated. The file `cavvy.db` is only
+read, and renamed at the end.
+
+Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. They stay
+there, unless the move begins in another folder: then they are copied, and no job may be running,
+because agents on this machine look for their server in the old folder.
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+from cavvy.api.database import SCHEMES, BindsFolder, bind_folder, hold_database
+from cavvy.api.folder_copy import copy_files
+from cavvy.api.state_dir import StateDir, StateDirBusy, StateDirError
+from cavvy.client.state import write_private
+from cavvy.domain.values import Struct
+from cavvy.store.base import StoreUnusable
+from cavvy.store.drivers import DatabaseSession, make_driver, translate
+from cavvy.store.fence import check_fence
+from cavvy.store.leases import DatabaseLease
+from cavvy.store.migrate import prepare
+from cavvy.store.open import open_store
+from cavvy.store.table_copy import TableDigest, copy_rows, digest_rows, refuse_rows
+
+DATABASE = "cavvy.db"
+MOVED = "cavvy.db.moved"
+
+
+class AdoptedServer(Struct, frozen=True, kw_only=True):
+    """What arrived in the database, and how many files were copied to the new state folder. `again`
+    says that an earlier run had copied the rows."""
+
+    tables: Sequence[TableDigest]
+    files: int = 0
+    again: bool = False
+
+
+def adopt(home: StateDir, url: str, source: StateDir | None = None) -> AdoptedServer:
+    """Move the jobs of `source`, or else of `home` itself, to the PostgreSQL database, for servers
+    that use `home`. Raises StateDirError, StoreError.
+    """
+    if not url.startswith(SCHEMES):
+        raise StateDirError(
+            "settings-invalid",
+            f"--database starts with {url.partition(':')[0]!r}; expected {SCHEMES[0]}",
+            f"write {SCHEMES[0]}USER@HOST/NAME",
+        )
+    for folder in (home,) if source is None else (source, home):
+        _claim(folder)
+    origin = source or home
+    if not os.path.exists(origin.file(DATABASE)):
+        raise StateDirError(
+            "nothing-to-adopt",
+            f"{origin.file(DATABASE)} does not exist"
+            + (f"; {MOVED} was moved before" if os.path.exists(origin.file(MOVED)) else ""),
+            "CAVVY_HOME or --from names the state folder of a server that used SQLite",
+        )
+    if source is not None and os.path.exists(home.file(DATABASE)):
+        raise StateDirError(
+            "settings-invalid",
+            f"the state folder {home.path} has jobs of its own in {DATABASE}",
+            "set CAVVY_HOME to a new folder",
+        )
+    return asyncio.run(_Move(home, url, origin).run())
+
+
+class _Move:
+    """One run of the command."""
+
+    def __init__(self, home: StateDir, url: str, origin: StateDir) -> None:
+        self._home = home
+        self._url = url
+        self._origin = origin
+        self._lost = False
+
+    async def run(self) -> AdoptedServer:
+        async with hold_database(self._url, self._home, "", self._note_loss) as lease:
+            done = await asyncio.to_thread(self._copy, lease)
+            store = open_store(self._url, fence=lease.fence)
+            await store.open()
+            try:
+                await bind_folder(cast(BindsFolder, store), self._home, self._url)
+            finally:
+                await store.close()
+            self._mark()
+        return done
+
+    def _note_loss(self) -> None:
+        self._lost = True  # the fence prevents the commit
+
+    def _copy(self, lease: DatabaseLease) -> AdoptedServer:
+        source = make_driver(f"sqlite:///{self._origin.file(DATABASE)}", journal="auto")
+        target = make_driver(self._url, journal="auto")
+        try:
+            source = prepare(source, lambda: secrets.token_hex(16))
+            target = prepare(target, lambda: secrets.token_hex(16), lease.fence)
+            with closing(source.connect()) as one, closing(target.connect()) as two:
+                one.begin()  # no other process can write meanwhile
+                self._refuse_running(one)
+                files = 0
+                if self._origin is not self._home:
+                    files = copy_files(Path(self._origin.path), Path(self._home.path))
+                return self._copy_rows(one, two, lease, files)
+        except Exception as error:
+            if (told := translate(error, target)) is error:
+                raise
+            raise told from error
+
+    def _copy_rows(
+        self, one: DatabaseSession, two: DatabaseSession, lease: DatabaseLease, files: int
+    ) -> AdoptedServer:
+        assert lease.fence is not None
+        two.begin()
+        try:
+            check_fence(two, lease.fence)
+            try:
+                refuse_rows(two)
+            except StoreUnusable:
+                if (there := digest_rows(two)) != digest_rows(one):
+                    raise
+                return AdoptedServer(tables=there, files=files, again=True)
+            tables = copy_rows(one, two)
+            two.commit()
+            return AdoptedServer(tables=tables, files=files)
+        finally:
+            two.rollback()
+            one.rollback()
+
+    def _refuse_running(self, session: DatabaseSession) -> None:
+        """Raise StateDirError if gangs run and their server would move to another folder."""
+        if self._origin is self._home:
+            return
+        rows = session.run(
+            "SELECT DISTINCT j.name FROM attempts a JOIN jobs j ON j.id = a.job_id "
+            "WHERE a.phase <> 'ended' ORDER BY j.name"
+        ).fetchall()
+        if rows:
+            names = ", ".join(name for (name,) in rows[:5])
+            raise StateDirError(
+                "jobs-running",
+                f"jobs of {self._origin.path} are running ({names}), and their agents look for the "
+                "server in that folder",
+                f"wait for them or stop them, or leave the server in its folder: CAVVY_HOME="
+                f"{self._origin.path} cavvy server adopt, without --from",
+            )
+
+    def _mark(self) -> None:
+        """Rename the file, so that no server works with it any more. A server that is started in a
+        folder that was left is told where the jobs are."""
+        if self._origin is not self._home:
+            write_private(self._origin.file("database"), self._url.encode())
+        os.replace(self._origin.file(DATABASE), self._origin.file(MOVED))
+        for tail in ("-wal", "-shm"):
+            if os.path.exists(self._origin.file(DATABASE + tail)):
+                os.replace(self._origin.file(DATABASE + tail), self._origin.file(MOVED + tail))
+
+
+def _claim(folder: StateDir) -> None:
+    try:
+        folder.claim(wait_s=0.0)
+    except StateDirBusy as error:
+        raise StateDirError(
+            "server-running",
+            f"a server works with {folder.path}",
+            f"stop it first: CAVVY_HOME={folder.path} cavvy server stop; jobs keep running",
+        ) from error

@@ -1,0 +1,70 @@
+"""The files of a state folder that belong to its database: what a backup or a move takes along."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from hashlib import file_digest
+from pathlib import Path
+
+# Keys, and the certificate that nodes check. Without them, secrets cannot be opened and agents are
+# refused.
+KEYS = ("agents.key", "tls.pem", "key", "installation", "files.id")
+_KEY_FORMS = "key.*"  # former keys of secrets
+# Uploaded working folders, logs, checkpoints and results, and files of providers.
+FOLDERS = ("folders", "logs", "storage", "providers")
+# Processes of this machine, their folders and sockets: they mean nothing in another place.
+_LEFT_OUT = ("providers/local",)
+
+
+def list_keys(root: Path) -> Iterator[Path]:
+    """The key files of a state folder, relative to it."""
+    for path in [*(root / name for name in KEYS), *sorted(root.glob(_KEY_FORMS))]:
+        if path.is_file() and not path.is_symlink():
+            yield path.relative_to(root)
+
+
+def list_files(root: Path) -> Iterator[Path]:
+    """All other files that belong to the database, relative to the state folder. Sockets, links and
+    unfinished files are left out."""
+    for folder in FOLDERS:
+        for where, inner, names in os.walk(root / folder):
+            here = Path(where).relative_to(root)
+            inner[:] = sorted(name for name in inner if str(here / name) not in _LEFT_OUT)
+            for name in sorted(names):
+                path = Path(where) / name
+                if path.is_file() and not path.is_symlink() and not name.endswith(".part"):
+                    yield here / name
+
+
+def copy_files(source: Path, target: Path) -> int:
+    """Copy all of these files to another state folder, unless they are there already with the same
+    content, and compare the copies. Returns how many were copied. Raises OSError.
+    """
+    count = 0
+    for name in [*list_keys(source), *list_files(source)]:
+        if name.name == "files.id":
+            continue  # the new folder belongs to another database
+        wanted = hash_file(source / name)
+        copy = target / name
+        if copy.is_file() and hash_file(copy) == wanted:
+            continue
+        make_private(target, copy.parent)
+        part = copy.with_name(copy.name + ".part")
+        shutil.copy2(source / name, part)
+        if hash_file(part) != wanted:
+            raise OSError(f"{part} differs from {source / name} after it was copied")
+        os.replace(part, copy)
+        count += 1
+    return count
+
+
+def make_private(root: Path, folder: Path) -> None:
+    """Create a folder below `root` and its parents, which only this user can enter."""
+    for each in (*reversed(folder.relative_to(root).parents), folder.relative_to(root)):
+        (root / each).mkdir(mode=0o700, exist_ok=True)
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""Commands of `cavvy server` that move, back up, restore and set up a whole server."""

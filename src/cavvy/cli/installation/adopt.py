@@ -1,0 +1,57 @@
+"""`cavvy server adopt`: moves the jobs of an embedded server to PostgreSQL."""
+
+import os
+
+import click
+
+# What people call the tables that they know; the others are counted as other rows.
+_SHOWN = {
+    "jobs": "jobs",
+    "events": "events",
+    "charges": "charges",
+    "secrets": "secrets",
+    "accounts": "accounts",
+    "audit_log": "audit records",
+}
+
+
+@click.command("adopt")
+@click.option("--database", metavar="URL", help="The empty PostgreSQL database that gets the jobs.")
+@click.option(
+    "--from",
+    "source",
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False),
+    help="Take over the server of another state folder, and copy its files to this one.",
+)
+def command(database: str | None, source: str | None) -> None:
+    """Move jobs, history, secrets and accounts from the SQLite file of an embedded server to a
+    PostgreSQL database.
+
+    Stop the server first; running jobs continue. The command compares all rows before it ends. If
+    it is interrupted, run it again.
+    """
+    from cavvy import settings
+    from cavvy.api.adopt import MOVED, adopt
+    from cavvy.api.state_dir import StateDir
+    from cavvy.cli.installation.failures import folder_failures
+
+    with folder_failures():
+        configured = settings.load()
+        url = database or configured.text("server.database")
+        if not url:
+            raise click.UsageError("give the database with --database URL")
+        home = StateDir(str(configured.home))
+        folder = StateDir(os.path.abspath(source)) if source else None
+        if folder is not None and os.path.realpath(folder.path) == os.path.realpath(home.path):
+            folder = None
+        done = adopt(home, url, folder)
+    rows = {each.table: each.rows for each in done.tables}
+    shown = [f"{rows.pop(table)} {text}" for table, text in _SHOWN.items()]
+    copied = f", and copied {done.files} files" if folder is not None else ""
+    click.echo(
+        f"{'had moved' if done.again else 'moved'} {', '.join(shown)} and {sum(rows.values())} "
+        f"other rows to PostgreSQL{copied}; all rows were compared"
+    )
+    click.echo(f"{(folder or home).file(MOVED)} is the former database; nothing uses it any more")
+    click.echo("start the server: cavvy server start")
