@@ -8,7 +8,9 @@ from datetime import datetime, timedelta
 from cavvy.control.agents.uploads import LeftUpload, UnfinishedUploads
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.orphans import OrphanGang, describe_gang, is_orphan
+from cavvy.control.decide.restored import is_settled
 from cavvy.control.provider_pool import ProviderPool
+from cavvy.control.restored import forget_restored, read_restored_at
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.domain.values import Struct, replace
@@ -52,7 +54,11 @@ class GarbageCollector:
         self._sighted: dict[tuple[str, str], datetime] = {}
 
     async def reconcile(self, key: str) -> timedelta | None:
-        await self._sweep_gangs(remove=True, at_once=False)
+        restored_at = await read_restored_at(self._store)
+        found = await self._sweep_gangs(remove=True, at_once=False, restored=restored_at)
+        unknown = sum(each.job_id is None for each in found.orphans)
+        if restored_at and is_settled(restored_at, self._clock.now(), unknown, len(found.problems)):
+            await forget_restored(self._store)
         return EVERY
 
     async def sweep(self, *, remove: bool, at_once: bool = False) -> OrphanReport:
@@ -60,11 +66,17 @@ class GarbageCollector:
         `remove` is set, also abort these uploads, and remove the gangs that two observations show
         to be unwanted. If `at_once` is set too, one observation is enough.
         """
-        found = await self._sweep_gangs(remove=remove, at_once=at_once)
+        restored_at = await read_restored_at(self._store)
+        found = await self._sweep_gangs(
+            remove=remove, at_once=at_once, restored=None if remove else restored_at
+        )
         return replace(found, uploads=await self._uploads.sweep(remove=remove))
 
-    async def _sweep_gangs(self, *, remove: bool, at_once: bool) -> OrphanReport:
-        """The part of `sweep` for gangs.
+    async def _sweep_gangs(
+        self, *, remove: bool, at_once: bool, restored: datetime | None = None
+    ) -> OrphanReport:
+        """The part of `sweep` for gangs. If the database was restored from a backup, gangs that it
+        does not know are left for a person to decide on.
 
         The first observation is that the gang is not in the database, or that its attempt has
         ended. The second is that the provider already listed the gang some time ago, or that its
@@ -78,11 +90,16 @@ class GarbageCollector:
                 first = self._sighted.setdefault((provider, seen.name), now)
                 delay = self._pool.visibility_delay(provider)
                 sure = is_orphan(seen, attempt, now, first=first, visibility_delay=delay)
-                orphans.append(describe_gang(provider, seen, attempt, sure=sure))
+                spared = restored if attempt is None else None
+                orphans.append(
+                    describe_gang(provider, seen, attempt, sure=sure, restored_at=spared)
+                )
         self._forget_all_but(orphans, {each.provider for each in problems})
         if remove:
             orphans = [
-                await self._remove(orphan) if orphan.sure or at_once else orphan
+                await self._remove(orphan)
+                if (orphan.sure or at_once) and not orphan.spared
+                else orphan
                 for orphan in orphans
             ]
         return OrphanReport(orphans=orphans, problems=problems)

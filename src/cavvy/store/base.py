@@ -201,6 +201,12 @@ class Store(Protocol):
     async def installation(self) -> str:
         """The random ID of this installation. It never changes."""
 
+    async def fact(self, key: str) -> str | None:
+        """A fact of the installation, or None if it is not stored."""
+
+    async def put_fact(self, key: str, value: str) -> None:
+        """Store a fact of the installation, or replace it."""
+
     async def commit(self, changes: AtomicWrite) -> None:
         """Write all rows or none. Raises StaleVersion, RowNotFound, NameConflict,
         AllocationConflict, StoreFull.

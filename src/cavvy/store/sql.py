@@ -202,6 +202,14 @@ class SqlStore:
     async def installation(self) -> str:
         return str(await self._value("SELECT value FROM meta WHERE key = 'installation'"))
 
+    async def fact(self, key: str) -> str | None:
+        rows = await self._rows('SELECT value FROM meta WHERE "key" = ?', key)
+        return str(rows[0][0]) if rows else None
+
+    async def put_fact(self, key: str, value: str) -> None:
+        sql = 'INSERT INTO meta ("key", value) VALUES (?, ?) ON CONFLICT ("key") DO UPDATE SET '
+        await self._change(f"{sql} value = EXCLUDED.value", key, value)
+
     # Jobs
 
     async def commit(self, changes: AtomicWrite) -> None:

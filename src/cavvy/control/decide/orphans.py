@@ -20,6 +20,7 @@ class OrphanGang(Struct, frozen=True, kw_only=True):
     why: str
     job_id: str | None = None
     sure: bool = False
+    spared: bool = False  # only a person's request removes it
     removed: bool = False
     problem: str = ""
 
@@ -44,10 +45,18 @@ def is_orphan(
 
 
 def describe_gang(
-    provider: str, seen: GangSeen, attempt: Attempt | None, *, sure: bool = False
+    provider: str,
+    seen: GangSeen,
+    attempt: Attempt | None,
+    *,
+    sure: bool = False,
+    restored_at: datetime | None = None,
 ) -> OrphanGang:
-    """A description of the gang for people."""
+    """A description of the gang for people. `restored_at` is set if the gang is spared because the
+    database was restored from a backup then."""
     unknown = "not in the database"
+    if restored_at is not None:
+        unknown += f", which was restored at {restored_at:%Y-%m-%d %H:%M} UTC"
     return OrphanGang(
         provider=provider,
         gang=seen.name,
@@ -56,4 +65,5 @@ def describe_gang(
         why=unknown if attempt is None else f"attempt {attempt.number} has ended",
         job_id=attempt.job_id if attempt else None,
         sure=sure,
+        spared=restored_at is not None,
     )

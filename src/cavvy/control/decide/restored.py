@@ -1,0 +1,143 @@
+"""Compares a restored database with what the providers run. The database is older than the
+providers' state: since the backup was made, gangs were started and ended that it does not know.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.domain.gangs import GangSeen, GangState
+from cavvy.domain.jobs import Attempt, AttemptPhase, attempt_id
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct
+
+# How many attempts a job may have made since the backup for their gangs to be recognised. Each
+# restart of a job is one, so a day of spot interruptions fits.
+_LATER = 32
+# After this long without an unknown gang, automatic garbage collection is complete again.
+QUIET = timedelta(days=1)
+
+
+class JobNumber(Struct, frozen=True, kw_only=True):
+    """An attempt of a job by its number."""
+
+    job_id: str
+    project: str
+    job: str
+    number: int
+
+
+class UnknownGang(Struct, frozen=True, kw_only=True):
+    """A gang that exists at a provider, but has no unfinished attempt in the database. `attempt`
+    is set if it belongs to a job that the database knows. `rate` is what all its nodes cost per
+    hour, if the provider reports that.
+    """
+
+    provider: str
+    gang: str
+    state: GangState
+    nodes: int
+    rate: HourlyRate | None
+    attempt: JobNumber | None
+
+
+class LostAttempt(Struct, frozen=True, kw_only=True):
+    """An attempt that is unfinished in the database, but whose gang the provider does not have. It
+    is treated like one whose nodes were lost."""
+
+    provider: str
+    gang: str
+    attempt: JobNumber
+
+
+class RestoreComparison(Struct, frozen=True, kw_only=True):
+    """What the providers have and the database does not, and the reverse. `found` counts the gangs
+    that both have."""
+
+    unknown: Sequence[UnknownGang]
+    lost: Sequence[LostAttempt]
+    found: int
+    # numbers that attempts since the backup have used, keyed by job ID
+    used: Mapping[str, int]
+
+
+def compare(
+    seen: Iterable[tuple[str, GangSeen]],
+    attempts: Mapping[str, tuple[Attempt, str]],
+    silent: Iterable[str],
+    later: Mapping[str, JobNumber],
+) -> RestoreComparison:
+    """Compare the gangs that providers report with the database.
+
+    `attempts` has the attempts, with the names of their jobs, by the names of their gangs: all that
+    are unfinished, and those that ended whose gangs were reported. `silent` names the providers
+    that did not report all gangs, about which nothing is concluded. `later` is the result of
+    `name_later`.
+    """
+    seen, silent = list(seen), frozenset(silent)
+    running = [(provider, gang) for provider, gang in seen if gang.state is not GangState.ENDED]
+    unfinished = {
+        name: each for name, each in attempts.items() if each[0].phase is not AttemptPhase.ENDED
+    }
+    there = {gang.name for _, gang in running}
+    used: dict[str, int] = {}
+    for _, gang in seen:
+        if gang.name not in attempts and (known := later.get(gang.name)):
+            used[known.job_id] = max(known.number, used.get(known.job_id, 0))
+    return RestoreComparison(
+        unknown=[
+            _describe(provider, gang, attempts, later)
+            for provider, gang in running
+            if gang.name not in unfinished
+        ],
+        lost=[
+            LostAttempt(provider=attempt.offer.provider, gang=name, attempt=_number(attempt, job))
+            for name, (attempt, job) in sorted(unfinished.items())
+            if name not in there and attempt.offer.provider not in silent
+        ],
+        found=len(there & unfinished.keys()),
+        used=used,
+    )
+
+
+def name_later(
+    jobs: Iterable[JobNumber], name_gang: Callable[[str], str]
+) -> Mapping[str, JobNumber]:
+    """The names of the gangs that the jobs may have started since the backup. Each of `jobs` has
+    the number of the last attempt that the database knows.
+    """
+    return {
+        name_gang(attempt_id(job.job_id, number)): JobNumber(
+            job_id=job.job_id, project=job.project, job=job.job, number=number
+        )
+        for job in jobs
+        for number in range(job.number + 1, job.number + 1 + _LATER)
+    }
+
+
+def is_settled(restored_at: datetime, now: datetime, unknown: int, silent: int) -> bool:
+    """Whether a restored database needs no special care any more: for some time, all providers
+    answered, and none had an unknown gang."""
+    return not unknown and not silent and now - restored_at >= QUIET
+
+
+def _describe(
+    provider: str,
+    gang: GangSeen,
+    attempts: Mapping[str, tuple[Attempt, str]],
+    later: Mapping[str, JobNumber],
+) -> UnknownGang:
+    ended = attempts.get(gang.name)
+    nodes = [node for node in gang.nodes if node.ended_at is None]
+    rate = HourlyRate(gang.rates[-1][1].micros_per_hour * len(nodes)) if gang.rates else None
+    return UnknownGang(
+        provider=provider,
+        gang=gang.name,
+        state=gang.state,
+        nodes=len(nodes),
+        rate=rate,
+        attempt=_number(*ended) if ended else later.get(gang.name),
+    )
+
+
+def _number(attempt: Attempt, job: str) -> JobNumber:
+    return JobNumber(job_id=attempt.job_id, project=attempt.project, job=job, number=attempt.number)
