@@ -59,8 +59,9 @@ HEAD = st.builds(
     TableColumn, st.just("x"), drop=st.integers(0, 3), wrap=st.booleans(), cut=st.booleans()
 )
 WORDS = st.lists(st.text("ab語", min_size=1, max_size=12), min_size=1, max_size=6).map(" ".join)
-# Modules whose tables need more than a client: a measurement, an engine, a simulation.
-APART = {"bench.py", "image.py", "estimate.py", "simulation.py"}
+# Modules whose tables need more than a client: a measurement, an engine, a simulation,
+# a backup.
+APART = {"bench.py", "image.py", "estimate.py", "simulation.py", "restore.py"}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from cavvy.cli.installation import adopt
+from cavvy.cli.installation import adopt, backup, restore
 from cavvy.cli.reach.session import failures, make_failure, make_patience
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
@@ -19,7 +19,8 @@ def command() -> None:
     """
 
 
-command.add_command(adopt.command)
+for each in (adopt, backup, restore):
+    command.add_command(each.command)
 
 # Options that set a setting of the server for this start.
 _OPTIONS = {

@@ -12,6 +12,7 @@ def folder_failures() -> Iterator[None]:
     CommandFailure.
     """
     from cavvy.api.state_dir import StateDirError
+    from cavvy.providers.base import ProviderError
     from cavvy.settings import SettingsError
     from cavvy.store.base import StoreError
 
@@ -21,6 +22,8 @@ def folder_failures() -> Iterator[None]:
         raise CommandFailure(error.message, error.hint) from error
     except StoreError as error:
         raise CommandFailure(str(error)) from error
+    except ProviderError as error:
+        raise CommandFailure(str(error), "`cavvy check` checks every provider") from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise CommandFailure(f"{where}{error.strerror or error}") from error

@@ -128,7 +128,7 @@ def _describe(
 ) -> UnknownGang:
     ended = attempts.get(gang.name)
     nodes = [node for node in gang.nodes if node.ended_at is None]
-    rate = HourlyRate(gang.rates[-1][1].micros_per_hour * len(nodes)) if gang.rates else None
+    rate = gang.rates[-1][1].times(len(nodes)) if gang.rates else None
     return UnknownGang(
         provider=provider,
         gang=gang.name,

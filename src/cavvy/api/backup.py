@@ -1,0 +1,190 @@
+"""Writes an archive of a whole server: `cavvy server backup`.
+
+The archive is a tar file: `cavvy.db`, the keys, the other files of the state folder, and last
+`manifest.json`, which names the SHA-256 of every file and of the rows of every table. An archive
+without it is incomplete. The database comes first, so all files to which its rows refer exist when
+they are read. A PostgreSQL database is copied from one snapshot into a SQLite file, so an archive
+can be restored into either.
+
+The server may run meanwhile.
+"""
+
+import io
+import os
+import sqlite3
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from msgspec.json import encode, format
+
+from cavvy import __version__
+from cavvy.api.database import choose_database
+from cavvy.api.folder_copy import list_files, list_keys
+from cavvy.api.state_dir import StateDir, StateDirError
+from cavvy.client.state import host_name
+from cavvy.domain.values import Struct
+from cavvy.settings import Settings
+from cavvy.store.base import StoreUnusable
+from cavvy.store.drivers import DatabaseDriver, make_driver, translate
+from cavvy.store.migrate import HEAD, prepare
+from cavvy.store.table_copy import TableDigest, copy_rows, digest_rows, read_revision
+
+MANIFEST = "manifest.json"
+DATABASE = "cavvy.db"
+FORMAT = 1
+
+
+class ArchiveManifest(Struct, frozen=True, kw_only=True):
+    """The last file of an archive, which describes the others. `files` has the SHA-256 of each."""
+
+    format: int = FORMAT
+    cavvy: str
+    revision: str
+    installation: str
+    made_at: datetime
+    host: str
+    folder: str
+    tables: Sequence[TableDigest]
+    files: Mapping[str, str]
+
+
+def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveManifest:
+    """Write the archive of the server of this state folder. Raises StateDirError, StoreError,
+    OSError.
+    """
+    url = _find_database(home, settings)
+    with tempfile.TemporaryDirectory(prefix="backup-", dir=home.path) as folder:
+        copy = Path(folder) / DATABASE
+        tables, installation = _copy_database(url, copy)
+        with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+            files = {DATABASE: _add(archive, copy, DATABASE)}
+            root = Path(home.path)
+            for name in (*list_keys(root), *list_files(root)):
+                if digest := _add(archive, root / name, str(name)):
+                    files[str(name)] = digest
+            manifest = ArchiveManifest(
+                cavvy=__version__,
+                revision=HEAD,
+                installation=installation,
+                made_at=datetime.now(UTC),
+                host=host_name(),
+                folder=home.path,
+                tables=tables,
+                files=files,
+            )
+            _add_bytes(archive, MANIFEST, format(encode(manifest)))
+    return manifest
+
+
+def _find_database(home: StateDir, settings: Settings) -> str:
+    if os.path.exists(home.file(DATABASE)):
+        return f"sqlite:///{home.file(DATABASE)}"
+    url = choose_database(home, settings)
+    if url is None:
+        raise StateDirError(
+            "nothing-to-back-up",
+            f"no server has worked with the state folder {home.path}",
+            "CAVVY_HOME names the state folder of a server; run this as the server's user",
+        )
+    return url
+
+
+def _copy_database(url: str, copy: Path) -> tuple[Sequence[TableDigest], str]:
+    """Copy the database, as it is at one moment, to a new SQLite file. Returns what it contains,
+    and the installation's ID.
+    """
+    driver = make_driver(url, journal="auto")
+    try:
+        target = make_driver(f"sqlite:///{copy}", journal="delete")
+        if driver.path is not None:
+            with (
+                closing(sqlite3.connect(f"file:{driver.path}?mode=ro", uri=True)) as one,
+                closing(sqlite3.connect(copy)) as two,
+            ):
+                one.backup(two)
+                two.execute("PRAGMA journal_mode=DELETE")
+            tables = _digest(target)
+        else:
+            prepare(target, lambda: "")
+            tables = _copy_snapshot(driver, target)
+    except Exception as error:
+        if (told := translate(error, driver)) is error:
+            raise
+        raise told from error
+    with closing(sqlite3.connect(copy)) as session:
+        (installation,) = session.execute(
+            "SELECT value FROM meta WHERE key = 'installation'"
+        ).fetchone()
+    return tables, str(installation)
+
+
+def _digest(driver: DatabaseDriver) -> Sequence[TableDigest]:
+    with closing(driver.connect()) as session:
+        _check_revision(read_revision(session))
+        return digest_rows(session)
+
+
+def _copy_snapshot(source: DatabaseDriver, target: DatabaseDriver) -> Sequence[TableDigest]:
+    with closing(source.connect()) as one, closing(target.connect()) as two:
+        one.begin()
+        one.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        _check_revision(read_revision(one))
+        two.begin()
+        tables = copy_rows(one, two)
+        two.commit()
+        one.rollback()
+        return tables
+
+
+def _check_revision(revision: str) -> None:
+    if revision != HEAD:
+        raise StoreUnusable(
+            f"the database is at revision {revision}, and this program is made for {HEAD}; back it "
+            "up with the version of Cavvy that works with it"
+        )
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> str:
+    """Add a file as long as it is now, and return its hash, or "" if it was removed meanwhile. Only
+    logs are appended to, and those bytes are left out. Raises OSError if the file becomes shorter.
+    """
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        return ""
+    with file:
+        info = _describe(name, os.fstat(file.fileno()).st_size)
+        info.mtime = os.fstat(file.fileno()).st_mtime
+        source = _HashingReader(file)
+        archive.addfile(info, source)
+        archive.members.clear()  # type: ignore[attr-defined]  # it is there, and would fill the memory
+        return source.hash.hexdigest()
+
+
+def _add_bytes(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    archive.addfile(_describe(name, len(data)), io.BytesIO(data))
+
+
+def _describe(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o600
+    return info
+
+
+class _HashingReader:
+    """Reads a file for `tarfile`, which asks for exactly the bytes that it writes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.hash = sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.hash.update(data)
+        return data

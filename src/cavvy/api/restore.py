@@ -1,0 +1,195 @@
+"""Restores a server from an archive, or checks one whose database was restored by other means:
+`cavvy server restore`.
+
+The archive is unpacked beside its final place and checked there. There, its database is also
+compared with the providers and marked, so that a database that was not compared never gets into its
+place. `cavvy.db`, or the rows in PostgreSQL, come last; until then, the command can be repeated.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, closing
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from cavvy.api.backup import DATABASE, ArchiveManifest
+from cavvy.api.database import BindsFolder, bind_folder, choose_database, hold_database
+from cavvy.api.open_state import load_providers
+from cavvy.api.state_dir import StateDir, StateDirBusy, StateDirError
+from cavvy.api.unpacked import unpack
+from cavvy.control.clock import WallClock
+from cavvy.control.decide.restored import RestoreComparison
+from cavvy.control.job_service import gang_name
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.control.restored import compare_with_providers, mark_restored
+from cavvy.domain.allocations import SilentPlace
+from cavvy.domain.values import Struct
+from cavvy.providers.abilities import CLOSEABLE, ability
+from cavvy.settings import Settings
+from cavvy.store.drivers import make_driver, translate
+from cavvy.store.fence import check_fence
+from cavvy.store.leases import DatabaseLease
+from cavvy.store.migrate import prepare
+from cavvy.store.open import open_store
+from cavvy.store.table_copy import copy_rows, refuse_rows
+
+_UNPACKED = "restore.part"
+
+
+class RestoreReport(Struct, frozen=True, kw_only=True):
+    """What was, or would be, restored; how it differs from what the providers run; and which
+    providers did not answer. `made_at` is None if the database was restored by other means.
+    """
+
+    made_at: datetime | None
+    comparison: RestoreComparison
+    silent: Sequence[SilentPlace]
+
+
+def restore(
+    home: StateDir, settings: Settings, archive: BinaryIO, url: str | None, *, dry_run: bool
+) -> RestoreReport:
+    """Restore an archive into a new state folder and, with `url`, into an empty PostgreSQL
+    database. Raises StateDirError, StoreError, ProviderError, OSError.
+    """
+    _claim(home)
+    for name in (DATABASE, "database"):
+        if os.path.exists(home.file(name)):
+            raise StateDirError(
+                "not-empty",
+                f"the state folder {home.path} belongs to a server that has jobs: it has {name}",
+                "set CAVVY_HOME to a new folder, or move this one away",
+            )
+    unpacked = Path(home.file(_UNPACKED))
+    shutil.rmtree(unpacked, ignore_errors=True)
+    unpacked.mkdir(mode=0o700)
+    try:
+        manifest = unpack(archive, unpacked, whole=not dry_run)
+        report = asyncio.run(_compare_copy(unpacked, settings, manifest, dry_run=dry_run))
+        if not dry_run:
+            _put_in_place(home, unpacked, url)
+    finally:
+        shutil.rmtree(unpacked, ignore_errors=True)
+    return report
+
+
+def check_restored(home: StateDir, settings: Settings, *, dry_run: bool) -> RestoreReport:
+    """Compare the server's database, which was restored by other means, with the providers, and
+    mark it. Raises StateDirError, StoreError, ProviderError.
+    """
+    _claim(home)
+    url = choose_database(home, settings)
+    if url is None and not os.path.exists(home.file(DATABASE)):
+        raise StateDirError(
+            "nothing-to-check",
+            f"no server has worked with the state folder {home.path}",
+            "name an archive, or set CAVVY_HOME to the state folder of the server",
+        )
+    return asyncio.run(_check_in_place(home, settings, url, dry_run=dry_run))
+
+
+async def _compare_copy(
+    unpacked: Path, settings: Settings, manifest: ArchiveManifest, *, dry_run: bool
+) -> RestoreReport:
+    url = f"sqlite:///{unpacked / DATABASE}"
+    return await _compare(url, unpacked, settings, None, manifest.made_at, dry_run=dry_run)
+
+
+async def _check_in_place(
+    home: StateDir, settings: Settings, url: str | None, *, dry_run: bool
+) -> RestoreReport:
+    root = Path(home.path)
+    if url is None:
+        local = f"sqlite:///{home.file(DATABASE)}"
+        return await _compare(local, root, settings, None, None, dry_run=dry_run)
+    async with hold_database(url, home, "", lambda: None) as lease:
+        return await _compare(url, root, settings, lease, None, dry_run=dry_run)
+
+
+async def _compare(
+    url: str,
+    root: Path,
+    settings: Settings,
+    lease: DatabaseLease | None,
+    made_at: datetime | None,
+    *,
+    dry_run: bool,
+) -> RestoreReport:
+    clock = WallClock()
+    async with AsyncExitStack() as stack:
+        store = open_store(url, journal="delete", fence=None if lease is None else lease.fence)
+        await store.open()
+        stack.push_async_callback(store.close)
+        installation = await store.installation()
+        providers = load_providers(settings, installation, root, "", None, clock.now, store)
+        for provider in providers.values():
+            if closeable := ability(provider, CLOSEABLE):
+                stack.push_async_callback(closeable.close)
+        comparison, silent = await compare_with_providers(
+            store, ProviderPool(providers, clock), partial(gang_name, installation)
+        )
+        if not dry_run:
+            await mark_restored(store, comparison, clock.now())
+    return RestoreReport(made_at=made_at, comparison=comparison, silent=silent)
+
+
+def _put_in_place(home: StateDir, unpacked: Path, url: str | None) -> None:
+    """Move the files, and then the database."""
+    for each in sorted(unpacked.iterdir()):
+        if each.name.startswith(DATABASE):
+            continue
+        target = Path(home.file(each.name))
+        if target.is_dir():
+            shutil.rmtree(target)
+        os.replace(each, target)
+    if url is None:
+        os.replace(unpacked / DATABASE, home.file(DATABASE))
+    else:
+        asyncio.run(_fill_database(home, unpacked / DATABASE, url))
+
+
+async def _fill_database(home: StateDir, copy: Path, url: str) -> None:
+    async with hold_database(url, home, "", lambda: None) as lease:
+        await asyncio.to_thread(_copy, copy, url, lease)
+        store = open_store(url, fence=lease.fence)
+        await store.open()
+        try:
+            await bind_folder(cast(BindsFolder, store), home, url)
+        finally:
+            await store.close()
+
+
+def _copy(copy: Path, url: str, lease: DatabaseLease) -> None:
+    source = make_driver(f"sqlite:///{copy}", journal="delete")
+    target = make_driver(url, journal="auto")
+    assert lease.fence is not None
+    try:
+        prepare(target, lambda: "", lease.fence)
+        with closing(source.connect()) as one, closing(target.connect()) as two:
+            two.begin()
+            try:
+                check_fence(two, lease.fence)
+                refuse_rows(two)
+                copy_rows(one, two)
+                two.commit()
+            finally:
+                two.rollback()
+    except Exception as error:
+        if (told := translate(error, target)) is error:
+            raise
+        raise told from error
+
+
+def _claim(home: StateDir) -> None:
+    try:
+        home.claim(wait_s=0.0)
+    except StateDirBusy as error:
+        raise StateDirError(
+            "server-running",
+            f"a server works with {home.path}",
+            "stop it first: cavvy server stop; jobs keep running",
+        ) from error

@@ -1,0 +1,45 @@
+"""`cavvy server backup`: writes an archive of the server."""
+
+import os
+
+import click
+
+
+@click.command("backup")
+@click.argument("file", metavar="FILE")
+def command(file: str) -> None:
+    """Write an archive of the database, keys, logs, uploaded folders and checkpoints to FILE, or to
+    standard output if it is -.
+
+    The server may run meanwhile. With the archive, all secrets of the server can be read: store it
+    in a safe place. Settings and credentials of clouds are not in it.
+    """
+    import sys
+
+    from cavvy import settings
+    from cavvy.api.backup import back_up
+    from cavvy.api.state_dir import StateDir
+    from cavvy.cli.installation.failures import folder_failures
+
+    with folder_failures():
+        configured = settings.load()
+        home = StateDir(str(configured.home))
+        if file == "-":
+            manifest = back_up(home, configured, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        else:
+            part = f"{file}.part"
+            try:
+                with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+                    manifest = back_up(home, configured, out)
+                    out.flush()
+                    os.fsync(out.fileno())
+                os.replace(part, file)
+            finally:
+                if os.path.exists(part):
+                    os.unlink(part)
+    rows = sum(each.rows for each in manifest.tables)
+    click.echo(
+        f"backed up {rows} rows and {len(manifest.files)} files of {manifest.folder}", err=True
+    )
+    click.echo("to check the archive: cavvy server restore --dry-run FILE", err=True)

@@ -1,0 +1,111 @@
+"""`cavvy server restore`: restores a server, and compares it with what runs in the clouds."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.api.restore import RestoreReport
+    from cavvy.control.decide.restored import JobNumber
+
+_COLUMNS = (
+    TableColumn("finding", wrap=True),
+    TableColumn("provider"),
+    TableColumn("gang", drop=1),
+    TableColumn("nodes"),
+    TableColumn("rate_micros_per_hour", "PRICE/H"),
+    TableColumn("job", wrap=True),
+)
+
+
+@click.command("restore")
+@click.argument("archive", required=False)
+@click.option(
+    "--database", metavar="URL", help="Restore into this empty PostgreSQL database, not SQLite."
+)
+@click.option("--dry-run", is_flag=True, help="Check and compare only; change nothing.")
+@output_option
+def command(archive: str | None, database: str | None, dry_run: bool, output: str) -> None:
+    """Restore a server from ARCHIVE, a file of `cavvy server backup` or - for standard input, into
+    a new state folder, and compare it with what the providers run.
+
+    Without ARCHIVE, only compare: use this before the first start after the database itself was
+    restored, for example to a point in time.
+
+    Make sure that the old server does not run any more. Jobs whose nodes are gone run again, as
+    after a lost node. Nodes that the database does not know keep running, and cost money, until
+    `cavvy gc --remove` removes them.
+    """
+    import sys
+    from contextlib import ExitStack
+
+    from cavvy import settings
+    from cavvy.api.restore import check_restored, restore
+    from cavvy.api.state_dir import StateDir
+    from cavvy.cli.installation.failures import folder_failures
+
+    with folder_failures(), ExitStack() as stack:
+        configured = settings.load()
+        home = StateDir(str(configured.home))
+        if archive is None:
+            if database:
+                raise click.UsageError("--database is for an ARCHIVE; settings name the database")
+            report = check_restored(home, configured, dry_run=dry_run)
+        else:
+            file = sys.stdin.buffer if archive == "-" else stack.enter_context(open(archive, "rb"))
+            url = database or configured.text("server.database") or None
+            report = restore(home, configured, file, url, dry_run=dry_run)
+    rows_out(_COLUMNS, _rows(report), output, empty="the providers run what the database expects")
+    if output == "table":
+        _explain(report, dry_run=dry_run, restored=archive is not None)
+
+
+def _rows(report: "RestoreReport") -> list[tuple[object, ...]]:
+    found = report.comparison
+    unknown = [
+        (
+            "not in the database",
+            each.provider,
+            each.gang,
+            each.nodes,
+            each.rate and each.rate.micros_per_hour,
+            _job(each.attempt),
+        )
+        for each in found.unknown
+    ]
+    lost = [("gone", each.provider, each.gang, 0, None, _job(each.attempt)) for each in found.lost]
+    silent = [
+        (f"no answer: {each}", each.provider, None, None, None, None) for each in report.silent
+    ]
+    return [*unknown, *lost, *silent]
+
+
+def _job(attempt: "JobNumber | None") -> str | None:
+    if attempt is None:
+        return None
+    return f"{attempt.job} (project {attempt.project}, attempt {attempt.number})"
+
+
+def _explain(report: "RestoreReport", *, dry_run: bool, restored: bool) -> None:
+    found = report.comparison
+    click.echo(f"{found.found} gangs are both in the database and at their providers", err=True)
+    if found.unknown:
+        click.echo(
+            "nodes that are not in the database are kept until a person decides; once the server "
+            "runs, `cavvy gc` lists them and `cavvy gc --remove` removes them",
+            err=True,
+        )
+    if found.lost:
+        click.echo(
+            "jobs whose nodes are gone run again when the server starts, unless you stop them "
+            "first or their task forbids it",
+            err=True,
+        )
+    if report.silent:
+        click.echo("run this again with --dry-run when these providers answer", err=True)
+    if dry_run:
+        click.echo("nothing was changed", err=True)
+    elif restored:
+        click.echo("restored; start the server: cavvy server start", err=True)
