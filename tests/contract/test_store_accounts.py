@@ -4,11 +4,13 @@ import pytest
 from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 
 from cavvy.domain.accounts import Account, AccountKind, AccountToken, Project, Role, RoleBinding
+from cavvy.domain.credentials import SealedCredential
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, NameConflict, RowNotFound, SealedSecret, Store
 
 pytestmark = pytest.mark.anyio
@@ -150,6 +152,24 @@ async def test_policies_are_replaced_and_deleted(store: Store) -> None:
     await store.put_policy("company", None)
     await store.put_policy("company", None)
     assert [each.project for each in (await store.policies()).find("team")] == [""]
+
+
+async def test_credentials_are_replaced_resealed_and_deleted(store: Store) -> None:
+    assert not await store.credential_book()
+    await store.add_project(Project(name="team", parent=None), adopt=False)
+    old = SealedCredential(project="team", provider="aws", sealed=b"1", updated_at=NOW)
+    await store.put_credential(old)
+    await store.put_credential(replace(old, sealed=b"2"))
+    await store.put_credential(replace(old, project="other"))
+    assert not await store.reseal_credential(old, b"3")
+    assert await store.reseal_credential(replace(old, sealed=b"2"), b"3")
+    rows = [(each.project, each.sealed) for each in await store.sealed_credentials()]
+    assert rows == [("other", b"1"), ("team", b"3")]
+    book = await store.credential_book()
+    assert book.find_account("team", "aws") == "aws@team"
+    await store.delete_credential("team", "aws")
+    with pytest.raises(RowNotFound, match="no credential for aws"):
+        await store.delete_credential("team", "aws")
 
 
 async def test_a_secret_is_encrypted_again_only_if_it_is_still_the_same(store: Store) -> None:

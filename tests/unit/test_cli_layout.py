@@ -30,7 +30,7 @@ import cavvy.cli
 from cavvy.cli.main import cli
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
-from cavvy.client import account_wire, audit_wire, key_wire, policy_wire, wire
+from cavvy.client import account_wire, audit_wire, credential_wire, key_wire, policy_wire, wire
 from cavvy.client.accounts import AccountClient
 from cavvy.domain.audit import EMPTY, AuditEntry, seal
 from cavvy.domain.tasks import JobSchedule, TaskSpec
@@ -51,6 +51,9 @@ POLICY = policy_wire.ProjectPolicyView(
     max_rate_micros_per_hour=12_500_000,
     images=["ghcr.io/research-and-development/*"],
     image_digests=True,
+)
+CREDENTIAL = credential_wire.CredentialRow(
+    provider="primeintellect", updated_at=at(0), problem=REASON
 )
 KEY = key_wire.SecretKeyRow(
     id="aes-0123456789abcdef", place=f"file:/srv/{NAME}/state/key", current=True, secrets=42
@@ -156,6 +159,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for name, rows in make_accounts().items():
         monkeypatch.setattr(AccountClient, name, lambda *_, rows=rows: rows)
     monkeypatch.setattr(key_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
+    monkeypatch.setattr(credential_wire, "list_credentials", lambda *_: [CREDENTIAL])
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
     monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
@@ -219,6 +223,7 @@ TABLES = {  # command -> the names that its table must contain
     f"diff {NAME} b": ["result.phase"],
     "audit list": [PROJECT],
     f"policy show -p {PROJECT}": [PROJECT],
+    f"credential list -p {PROJECT}": ["primeintellect"],
     "check": ["kubernetes"],
     "init --list": ["hpo-sweep"],
     "offers --gpu H100:8 --limit 40": ["p5.48xlarge", "datacrunch"],

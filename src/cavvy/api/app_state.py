@@ -11,6 +11,7 @@ from starlette.requests import Request
 from cavvy.api.execs import JobExecs
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.notifier import ChangeNotifier
+from cavvy.api.project_credentials import ProjectCredentials
 from cavvy.api.tokens import GangTokens
 from cavvy.control.control_plane import ControlPlane
 from cavvy.domain.jobs import Order
@@ -35,6 +36,7 @@ class AppState(Struct, kw_only=True):
     logs: LogStore
     blobs: ProjectBlobs
     sealer: SecretSealer
+    credentials: ProjectCredentials
     tokens: GangTokens
     execs: JobExecs
     watch: ChangeNotifier

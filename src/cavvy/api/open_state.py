@@ -8,7 +8,7 @@ from asyncio import to_thread
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import date, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +19,7 @@ from cavvy.api.execs import JobExecs
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.node_listener.listener import NodeListener
 from cavvy.api.notifier import ChangeNotifier
+from cavvy.api.project_credentials import ProjectCredentials
 from cavvy.api.provider_state import StoredProviderState
 from cavvy.api.reported import read_batch
 from cavvy.api.state_dir import StateDir
@@ -28,8 +29,9 @@ from cavvy.control.agents.deposit_objects import DepositManifest
 from cavvy.control.agents.deposits import DepositDependencies
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
+from cavvy.domain.credentials import mark_account, name_account
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import ResourceSpec, SpotPolicy
+from cavvy.domain.tasks import ResourceSpec, Scalar, SpotPolicy
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.providers import registry
@@ -120,11 +122,12 @@ async def open_state(
             app_state.control_plane.may_act = lambda: lease.valid
         app_state.stop = stop
         app_state.database = url.partition(":")[0].partition("+")[0]
-        await app_state.control_plane.start()
-        try:
-            yield app_state
-        finally:
-            await app_state.control_plane.stop()
+        async with app_state.credentials.opened():
+            await app_state.control_plane.start()
+            try:
+                yield app_state
+            finally:
+                await app_state.control_plane.stop()
     finally:
         await store.close()
 
@@ -140,16 +143,14 @@ def _make_state(
     clock, watch, root = WallClock(), ChangeNotifier(), Path(home.path)
     seen, blobs = watched(store, watch), ProjectBlobs(root / "folders")
     tokens, sealer = load_tokens(home.file("agents.key")), open_sealer(settings, root)
-    downloads = endpoint = None
-    if node_endpoint is not None:
-        downloads = NodeDownloads(root / "downloads")
-        endpoint = node_endpoint.describe(downloads, tokens, make_archive, root / "bundles")
+    downloads, endpoint = _serve_nodes(node_endpoint, tokens, root)
     dependencies = make_dependencies(seen, sealer, tokens, blobs, address, root / "storage")
     notes = None if home.shared else StopNotes(root / "stops")
     deposits = make_deposits(settings, root)
+    context = make_context(installation, root, address, endpoint, clock.now)
     control_plane = ControlPlane(
         seen,
-        load_providers(settings, installation, root, address, endpoint, clock.now, store),
+        _load(settings, context, store),
         clock,
         installation=installation,
         dependencies=replace(dependencies, notes=notes, deposits=deposits),
@@ -160,6 +161,7 @@ def _make_state(
         logs=deposits.logs,
         blobs=blobs,
         sealer=sealer,
+        credentials=_make_credentials(seen, sealer, control_plane, context),
         tokens=tokens,
         execs=JobExecs(watch),
         watch=watch,
@@ -171,6 +173,18 @@ def _make_state(
         downloads=downloads,
         node_endpoint=endpoint.address if endpoint else None,
     )
+
+
+def _serve_nodes(
+    listener: NodeListener | None, tokens: GangTokens, root: Path
+) -> tuple[NodeDownloads | None, NodeEndpoint | None]:
+    """What nodes outside this machine download, and how they reach the server; None if they
+    cannot.
+    """
+    if listener is None:
+        return None, None
+    downloads = NodeDownloads(root / "downloads")
+    return downloads, listener.describe(downloads, tokens, make_archive, root / "bundles")
 
 
 def open_sealer(settings: Settings, root: Path) -> SecretSealer:
@@ -193,17 +207,15 @@ def make_deposits(settings: Settings, root: Path) -> DepositDependencies:
     )
 
 
-def load_providers(
-    settings: Settings,
+def make_context(
     installation: str,
     root: Path,
     address: str,
     node_endpoint: NodeEndpoint | None,
     now: Callable[[], datetime],
-    store: Store,
-) -> dict[str, Provider]:
-    """Make the providers that the settings enable. Raises ProviderError."""
-    context = ProviderContext(
+) -> ProviderContext:
+    """Make what all providers are created with."""
+    return ProviderContext(
         installation=installation,
         home=root / "providers",
         server_folder=root,
@@ -216,11 +228,35 @@ def load_providers(
         list_prices=list_prices,
         now=now,
     )
-    return registry.load(
-        settings.providers,
-        context,
-        lambda provider: StoredProviderState(store=store, provider=provider),
-    )
+
+
+def _load(settings: Settings, context: ProviderContext, store: Store) -> dict[str, Provider]:
+    """Make the providers that the settings enable. Raises ProviderError."""
+    return registry.load(settings.providers, context, partial(_make_documents, store))
+
+
+def _make_documents(store: Store, account: str) -> StoredProviderState:
+    return StoredProviderState(store=store, provider=account)
+
+
+def _make_credentials(
+    store: Store, sealer: SecretSealer, control_plane: ControlPlane, context: ProviderContext
+) -> ProjectCredentials:
+    """Make what opens the credentials of projects. The provider of a project's account recognises
+    its machines by a mark of its own, and has its own ledger and folder.
+    """
+
+    def make(known: registry.KnownProvider, table: Mapping[str, Scalar], project: str) -> Provider:
+        mark = mark_account(context.installation, project)
+        return registry.make(
+            known,
+            table,
+            replace(context, installation=mark),
+            partial(_make_documents, store),
+            name_account(known.name, project),
+        )
+
+    return ProjectCredentials(store, sealer, control_plane, make, context.now)
 
 
 def find_instance(provider: str, instance: str) -> Offer | None:

@@ -76,6 +76,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "role": "Grant, revoke and list roles of accounts in projects.",
         "project": "Create and list projects.",
         "audit": "Read, export and check the log of all changes and refusals.",
+        "credential": "Give a project its own credentials at providers.",
         "policy": "Restrict what the jobs of a project may use.",
         "token": "Create, list and revoke access tokens.",
     },

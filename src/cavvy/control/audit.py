@@ -30,11 +30,11 @@ class BillAudit:
             for attempt in await self._store.attempts(job)
             if attempt.phase is AttemptPhase.ENDED
         ]
-        reported, silent = await self._ask({each.offer.provider for each in attempts})
+        reported, silent = await self._ask({each.offer.account for each in attempts})
         incomplete = {each.provider for each in silent}
         bills = []
         for attempt in attempts:
-            provider = attempt.offer.provider
+            provider = attempt.offer.account
             gang = reported.get(provider, {}).get(attempt.bought_as)
             if gang is not None or provider not in incomplete:
                 charges = await self._store.charges(attempt.job_id)

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
 from cavvy.control.agents.checkpoints import Checkpoints
@@ -102,13 +102,14 @@ class ControlPlane:
     """
 
     _task: asyncio.Task[None] | None = None
+    _group: asyncio.TaskGroup | None = None  # None before the reconcilers run
     # whether no other server can have taken over the work; None if there can be no other server
     may_act: Callable[[], bool] | None = None
 
     def __init__(
         self,
         store: Store,
-        providers: Mapping[str, Provider],
+        providers: MutableMapping[str, Provider],
         clock: ControlClock,
         *,
         installation: str,
@@ -204,7 +205,7 @@ class ControlPlane:
             losses=self.checkpoints.losses_per_hour,
             deposit_after_s=lambda job: LEAVES_AFTER_S if self.deposits.find_url(job) else 0,
             egress=lambda url, offer: self.advisor.price_upload(url, offer),
-            notice=lambda attempt: self.pool.notice(attempt.offer.provider),
+            notice=lambda attempt: self.pool.notice(attempt.offer.account),
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
             read_blob=dependencies.read_blob,
         )
@@ -253,6 +254,11 @@ class ControlPlane:
         )
         return JobReconciler(self._deferred, self._clock, dependencies)
 
+    @cached_property
+    def _attending(self) -> dict[str, list[asyncio.Task[None]]]:
+        """The tasks that serve each account's provider."""
+        return {}
+
     def hint(self, key: str) -> None:
         """Reconcile this key now. Call this when the state behind the key has changed."""
         self._worklist.hint(key)
@@ -269,6 +275,28 @@ class ControlPlane:
             if host := ability(provider, RUNS_AGENTS_HERE):
                 host.connect(self.agents)
         self._task = asyncio.create_task(self._run(), name="control")
+
+    async def put_account(self, account: str, provider: Provider) -> None:
+        """Use a provider under the name of an account from now on, instead of the one that had this
+        name.
+        """
+        await self.drop_account(account)
+        self._providers[account] = provider
+        if host := ability(provider, RUNS_AGENTS_HERE):
+            host.connect(self.agents)
+        if self._group is not None:
+            self._attend(self._group, account, provider)
+        self.pool.expire()
+        self.hint(QUEUE)
+
+    async def drop_account(self, account: str) -> None:
+        """Stop using the provider with this name, if there is one. Its gangs are left alone."""
+        provider = self._providers.pop(account, None)
+        for task in self._attending.pop(account, []):
+            task.cancel()
+        self.pool.expire()
+        if provider is not None and (closeable := ability(provider, CLOSEABLE)):
+            await closeable.close()
 
     async def stop(self) -> None:
         """Stop the reconcilers. The next start resumes everything from the store."""
@@ -359,11 +387,17 @@ class ControlPlane:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._driver.run())
             group.create_task(self._settle())
+            self._group = group
             for name, provider in self._providers.items():
-                if signals := ability(provider, SIGNALS_CHANGES):
-                    group.create_task(self._follow(name, signals))
-                if relay := ability(provider, RELAYS_AGENTS):
-                    group.create_task(self._carry(name, relay))
+                self._attend(group, name, provider)
+
+    def _attend(self, group: asyncio.TaskGroup, name: str, provider: Provider) -> None:
+        """Start the tasks that serve one provider."""
+        tasks = self._attending.setdefault(name, [])
+        if signals := ability(provider, SIGNALS_CHANGES):
+            tasks.append(group.create_task(self._follow(name, signals)))
+        if relay := ability(provider, RELAYS_AGENTS):
+            tasks.append(group.create_task(self._carry(name, relay)))
 
     async def _follow(self, name: str, provider: SignalsChanges) -> None:
         """Poll a gang as soon as its provider signals a change. If signals fail, the regular polls

@@ -87,7 +87,7 @@ class GangOperator:
             look, at = self._look(attempt), self._clock.now()
             # Set these before the poll, so that a signal during the poll leads to another poll.
             self._looks[attempt.gang] = replace(look, looked_at=at, fresh=True)
-            seen = await self._out.pool.look(attempt.offer.provider, attempt.gang)
+            seen = await self._out.pool.look(attempt.offer.account, attempt.gang)
             self._looks[attempt.gang] = after_look(self._look(attempt), seen, at)
 
     async def accrue(self, attempt: Attempt) -> RowChanges:
@@ -157,8 +157,8 @@ class GangOperator:
         """
         now, failed = self._clock.now(), self._look(attempt).failed_removals
         try:
-            provider, release = attempt.offer.provider, rows.job.released
-            await self._out.pool.remove(provider, attempt.gang, release=release)
+            account, release = attempt.offer.account, rows.job.released
+            await self._out.pool.remove(account, attempt.gang, release=release)
         except (TryAgain, Refused) as error:
             at = now - REMOVE_AGAIN + POLL
             self._change(attempt, removed_at=at, fresh=False, failed_removals=failed + 1)
@@ -230,7 +230,7 @@ class GangOperator:
         self._looks[attempt.gang] = replace(look, **changes)  # type: ignore[arg-type]  # fields
 
     def _visibility_delay(self, attempt: Attempt) -> timedelta:
-        return self._out.pool.visibility_delay(attempt.offer.provider)
+        return self._out.pool.visibility_delay(attempt.offer.account)
 
     def _heard(self, attempt: Attempt, node: Node) -> Node:
         """The node, with `heard_at` set to the time when this process last received a message of

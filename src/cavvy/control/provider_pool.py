@@ -1,9 +1,10 @@
 """Offers all providers behind one interface. Calls have time limits, and offers are cached for a
-few seconds.
+few seconds. A provider that is used with the credential of a project is one more provider, under
+the name of its account (`domain.credentials`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, MutableMapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
@@ -11,6 +12,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.domain.allocations import SilentPlace
+from cavvy.domain.credentials import CredentialBook, mark_account, split_account
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import PolicyBook
 from cavvy.domain.quotas import Quota
@@ -56,18 +58,21 @@ class HasPolicies(Protocol):
     """The part of a store that a pool needs."""
 
     async def policies(self) -> PolicyBook: ...
+    async def credential_book(self) -> CredentialBook: ...
 
 
 class ProviderPool:
-    """The configured providers by name."""
+    """The configured providers by the names of their accounts."""
 
     def __init__(
         self,
-        providers: Mapping[str, Provider],
+        providers: MutableMapping[str, Provider],
         clock: ControlClock,
         store: "HasPolicies | None" = None,
     ) -> None:
         self.providers = providers
+        # accounts of projects that cannot be used, with the reasons
+        self.unusable: dict[str, str] = {}
         self._store = store
         self._clock = clock
         self._snapshot: MarketSnapshot | None = None
@@ -135,8 +140,14 @@ class ProviderPool:
 
     async def launch(self, spec: GangSpec) -> None:
         """See `Provider.launch`."""
+        account = spec.offer.account
+        mark = mark_account(spec.installation, spec.offer.credential)
         try:
-            await self._call(spec.offer.provider, self._provider(spec.offer.provider).launch(spec))
+            provider = self._provider(account)
+            # the provider knows the offer as it listed it
+            offer = replace(spec.offer, credential="")
+            ours = replace(spec, installation=mark, offer=offer)
+            await self._call(account, provider.launch(ours))
         finally:
             self._placed.pop(spec.name, None)
 
@@ -198,22 +209,27 @@ class ProviderPool:
     async def _ask_all(self) -> OfferedMarket:
         """Query all providers at the same time. Each call has a time limit of OFFERS_TIMEOUT, so
         that a slow provider cannot delay the result for longer."""
-        answers = await asyncio.gather(
-            *(self._ask(name, place) for name, place in self.providers.items())
-        )
-        policies = PolicyBook() if self._store is None else await self._store.policies()
+        stored = self._store
+        credentials = CredentialBook() if stored is None else await stored.credential_book()
+        asked = {name: each for name, each in self.providers.items() if credentials.holds(name)}
+        answers = await asyncio.gather(*(self._ask(name, place) for name, place in asked.items()))
         return OfferedMarket(
-            policies=policies,
+            policies=PolicyBook() if stored is None else await stored.policies(),
+            credentials=credentials,
             offers=tuple(offer for answer in answers for offer in answer.offers),
             hosts=tuple(host for answer in answers for host in answer.hosts),
             volumes=tuple(volume for answer in answers for volume in answer.volumes),
             blind=frozenset(name for answer in answers for name in answer.blind),
-            problems=tuple(problem for answer in answers for problem in answer.problems),
+            problems=(
+                *(problem for answer in answers for problem in answer.problems),
+                *(SilentPlace(account, why) for account, why in self.unusable.items()),
+            ),
         )
 
     async def _ask(self, name: str, place: Provider) -> OfferedMarket:
         try:
             offers = await self._call(name, place.offers(), OFFERS_TIMEOUT)
+            offers = _assign(offers, name)
             shares = ability(place, SHARES_HOSTS)
             hosts = await self._call(name, shares.hosts(), OFFERS_TIMEOUT) if shares else ()
         except ProviderError as error:
@@ -227,17 +243,24 @@ class ProviderPool:
         if holder is None:
             return market
         try:
-            return replace(market, volumes=await self._call(name, holder.volumes(), OFFERS_TIMEOUT))
+            volumes = await self._call(name, holder.volumes(), OFFERS_TIMEOUT)
+            return replace(market, volumes=[replace(each, provider=name) for each in volumes])
         except ProviderError as error:  # offers can still be used for tasks without volumes
             problems = (*market.problems, SilentPlace(name, str(error)))
             return replace(market, blind=frozenset({name}), problems=problems)
 
     def _provider(self, name: str) -> Provider:
-        if name not in self.providers:
+        if name in self.providers:
+            return self.providers[name]
+        provider, project = split_account(name)
+        if project:
             raise Refused(
-                f"the provider {name!r} is no longer configured; enable it again in the settings"
+                f"project {project} has no working credential for {provider}; "
+                f"set it again: cavvy credential set {provider} -p {project} --key-file FILE"
             )
-        return self.providers[name]
+        raise Refused(
+            f"the provider {name!r} is no longer configured; enable it again in the settings"
+        )
 
     async def _call(self, name: str, call: Awaitable[T], limit: timedelta = CALL_TIMEOUT) -> T:
         """Await a call of a provider, with a time limit. Raises TryAgain when the limit is reached.
@@ -251,3 +274,9 @@ class ProviderPool:
             raise TryAgain(f"{name} did not answer within {limit.total_seconds():.0f} s") from None
         except NotFound as error:
             raise TryAgain(f"{name} reports a missing object: {error}") from error
+
+
+def _assign(offers: Sequence[Offer], account: str) -> Sequence[Offer]:
+    """The offers as those of the account."""
+    credential = split_account(account)[1]
+    return [replace(each, credential=credential) for each in offers] if credential else offers

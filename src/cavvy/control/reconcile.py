@@ -163,7 +163,7 @@ class JobReconciler:
             rate=rate,
             ran=uow.rows.ran(now),
             standby=bool(uow.rows.standbys),
-            awaits_end=own is not None and self._out.pool.reports_cancelled(own.offer.provider),
+            awaits_end=own is not None and self._out.pool.reports_cancelled(own.offer.account),
         )
 
     def _bound_leases(self, rows: JobRows, spent: Money, rate: HourlyRate, now: datetime) -> None:

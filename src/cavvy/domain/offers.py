@@ -4,6 +4,7 @@ from datetime import date, timedelta
 from enum import StrEnum
 from fractions import Fraction
 
+from cavvy.domain.credentials import name_account
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct
@@ -65,13 +66,15 @@ class Offer(Struct, frozen=True, kw_only=True):
     long a reserved offer must be paid for. `capacity` is the number of available nodes, or None if
     the provider does not report it. `pool` is the name of capacity that several offers of a region
     share: a node rented from one of them is no longer available from the others. The pool is "" if
-    the offer shares no capacity. `hosts` is above 1 if the node is one of several hosts that are
-    rented together, such as those of a TPU slice: a gang then has a multiple of that many nodes,
-    and all amounts are those of one host. `shared` means that several jobs share the host's
-    devices; a job then holds only the devices that it requests.
+    the offer shares no capacity. `credential` is the project with whose credential the provider
+    listed the offer, or "" for the installation's. `hosts` is above 1 if the node is one of several
+    hosts that are rented together, such as those of a TPU slice: a gang then has a multiple of that
+    many nodes, and all amounts are those of one host. `shared` means that several jobs share the
+    host's devices; a job then holds only the devices that it requests.
     """
 
     provider: str
+    credential: str = ""
     region: str
     zone: str | None = None
     instance_type: str
@@ -107,12 +110,17 @@ class Offer(Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """The text that identifies the offer, regardless of its price:
         provider/region[/zone]/type:accelerators/purchase. For a commitment, its months are
-        appended, as in reserved-12m.
+        appended, as in reserved-12m; to the provider, the project with the credential.
         """
         zone = f"/{self.zone}" if self.zone else ""
         machine = f"{self.instance_type}:{self.accelerator_count}"
         term = f"-{self.term_months}m" if self.term_months else ""
-        return f"{self.provider}/{self.region}{zone}/{machine}/{self.purchase}{term}"
+        return f"{self.account}/{self.region}{zone}/{machine}/{self.purchase}{term}"
+
+    @property
+    def account(self) -> str:
+        """The name of the account that rents the offer."""
+        return name_account(self.provider, self.credential)
 
     @property
     def accelerators_text(self) -> str:

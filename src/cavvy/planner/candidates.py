@@ -12,6 +12,7 @@ from itertools import groupby
 from cavvy.catalog.fit import match_offers
 from cavvy.catalog.query import Constraint, OfferMatches
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
+from cavvy.domain.credentials import CredentialBook, split_account
 from cavvy.domain.jobs import JobRecord, PlanState
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import PolicyBook
@@ -40,7 +41,7 @@ _DEVICES = {
 _LONG = timedelta(hours=2)
 _NO_PRICES: Mapping[str, Money] = {}
 
-# A function that returns the reasons why a provider cannot run a task; [] if it can.
+# A function that returns the reasons why an account of a provider cannot run a task; [] if it can.
 Objections = Callable[[TaskSpec, str], Sequence[Objection]]
 
 
@@ -48,7 +49,9 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
     """The offers of the configured providers. `problems` has a message for each provider that gave
     no answer or an incomplete one.
 
-    `blind` are the providers that did not report where their volumes are.
+    `blind` are the providers that did not report where their volumes are. Before `restrict`, the
+    market has the offers, volumes and problems of all projects' accounts, which stand for
+    providers.
     """
 
     offers: Sequence[Offer]
@@ -57,6 +60,34 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
     blind: frozenset[str] = frozenset()
     problems: Sequence[SilentPlace] = ()
     policies: PolicyBook = field(default_factory=PolicyBook)
+    credentials: CredentialBook = field(default_factory=CredentialBook)
+
+    def restrict(self, project: str) -> "OfferedMarket":
+        """The part of the market that a project's jobs may use: at each provider, that of the
+        account which applies to the project.
+        """
+        if not self.credentials:
+            return self
+
+        def is_own(account: str) -> bool:
+            return account == self.credentials.find_account(project, split_account(account)[0])
+
+        return replace(
+            self,
+            offers=[each for each in self.offers if is_own(each.account)],
+            volumes=[
+                replace(each, provider=split_account(each.provider)[0])
+                for each in self.volumes
+                if is_own(each.provider)
+            ],
+            blind=frozenset(split_account(each)[0] for each in self.blind if is_own(each)),
+            problems=[
+                SilentPlace(split_account(each.provider)[0], each.why)
+                for each in self.problems
+                if is_own(each.provider)
+            ],
+            credentials=CredentialBook(),
+        )
 
 
 class Candidates(Struct, frozen=True, kw_only=True):
@@ -144,7 +175,7 @@ def _able(
     for offer in smallest_shares(task, offers):
         verdict = verdicts.get(offer.provider)
         if verdict is None:
-            verdict = verdicts[offer.provider] = objections(task, offer.provider)
+            verdict = verdicts[offer.provider] = objections(task, offer.account)
             reasons += [f"{offer.provider}: {reason}" for reason in verdict]
         if verdict:
             continue

@@ -124,6 +124,11 @@ class Manifest(Struct, frozen=True, kw_only=True):
         default_factory=dict
     )  # feature -> reason, shown to users
     settings: Sequence[ProviderSetting] = ()
+    # the settings that a project may set for an account of its own. They are data for the cloud:
+    # no path, address or program of the server, which an admin of a project must not choose. Those
+    # of the kind KEY_FILE are required, and contain no paths either. () if the provider has no
+    # accounts of projects.
+    project_settings: Sequence[str] = ()
     abilities: Sequence[Ability[Any]] = ()  # abilities beyond the four methods of the interface
     no_quotas: str = ""  # why no program can read the account's quotas; "" if not stated
     options: Mapping[str, str] = field(

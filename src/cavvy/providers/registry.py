@@ -149,19 +149,21 @@ def make(
     table: Mapping[str, Scalar],
     context: ProviderContext,
     state: Callable[[str], ProviderState] | None = None,
+    account: str = "",
 ) -> Provider:
     """Create one provider with its settings table. Raises BadSettings, and the provider's own
     errors.
 
     `context.home` is the folder of all providers; each provider gets a subfolder. `state` returns
-    the documents of the named provider; if it is None, documents exist only in memory.
+    the documents of the named provider; if it is None, documents exist only in memory. `account`
+    replaces the provider's name in both, for a provider that is created a second time.
     """
     settings = check_settings(manifest_of(known), table)
-    folder = context.home / known.name
+    folder = context.home / (account or known.name)
     # create the state folder too, because it may not exist yet
     for each in (context.home.parent, context.home, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    documents = MemoryProviderState() if state is None else state(known.name)
+    documents = MemoryProviderState() if state is None else state(account or known.name)
     provider: Provider = _module(known).make(
         replace(context, home=folder, settings=settings, state=documents)
     )
@@ -220,6 +222,8 @@ def settings_page() -> str:
         lines += ["", f"## {manifest.name}: {manifest.title}", "", _docs(manifest), ""]
         lines += ["| setting | value | default | what it does |", "|---|---|---|---|"]
         lines += [_row(setting) for setting in (*manifest.settings, ENABLED)]
+        if names := manifest.project_settings:
+            lines += ["", f"A project's own account may set {', '.join(f'`{n}`' for n in names)}."]
         reasons = [(str(feature), why) for feature, why in manifest.unsupported.items()]
         reasons += [("quotas", manifest.no_quotas)] if manifest.no_quotas else []
         if reasons:

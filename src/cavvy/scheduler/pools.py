@@ -15,7 +15,7 @@ from cavvy.domain.offers import Offer
 
 def pool_of(offer: Offer) -> str:
     """The name of the offer's pool. An offer that shares no nodes has a pool of its own."""
-    return f"{offer.provider}/{offer.region}/{offer.pool}" if offer.pool else offer.key
+    return f"{offer.account}/{offer.region}/{offer.pool}" if offer.pool else offer.key
 
 
 def count_left(offer: Offer, used: Mapping[str, Fraction]) -> int | None:

@@ -17,7 +17,7 @@ BINDINGS = RowCodec(RoleBinding, "role_bindings")
 _INSERT_TOKEN = insert_into("tokens", (*TOKENS.columns, "hash"))
 _OR_NOTHING = "ON CONFLICT DO NOTHING"
 # tables whose rows show that a project without a row of its own is in use
-_USES = ("jobs", "machines", "secrets", "charges", "role_bindings")
+_USES = ("jobs", "machines", "secrets", "provider_credentials", "charges", "role_bindings")
 
 
 def read_credential(session: DatabaseSession, digest: str) -> AccountCredential | None:

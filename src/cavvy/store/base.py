@@ -23,6 +23,7 @@ from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Proj
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
 from cavvy.domain.checkpoints import SavedCheckpoint
+from cavvy.domain.credentials import CredentialBook, SealedCredential
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
@@ -349,6 +350,19 @@ class Store(Protocol):
 
     async def delete_secret(self, project: str, name: str) -> None:
         """Delete a secret. Raises RowNotFound."""
+
+    async def credential_book(self) -> CredentialBook:
+        """Which projects have credentials at providers."""
+
+    async def sealed_credentials(self) -> Sequence[SealedCredential]:
+        """The credentials of all projects, by project and provider."""
+
+    async def put_credential(self, credential: SealedCredential) -> None: ...
+    async def reseal_credential(self, credential: SealedCredential, sealed: bytes) -> bool:
+        """Like `reseal_secret`."""
+
+    async def delete_credential(self, project: str, provider: str) -> None:
+        """Delete a credential. Raises RowNotFound."""
 
     async def record(self, entry: AuditEntry) -> ChainHead:
         """Append a record to the audit log, and return the new end of the chain."""

@@ -34,7 +34,9 @@ async def list_keys(store: Store, sealer: SecretSealer) -> list[KeyUse]:
     version 1 count for no key: their key has the empty ID. Raises StoreUnusable.
     """
     keys = await to_thread(lambda: list(sealer.keys.all()))
-    used = Counter(find_key_id(secret.sealed) for secret in await store.all_secrets())
+    sealed = [each.sealed for each in await store.all_secrets()]
+    sealed += [each.sealed for each in await store.sealed_credentials()]
+    used = Counter(map(find_key_id, sealed))
     found: dict[str, KeyUse] = {}
     for key in keys:
         found.setdefault(
@@ -49,9 +51,9 @@ async def list_keys(store: Store, sealer: SecretSealer) -> list[KeyUse]:
 
 
 async def rotate_key(store: Store, sealer: SecretSealer) -> KeyRotation:
-    """Make a new key if the server makes its own, and encrypt all secrets again with the current
-    one and new data keys. It can be repeated after a crash, because former keys still decrypt.
-    Raises StoreUnusable if the current key cannot be used, StoreFull.
+    """Make a new key if the server makes its own, and encrypt all secrets and credentials again
+    with the current one and new data keys. It can be repeated after a crash, because former keys
+    still decrypt. Raises StoreUnusable if the current key cannot be used, StoreFull.
     """
     keys = sealer.keys
     key = await to_thread(keys.renew if keys.renewable else keys.current)
@@ -61,14 +63,21 @@ async def rotate_key(store: Store, sealer: SecretSealer) -> KeyRotation:
             encrypted += await _reseal(store, sealer, secret)
         except StoreUnusable as error:
             unreadable.append((secret.project, secret.name, str(error)))
+    for credential in await store.sealed_credentials():
+        project, name = credential.project, credential.bound_name
+        try:
+            sealed = await to_thread(_seal_again, sealer, project, name, credential.sealed)
+            encrypted += await store.reseal_credential(credential, sealed)
+        except StoreUnusable as error:
+            unreadable.append((project, name, str(error)))
     return KeyRotation(key=key, encrypted=encrypted, unreadable=unreadable)
 
 
 async def _reseal(store: Store, sealer: SecretSealer, secret: SealedSecret) -> bool:
     """Returns False if the secret was set or deleted meanwhile; a new value has the new key."""
+    sealed = await to_thread(_seal_again, sealer, secret.project, secret.name, secret.sealed)
+    return await store.reseal_secret(secret, sealed)
 
-    def seal() -> bytes:
-        plain = sealer.unseal(secret.project, secret.name, secret.sealed)
-        return sealer.seal(secret.project, secret.name, plain)
 
-    return await store.reseal_secret(secret, await to_thread(seal))
+def _seal_again(sealer: SecretSealer, project: str, name: str, sealed: bytes) -> bytes:
+    return sealer.seal(project, name, sealer.unseal(project, name, sealed))

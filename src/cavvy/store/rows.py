@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, cast, get_args, get_type_hints
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
+from cavvy.domain.credentials import SealedCredential
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobRecord, Node, RunOrigin
 from cavvy.domain.machines import NamedMachine
@@ -111,6 +112,9 @@ class RowCodec(Generic[_T]):
         replaced = ", ".join(
             f"{name} = excluded.{name}" for name in self.columns if name not in key
         )
+        where = " AND ".join(f"{name} = ?" for name in key)
+        self.delete = f"DELETE FROM {table} WHERE {where}"
+        self.reseal = f"UPDATE {table} SET sealed = ? WHERE {where} AND sealed = ?"
         self.upsert = f"{self.insert} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {replaced}"
 
     def fields(self, row: Sequence[Any]) -> dict[str, Any]:
@@ -158,6 +162,7 @@ TALLIES = RowCodec(
 HOSTS = RowCodec(Host, "hosts", only=("name", "cpus", "memory_mib", "devices"), key=("name",))
 ALLOCATIONS = RowCodec(Allocation, "allocations")
 SECRETS = RowCodec(SealedSecret, "secrets", key=("project", "name"))
+CREDENTIALS = RowCodec(SealedCredential, "provider_credentials", key=("project", "provider"))
 SUMMARIES = RowCodec(
     JobSummary,
     "jobs",

@@ -199,6 +199,15 @@ CREATE TABLE secrets (
     PRIMARY KEY (project, name)
 );
 
+-- The credentials of projects at providers, encrypted.
+CREATE TABLE provider_credentials (
+    project TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    sealed {bytes} NOT NULL,
+    updated_at BIGINT NOT NULL,
+    PRIMARY KEY (project, provider)
+);
+
 -- Documents of providers, as providers.state describes them. They belong to no project.
 CREATE TABLE provider_state (
     provider TEXT NOT NULL,

@@ -15,6 +15,7 @@ from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Proj
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
 from cavvy.domain.checkpoints import SavedCheckpoint
+from cavvy.domain.credentials import CredentialBook, SealedCredential
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
@@ -46,6 +47,7 @@ from cavvy.store.rows import (
     ATTEMPTS,
     CHARGES,
     CHECKPOINTS,
+    CREDENTIALS,
     EVENTS,
     HOSTS,
     MACHINES,
@@ -429,14 +431,30 @@ class SqlStore:
         return await self._all(SECRETS, "ORDER BY project, name")
 
     async def reseal_secret(self, secret: SealedSecret, sealed: bytes) -> bool:
-        sql = "UPDATE secrets SET sealed = ? WHERE project = ? AND name = ? AND sealed = ?"
-        changed = await self._change(sql, sealed, secret.project, secret.name, secret.sealed)
-        return changed > 0
+        owner = secret.project, secret.name, secret.sealed
+        return await self._change(SECRETS.reseal, sealed, *owner) > 0
 
     async def delete_secret(self, project: str, name: str) -> None:
-        sql = "DELETE FROM secrets WHERE project = ? AND name = ?"
         missing = RowNotFound(f"project {project} has no secret named {name}")
-        await self._change_or(missing, sql, project, name)
+        await self._change_or(missing, SECRETS.delete, project, name)
+
+    async def credential_book(self) -> CredentialBook:
+        held = [(each.project, each.provider) for each in await self.sealed_credentials()]
+        return CredentialBook(held, await self.projects() if held else ())
+
+    async def sealed_credentials(self) -> Sequence[SealedCredential]:
+        return await self._all(CREDENTIALS, "ORDER BY project, provider")
+
+    async def put_credential(self, credential: SealedCredential) -> None:
+        await self._change(CREDENTIALS.upsert, *CREDENTIALS.values(credential))
+
+    async def reseal_credential(self, credential: SealedCredential, sealed: bytes) -> bool:
+        owner = credential.project, credential.provider, credential.sealed
+        return await self._change(CREDENTIALS.reseal, sealed, *owner) > 0
+
+    async def delete_credential(self, project: str, provider: str) -> None:
+        missing = RowNotFound(f"project {project} has no credential for {provider}")
+        await self._change_or(missing, CREDENTIALS.delete, project, provider)
 
     # The audit log
 

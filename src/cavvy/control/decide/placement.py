@@ -37,6 +37,7 @@ class MarketSnapshot:
     as_of: datetime
     used: dict[str, Fraction] = field(default_factory=dict)
     _matches: dict[ResourceSpec, OfferMatches] = field(default_factory=dict, init=False)
+    _restricted: dict[str, "MarketSnapshot"] = field(default_factory=dict, init=False)
 
     def match(self, job: JobRecord) -> OfferMatches:
         """The offers that can run one node of the job. Computed only once for equal resources."""
@@ -44,6 +45,16 @@ class MarketSnapshot:
         if need not in self._matches:
             self._matches[need] = match(job, self.market)
         return self._matches[need]
+
+    def restrict(self, project: str) -> "MarketSnapshot":
+        """The part that a project's jobs may use. Computed only once for each project."""
+        if not self.market.credentials:
+            return self
+        if project not in self._restricted:
+            self._restricted[project] = MarketSnapshot(
+                market=self.market.restrict(project), as_of=self.as_of, used=self.used
+            )
+        return self._restricted[project]
 
 
 def find_placement(
@@ -58,6 +69,7 @@ def find_placement(
 
     All code that places, refuses or moves a job uses this function.
     """
+    snapshot = snapshot.restrict(job.project)
     matches = snapshot.match(job)
     return find_candidates(job, snapshot.market, matches, objections, situation=situation, now=now)
 
@@ -97,6 +109,7 @@ def list_usable(
     job: JobRecord, snapshot: MarketSnapshot, objections: Objections
 ) -> Sequence[Offer]:
     """The offers that suit the job, regardless of its limits and of cooldowns."""
+    snapshot = snapshot.restrict(job.project)
     return find_usable(job, snapshot.market, snapshot.match(job), objections)
 
 

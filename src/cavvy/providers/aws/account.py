@@ -5,10 +5,12 @@ This is the only module that imports the SDK.
 """
 
 import asyncio
+import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from cavvy.domain.tasks import Scalar
@@ -22,6 +24,11 @@ HOME = "us-east-1"
 _CONNECT_S, _READ_S = 5, 30
 _MOST_PAGES = 500
 _READS = ("describe_", "get_", "list_")  # prefixes of operations that change nothing
+_KEY_LINE = re.compile(
+    r"^[^\S\n]*(aws_access_key_id|aws_secret_access_key|aws_session_token)[^\S\n]*="
+    r"[^\S\n]*(\S+)[^\S\n]*$",
+    re.MULTILINE,
+)
 _THREADS = ThreadPoolExecutor(
     16, "aws"
 )  # a separate thread pool, so that slow AWS calls do not delay other providers
@@ -180,12 +187,29 @@ class AwsAccount:
         if self._session is None:
             errors = _import("botocore.exceptions")
             try:
-                self._session = _import("boto3").Session(
-                    profile_name=self._settings.get("profile") or None
-                )
+                self._session = _import("boto3").Session(**self._name_credentials())
             except errors.BotoCoreError as error:
                 raise Refused(f"[providers.{self._provider}]: {error}") from error
         return self._session
+
+    def _name_credentials(self) -> dict[str, str | None]:
+        """The arguments of a session: the keys in the key file, else the profile. Raises
+        Refused.
+        """
+        file = str(self._settings.get("key_file") or "")
+        if not file:
+            return {"profile_name": str(self._settings.get("profile") or "") or None}
+        try:
+            text = Path(file).expanduser().read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Refused(f"[providers.{self._provider}] key_file: {error}") from error
+        keys: dict[str, str | None] = dict(_KEY_LINE.findall(text))
+        if not {"aws_access_key_id", "aws_secret_access_key"} <= set(keys):
+            raise Refused(
+                f"[providers.{self._provider}] key_file: expected lines with aws_access_key_id and "
+                "aws_secret_access_key, as in ~/.aws/credentials"
+            )
+        return keys
 
 
 def _import(name: str) -> Any:

@@ -1,5 +1,6 @@
 """The settings that every provider on AWS has in common."""
 
+from cavvy.providers.base import ProviderSetting, SettingKind
 from cavvy.providers.settings import text
 
 REGIONS = text(
@@ -7,6 +8,13 @@ REGIONS = text(
     "The regions to use, separated by commas. The default is the region of the AWS configuration.",
 )
 ACCOUNT = (
+    ProviderSetting(
+        name="key_file",
+        kind=SettingKind.KEY_FILE,
+        consequence="A file with lines such as those of `~/.aws/credentials`: "
+        "`aws_access_key_id = …`, `aws_secret_access_key = …` and, for temporary keys, "
+        "`aws_session_token = …`. Nothing else in it is read. By default, `profile` applies.",
+    ),
     text(
         "profile",
         "The profile of `~/.aws` to use. By default, boto3 searches for credentials in its usual "

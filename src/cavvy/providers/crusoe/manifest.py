@@ -59,5 +59,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
+    of_projects=True,
     endpoint="https://api.crusoecloud.com/v1alpha5",
 )

@@ -71,5 +71,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
+    of_projects=True,
     endpoint="https://rest.compute.cudo.org/v1",
 )

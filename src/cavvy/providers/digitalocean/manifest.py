@@ -58,5 +58,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
+    of_projects=True,
     endpoint="https://api.digitalocean.com/v2",
 )

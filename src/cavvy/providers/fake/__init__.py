@@ -11,6 +11,9 @@ from cavvy.providers.base import (
     Manifest,
     Provider,
     ProviderContext,
+    ProviderSetting,
+    Refused,
+    SettingKind,
 )
 from cavvy.providers.fake.account import FakeAccount
 from cavvy.providers.fake.cloud import FakeCloud
@@ -39,7 +42,14 @@ MANIFEST = Manifest(
             "The TOML file with the cloud's offers and faults. By default, the cloud has three "
             "offers and no faults.",
         ),
+        ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence="A file with a key, which the cloud accepts unless it is `wrong`.",
+        ),
+        text("regions", "Has no effect."),
     ),
+    project_settings=("key_file", "regions"),
     visibility_delay=timedelta(minutes=2),
 )
 
@@ -48,6 +58,9 @@ def make(context: ProviderContext) -> Provider:
     """An account on a new fake cloud, which follows the script in the settings, or else the default
     script.
     """
+    key_file = context.settings.get("key_file")
+    if key_file is not None and Path(str(key_file)).read_text("utf-8").strip() == "wrong":
+        raise Refused("[providers.fake]: the cloud does not accept the key")
     path = context.settings.get("script")
     script = read_script(Path(str(path)).expanduser()) if path is not None else DEFAULT
     return FakeAccount(FakeCloud(MANIFEST, script, context.now), context.installation)

@@ -43,5 +43,6 @@ MANIFEST = make_manifest(
             "the region.",
         ),
     ),
+    of_projects=True,
     endpoint="https://infrahub-api.nexgencloud.com/v1",
 )

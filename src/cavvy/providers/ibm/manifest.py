@@ -23,6 +23,7 @@ _MANIFEST = make_manifest(
     machine="an instance",
     rights="an API key of a user or service ID with the platform role Editor and the service role "
     "Writer on VPC Infrastructure Services, for one resource group",
+    of_projects=True,
     endpoint="https://{region}.iaas.cloud.ibm.com/v1",
     endpoint_consequence="The address of the VPC API, with `{region}` for the region.",
     unsupported={

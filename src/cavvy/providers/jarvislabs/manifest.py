@@ -59,6 +59,7 @@ MANIFEST = make_manifest(
             whole=True,
         ),
     ),
+    of_projects=True,
     endpoint="https://backend{region}.jarvislabs.net",
     endpoint_consequence="The addresses of the API. `{region}` stands for the letters of the "
     "region: `c`, `n` or `eu`.",

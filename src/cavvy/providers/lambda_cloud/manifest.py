@@ -39,5 +39,6 @@ MANIFEST = make_manifest(
         text("regions", "The regions to use, separated by commas. The default is all regions."),
         reach_setting(),
     ),
+    of_projects=True,
     endpoint="https://cloud.lambda.ai/api/v1",
 )

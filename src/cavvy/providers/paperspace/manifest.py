@@ -56,5 +56,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
+    of_projects=True,
     endpoint="https://api.paperspace.com/v1",
 )

@@ -66,5 +66,6 @@ MANIFEST = make_manifest(
         ),
         text("team", "The id of the team that pays for pods. The default is your own wallet."),
     ),
+    of_projects=True,
     endpoint="https://api.primeintellect.ai/api/v1",
 )

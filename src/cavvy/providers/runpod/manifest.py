@@ -85,5 +85,6 @@ MANIFEST = make_manifest(
             whole=True,
         ),
     ),
+    of_projects=True,
     endpoint="https://api.runpod.io/v2",
 )

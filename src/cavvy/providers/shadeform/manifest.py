@@ -49,5 +49,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
+    of_projects=True,
     endpoint="https://api.shadeform.ai/v1",
 )

@@ -104,5 +104,6 @@ MANIFEST = make_manifest(
             whole=True,
         ),
     ),
+    of_projects=True,
     endpoint="https://console.vast.ai/api",
 )

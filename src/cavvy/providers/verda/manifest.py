@@ -57,5 +57,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
+    of_projects=True,
     endpoint="https://api.verda.com/v1",
 )

@@ -9,6 +9,37 @@ from cavvy.providers.abilities import CHECKS_TASKS, CLOSEABLE, RELAYS_AGENTS, WH
 from cavvy.providers.base import Feature, Manifest, ProviderSetting
 from cavvy.providers.settings import flag, text
 
+# the settings that a project may set for its own account, which are data for the cloud
+_OF_PROJECTS = frozenset(
+    (
+        "bid_percent",
+        "client_id",
+        "clouds",
+        "community",
+        "cpu_profiles",
+        "cuda",
+        "disk_gb",
+        "disk_gib",
+        "environments",
+        "gpu_memory_gib",
+        "gpu_vcpus",
+        "image",
+        "key_file",
+        "network",
+        "os",
+        "prices",
+        "project",
+        "regions",
+        "registry",
+        "resource_group",
+        "security_groups",
+        "ssh_key",
+        "ssh_keys",
+        "subnet",
+        "team",
+        "template",
+    )
+)
 ABILITIES = (CHECKS_TASKS, WHO_AM_I, RELAYS_AGENTS, CLOSEABLE)
 
 
@@ -22,9 +53,12 @@ def make_manifest(
     settings: Sequence[ProviderSetting],
     endpoint: str,
     endpoint_consequence: str = "The address of the API.",
+    of_projects: bool = False,
 ) -> Manifest:
     """The manifest of a cloud with a REST API at `endpoint`, whose machines end with their disks.
     `machine` is the cloud's word for a machine, with its article; the guide is `guides/NAME.md`.
+    `of_projects` states that projects may have accounts of their own, because `key_file` is the
+    only credential and contains nothing but keys.
     """
     results = (
         f"{machine} loses its disk when it ends. If the server is away when the work ends, the "
@@ -41,6 +75,9 @@ def make_manifest(
         rights=rights,
         unsupported={**unsupported, Feature.RESULTS: results},
         settings=(*settings, text("endpoint", endpoint_consequence, endpoint)),
+        project_settings=tuple(
+            each.name for each in settings if of_projects and each.name in _OF_PROJECTS
+        ),
     )
 
 

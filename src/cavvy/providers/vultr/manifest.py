@@ -47,5 +47,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
+    of_projects=True,
     endpoint="https://api.vultr.com/v2",
 )

@@ -1,0 +1,280 @@
+"""The credentials of projects at providers: seals and opens them, and gives the control plane a
+provider for each. Nothing of them leaves this process: agents, answers and logs contain none of it,
+and key files exist only in this process's memory.
+"""
+
+import asyncio
+import logging
+import os
+import re
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime
+
+from msgspec.json import decode, encode
+
+from cavvy.api.errors import ApiProblem
+from cavvy.control.control_plane import ControlPlane
+from cavvy.domain.credentials import SealedCredential, name_account
+from cavvy.domain.gangs import GangState
+from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import Struct, field
+from cavvy.providers.abilities import CLOSEABLE, WHO_AM_I, ability
+from cavvy.providers.base import Manifest, Provider, ProviderError, Refused, SettingKind, TryAgain
+from cavvy.providers.registry import (
+    BadSettings,
+    KnownProvider,
+    check_settings,
+    list_known,
+    manifest_of,
+)
+from cavvy.store.base import Store, StoreError, StoreUnusable
+from cavvy.store.secrets import SecretSealer
+
+_RETRY_S = 60.0  # pause between attempts to open credentials that could not be opened
+_ASKING_S = 60.0  # maximum seconds for the first calls with a new credential
+_LONGEST = 1000  # characters of a setting
+_LONGEST_KEY = 64 * 1024  # characters of a key file
+# regions may become a part of a cloud's address, so they must not end its host
+_REGIONS = re.compile(r"[A-Za-z0-9_, -]*")
+_log = logging.getLogger(__name__)
+
+
+class CredentialContent(Struct, frozen=True, kw_only=True):
+    """What a project sets: settings of the provider, and the content of its key files by the names
+    of their settings.
+    """
+
+    settings: dict[str, Scalar] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+# known provider, settings, project -> the provider as the project's account
+MakeProvider = Callable[[KnownProvider, Mapping[str, Scalar], str], Provider]
+
+
+class ProjectCredentials:
+    """The credentials of all projects. `problems` has the reason for each account whose credential
+    could not be opened.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sealer: SecretSealer,
+        control_plane: ControlPlane,
+        make_provider: MakeProvider,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._store, self._sealer, self._now = store, sealer, now
+        self._control_plane = control_plane
+        self._make = make_provider
+        self._files: dict[str, list[int]] = {}  # account -> descriptors of its key files
+        self._changing = asyncio.Lock()
+        self.problems = control_plane.pool.unusable
+
+    async def open_missing(self) -> None:
+        """Open the stored credentials that are not open yet. What fails is tried again later."""
+        async with self._changing:
+            for each in await self._store.sealed_credentials():
+                account = name_account(each.provider, each.project)
+                if account in self._control_plane.pool.providers:
+                    continue
+                try:
+                    text = await to_thread(
+                        self._sealer.unseal, each.project, each.bound_name, each.sealed
+                    )
+                    content = decode(text, type=CredentialContent)
+                    provider, files = self._open(each.project, each.provider, content)
+                except (ProviderError, StoreError, ApiProblem) as error:
+                    why = f"its credential for {each.provider} cannot be used: {error}"
+                    if self.problems.get(account) != why:
+                        _log.warning("project %s: %s", each.project, why)
+                    self.problems[account] = why
+                    continue
+                await self._use(account, provider, files)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Open the stored credentials, and try again regularly what fails. At the end, forget
+        them.
+        """
+        await self.open_missing()
+        retrying = asyncio.create_task(self._keep_open())
+        try:
+            yield
+        finally:
+            retrying.cancel()
+            while self._files:
+                _close_files(self._files.popitem()[1])
+
+    async def put(self, project: str, provider: str, content: CredentialContent) -> None:
+        """Check and store a credential, and use it from now on. Raises ApiProblem, and Refused or
+        TryAgain if the provider does not accept it.
+        """
+        account = name_account(provider, project)
+        async with self._changing:
+            made, files = self._open(project, provider, content)
+            try:
+                await _try(made)
+                if missing := await self._find_missing(account, made):
+                    raise ApiProblem(
+                        "credential-in-use",
+                        f"{provider} does not show {missing[0]} with this credential, but jobs of "
+                        f"project {project} run or end there",
+                    )
+                plain = encode(content).decode()
+                bound = SealedCredential(
+                    project=project, provider=provider, sealed=b"", updated_at=self._now()
+                )
+                sealed = await to_thread(self._sealer.seal, project, bound.bound_name, plain)
+                await self._store.put_credential(
+                    SealedCredential(
+                        project=project, provider=provider, sealed=sealed, updated_at=self._now()
+                    )
+                )
+            except BaseException:
+                _close_files(files)
+                if closeable := ability(made, CLOSEABLE):
+                    await closeable.close()
+                raise
+            await self._use(account, made, files)
+
+    async def remove(self, project: str, provider: str) -> None:
+        """Delete a credential with which nothing runs. Raises RowNotFound, ApiProblem, TryAgain."""
+        account = name_account(provider, project)
+        async with self._changing:
+            if running := await self._list_running(account):
+                raise ApiProblem(
+                    "credential-in-use", f"{running[0]} still runs with it, or ends at the moment"
+                )
+            await self._store.delete_credential(project, provider)
+            await self._control_plane.drop_account(account)
+            self.problems.pop(account, None)
+            _close_files(self._files.pop(account, []))
+
+    async def _keep_open(self) -> None:
+        while True:
+            await asyncio.sleep(_RETRY_S)
+            try:
+                await self.open_missing()
+            except StoreError as error:
+                _log.warning("cannot read the credentials of projects", exc_info=error)
+
+    async def _use(self, account: str, provider: Provider, files: list[int]) -> None:
+        former = self._files.pop(account, [])
+        self._files[account] = files
+        self.problems.pop(account, None)
+        await self._control_plane.put_account(account, provider)
+        _close_files(former)
+
+    def _open(
+        self, project: str, provider: str, content: CredentialContent
+    ) -> tuple[Provider, list[int]]:
+        """Make the provider, and the key files that it reads. Raises ApiProblem, ProviderError."""
+        known = list_known().get(provider)
+        if known is None:
+            raise ApiProblem("invalid-request", f"{provider!r} is not a provider")
+        manifest = manifest_of(known)
+        check_content(manifest, content)
+        files: list[int] = []
+        try:
+            paths = {name: _make_file(text, files) for name, text in content.keys.items()}
+            return self._make(known, {**content.settings, **paths}, project), files
+        except BaseException as error:
+            _close_files(files)
+            if isinstance(error, BadSettings):
+                raise ApiProblem("invalid-request", str(error)) from error
+            raise
+
+    async def _list_attempts(self, account: str) -> list[str]:
+        attempts = await self._store.open_attempts()
+        return [each.gang for each in attempts if each.offer.account == account]
+
+    async def _find_missing(self, account: str, made: Provider) -> list[str]:
+        """The gangs of the account that the provider does not list."""
+        wanted = await self._list_attempts(account)
+        seen = {each.name for each in await made.gangs()} if wanted else set()
+        return [each for each in wanted if each not in seen]
+
+    async def _list_running(self, account: str) -> list[str]:
+        """The gangs of the account that are not known to have ended. If the provider no longer
+        accepts the credential, these are those of unfinished attempts.
+        """
+        running, pool = await self._list_attempts(account), self._control_plane.pool
+        if running or account not in pool.providers:
+            return running
+        try:
+            seen = await pool.gangs(account)
+        except Refused:
+            return []
+        return [each.name for each in seen if each.state is not GangState.ENDED]
+
+
+def check_content(manifest: Manifest, content: CredentialContent) -> None:
+    """Raise ApiProblem unless a project may set exactly this for the provider."""
+    if not manifest.project_settings:
+        raise ApiProblem(
+            "invalid-request",
+            f"{manifest.name} has no credentials of projects",
+            "docs/guides/credentials.md lists the providers that have",
+        )
+    kinds = {each.name: each.kind for each in manifest.settings}
+    allowed = [each for each in manifest.project_settings if each in kinds]
+    needed = [each for each in allowed if kinds[each] is SettingKind.KEY_FILE]
+    _check_names("key", content.keys, needed)
+    _check_names("setting", content.settings, [each for each in allowed if each not in needed])
+    for name in needed:
+        if not content.keys.get(name, "").strip():
+            raise ApiProblem("invalid-request", f"{manifest.name} needs the key {name}")
+    for name, text in content.keys.items():
+        if len(text) > _LONGEST_KEY or "\0" in text:
+            raise ApiProblem(
+                "invalid-request", f"the key {name} must be text of up to {_LONGEST_KEY} characters"
+            )
+    for name, value in content.settings.items():
+        text = str(value)
+        if len(text) > _LONGEST or not text.isprintable():
+            raise ApiProblem(
+                "invalid-request",
+                f"{name} must have at most {_LONGEST} characters, all of them printable",
+            )
+        if name == "regions" and not _REGIONS.fullmatch(text):
+            raise ApiProblem("invalid-request", f"{text!r} does not list regions")
+    check_settings(manifest, content.settings)
+
+
+def _check_names(what: str, given: Collection[str], allowed: Collection[str]) -> None:
+    for name in given:
+        if name not in allowed:
+            listed = ", ".join(sorted(allowed))
+            raise ApiProblem("invalid-request", f"a project has no {what} {name!r} here: {listed}")
+
+
+async def _try(provider: Provider) -> None:
+    """Use the credential once. Raises ProviderError."""
+    try:
+        async with asyncio.timeout(_ASKING_S):
+            if who := ability(provider, WHO_AM_I):
+                await who.whoami()
+            else:
+                await provider.offers()
+    except TimeoutError:
+        raise TryAgain(f"no answer within {_ASKING_S:.0f} s") from None
+
+
+def _make_file(text: str, files: list[int]) -> str:
+    """Make a file that exists only in the memory of this process, and return its path."""
+    try:
+        fd = os.memfd_create("key", os.MFD_CLOEXEC)
+    except (AttributeError, OSError) as error:
+        raise StoreUnusable(f"this system has no files in memory for keys: {error}") from error
+    files.append(fd)
+    os.write(fd, text.encode())
+    return f"/proc/{os.getpid()}/fd/{fd}"
+
+
+def _close_files(files: list[int]) -> None:
+    while files:
+        os.close(files.pop())

@@ -1,0 +1,50 @@
+"""The requests and answers of the routes for credentials of projects at providers, and the client's
+methods for them.
+"""
+
+from datetime import datetime
+
+from msgspec import field
+from msgspec.json import decode, encode
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import project_path
+from cavvy.client.wire import Answer, Ask
+
+
+class CredentialAsk(Ask, frozen=True, kw_only=True):
+    """Settings of the provider, and the content of its key files by the names of their settings."""
+
+    settings: dict[str, str | int | float | bool] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+class CredentialRow(Answer, frozen=True, kw_only=True):
+    """A credential without its content, which the API never returns. `problem` says why it cannot
+    be used; it is empty if it can.
+    """
+
+    provider: str
+    updated_at: datetime
+    problem: str
+
+
+def list_credentials(client: ApiClient, project: str) -> list[CredentialRow]:
+    answer = client.repeat(lambda: client.send("GET", f"{project_path(project)}/credentials"))
+    return decode(answer.body, type=list[CredentialRow])
+
+
+def put_credential(client: ApiClient, project: str, provider: str, ask: CredentialAsk) -> None:
+    """Set a credential; the server tries it first. Raises ApiError `credential-in-use`,
+    `provider-refused`, `provider-unreachable`.
+    """
+    client.send("PUT", _path(project, provider), encode(ask), wait_s=120)
+
+
+def remove_credential(client: ApiClient, project: str, provider: str) -> None:
+    """Raises ApiError `credential-not-found`, `credential-in-use`."""
+    client.send("DELETE", _path(project, provider), wait_s=120)
+
+
+def _path(project: str, provider: str) -> str:
+    return f"{project_path(project)}/credentials/{provider}"

@@ -1,0 +1,80 @@
+"""The credentials that projects have at providers, and which one applies to a job.
+
+A provider that is used with the credential of a project is an account of its own, with the name
+PROVIDER@PROJECT. It has its own machines, ledger and quotas. The account of the installation has
+the name of the provider.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from hashlib import sha256
+
+from cavvy.domain.accounts import Project
+from cavvy.domain.authorization import list_line
+from cavvy.domain.values import Struct
+
+_AT = "@"
+
+
+class SealedCredential(Struct, frozen=True, kw_only=True):
+    """A project's settings and keys for a provider, encrypted. The store never gets the plain
+    text.
+    """
+
+    project: str
+    provider: str
+    sealed: bytes
+    updated_at: datetime
+
+    @property
+    def bound_name(self) -> str:
+        """The name that its encryption binds it to, which no secret can have."""
+        return f"credential for {self.provider}"
+
+
+class CredentialBook:
+    """The pairs of project and provider for which there is a credential."""
+
+    def __init__(
+        self, held: Collection[tuple[str, str]] = (), projects: Iterable[Project] = ()
+    ) -> None:
+        self._held = frozenset(held)
+        self._parents: Mapping[str, str | None] = {each.name: each.parent for each in projects}
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def holds(self, account: str) -> bool:
+        """Whether there is a credential for the account, or it is the installation's."""
+        provider, project = split_account(account)
+        return not project or (project, provider) in self._held
+
+    def find_account(self, project: str, provider: str) -> str:
+        """The account that a project's jobs use at a provider: that of the project, else of the
+        nearest project above it that has a credential, else of the installation.
+        """
+        for each in list_line(project, self._parents):
+            if (each, provider) in self._held:
+                return name_account(provider, each)
+        return provider
+
+
+def name_account(provider: str, project: str) -> str:
+    """The name of the account; that of the installation if `project` is empty."""
+    return f"{provider}{_AT}{project}" if project else provider
+
+
+def split_account(account: str) -> tuple[str, str]:
+    """The provider and the project of an account; the project is "" for the installation's."""
+    provider, _, project = account.partition(_AT)
+    return provider, project
+
+
+def mark_account(installation: str, project: str) -> str:
+    """The ID by which an account recognises its machines. It differs for each project, so that two
+    accounts never manage the same machine, even if their keys belong to the same customer of a
+    cloud.
+    """
+    if not project:
+        return installation
+    return sha256(f"{installation}/{project}".encode()).hexdigest()[:32]

@@ -1,0 +1,143 @@
+"""Credentials of projects at providers: who may set them, which jobs use them, and that nothing
+of them leaves the server.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.api.api_state import Api, until
+from tests.api.team import make_team
+
+from cavvy.domain.accounts import Role
+from cavvy.domain.jobs import Attempt, AttemptPhase
+from cavvy.domain.values import replace
+
+PATH = "/v1/projects/p/credentials/fake"
+KEY = "key-4711-planted"
+# the made-up cloud of the installation has no offer of this size, and that of a project has one
+TASK = "{name: %s, run: 'true', resources: {cpu: 4}, env: {FAKE_RUN_S: '600'}}"
+
+
+async def put(api: Api, key: str = KEY, path: str = PATH, **settings: Any) -> httpx.Response:
+    return await api.http.put(path, json={"keys": {"key_file": key}, "settings": settings})
+
+
+async def start(api: Api, project: str, name: str) -> Attempt:
+    answer = await api.post_job(TASK % name, project=project, consent=True)
+    assert answer.status_code == 201, answer.text
+    return await launched(api, answer.json()["id"])
+
+
+async def launched(api: Api, job: str) -> Attempt:
+    """The job's attempt, once its gang is at a provider."""
+
+    async def look() -> Attempt | None:
+        attempts = await api.app_state.store.attempts(job)
+        going = (AttemptPhase.BOOTING, AttemptPhase.RUNNING)
+        return attempts[-1] if attempts and attempts[-1].phase in going else None
+
+    found: Attempt = await until(look, 20)
+    return found
+
+
+async def test_jobs_use_the_account_of_their_project(api: Api) -> None:
+    assert (await put(api)).status_code == 204
+    pool = api.app_state.control_plane.pool
+    assert set(pool.providers) == {"fake", "fake@p"}
+    mine, others = await start(api, "p", "mine"), await start(api, "q", "others")
+    assert (mine.offer.account, others.offer.account) == ("fake@p", "fake")
+    for account, gang in (("fake@p", mine.gang), ("fake", others.gang)):
+        assert [each.name for each in await pool.gangs(account)] == [gang]
+
+
+async def test_no_answer_record_or_file_has_the_key(api: Api, tmp_path: Path) -> None:
+    await put(api)
+    await start(api, "p", "mine")
+    listed = await api.http.get("/v1/projects/p/credentials")
+    assert [each["provider"] for each in listed.json()] == ["fake"]
+    assert listed.json()[0]["problem"] == ""
+    log = await api.http.get("/v1/audit-log")
+    assert f"PUT {PATH.replace('/p/', '/{project}/').replace('/fake', '/{provider}')}" in log.text
+    (sealed,) = await api.app_state.store.sealed_credentials()
+    assert KEY.encode() not in sealed.sealed
+    assert KEY not in listed.text + log.text
+    assert (await api.http.get(PATH)).status_code == 405
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
+
+
+async def test_a_credential_in_use_stays(api: Api) -> None:
+    await put(api)
+    attempt = await start(api, "p", "mine")
+    for answer in (await api.http.delete(PATH), await put(api, "of another customer")):
+        assert (answer.status_code, answer.json()["code"]) == (409, "credential-in-use")
+        assert attempt.gang in answer.json()["message"]
+    assert "fake@p" in api.app_state.control_plane.pool.providers
+
+
+async def test_without_its_credential_a_project_uses_that_of_the_server_again(api: Api) -> None:
+    await put(api)
+    assert (await api.http.delete(PATH)).status_code == 204
+    assert (await api.http.delete(PATH)).json()["code"] == "credential-not-found"
+    assert set(api.app_state.control_plane.pool.providers) == {"fake"}
+    assert (await start(api, "p", "again")).offer.account == "fake"
+
+
+async def test_a_key_that_the_provider_refuses_is_not_stored(api: Api) -> None:
+    answer = await put(api, "wrong")
+    assert (answer.status_code, answer.json()["code"]) == (502, "provider-refused")
+    assert not await api.app_state.store.sealed_credentials()
+    for path, asked in (
+        (PATH, {"keys": {}}),
+        (PATH, {"keys": {"key_file": "k"}, "settings": {"script": "/etc/passwd"}}),
+        ("/v1/projects/p/credentials/nowhere", {"keys": {"key_file": "k"}}),
+        ("/v1/projects/p/credentials/local", {"keys": {"key_file": "k"}}),
+    ):
+        answer = await api.http.put(path, json=asked)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request"), path
+
+
+async def test_a_credential_that_cannot_be_opened_is_told_and_tried_again(api: Api) -> None:
+    await put(api, regions="eu")
+    await put(api, path="/v1/projects/q/credentials/fake")
+    stored = {each.project: each for each in await api.app_state.store.sealed_credentials()}
+    control_plane, credentials = api.app_state.control_plane, api.app_state.credentials
+    before = dict(control_plane.pool.providers)
+    for account in ("fake@p", "fake@q"):
+        await control_plane.drop_account(account)  # as after a restart
+    damaged = replace(stored["q"], sealed=stored["q"].sealed[:-1] + b"?")
+    await api.app_state.store.put_credential(damaged)
+    await credentials.open_missing()
+    assert control_plane.pool.providers["fake@p"] is not before["fake@p"]
+    assert "fake@q" not in control_plane.pool.providers
+    (row,) = (await api.http.get("/v1/projects/q/credentials")).json()
+    assert "cannot be used" in row["problem"]
+    answer = await api.post_job(TASK % "t", project="q", consent=True)
+    assert answer.status_code == 201  # it waits, and does not use the account of the server
+    await api.app_state.store.put_credential(stored["q"])
+    await credentials.open_missing()
+    assert (await launched(api, answer.json()["id"])).offer.account == "fake@q"
+
+
+async def test_a_key_rotation_covers_credentials(api: Api) -> None:
+    await put(api)
+    (before,) = await api.app_state.store.sealed_credentials()
+    done = (await api.http.post("/v1/secret-keys/rotate")).json()
+    assert (done["encrypted"], done["unreadable"]) == (1, [])
+    (after,) = await api.app_state.store.sealed_credentials()
+    assert after.sealed != before.sealed
+    sealer = api.app_state.sealer
+    assert KEY in sealer.unseal("p", after.bound_name, after.sealed)
+
+
+async def test_a_project_below_inherits_it_and_only_admins_set_it(api: Api) -> None:
+    team = await make_team(api)
+    operator = await team.token(("team", Role.OPERATOR))
+    admin = await team.token(("team", Role.ADMIN))
+    path, body = "/v1/projects/team/credentials/fake", {"keys": {"key_file": KEY}}
+    for token, status in ((operator, 403), (admin, 204)):
+        headers = {"Authorization": f"Bearer {token}"}
+        assert (await team.http.put(path, json=body, headers=headers)).status_code == status
+    assert (await start(api, "sub", "below")).offer.account == "fake@team"
+    assert (await start(api, "other", "beside")).offer.account == "fake"
