@@ -268,8 +268,12 @@ async def test_only_ended_jobs_are_removed(api: Api) -> None:
     assert await until(lambda: _removed(api, base)) == {"freed_bytes": 0, "kept": ""}
     assert (await api.http.delete(base)).json()["code"] == "job-not-found"
     assert (await api.http.get("/v1/jobs")).json()["jobs"] == []
-    paid = (await api.http.get("/v1/spending?project=default")).json()
-    assert {each["job"] for each in paid} <= {"j"}
+    paid = (await api.http.get("/v1/ledger/sums?project=default&by=job,tag:team")).json()
+    assert {each["groups"]["job"] for each in paid} <= {"j"}
+    wrong = await api.http.get("/v1/ledger/sums?by=beauty")
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid-request")
+    entries = (await api.http.get("/v1/ledger?project=default")).json()
+    assert {each["tags"]["team"] for each in entries} <= {"vision"}
 
 
 async def test_a_job_that_is_stopped_before_its_launch_needs_no_second_poll(

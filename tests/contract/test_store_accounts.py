@@ -11,7 +11,14 @@ from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite, NameConflict, RowNotFound, SealedSecret, Store
+from cavvy.store.base import (
+    AtomicWrite,
+    LedgerFilter,
+    NameConflict,
+    RowNotFound,
+    SealedSecret,
+    Store,
+)
 
 pytestmark = pytest.mark.anyio
 ADA = Account(name="ada", created_at=NOW)
@@ -118,13 +125,14 @@ async def test_lists_are_limited_to_a_set_of_projects(store: Store) -> None:
     assert [job.project for job in (await store.list_jobs(wanted, phases)).jobs] == ["c", "a"]
     assert [job.project for job in (await store.list_jobs(wanted, cursor="2")).jobs] == ["a"]
     assert sum((await store.count_jobs(wanted)).values()) == 2
-    assert {row.project for row in await store.spending(wanted)} == wanted
+    sums = await store.sum_ledger(LedgerFilter(projects=wanted), ("project",))
+    assert {row.groups["project"] for row in sums} == wanted
     assert [each.project for each in await store.open_attempts(wanted)] == ["a", "c"]
     assert [each.project for each in await store.machines(wanted)] == ["a", "c"]
     nothing = frozenset[str]()
     assert (await store.list_jobs(nothing, phases)).jobs == []
     assert await store.count_jobs(nothing) == {}
-    assert not await store.spending(nothing)
+    assert not await store.sum_ledger(LedgerFilter(projects=nothing), ())
     assert not await store.open_attempts(nothing)
     assert not await store.machines(nothing)
 

@@ -33,6 +33,7 @@ from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,
     HashMismatch,
+    LedgerFilter,
     NameConflict,
     RowNotFound,
     SealedSecret,
@@ -374,7 +375,8 @@ async def test_charges_sum_up(store: Store) -> None:
     assert await store.charges("j1") == [grown, minimum, later, other]
     assert (await store.list_jobs("p")).jobs[0].spent == Money(261)
     assert await store.spent("p") == Money(261)
-    assert await store.spent("p", since=after(60)) == Money(8)
+    # the entries for the new part of the first charge, and for the two that began later
+    assert await store.spent("p", since=after(60)) == Money(150 + 8)
     assert await store.spent("q") == Money(0)
 
 
@@ -385,13 +387,15 @@ async def test_spending_is_added_up_by_job_and_provider(store: Store) -> None:
     other = await begin(store, await submit(store, "j2", project="q", name="other"))
     paid = [make_charge(attempt, 600), make_charge(attempt, 7, since=60, until=120)]
     await store.commit(AtomicWrite(charges=[*paid, make_charge(other, 5, until=30)]))
-    [row] = await store.spending("p")
-    assert (row.job, row.tags, row.provider) == ("tagged", {"team": "vision"}, "fake")
+    by = ("job", "tags", "provider")
+    [row] = await store.sum_ledger(LedgerFilter(projects="p"), by)
+    assert row.groups == {"job": "tagged", "tags": '{"team":"vision"}', "provider": "fake"}
     assert row.amount == Money(607)
-    assert [each.project for each in await store.spending(None)] == ["p", "q"]
-    [later] = await store.spending("p", since=after(45))
+    sums = await store.sum_ledger(LedgerFilter(), ("project",))
+    assert [each.groups["project"] for each in sums] == ["p", "q"]
+    [later] = await store.sum_ledger(LedgerFilter(projects="p", since=after(45)), ())
     assert later.amount == Money(150 + 7)  # a quarter of the first charge is after it
-    assert await store.spending("p", since=after(120)) == []
+    assert await store.sum_ledger(LedgerFilter(projects="p", since=after(120)), ()) == []
     assert [each.tags for each in (await store.list_jobs("p")).jobs] == [{"team": "vision"}]
 
 
@@ -412,9 +416,8 @@ async def test_a_removed_job_leaves_its_bill_and_its_name(store: Store) -> None:
     assert await store.spent("p") == Money(100)
     again = await submit(store, "j2", name="train")
     assert again.name == "train"
-    assert [(each.job, each.amount) for each in await store.spending("p")] == [
-        ("train", Money(100))
-    ]
+    sums = await store.sum_ledger(LedgerFilter(projects="p"), ("job",))
+    assert [(each.groups["job"], each.amount) for each in sums] == [("train", Money(100))]
 
 
 async def test_a_write_replaces_all_charges_of_its_ranks(store: Store) -> None:

@@ -25,14 +25,15 @@ from tests.contract.store_suite import (
 from tests.waits import PATIENCE_S
 
 from cavvy.domain.events import Charge
-from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord, NodePhase, UnsureBill
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, NodePhase, UnsureBill
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.store import migrate
-from cavvy.store.base import AtomicWrite, SealedSecret, StoreUnusable
+from cavvy.store.base import AtomicWrite, LedgerFilter, SealedSecret, StoreUnusable
 from cavvy.store.documents import encode, to_micros
 from cavvy.store.drivers import DatabaseSession, make_driver
+from cavvy.store.ledger import make_subject
 from cavvy.store.rows import ALLOCATIONS, CHARGES, EVENTS, HOSTS, JOB_COLUMNS, job_values
 from cavvy.store.sql import SqlStore
 
@@ -223,6 +224,19 @@ async def test_a_fresh_database_is_at_head(url: str) -> None:
     assert [tuple(row) for row in rows] == [(migrate.HEAD,)]
 
 
+async def check_rest(store: SqlStore, first: Attempt) -> None:
+    """The events are there, and the charges so far are the first entries of the ledger."""
+    assert [event.text for event in await store.events("j1")] == ["hello"]
+    opening = await store.ledger_lines(LedgerFilter())
+    assert [(each.entry.id, each.entry.amount) for each in opening] == [
+        ("j0-1/0/1", Money(8)),
+        ("j1-1/0/1", Money(40)),
+        ("j1-1/0/2", Money(2)),
+    ]
+    assert [each.subject.tags for each in opening] == [{}, *[{"team": "vision"}] * 2]
+    assert opening[0].subject == make_subject(first, "", "before", "", {})
+
+
 async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) -> None:
     make_old(url)
     job = make_job(
@@ -318,7 +332,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
             *charges,
             Money(42 + 8),
         ]
-        assert [event.text for event in await store.events("j1")] == ["hello"]
+        await check_rest(store, handed_on)
         assert await store.allocations() == [make_allocation(attempt.gang, "GPU-0")]
         assert await store.hosts() == [make_host()]
         assert await store.secrets("p") == [secret]

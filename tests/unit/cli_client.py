@@ -179,7 +179,6 @@ class FakeClient:
     log_bytes: bytes = b""
     log_asked: dict[str, object] = field(default_factory=dict)
     removed: wire.JobRemoved = field(default_factory=lambda: wire.JobRemoved(freed_bytes=0))
-    spent: list[wire.SpendingRow] = field(default_factory=list)
     asked: list[tuple[object, ...]] = field(default_factory=list)
     patience: Patience = field(default_factory=Patience)
     sessions: dict[str, str] = field(default_factory=dict)  # unfinished sessions by machine
@@ -304,12 +303,6 @@ class FakeClient:
         self.asked.append(("remove", name))
         del self.all_jobs[name]
         return self.removed
-
-    def spending(
-        self, project: str | None = None, *, since: datetime | None = None
-    ) -> list[wire.SpendingRow]:
-        self.asked.append(("spending", project, since))
-        return [row for row in self.spent if project in (None, row.project)]
 
     def retry(self, project: str, name: str) -> wire.JobDetail:
         self.asked.append(("retry", name))

@@ -29,6 +29,7 @@ from cavvy.cli import down
 from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, wire
+from cavvy.client.ledger_wire import LedgerSumView
 from cavvy.domain.tasks import StartWindow, TaskSpec
 
 __all__ = ["client"]
@@ -614,35 +615,56 @@ def test_rm_removes_ended_jobs_only(client: FakeClient) -> None:
     assert set(client.all_jobs) == {"next", "now"}
 
 
-def test_costs_add_up_by_what_is_asked(client: FakeClient) -> None:
-    def row(job: str, micros: int, project: str = "default", **tags: str) -> wire.SpendingRow:
-        return wire.SpendingRow(
-            project=project, job=job, user="ada", tags=tags, provider="aws", amount_micros=micros
+def test_costs_add_up_by_what_is_asked(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    spent: list[LedgerSumView] = []
+
+    def answer(client: object, by: list[str], **period: object) -> list[LedgerSumView]:
+        asked.append((by, period))
+        return spent
+
+    def row(micros: int, jobs: int = 1, discount: int = 0, **groups: str) -> LedgerSumView:
+        return LedgerSumView(
+            groups=groups, amount_micros=micros, discount_micros=discount, jobs=jobs
         )
 
-    client.spent = [
-        row("a", 5_000_000, team="vision", kind="test"),
-        row("b", 1_000_000, team="vision"),
-        row("a", 2_000_000, project="other"),
+    monkeypatch.setattr("cavvy.client.ledger_wire.sum_ledger", answer)
+    spent = [
+        row(5_000_000, tags='{"team": "vision", "kind": "test"}'),
+        row(1_000_000, tags='{"team": "vision"}', discount=-7),
     ]
     by_tag = json.loads(run("cost", "--by", "tag", "-o", "json").stdout)
     assert by_tag == [
-        {"tag": "team=vision", "jobs": 2, "spent_micros": 6_000_000},
-        {"tag": "kind=test", "jobs": 1, "spent_micros": 5_000_000},
+        {"tag": "team=vision", "jobs": 2, "discount_micros": -7, "spent_micros": 6_000_000},
+        {"tag": "kind=test", "jobs": 1, "discount_micros": 0, "spent_micros": 5_000_000},
     ]
-    assert "total $6.00" in run("cost", "--by", "user").stdout
-    assert lines(run("cost", "--by", "project"))[1:3] == [
-        ["default", "2", "$6.00"],
-        ["other", "1", "$2.00"],
+    spent = [
+        row(5_000_000, 2, project="default", user="ada"),
+        row(1_000_000, project="other", user=""),
     ]
-    assert lines(run("cost", "--since", "2026-05-31T00:00Z"))[1] == ["a", "1", "$5.00"]
-    assert client.asked[-1] == ("spending", "default", datetime(2026, 5, 31, tzinfo=UTC))
-    client.spent = [row("a", 74_000), row("b", 23_000)]
-    told = run("cost", "--by", "job")
+    told = run("cost", "--by", "project,user", "--until", "2026-06-30T00:00Z")
+    assert lines(told)[1:3] == [
+        ["default", "ada", "2", "$5.00"],
+        ["other", "-", "1", "$1.00"],
+    ]
+    assert "total $6.00" in told.stdout
+    until = datetime(2026, 6, 30, tzinfo=UTC)
+    assert asked[-1] == (["project", "user"], {"project": None, "since": None, "until": until})
+    spent = [row(74_000, job="a"), row(23_000, job="b")]
+    told = run("cost", "--since", "2026-05-31T00:00Z")
+    since = datetime(2026, 5, 31, tzinfo=UTC)
+    assert asked[-1] == (["job"], {"project": "default", "since": since, "until": None})
     assert lines(told)[1:3] == [["a", "1", "$0.074"], ["b", "1", "$0.023"]]
     assert told.stdout.endswith("total $0.097\n")
-    for wrong in (["--since", "soon"], ["good", "--by", "tag"], ["--by", "beauty"]):
-        assert run("cost", *wrong).exit_code == 2
+    wrong = (
+        ["--since", "soon"],
+        ["good", "--by", "tag"],
+        ["--by", "beauty"],
+        ["--by", "tag,user"],
+        ["--by", "tag:"],
+    )
+    for words in wrong:
+        assert run("cost", *words).exit_code == 2
 
 
 @pytest.mark.parametrize(

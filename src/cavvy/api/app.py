@@ -30,6 +30,7 @@ from cavvy.api.routes import (
     fleet,
     jobs,
     joined,
+    ledger,
     logs,
     machines,
     markets,
@@ -49,6 +50,7 @@ _ROUTERS = tuple(
     for each in (
         server,
         jobs,
+        ledger,
         logs,
         execs,
         secret_keys,

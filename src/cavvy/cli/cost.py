@@ -1,20 +1,35 @@
 """`cavvy cost`: shows what was spent, by job or project."""
 
-from collections import defaultdict
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.reach.arguments import complete_jobs, since_option
+from cavvy.cli.reach.arguments import complete_jobs, since_option, until_option
 from cavvy.cli.reach.session import list_jobs, project_option, session
 from cavvy.cli.view import formatting, summary
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client.wire import AuditReport, CostView, JobDetail, SpendingRow
+    from cavvy.client import ApiClient
+    from cavvy.client.ledger_wire import LedgerSumView
+    from cavvy.client.wire import AuditReport, CostView, JobDetail
 
-
+_DIMENSIONS = (
+    "project",
+    "user",
+    "job",
+    "machine",
+    "provider",
+    "region",
+    "zone",
+    "instance",
+    "gpu",
+    "purchase",
+    "kind",
+    "month",
+    "tag",
+)
 _AUDIT_COLUMNS = (
     TableColumn("job"),
     TableColumn("attempt", "TRY"),
@@ -27,36 +42,76 @@ _AUDIT_COLUMNS = (
 )
 
 
-@click.command("cost")
+class _CostGroup(click.Group):
+    """A group whose command `show` can be left out: what is no command is the name of a job."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or self.commands["show"]
+
+
+@click.group("cost", cls=_CostGroup)
+def command(**options: object) -> None:
+    """Show what was spent. Without a command, the options and the name of a job are those of
+    `show`.
+    """
+
+
+def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
+    names = [name.strip() for name in (value or "").split(",") if name.strip()]
+    for name in names:
+        if name not in _DIMENSIONS and not (name.startswith("tag:") and name != "tag:"):
+            known = ", ".join(_DIMENSIONS)
+            raise click.BadParameter(f"{name!r} is not one of {known} or tag:NAME")
+    if "tag" in names and len(names) > 1:
+        raise click.BadParameter("tag cannot be combined; use tag:NAME for the values of one tag")
+    return names
+
+
+@command.command("show")
 @click.argument("name", required=False, shell_complete=complete_jobs)
 @project_option
 @since_option
+@until_option
 @click.option(
     "--by",
-    type=click.Choice(["job", "tag", "project", "user", "provider"]),
-    help="What to add the costs up by. Removed jobs are included; `project` covers all projects.",
+    metavar="NAMES",
+    callback=_read_by,
+    help="What to add the costs up by: project, user, job, machine, provider, region, zone, "
+    "instance, gpu, purchase, kind, month, tag (each tag) or tag:NAME; several with commas. "
+    "Removed jobs are included; with `project`, all projects are.",
 )
 @click.option(
     "--audit", is_flag=True, help="Compare the bills of ended attempts with the providers' records."
 )
 @output_option
-def command(
-    name: str | None, project: str, since: datetime | None, by: str | None, audit: bool, output: str
+def show(
+    name: str | None,
+    project: str,
+    since: datetime | None,
+    until: datetime | None,
+    by: list[str],
+    audit: bool,
+    output: str,
 ) -> None:
     """Show what was spent. With NAME, show every charge of the job and its time by phase. Without
-    NAME, show the total of each job. --since and --by sum the costs of several jobs.
+    NAME, show the total of each job. --since, --until and --by add up the ledger.
 
     With --audit, the exit code is 1 if a bill differs from its provider's record or a provider does
     not answer.
     """
-    if (since or by) and (name or audit):
+    if (since or until or by) and (name or audit):
         raise click.UsageError(
-            "--since and --by cannot be used with NAME or --audit, because they add up jobs"
+            "--since, --until and --by cannot be used with NAME or --audit, because they add up "
+            "jobs"
         )
     with session() as client:
-        if since or by:
-            rows = client.spending(None if by == "project" else project, since=since)
-            _spending_out(rows, by or "job", output)
+        if since or until or by:
+            _sums_out(client, project, (since, until), by or ["job"], output)
             return
         if audit:
             _audit_out(client.audit(project, name), output)
@@ -64,8 +119,14 @@ def command(
         if name is not None:
             _job_out(client.job(project, name), client.cost(project, name), output)
             return
-        jobs, _ = list_jobs(client, project)
+        _jobs_out(client, project, output)
 
+
+command.params.extend(each for each in show.params if isinstance(each, click.Option))
+
+
+def _jobs_out(client: "ApiClient", project: str, output: str) -> None:
+    jobs, _ = list_jobs(client, project)
     show = formatting.make_money_format(job.spent_micros for job in jobs)
     columns = [
         TableColumn("name"),
@@ -80,27 +141,51 @@ def command(
         click.echo(f"total {show(sum(job.spent_micros for job in jobs))}")
 
 
-def _spending_out(rows: "list[SpendingRow]", by: str, output: str) -> None:
-    groups: defaultdict[str, list[SpendingRow]] = defaultdict(list)
-    for row in rows:
-        tags = [f"{name}={value}" for name, value in row.tags.items()]
-        for key in (tags or ["-"]) if by == "tag" else [str(getattr(row, by)) or "-"]:
-            groups[key].append(row)
-    cells = [
-        (key, len({(row.project, row.job) for row in found}), _total(found))
-        for key, found in groups.items()
+def _sums_out(
+    client: "ApiClient",
+    project: str,
+    period: tuple[datetime | None, datetime | None],
+    by: list[str],
+    output: str,
+) -> None:
+    from cavvy.client.ledger_wire import sum_ledger
+
+    asked = ["tags" if name == "tag" else name for name in by]
+    where = None if "project" in by else project
+    rows = sum_ledger(client, asked, project=where, since=period[0], until=period[1])
+    total = sum(row.amount_micros for row in rows)
+    cells = _split_tags(rows) if by == ["tag"] else [_cells(row, by) for row in rows]
+    show = formatting.make_money_format(cell[-1] for cell in cells)
+    discounted = any(row.discount_micros for row in rows)
+    columns = [
+        *(TableColumn(name) for name in by),
+        TableColumn("jobs"),
+        TableColumn("discount_micros", "DISCOUNT", show, hidden=not discounted),
+        TableColumn("spent_micros", "SPENT", show),
     ]
-    show = formatting.make_money_format(cell[2] for cell in cells)
-    columns = [TableColumn(by), TableColumn("jobs"), TableColumn("spent_micros", "SPENT", show)]
-    cells.sort(key=lambda cell: -cell[2])
     rows_out(columns, cells, output, empty="nothing was charged")
     if output == "table" and rows:
-        several = ", which counts a job with several tags only once" if by == "tag" else ""
-        click.echo(f"total {show(_total(rows))}{several}")
+        several = ", which counts a job with several tags only once" if by == ["tag"] else ""
+        click.echo(f"total {show(total)}{several}")
 
 
-def _total(rows: "list[SpendingRow]") -> int:
-    return sum(row.amount_micros for row in rows)
+def _cells(row: "LedgerSumView", by: list[str]) -> tuple[Any, ...]:
+    keys = (row.groups[name] or "-" for name in by)
+    return (*keys, row.jobs, row.discount_micros, row.amount_micros)
+
+
+def _split_tags(rows: "list[LedgerSumView]") -> list[tuple[Any, ...]]:
+    """A row for each tag. A job with several tags is counted for each of them."""
+    import json
+
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        tags = [f"{name}={value}" for name, value in json.loads(row.groups["tags"]).items()]
+        for tag in tags or ["-"]:
+            sums = found.setdefault(tag, [0, 0, 0])
+            for i, more in enumerate((row.jobs, row.discount_micros, row.amount_micros)):
+                sums[i] += more
+    return sorted(((tag, *sums) for tag, sums in found.items()), key=lambda cell: -cell[-1])
 
 
 def _audit_out(report: "AuditReport", output: str) -> None:

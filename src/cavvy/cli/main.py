@@ -58,7 +58,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "forward": "Forward ports to or from a job's node.",
     },
     "Account and clean up": {
-        "cost": "Show what was spent, by job, tag, user, project or provider.",
+        "cost": "Show what was spent, by job, tag, user, project, GPU or provider.",
         "diff": "Show what differed between two runs.",
         "nodes": "List nodes that run or are billed now.",
         "quota": "Show the account's quotas, and print the commands that request more.",

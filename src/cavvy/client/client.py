@@ -332,13 +332,6 @@ class ApiClient:
         target = f"{project_path(project)}/cost" + query(since=since and since.isoformat())
         return self._ask(target, wire.ProjectCost)
 
-    def spending(
-        self, project: str | None = None, *, since: datetime | None = None
-    ) -> list[wire.SpendingRow]:
-        """What the jobs of one project or, if it is None, of all projects have cost."""
-        asked = query(project=project, since=since and since.isoformat())
-        return self._ask("/v1/spending" + asked, list[wire.SpendingRow])
-
     def audit(self, project: str, name: str | None = None) -> wire.AuditReport:
         """Compare bills with the providers' own records, for one job or for the project's newest
         jobs.

@@ -314,17 +314,6 @@ class AuditReport(Answer, frozen=True, kw_only=True):
     problems: list[str]
 
 
-class SpendingRow(Answer, frozen=True, kw_only=True):
-    """What one job has cost at one provider. A removed job is listed under its former name."""
-
-    project: str
-    job: str
-    user: str
-    tags: dict[str, str]
-    provider: str
-    amount_micros: int
-
-
 class ProjectCost(Answer, frozen=True, kw_only=True):
     """The sum of a project's charges, or only of those that began at `since` or later."""
 

@@ -36,6 +36,7 @@ def bill_traffic(attempt: Attempt, nodes: Iterable[Node]) -> list[Charge]:
             until=max(since, node.heard_at or since),
             rate=HourlyRate(),
             amount=amount,
+            bytes=sum(each.bytes for each in node.sent if each.egress),
         )
         charges.append(charge)
     return charges

@@ -45,8 +45,8 @@ class ChargeKind(StrEnum):
 
 
 class Charge(Struct, frozen=True, kw_only=True):
-    """The cost of one node in the half-open period [since, until), at one rate. The rate of
-    TRAFFIC, which is billed by size, is 0.
+    """The cost of one node in the half-open period [since, until), at one rate. TRAFFIC is billed
+    by size: its rate is 0, and `bytes` is what was sent at a known price.
 
     No two charges have the same attempt, rank, kind and `since`. A write replaces all charges of a
     rank.
@@ -61,6 +61,7 @@ class Charge(Struct, frozen=True, kw_only=True):
     until: datetime
     rate: HourlyRate
     amount: Money
+    bytes: int = 0
 
 
 def replace_charges(earlier: Iterable[Charge], later: Sequence[Charge]) -> list[Charge]:

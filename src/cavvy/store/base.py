@@ -15,7 +15,7 @@ Errors:
                         must act
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.credentials import CredentialBook, SealedCredential
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
+from cavvy.domain.ledger import LedgerLine, LedgerSum
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import PolicyBook, ProjectPolicy
@@ -129,16 +130,16 @@ class JobSummary(Struct, frozen=True, kw_only=True):
     tags: dict[str, str] = field(default_factory=dict)
 
 
-class JobSpending(Struct, frozen=True, kw_only=True):
-    """The sum of one job's charges at one provider. A removed job is listed under its former
-    name."""
+class LedgerFilter(Struct, frozen=True, kw_only=True):
+    """Which entries of the ledger are meant: those in [since, until) of these projects and, if
+    given, of this user and with this tag (name and value). None means no limit.
+    """
 
-    project: str
-    job: str
-    user: str
-    tags: Mapping[str, str]
-    provider: str
-    amount: Money
+    projects: ProjectFilter = None
+    user: str | None = None
+    tag: tuple[str, str] | None = None
+    since: datetime | None = None
+    until: datetime | None = None
 
 
 def summarize(job: JobRecord, place: str | None, spent: Money) -> JobSummary:
@@ -288,14 +289,18 @@ class Store(Protocol):
         """The job's charges, sorted by attempt, rank and time."""
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
-        """The sum of the project's charges, or only of those that began at `since` or later."""
+        """The sum of the project's entries in the ledger, or only of the time from `since` on."""
 
-    async def spending(
-        self, project: ProjectFilter, since: datetime | None = None
-    ) -> Sequence[JobSpending]:
-        """The charges of one project or of all projects, added up for each job and provider. If a
-        charge began before `since`, only its part after `since` is counted.
+    async def sum_ledger(self, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
+        """The ledger added up for each value of the dimensions `by`, the largest sum first. If an
+        entry is only partly in the period, this part is counted. `by` has names of
+        `ledger.DIMENSIONS`, month, tags (as JSON) or tag:NAME.
         """
+
+    async def ledger_lines(
+        self, which: LedgerFilter, *, after: int = 0, limit: int = 1000
+    ) -> Sequence[LedgerLine]:
+        """Entries whose number is above `after` and that touch the period, by number."""
 
     async def remove_job(self, job: JobRecord) -> None:
         """Delete an ended job with its events, nodes and checkpoints. Its charges are kept, and its

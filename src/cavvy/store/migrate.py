@@ -28,6 +28,11 @@ _ADVISORY_LOCK = 0x6361767679
 _JOURNAL_TRIES = 20
 _WAIT_MS = 60_000  # milliseconds to wait for another process that is migrating the database
 _APPEND_ONLY = "the audit log is append-only"
+# Tables whose rows are only ever added, besides the audit log. For each, the schema has the words
+# TABLE_function, TABLE_no_change and TABLE_no_removal.
+_ONLY_ADDED = ("ledger", "ledger_subjects")
+# fields of an attempt's offer that the migration to the ledger reads
+_OF_OFFER = ("provider", "region", "zone", "instance_type", "accelerator", "purchase")
 # SQL that differs between the two databases. IDs are compared byte by byte, so that PostgreSQL
 # sorts them like Python and SQLite in every locale.
 _SQLITE = {
@@ -57,6 +62,31 @@ _POSTGRESQL = {
     "no_removal": "CREATE TRIGGER audit_log_no_removal BEFORE TRUNCATE ON audit_log "
     "FOR EACH STATEMENT EXECUTE FUNCTION audit_log_append_only()",
 }
+
+for _table in _ONLY_ADDED:
+    _raised = f"RAISE(ABORT, 'rows of {_table} are only added')"
+    _function = f"{_table}_only_added()"
+    for _word, _event in (("no_change", "UPDATE"), ("no_removal", "DELETE")):
+        _SQLITE[f"{_table}_{_word}"] = (
+            f"CREATE TRIGGER {_table}_{_word} BEFORE {_event} ON {_table} "
+            f"BEGIN SELECT {_raised}; END"
+        )
+    _SQLITE[f"{_table}_function"] = "SELECT 1"
+    _POSTGRESQL[f"{_table}_function"] = (
+        f"CREATE FUNCTION {_function} RETURNS trigger LANGUAGE plpgsql AS "
+        f"'BEGIN RAISE EXCEPTION ''rows of {_table} are only added''; END'"
+    )
+    _POSTGRESQL[f"{_table}_no_change"] = (
+        f"CREATE TRIGGER {_table}_no_change BEFORE UPDATE OR DELETE ON {_table} "
+        f"FOR EACH ROW EXECUTE FUNCTION {_function}"
+    )
+    _POSTGRESQL[f"{_table}_no_removal"] = (
+        f"CREATE TRIGGER {_table}_no_removal BEFORE TRUNCATE ON {_table} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {_function}"
+    )
+for _name in (*_OF_OFFER, "accelerator_count", "accelerator_part"):
+    _SQLITE[f"offer_{_name}"] = f"json_extract(a.document, '$.offer.{_name}')"
+    _POSTGRESQL[f"offer_{_name}"] = f"CAST(a.document AS JSON) #>> '{{offer,{_name}}}'"
 
 
 def prepare(

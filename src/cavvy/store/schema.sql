@@ -122,6 +122,7 @@ CREATE TABLE charges (
     until BIGINT NOT NULL,
     rate BIGINT NOT NULL,
     amount BIGINT NOT NULL,
+    bytes BIGINT DEFAULT 0 NOT NULL,
     PRIMARY KEY (attempt_id, rank, kind, since),
     FOREIGN KEY(attempt_id) REFERENCES attempts (id),
     FOREIGN KEY(job_id) REFERENCES jobs (id)
@@ -293,3 +294,55 @@ CREATE TABLE project_policies (
     document TEXT NOT NULL,
     PRIMARY KEY (project)
 );
+
+-- What entries of the ledger are for. Rows are only ever added.
+CREATE TABLE ledger_subjects (
+    id {id} NOT NULL,  -- that of the attempt
+    project TEXT NOT NULL,
+    user_name TEXT NOT NULL,
+    job_id {id} NOT NULL,
+    job TEXT NOT NULL,
+    machine TEXT NOT NULL,
+    service TEXT NOT NULL,
+    attempt BIGINT NOT NULL,
+    provider TEXT NOT NULL,
+    region TEXT NOT NULL,
+    zone TEXT NOT NULL,
+    instance_type TEXT NOT NULL,
+    accelerator TEXT NOT NULL,
+    accelerators DOUBLE PRECISION NOT NULL,
+    purchase TEXT NOT NULL,
+    tags TEXT NOT NULL,
+    PRIMARY KEY (id)
+);
+{ledger_subjects_function};
+{ledger_subjects_no_change};
+{ledger_subjects_no_removal};
+
+-- The ledger: entries that are only ever added. `sequence` counts the entries of a subject's rank.
+-- For each line (kind and start) of a node's bill, the entries add up to its row in charges.
+CREATE TABLE ledger (
+    number {serial} NOT NULL,
+    subject {id} NOT NULL,
+    rank BIGINT NOT NULL,
+    sequence BIGINT NOT NULL,
+    project TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    line TEXT NOT NULL,
+    line_since BIGINT NOT NULL,
+    since BIGINT NOT NULL,
+    until BIGINT NOT NULL,
+    quantity BIGINT NOT NULL,
+    unit TEXT NOT NULL,
+    rate BIGINT NOT NULL,
+    amount BIGINT NOT NULL,
+    source TEXT NOT NULL,
+    corrects BIGINT,
+    PRIMARY KEY (number),
+    CONSTRAINT ledger_place UNIQUE (subject, rank, sequence),
+    FOREIGN KEY(subject) REFERENCES ledger_subjects (id)
+);
+CREATE INDEX ledger_project ON ledger (project, since);
+{ledger_function};
+{ledger_no_change};
+{ledger_no_removal};

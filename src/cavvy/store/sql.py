@@ -18,18 +18,19 @@ from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.credentials import CredentialBook, SealedCredential
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord, Node
+from cavvy.domain.ledger import LedgerLine, LedgerSum
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import PolicyBook, ProjectPolicy
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
-from cavvy.store import accounts
+from cavvy.store import accounts, ledger
 from cavvy.store.accounts import in_projects
 from cavvy.store.audit import PENDING, append, read_records, recorded
 from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,
-    JobSpending,
+    LedgerFilter,
     ProjectFilter,
     RowNotFound,
     SealedSecret,
@@ -62,7 +63,6 @@ from cavvy.store.rows import (
     RowReader,
     insert_into,
 )
-from cavvy.store.spending import add_up
 from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_job, remove_job, save_checkpoint, write_changes
 
@@ -347,30 +347,18 @@ class SqlStore:
         return await self._all(CHARGES, then, job_id)
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
-        sql = (
-            "SELECT CAST(COALESCE(SUM(amount), 0) AS BIGINT) FROM charges WHERE project = ? AND "
-            "since >= ?"
-        )
-        start = -(1 << 62) if since is None else to_micros(since)
-        return Money(await self._value(sql, project, start))
+        sums = await self.sum_ledger(LedgerFilter(projects=project, since=since), ())
+        return sums[0].amount if sums else Money()
 
-    async def spending(
-        self, project: ProjectFilter, since: datetime | None = None
-    ) -> Sequence[JobSpending]:
-        where, values = in_projects("c.project", project)
-        start = -(1 << 62) if since is None else to_micros(since)
-        asked = f"FROM charges c WHERE {where} AND c.until > ?"
-        charges = await self._rows(
-            f"SELECT c.attempt_id, c.since, c.until, c.amount {asked}", *values, start
+    async def sum_ledger(self, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
+        return await self._read(lambda session: ledger.add_up(session, which, by))
+
+    async def ledger_lines(
+        self, which: LedgerFilter, *, after: int = 0, limit: int = 1000
+    ) -> Sequence[LedgerLine]:
+        return await self._read(
+            lambda session: ledger.read_lines(session, which, after=after, limit=limit)
         )
-        attempts = await self._rows(
-            "SELECT a.id, a.document, j.id, j.project, COALESCE(j.removed, j.name), j.user_name, "
-            "j.tags FROM attempts a JOIN jobs j ON j.id = a.job_id "
-            f"WHERE a.id IN (SELECT c.attempt_id {asked})",
-            *values,
-            start,
-        )
-        return add_up(charges, attempts, start)
 
     async def remove_job(self, job: JobRecord) -> None:
         await self._write(lambda session: remove_job(session, job))

@@ -29,6 +29,7 @@ from cavvy.store.documents import (
     to_micros,
 )
 from cavvy.store.drivers import DatabaseSession
+from cavvy.store.ledger import post_bill
 from cavvy.store.rows import (
     ALLOCATIONS,
     CHARGES,
@@ -52,7 +53,7 @@ _NEXT_NUMBER = (
     "INSERT INTO names (project, name, last) VALUES (?, ?, 2)"
     " ON CONFLICT (project, name) DO UPDATE SET last = names.last + 1 RETURNING last"
 )
-_CHARGED = "SELECT kind, since, amount FROM charges WHERE attempt_id = ? AND rank = ?"
+_CHARGED = f"{CHARGES.select} WHERE attempt_id = ? AND rank = ?"
 _DELETE_CHARGE = "DELETE FROM charges WHERE attempt_id = ? AND rank = ? AND kind = ? AND since = ?"
 _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"), _OR_NOTHING)
 
@@ -237,15 +238,16 @@ def _write_charges(session: DatabaseSession, charges: Iterable[Charge]) -> None:
         if job_id != locked and not session.driver.is_sqlite:
             session.run("SELECT 1 FROM jobs WHERE id = ? FOR NO KEY UPDATE", (job_id,))
             locked = job_id
-        stored = session.run(_CHARGED, rank).fetchall()
-        old = {(kind, since): amount for kind, since, amount in stored}
-        more = -sum(old.values())
-        for charge in rows:
+        before = [CHARGES.make(row) for row in session.run(_CHARGED, rank).fetchall()]
+        after = {(charge.kind, charge.since): charge for charge in rows}
+        for charge in after.values():
             session.run(CHARGES.upsert, CHARGES.values(charge))
-            old.pop((str(charge.kind), to_micros(charge.since)), None)
-            more += charge.amount.micros
-        for key in old:
-            session.run(_DELETE_CHARGE, (*rank, *key))
+        for old in before:
+            if (old.kind, old.since) not in after:
+                session.run(_DELETE_CHARGE, (*rank, str(old.kind), to_micros(old.since)))
+        post_bill(session, before, list(after.values()))
+        more = sum(charge.amount.micros for charge in after.values())
+        more -= sum(charge.amount.micros for charge in before)
         if more:
             session.run("UPDATE jobs SET spent = spent + ? WHERE id = ?", (more, job_id))
 

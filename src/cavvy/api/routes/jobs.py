@@ -294,24 +294,6 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
     return reply(wire.JobRemoved(freed_bytes=removed.bytes, kept=removed.kept))
 
 
-@router.get(
-    "/spending",
-    **document(
-        "The cost of all jobs, also of removed ones, by job and provider.",
-        rule=in_query(Permission.SPENDING),
-        answer=list[wire.SpendingRow],
-    ),
-)
-async def spending(
-    request: Request,
-    project: Annotated[str | None, Query(max_length=63)] = None,
-    since: AwareDatetime | None = None,
-) -> Response:
-    projects = filter_projects(request, Permission.SPENDING, project)
-    rows = await app_state_of(request).store.spending(projects, since)
-    return reply([view(wire.SpendingRow, row, amount_micros=row.amount.micros) for row in rows])
-
-
 @router.post(
     "/projects/{project}/jobs/{name}/retry",
     **document(

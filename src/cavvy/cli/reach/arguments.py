@@ -67,7 +67,7 @@ job_argument = click.argument("name", shell_complete=complete_jobs)
 machine_argument = click.argument("name", shell_complete=complete_machines)
 
 
-def _read_since(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+def _read_time(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
     from cavvy.domain.units import UnitError, parse_duration
 
     if value is None:
@@ -82,8 +82,14 @@ def _read_since(ctx: click.Context, param: click.Parameter, value: str | None) -
 since_option = click.option(
     "--since",
     metavar="TIME",
-    callback=_read_since,
+    callback=_read_time,
     help="Only after this time: a duration before now such as 10m or 7d, or a local date and time.",
+)
+until_option = click.option(
+    "--until",
+    metavar="TIME",
+    callback=_read_time,
+    help="Only before this time, in the same form.",
 )
 
 providers_option = click.option(

@@ -1,0 +1,133 @@
+"""Routes for the ledger: its sums and its entries."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import AwareDatetime
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.app_state import app_state_of
+from cavvy.api.errors import ApiProblem
+from cavvy.api.openapi import document
+from cavvy.api.rules import filter_projects, in_query
+from cavvy.api.wire import reply
+from cavvy.client import ledger_wire as wire
+from cavvy.domain.accounts import Permission
+from cavvy.domain.ledger import LedgerLine
+from cavvy.store.base import LedgerFilter
+from cavvy.store.ledger import DIMENSIONS, MONTH, TAGS
+
+router = APIRouter(prefix="/v1", tags=["costs"])
+_MOST_DIMENSIONS = 4
+ProjectQuery = Annotated[str | None, Query(max_length=63)]
+
+
+@router.get(
+    "/ledger/sums",
+    **document(
+        "What was spent in a period, added up by any dimensions.",
+        rule=in_query(Permission.SPENDING),
+        answer=list[wire.LedgerSumView],
+    ),
+)
+async def sums(
+    request: Request,
+    by: Annotated[
+        str,
+        Query(
+            max_length=400,
+            description="Dimensions, separated by commas: "
+            f"{', '.join([*DIMENSIONS, MONTH, TAGS])} or tag:NAME.",
+        ),
+    ] = "job",
+    project: ProjectQuery = None,
+    since: AwareDatetime | None = None,
+    until: AwareDatetime | None = None,
+) -> Response:
+    dimensions = _read_dimensions(by)
+    projects = filter_projects(request, Permission.SPENDING, project)
+    which = LedgerFilter(projects=projects, since=since, until=until)
+    rows = await app_state_of(request).store.sum_ledger(which, dimensions)
+    return reply(
+        [
+            wire.LedgerSumView(
+                groups=dict(row.groups),
+                amount_micros=row.amount.micros,
+                discount_micros=row.discount.micros,
+                jobs=row.jobs,
+            )
+            for row in rows
+        ]
+    )
+
+
+def _read_dimensions(by: str) -> list[str]:
+    """Raises ApiProblem."""
+    names = list(dict.fromkeys(filter(None, by.split(","))))
+    known = {*DIMENSIONS, MONTH, TAGS}
+    for name in names:
+        if name not in known and name.removeprefix("tag:") == name:
+            hint = f"use {', '.join(sorted(known))} or tag:NAME"
+            raise ApiProblem("invalid-request", f"nothing can be added up by {name!r}", hint)
+    if len(names) > _MOST_DIMENSIONS:
+        hint = f"name at most {_MOST_DIMENSIONS} dimensions"
+        raise ApiProblem("invalid-request", f"{len(names)} dimensions were named", hint)
+    return names
+
+
+@router.get(
+    "/ledger",
+    **document(
+        "The entries of the ledger that touch a period, in the order of their numbers.",
+        rule=in_query(Permission.SPENDING),
+        answer=list[wire.LedgerEntryView],
+    ),
+)
+async def entries(
+    request: Request,
+    project: ProjectQuery = None,
+    since: AwareDatetime | None = None,
+    until: AwareDatetime | None = None,
+    after: Annotated[int, Query(ge=0)] = 0,
+) -> Response:
+    projects = filter_projects(request, Permission.SPENDING, project)
+    which = LedgerFilter(projects=projects, since=since, until=until)
+    store = app_state_of(request).store
+    lines = await store.ledger_lines(which, after=after, limit=wire.PAGE)
+    return reply([_view(line) for line in lines])
+
+
+def _view(line: LedgerLine) -> wire.LedgerEntryView:
+    entry, subject = line.entry, line.subject
+    corrects = None if entry.corrects is None else f"{subject.id}/{entry.rank}/{entry.corrects}"
+    return wire.LedgerEntryView(
+        number=entry.number,
+        id=entry.id,
+        corrects=corrects,
+        project=entry.project,
+        user=subject.user,
+        job=subject.job,
+        job_id=subject.job_id,
+        machine=subject.machine,
+        service=subject.service,
+        attempt=subject.attempt,
+        rank=entry.rank,
+        kind=entry.kind,
+        line=entry.line,
+        since=entry.since,
+        until=entry.until,
+        quantity=entry.quantity,
+        unit=entry.unit,
+        rate_micros_per_hour=entry.rate.micros_per_hour,
+        amount_micros=entry.amount.micros,
+        source=entry.source,
+        provider=subject.provider,
+        region=subject.region,
+        zone=subject.zone,
+        instance_type=subject.instance_type,
+        accelerator=subject.accelerator,
+        accelerators=subject.accelerators,
+        purchase=subject.purchase,
+        tags=subject.tags,
+    )

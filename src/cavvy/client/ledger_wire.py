@@ -1,0 +1,106 @@
+"""The answers of the routes for the ledger, and the client's methods for them."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from msgspec.json import decode
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import query
+from cavvy.client.wire import Answer
+
+PAGE = 5000  # entries in one answer
+
+
+class LedgerSumView(Answer, frozen=True, kw_only=True):
+    """The entries of one group, added up. `groups` has a value for each dimension that was asked
+    for. `discount_micros` is the part of `amount_micros` that discounts take off, 0 or less.
+    """
+
+    groups: dict[str, str]
+    amount_micros: int
+    discount_micros: int
+    jobs: int
+
+
+class LedgerEntryView(Answer, frozen=True, kw_only=True):
+    """An entry of the ledger, with what it is for. `id` never changes; `corrects` is the ID of the
+    entry that a correction corrects. `line` is the kind of the charge, of which `kind` is a group.
+    The quantity is in `unit`: us (microseconds of one node) or bytes.
+    """
+
+    number: int
+    id: str
+    corrects: str | None
+    project: str
+    user: str
+    job: str
+    job_id: str
+    machine: str
+    service: str
+    attempt: int
+    rank: int
+    kind: str
+    line: str
+    since: datetime
+    until: datetime
+    quantity: int
+    unit: str
+    rate_micros_per_hour: int
+    amount_micros: int
+    source: str
+    provider: str
+    region: str
+    zone: str
+    instance_type: str
+    accelerator: str
+    accelerators: float
+    purchase: str
+    tags: dict[str, str]
+
+
+def sum_ledger(
+    client: ApiClient,
+    by: Sequence[str],
+    *,
+    project: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> list[LedgerSumView]:
+    """What was spent in a period, for each value of the dimensions `by`, the largest first."""
+    asked = _period(project, since, until) | {"by": ",".join(by)}
+    target = "/v1/ledger/sums" + query(**asked)
+    return decode(client.repeat(lambda: client.send("GET", target)).body, type=list[LedgerSumView])
+
+
+def list_entries(
+    client: ApiClient,
+    *,
+    project: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> Iterator[LedgerEntryView]:
+    """The entries that touch a period, in the order in which they were posted."""
+    after = 0
+    while True:
+        target = "/v1/ledger" + query(**_period(project, since, until), after=after)
+        answer = _fetch(client, target)
+        page = decode(answer, type=list[LedgerEntryView])
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].number
+
+
+def _fetch(client: ApiClient, target: str) -> bytes:
+    return client.repeat(lambda: client.send("GET", target)).body
+
+
+def _period(
+    project: str | None, since: datetime | None, until: datetime | None
+) -> dict[str, str | None]:
+    return {
+        "project": project,
+        "since": None if since is None else since.isoformat(),
+        "until": None if until is None else until.isoformat(),
+    }

@@ -1,0 +1,119 @@
+"""The ledger: every amount that was charged, as entries that are only ever added."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct, field
+
+OF_SUBJECT = -1  # the `rank` of entries that belong to a whole subject and not to one node
+
+
+class EntryKind(StrEnum):
+    """What an entry is for."""
+
+    NODE = "node"
+    DISK = "disk"
+    ADDRESS = "address"
+    STORAGE = "storage"
+    TRAFFIC = "traffic"
+    # paid machine time in which no job ran: kept nodes, the rest of a minimum charge, and machines
+    # of launches that failed
+    IDLE = "idle"
+    REQUEST = "request"
+    CORRECTION = "correction"  # the difference between a bill and what was posted for it before
+    DISCOUNT = "discount"  # always 0 or less, unless it takes back a part of an earlier discount
+
+
+class EntrySource(StrEnum):
+    """Where an entry's amount comes from."""
+
+    METER = "meter"  # Cavvy measured it, from what the provider reported
+    OPENING = "opening"  # a charge that was stored before there was a ledger
+    SETTING = "setting"  # a discount in the settings
+
+
+class QuantityUnit(StrEnum):
+    """The unit of an entry's quantity."""
+
+    MICROSECONDS = "us"  # of one node, with its disks or addresses
+    BYTES = "bytes"
+    NONE = ""
+
+
+class LedgerSubject(Struct, frozen=True, kw_only=True):
+    """What entries are for: an attempt of a job, on one kind of machine. It never changes, so a
+    job's later names or tags do not change what was charged. Texts that do not apply are empty.
+    """
+
+    id: str  # that of the attempt
+    project: str
+    user: str
+    job_id: str = ""
+    job: str = ""
+    machine: str = ""  # name of the machine on which the job ran
+    service: str = ""
+    attempt: int = 0
+    provider: str
+    region: str = ""
+    zone: str = ""
+    instance_type: str = ""
+    accelerator: str = ""
+    accelerators: float = 0  # of each node
+    purchase: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+class LedgerPosting(Struct, frozen=True, kw_only=True):
+    """An amount for the half-open period [since, until), before the store gives it its place in
+    the ledger. `line` and `line_since` name the line of the bill that it belongs to: the kind of
+    the charge and its start. Entries of a line add up to its charge.
+    """
+
+    kind: EntryKind
+    line: str
+    line_since: datetime
+    since: datetime
+    until: datetime
+    quantity: int
+    unit: QuantityUnit
+    rate: HourlyRate  # 0 for what is not billed by time
+    amount: Money
+    source: EntrySource = EntrySource.METER
+
+
+class LedgerEntry(LedgerPosting, frozen=True, kw_only=True):
+    """A posting with its place in the ledger. `subject`, `rank` and `sequence` identify it:
+    `sequence` counts the entries of the rank. A correction names in `corrects` the sequence of the
+    newest entry of the line that it corrects.
+    """
+
+    number: int = 0  # set by the store; later entries have higher numbers
+    subject: str
+    project: str
+    rank: int
+    sequence: int
+    corrects: int | None = None
+
+    @property
+    def id(self) -> str:
+        return f"{self.subject}/{self.rank}/{self.sequence}"
+
+
+class LedgerLine(Struct, frozen=True, kw_only=True):
+    """An entry together with its subject, as statements list it."""
+
+    entry: LedgerEntry
+    subject: LedgerSubject
+
+
+class LedgerSum(Struct, frozen=True, kw_only=True):
+    """The entries of one group, added up. `groups` has a value for each dimension of the group.
+    `amount` is the sum of all entries, `discount` that of the discounts among them.
+    """
+
+    groups: Mapping[str, str]
+    amount: Money
+    discount: Money
+    jobs: int

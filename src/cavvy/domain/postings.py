@@ -1,0 +1,149 @@
+"""Computes the entries of the ledger that turn one bill into a newer one, and parts of entries.
+
+A bill is the list of a node's charges. The store calls `post` in the transaction that replaces
+them, so the entries of each line of the bill always add up to its charge.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+from cavvy.domain.events import Charge, ChargeKind
+from cavvy.domain.ledger import EntryKind, EntrySource, LedgerPosting, QuantityUnit
+from cavvy.domain.units import Money
+from cavvy.domain.values import replace
+
+_MICROSECOND = timedelta(microseconds=1)
+KINDS = {
+    ChargeKind.NODE: EntryKind.NODE,
+    ChargeKind.KEPT: EntryKind.IDLE,
+    ChargeKind.MINIMUM: EntryKind.IDLE,
+    ChargeKind.ROLLED_BACK: EntryKind.IDLE,
+    ChargeKind.DISK: EntryKind.DISK,
+    ChargeKind.ADDRESS: EntryKind.ADDRESS,
+    ChargeKind.TRAFFIC: EntryKind.TRAFFIC,
+}
+
+
+def post(before: Iterable[Charge], after: Iterable[Charge]) -> list[LedgerPosting]:
+    """The postings that turn the charges `before` of one node into the charges `after`.
+
+    A line that only grew gets an entry for the new part of its period. Everything else that
+    changed is a correction: a shorter period, another price, a line that no longer exists. No
+    posting crosses the beginning of a month. The same charges again need no postings.
+    """
+    old = {(charge.kind, charge.since): charge for charge in before}
+    new = {(charge.kind, charge.since): charge for charge in after}
+    found: list[LedgerPosting] = []
+    for key in sorted({**old, **new}, key=lambda each: (each[1], each[0])):
+        posting = _post_line(old.get(key), new.get(key))
+        if posting is not None:
+            found += split_months(posting)
+    return found
+
+
+def _post_line(old: Charge | None, new: Charge | None) -> LedgerPosting | None:
+    if old is None:
+        return None if new is None else _posting(new, KINDS[new.kind], new.since, new.until)
+    if new is None:
+        return _posting(old, EntryKind.CORRECTION, old.since, old.until, sign=-1)
+    if (old.until, old.amount, old.bytes) == (new.until, new.amount, new.bytes):
+        return None
+    same_rate = old.rate == new.rate
+    more = _posting(new, KINDS[new.kind], old.until, new.until, less=old)
+    longer = new.until > old.until or new.kind is ChargeKind.TRAFFIC
+    if same_rate and longer and new.until >= old.until and more.amount.micros >= 0:
+        return more
+    since = min(old.until, new.until) if same_rate and old.until != new.until else new.since
+    until = max(old.until, new.until)
+    return replace(more, kind=EntryKind.CORRECTION, since=since, until=until)
+
+
+def _posting(
+    charge: Charge,
+    kind: EntryKind,
+    since: datetime,
+    until: datetime,
+    *,
+    sign: int = 1,
+    less: Charge | None = None,
+) -> LedgerPosting:
+    """The charge, or how much it is more than another charge `less`."""
+    sent = charge.kind is ChargeKind.TRAFFIC
+    quantity = _quantity(charge) - (0 if less is None else _quantity(less))
+    amount = charge.amount.micros - (0 if less is None else less.amount.micros)
+    return LedgerPosting(
+        kind=kind,
+        line=str(charge.kind),
+        line_since=charge.since,
+        since=since,
+        until=until,
+        quantity=sign * quantity,
+        unit=QuantityUnit.BYTES if sent else QuantityUnit.MICROSECONDS,
+        rate=charge.rate,
+        amount=Money(sign * amount),
+        source=EntrySource.METER,
+    )
+
+
+def _quantity(charge: Charge) -> int:
+    if charge.kind is ChargeKind.TRAFFIC:
+        return charge.bytes
+    return (charge.until - charge.since) // _MICROSECOND
+
+
+def split_months(posting: LedgerPosting) -> Iterator[LedgerPosting]:
+    """The posting, cut at the beginning of each month in UTC. The parts add up to the whole."""
+    months = list_months(posting.since, posting.until)
+    if not months:
+        yield posting
+        return
+    for since, until in pairwise([posting.since, *months, posting.until]):
+        whole = (posting.since, posting.until)
+        yield replace(
+            posting,
+            since=since,
+            until=until,
+            quantity=share_of(posting.quantity, *whole, since, until),
+            amount=Money(share_of(posting.amount.micros, *whole, since, until)),
+        )
+
+
+def list_months(since: datetime, until: datetime) -> Sequence[datetime]:
+    """The beginnings of months that lie between the two times, both excluded."""
+    found, at = [], since
+    while (at := next_month(at)) < until:
+        found.append(at)
+    return found
+
+
+def next_month(at: datetime) -> datetime:
+    """The beginning of the month after the one that contains the time."""
+    return (month_of(at) + timedelta(days=32)).replace(day=1)
+
+
+def month_of(at: datetime) -> datetime:
+    """The beginning of the month that contains the time."""
+    return at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def share_of(
+    whole: int,
+    since: datetime,
+    until: datetime,
+    first: datetime | None,
+    last: datetime | None,
+) -> int:
+    """The part of `whole`, which accrues evenly in [since, until), that falls into [first, last).
+    None means no bound. Windows that meet have parts that add up exactly, because each part is the
+    difference of two values that are rounded down in the same way. What accrues at one moment
+    belongs to the window that contains the moment.
+    """
+    if until <= since:
+        inside = (first is None or first <= since) and (last is None or since < last)
+        return whole if inside else 0
+    begin = since if first is None else min(max(first, since), until)
+    end = until if last is None else min(max(last, since), until)
+    length = (until - since) // _MICROSECOND
+    reached = [whole * ((at - since) // _MICROSECOND) // length for at in (begin, max(begin, end))]
+    return reached[1] - reached[0]

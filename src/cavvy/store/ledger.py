@@ -1,0 +1,281 @@
+"""The rows of the ledger: how a new bill is posted, and how entries are added up."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from cavvy.domain.events import Charge
+from cavvy.domain.jobs import Attempt
+from cavvy.domain.ledger import (
+    EntryKind,
+    LedgerEntry,
+    LedgerLine,
+    LedgerPosting,
+    LedgerSubject,
+    LedgerSum,
+)
+from cavvy.domain.postings import list_months, month_of, next_month, post, share_of
+from cavvy.domain.units import Money
+from cavvy.domain.values import replace
+from cavvy.store.accounts import in_projects
+from cavvy.store.base import LedgerFilter, RowNotFound
+from cavvy.store.documents import decode_attempt, decode_tags, to_micros, to_time
+from cavvy.store.drivers import DatabaseSession, Row
+from cavvy.store.rows import RowCodec
+
+SUBJECTS = RowCodec(LedgerSubject, "ledger_subjects", columns={"user": "user_name"})
+ENTRIES = RowCodec(LedgerEntry, "ledger", assigned="number")
+# What the sums can be grouped by, and where it is stored.
+DIMENSIONS = {
+    "project": "s.project",
+    "user": "s.user_name",
+    "job": "s.job",
+    "machine": "s.machine",
+    "provider": "s.provider",
+    "region": "s.region",
+    "zone": "s.zone",
+    "instance": "s.instance_type",
+    "gpu": "s.accelerator",
+    "purchase": "s.purchase",
+    "kind": "e.kind",
+}
+MONTH, TAGS = "month", "tags"  # dimensions that are not columns of their own
+_JOINED = "FROM ledger e JOIN ledger_subjects s ON s.id = e.subject"
+_LAST = "SELECT COALESCE(MAX(sequence), 0) FROM ledger WHERE subject = ? AND rank = ?"
+_CORRECTED = (
+    "SELECT MAX(sequence) FROM ledger WHERE subject = ? AND rank = ? AND line = ? "
+    "AND line_since = ?"
+)
+_ATTEMPT = (
+    "SELECT a.document, j.user_name, COALESCE(j.removed, j.name), COALESCE(j.machine, ''), j.tags "
+    "FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.id = ?"
+)
+
+
+def post_bill(session: DatabaseSession, before: Iterable[Charge], after: Sequence[Charge]) -> None:
+    """Post what turns the stored charges of one node into new ones, which have been written in the
+    same transaction. Raises RowNotFound if there is no such attempt.
+    """
+    postings = post(before, after)
+    if postings:
+        charge = after[0]
+        _ensure_subject(session, charge.attempt_id)
+        append_entries(session, charge.attempt_id, charge.project, charge.rank, postings)
+
+
+def append_entries(
+    session: DatabaseSession,
+    subject: str,
+    project: str,
+    rank: int,
+    postings: Iterable[LedgerPosting],
+) -> None:
+    """Append entries to the ledger, in the open transaction."""
+    last = session.run(_LAST, (subject, rank)).fetchone()
+    sequence = 0 if last is None else int(last[0])
+    for posting in postings:
+        sequence += 1
+        entry = LedgerEntry(
+            **{name: getattr(posting, name) for name in LedgerPosting.__struct_fields__},
+            subject=subject,
+            project=project,
+            rank=rank,
+            sequence=sequence,
+            corrects=_find_corrected(session, subject, rank, posting),
+        )
+        session.run(ENTRIES.insert, ENTRIES.values(entry))
+
+
+def _find_corrected(
+    session: DatabaseSession, subject: str, rank: int, posting: LedgerPosting
+) -> int | None:
+    if posting.kind is not EntryKind.CORRECTION:
+        return None
+    line = (subject, rank, posting.line, to_micros(posting.line_since))
+    row = session.run(_CORRECTED, line).fetchone()
+    return None if row is None else row[0]
+
+
+def _ensure_subject(session: DatabaseSession, attempt_id: str) -> None:
+    known = "SELECT 1 FROM ledger_subjects WHERE id = ?"
+    if session.run(known, (attempt_id,)).fetchone():
+        return
+    row = session.run(_ATTEMPT, (attempt_id,)).fetchone()
+    if row is None:
+        raise RowNotFound(f"no attempt {attempt_id}")
+    document, user, job, machine, tags = row
+    subject = make_subject(decode_attempt(document), user, job, machine, decode_tags(tags))
+    session.run(f"{SUBJECTS.insert} ON CONFLICT DO NOTHING", SUBJECTS.values(subject))
+
+
+def make_subject(
+    attempt: Attempt, user: str, job: str, machine: str, tags: dict[str, str]
+) -> LedgerSubject:
+    """The subject of the charges of an attempt."""
+    offer = attempt.offer
+    return LedgerSubject(
+        id=attempt.id,
+        project=attempt.project,
+        user=user,
+        job_id=attempt.job_id,
+        job=job,
+        machine=machine,
+        attempt=attempt.number,
+        provider=offer.provider,
+        region=offer.region,
+        zone=offer.zone or "",
+        instance_type=offer.instance_type,
+        accelerator=offer.accelerator or "",
+        accelerators=offer.accelerator_count * offer.accelerator_part,
+        purchase=str(offer.purchase),
+        tags=tags,
+    )
+
+
+def read_lines(
+    session: DatabaseSession, which: LedgerFilter, *, after: int, limit: int
+) -> Sequence[LedgerLine]:
+    """Entries with a number above `after` that touch the period, in the order of their numbers."""
+    where, values = _conditions(session, which)
+    subject = [f"s.{name}" for name in SUBJECTS.columns]
+    entry = ["e.number", *(f"e.{name}" for name in ENTRIES.columns)]
+    sql = (
+        f"SELECT {', '.join((*entry, *subject))} {_JOINED} WHERE {where} AND e.number > ? "
+        "ORDER BY e.number LIMIT ?"
+    )
+    return [
+        LedgerLine(
+            entry=LedgerEntry(number=row[0], **_ENTRY_COLUMNS.fields(row[1:])),
+            subject=SUBJECTS.make(row[len(entry) :]),
+        )
+        for row in session.run(sql, (*values, after, limit)).fetchall()
+    ]
+
+
+_ENTRY_COLUMNS = RowCodec(LedgerEntry, "ledger", only=ENTRIES.columns)
+
+
+def add_up(session: DatabaseSession, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
+    """The sums of the entries in the period for each value of the dimensions `by`, the largest
+    first. A dimension is a key of DIMENSIONS, MONTH, TAGS (the tags as JSON) or tag:NAME.
+    """
+    groups: dict[tuple[str, ...], _GroupTotal] = defaultdict(_GroupTotal)
+    for month, window in _windows(session, which, by):
+        for row in _read_sums(session, window, by):
+            key = tuple(_value(name, row.values.get(name, ""), row.tags, month) for name in by)
+            groups[key].add(row)
+    found = [
+        LedgerSum(
+            groups=dict(zip(by, key, strict=True)),
+            amount=Money(group.amount),
+            discount=Money(group.discount),
+            jobs=len(group.jobs),
+        )
+        for key, group in groups.items()
+    ]
+    return sorted(found, key=lambda each: (-each.amount.micros, [*each.groups.values()]))
+
+
+class _GroupTotal:
+    def __init__(self) -> None:
+        self.amount = self.discount = 0
+        self.jobs: set[str] = set()
+
+    def add(self, row: "_PartialSum") -> None:
+        self.amount += row.amount
+        self.discount += row.discount
+        self.jobs.add(row.job_id)
+
+
+class _PartialSum:
+    """A row of sums: the values of the dimensions that are columns, and the amounts."""
+
+    __slots__ = ("amount", "discount", "job_id", "tags", "values")
+
+    def __init__(self, columns: Sequence[str], row: Row) -> None:
+        self.values = dict(zip(columns, row, strict=False))
+        self.tags, self.job_id, self.amount, self.discount = row[len(columns) : len(columns) + 4]
+
+
+def _value(name: str, stored: str, tags: str, month: str) -> str:
+    if name == MONTH:
+        return month
+    if name == TAGS:
+        return tags
+    if name.startswith("tag:"):
+        return decode_tags(tags).get(name.removeprefix("tag:"), "")
+    return stored
+
+
+def _windows(
+    session: DatabaseSession, which: LedgerFilter, by: Sequence[str]
+) -> Iterator[tuple[str, LedgerFilter]]:
+    """The period as a whole or, if sums by month are wanted, each month in it."""
+    if MONTH not in by:
+        yield "", which
+        return
+    where, values = _conditions(session, which)
+    sql = f"SELECT MIN(e.since), MAX(e.until) {_JOINED} WHERE {where}"
+    row = session.run(sql, values).fetchone()
+    if row is None or row[0] is None:
+        return
+    first = to_time(row[0]) if which.since is None else max(which.since, to_time(row[0]))
+    last = to_time(row[1] + 1) if which.until is None else min(which.until, to_time(row[1] + 1))
+    for start in (first, *list_months(first, last)):
+        until = min(last, next_month(start))
+        yield f"{month_of(start):%Y-%m}", replace(which, since=start, until=until)
+
+
+def _read_sums(
+    session: DatabaseSession, which: LedgerFilter, by: Sequence[str]
+) -> Iterator[_PartialSum]:
+    """The sums of entries that are wholly in the period, and the parts of the others."""
+    columns = [name for name in by if name in DIMENSIONS]
+    keys = ", ".join([*(DIMENSIONS[name] for name in columns), "s.tags", "s.job_id"])
+    where, values = _conditions(session, which)
+    since, until = _bounds(which)
+    sums = (
+        f"SELECT {keys}, CAST(SUM(e.amount) AS BIGINT), "
+        f"CAST(SUM(CASE e.kind WHEN '{EntryKind.DISCOUNT}' THEN e.amount ELSE 0 END) AS BIGINT) "
+        f"{_JOINED} WHERE {where} AND e.since >= ? AND e.until <= ? GROUP BY {keys}"
+    )
+    for row in session.run(sums, (*values, since, until)).fetchall():
+        yield _PartialSum(columns, row)
+    cut = (
+        f"SELECT {keys}, e.amount, e.kind, e.since, e.until {_JOINED} WHERE {where} "
+        "AND (e.since < ? OR e.until > ?)"
+    )
+    for row in session.run(cut, (*values, since, until)).fetchall():
+        *group, amount, kind, begin, end = row
+        times = (to_time(begin), to_time(end), which.since, which.until)
+        part = share_of(amount, *times)
+        yield _PartialSum(columns, (*group, part, part if kind == EntryKind.DISCOUNT else 0))
+
+
+def _conditions(session: DatabaseSession, which: LedgerFilter) -> tuple[str, tuple[object, ...]]:
+    """The SQL condition that an entry `e` with the subject `s` is meant, and touches the period."""
+    where, values = in_projects("e.project", which.projects)
+    conditions: list[str] = [where]
+    given: list[object] = [*values]
+    if which.user is not None:
+        conditions.append("s.user_name = ?")
+        given.append(which.user)
+    if which.tag is not None:
+        conditions.append(
+            "EXISTS (SELECT 1 FROM json_each(s.tags) t WHERE t.key = ? AND t.value = ?)"
+            if session.driver.is_sqlite
+            else "EXISTS (SELECT 1 FROM json_each_text(CAST(s.tags AS JSON)) t "
+            "WHERE t.key = ? AND t.value = ?)"
+        )
+        given += which.tag
+    since, until = _bounds(which)
+    conditions.append("e.since < ? AND (e.until > ? OR e.since >= ?)")
+    given += [until, since, since]
+    return " AND ".join(conditions), tuple(given)
+
+
+_FAR_MICROS = 1 << 62
+
+
+def _bounds(which: LedgerFilter) -> tuple[int, int]:
+    since = -_FAR_MICROS if which.since is None else to_micros(which.since)
+    return since, _FAR_MICROS if which.until is None else to_micros(which.until)

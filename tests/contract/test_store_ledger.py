@@ -1,0 +1,117 @@
+"""The ledger is the bill's history: append-only, equal to the charges, and added up exactly."""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.contract.store_suite import (
+    NOW,
+    after,
+    begin,
+    make_charge,
+    make_event,
+    make_job,
+    store_url,
+    submit,
+)
+
+from cavvy.domain.ledger import EntryKind
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.units import Money
+from cavvy.store.base import AtomicWrite, LedgerFilter, Store
+from cavvy.store.drivers import make_driver
+from cavvy.store.sql import SqlStore
+
+pytestmark = pytest.mark.anyio
+ALL = LedgerFilter()
+
+
+async def test_a_revised_bill_is_posted_as_corrections(store: Store) -> None:
+    attempt = await begin(store, await submit(store, "j1"))
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 100)]))
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 100)]))  # a repeated poll
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 250, until=150)]))
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 70, until=40)]))
+    lines = await store.ledger_lines(ALL)
+    assert [(each.entry.kind, each.entry.amount.micros) for each in lines] == [
+        (EntryKind.NODE, 100),
+        (EntryKind.NODE, 150),
+        (EntryKind.CORRECTION, -180),
+    ]
+    assert [each.entry.id for each in lines] == ["j1-1/0/1", "j1-1/0/2", "j1-1/0/3"]
+    assert [each.entry.corrects for each in lines] == [None, None, 2]
+    subject = lines[0].subject
+    assert (subject.provider, subject.job, subject.attempt) == ("fake", "train", 1)
+    assert await store.spent("p") == Money(70)
+    number = lines[0].entry.number
+    assert await store.ledger_lines(ALL, after=number, limit=1) == [lines[1]]
+
+
+async def test_sums_by_any_dimension_add_up_to_the_ledger(store: Store) -> None:
+    job = make_job("j1", user="ada", task=TaskSpec(name="a", run="true", tags={"team": "x"}))
+    other = make_job("j2", name="b", project="q", user="bob")
+    for each in (job, other):
+        attempt = await begin(store, await store.submit(each, make_event(each)))
+        charges = [make_charge(attempt, 100), make_charge(attempt, 11, kind="kept", since=60)]
+        await store.commit(AtomicWrite(charges=charges))
+
+    async def sums(*by: str, which: LedgerFilter = ALL) -> dict[tuple[str, ...], int]:
+        found = await store.sum_ledger(which, by)
+        return {tuple(each.groups.values()): each.amount.micros for each in found}
+
+    assert await sums("project", "user") == {("p", "ada"): 111, ("q", "bob"): 111}
+    assert await sums("kind") == {("node",): 200, ("idle",): 22}
+    assert await sums("tag:team") == {("x",): 111, ("",): 111}
+    assert await sums("month") == {(f"{NOW:%Y-%m}",): 222}
+    assert await sums("job", which=LedgerFilter(projects="p")) == {("train",): 111}
+    assert await sums("job", which=LedgerFilter(user="bob")) == {("b",): 111}
+    assert await sums(which=LedgerFilter(tag=("team", "x"))) == {(): 111}
+    assert (await store.sum_ledger(ALL, ()))[0].jobs == 2
+
+
+async def test_parts_of_entries_add_up(store: Store) -> None:
+    attempt = await begin(store, await submit(store, "j1"))
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 101, until=60)]))
+    edges = [None, after(7), after(20), after(59.9), None]
+    parts = []
+    for since, until in itertools.pairwise(edges):
+        sums = await store.sum_ledger(LedgerFilter(since=since, until=until), ("job",))
+        parts.append(sums[0].amount.micros)
+    assert parts[0] == 11  # 101 * 7 / 60, rounded down
+    assert sum(parts) == 101
+
+
+async def test_sums_by_month_add_up(store: Store) -> None:
+    attempt = await begin(store, await submit(store, "j1"))
+    begun = datetime(2026, 1, 31, 23, tzinfo=UTC)
+    charge = make_charge(attempt, 1001, since=(begun - NOW).total_seconds(), until=0)
+    await store.commit(AtomicWrite(charges=[charge]))
+    lines = await store.ledger_lines(ALL)
+    assert [each.entry.since.month for each in lines] == [1, 2, 3]
+    sums = await store.sum_ledger(ALL, ("month",))
+    assert sorted(each.groups["month"] for each in sums) == ["2026-01", "2026-02", "2026-03"]
+    assert sum(each.amount.micros for each in sums) == 1001
+    february = LedgerFilter(
+        since=datetime(2026, 2, 1, tzinfo=UTC), until=datetime(2026, 3, 1, tzinfo=UTC)
+    )
+    assert [each.entry.since.month for each in await store.ledger_lines(february)] == [2]
+    assert begun + timedelta(hours=1) == lines[1].entry.since
+
+
+@pytest.mark.parametrize("kind", ["sqlite-wal", "postgres"])
+@pytest.mark.parametrize("table", ["ledger", "ledger_subjects"])
+async def test_the_database_refuses_to_change_entries(
+    kind: str, table: str, tmp_path: Path
+) -> None:
+    url = store_url(kind, tmp_path)
+    store = SqlStore(url)
+    await store.open()
+    attempt = await begin(store, await submit(store, "j1"))
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 100)]))
+    await store.close()
+    session = make_driver(url, journal="wal").connect()
+    for statement in (f"UPDATE {table} SET project = 'q'", f"DELETE FROM {table}"):
+        with pytest.raises(Exception, match="only added"):
+            session.run(statement)
+    session.close()
