@@ -11,8 +11,12 @@ from cavvy.control.decide.restored import RestoreComparison
 from cavvy.control.job_service import gang_name
 from cavvy.control.restored import compare_with_providers, mark_restored, read_restored_at
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase
+from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint
+from cavvy.providers.fake import MANIFEST
 from cavvy.providers.fake.cloud import FakeCloud
+from cavvy.providers.fake.script import DEFAULT
+from cavvy.store.base import AtomicWrite
 from cavvy.store.memory import MemoryStore
 from cavvy.store.table_copy import copy_rows
 
@@ -132,5 +136,26 @@ def test_nothing_is_concluded_about_a_provider_that_does_not_answer() -> None:
         plane.pool.providers = {}  # its settings are missing
         found, _ = await compare_with_providers(store, plane.pool, NAME_GANG)
         assert (found.unknown, found.lost) == ([], [])
+
+    in_harness(scenario)
+
+
+def test_attempts_on_a_projects_account_are_compared_with_that_account() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        store = await make_history(harness)
+        for name in ("moved", "stopped"):
+            (attempt,) = await attempts_of(store, name)
+            offer = replace(attempt.offer, credential="p")
+            await store.commit(AtomicWrite(attempts=[replace(attempt, offer=offer)]))
+        plane = make_plane(store, harness.cloud, harness.clock)
+        plane.pool.unusable["fake@p"] = "its key cannot be read"
+        found, silent = await compare_with_providers(store, plane.pool, NAME_GANG)
+        assert found.lost == []
+        assert [each.provider for each in silent] == ["fake@p"]
+
+        plane.pool.unusable.clear()
+        plane.pool.providers["fake@p"] = FakeCloud(MANIFEST, DEFAULT, harness.clock.now)
+        found, _ = await compare_with_providers(store, plane.pool, NAME_GANG)
+        assert [each.provider for each in found.lost] == ["fake@p", "fake@p"]
 
     in_harness(scenario)

@@ -19,7 +19,7 @@ from cavvy.api.execs import JobExecs
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.node_listener.listener import NodeListener
 from cavvy.api.notifier import ChangeNotifier
-from cavvy.api.project_credentials import ProjectCredentials
+from cavvy.api.project_credentials import ProjectCredentials, UsesAccounts
 from cavvy.api.provider_state import StoredProviderState
 from cavvy.api.reported import read_batch
 from cavvy.api.state_dir import StateDir
@@ -150,7 +150,7 @@ def _make_state(
     context = make_context(installation, root, address, endpoint, clock.now)
     control_plane = ControlPlane(
         seen,
-        _load(settings, context, store),
+        load_providers(settings, context, store),
         clock,
         installation=installation,
         dependencies=replace(dependencies, notes=notes, deposits=deposits),
@@ -161,7 +161,7 @@ def _make_state(
         logs=deposits.logs,
         blobs=blobs,
         sealer=sealer,
-        credentials=_make_credentials(seen, sealer, control_plane, context),
+        credentials=make_credentials(seen, sealer, control_plane, context),
         tokens=tokens,
         execs=JobExecs(watch),
         watch=watch,
@@ -230,7 +230,9 @@ def make_context(
     )
 
 
-def _load(settings: Settings, context: ProviderContext, store: Store) -> dict[str, Provider]:
+def load_providers(
+    settings: Settings, context: ProviderContext, store: Store
+) -> dict[str, Provider]:
     """Make the providers that the settings enable. Raises ProviderError."""
     return registry.load(settings.providers, context, partial(_make_documents, store))
 
@@ -239,8 +241,8 @@ def _make_documents(store: Store, account: str) -> StoredProviderState:
     return StoredProviderState(store=store, provider=account)
 
 
-def _make_credentials(
-    store: Store, sealer: SecretSealer, control_plane: ControlPlane, context: ProviderContext
+def make_credentials(
+    store: Store, sealer: SecretSealer, accounts: UsesAccounts, context: ProviderContext
 ) -> ProjectCredentials:
     """Make what opens the credentials of projects. The provider of a project's account recognises
     its machines by a mark of its own, and has its own ledger and folder.
@@ -256,7 +258,7 @@ def _make_credentials(
             name_account(known.name, project),
         )
 
-    return ProjectCredentials(store, sealer, control_plane, make, context.now)
+    return ProjectCredentials(store, sealer, accounts, make, context.now)
 
 
 def find_instance(provider: str, instance: str) -> Offer | None:

@@ -1,5 +1,5 @@
-"""The credentials of projects at providers: seals and opens them, and gives the control plane a
-provider for each. Nothing of them leaves this process: agents, answers and logs contain none of it,
+"""The credentials of projects at providers: seals and opens them, and makes a provider of
+each. Nothing of them leaves this process: agents, answers and logs contain none of it,
 and key files exist only in this process's memory.
 """
 
@@ -11,11 +11,12 @@ from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
+from typing import Protocol
 
 from msgspec.json import decode, encode
 
 from cavvy.api.errors import ApiProblem
-from cavvy.control.control_plane import ControlPlane
+from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.credentials import SealedCredential, name_account
 from cavvy.domain.gangs import GangState
 from cavvy.domain.tasks import Scalar
@@ -54,6 +55,17 @@ class CredentialContent(Struct, frozen=True, kw_only=True):
 MakeProvider = Callable[[KnownProvider, Mapping[str, Scalar], str], Provider]
 
 
+class UsesAccounts(Protocol):
+    """What works with the accounts of projects: the control plane, or a comparison after a
+    restore.
+    """
+
+    @property
+    def pool(self) -> ProviderPool: ...
+    async def put_account(self, account: str, provider: Provider) -> None: ...
+    async def drop_account(self, account: str) -> None: ...
+
+
 class ProjectCredentials:
     """The credentials of all projects. `problems` has the reason for each account whose credential
     could not be opened.
@@ -63,23 +75,23 @@ class ProjectCredentials:
         self,
         store: Store,
         sealer: SecretSealer,
-        control_plane: ControlPlane,
+        accounts: UsesAccounts,
         make_provider: MakeProvider,
         now: Callable[[], datetime],
     ) -> None:
         self._store, self._sealer, self._now = store, sealer, now
-        self._control_plane = control_plane
+        self._accounts = accounts
         self._make = make_provider
         self._files: dict[str, list[int]] = {}  # account -> descriptors of its key files
         self._changing = asyncio.Lock()
-        self.problems = control_plane.pool.unusable
+        self.problems = accounts.pool.unusable
 
     async def open_missing(self) -> None:
         """Open the stored credentials that are not open yet. What fails is tried again later."""
         async with self._changing:
             for each in await self._store.sealed_credentials():
                 account = name_account(each.provider, each.project)
-                if account in self._control_plane.pool.providers:
+                if account in self._accounts.pool.providers:
                     continue
                 try:
                     text = await to_thread(
@@ -106,8 +118,12 @@ class ProjectCredentials:
             yield
         finally:
             retrying.cancel()
-            while self._files:
-                _close_files(self._files.popitem()[1])
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the key files; providers that were made with them cannot read them again."""
+        while self._files:
+            _close_files(self._files.popitem()[1])
 
     async def put(self, project: str, provider: str, content: CredentialContent) -> None:
         """Check and store a credential, and use it from now on. Raises ApiProblem, and Refused or
@@ -150,7 +166,7 @@ class ProjectCredentials:
                     "credential-in-use", f"{running[0]} still runs with it, or ends at the moment"
                 )
             await self._store.delete_credential(project, provider)
-            await self._control_plane.drop_account(account)
+            await self._accounts.drop_account(account)
             self.problems.pop(account, None)
             _close_files(self._files.pop(account, []))
 
@@ -166,7 +182,7 @@ class ProjectCredentials:
         former = self._files.pop(account, [])
         self._files[account] = files
         self.problems.pop(account, None)
-        await self._control_plane.put_account(account, provider)
+        await self._accounts.put_account(account, provider)
         _close_files(former)
 
     def _open(
@@ -202,7 +218,7 @@ class ProjectCredentials:
         """The gangs of the account that are not known to have ended. If the provider no longer
         accepts the credential, these are those of unfinished attempts.
         """
-        running, pool = await self._list_attempts(account), self._control_plane.pool
+        running, pool = await self._list_attempts(account), self._accounts.pool
         if running or account not in pool.providers:
             return running
         try:

@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 
 from cavvy.api.backup import DATABASE, ArchiveManifest
 from cavvy.api.database import BindsFolder, bind_folder, choose_database, hold_database
-from cavvy.api.open_state import load_providers
+from cavvy.api.open_state import load_providers, make_context, make_credentials, open_sealer
 from cavvy.api.state_dir import StateDir, StateDirBusy, StateDirError
 from cavvy.api.unpacked import unpack
 from cavvy.control.clock import WallClock
@@ -29,6 +29,7 @@ from cavvy.control.restored import compare_with_providers, mark_restored
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.values import Struct
 from cavvy.providers.abilities import CLOSEABLE, ability
+from cavvy.providers.base import Provider
 from cavvy.settings import Settings
 from cavvy.store.drivers import make_driver, translate
 from cavvy.store.fence import check_fence
@@ -125,16 +126,36 @@ async def _compare(
         await store.open()
         stack.push_async_callback(store.close)
         installation = await store.installation()
-        providers = load_providers(settings, installation, root, "", None, clock.now, store)
-        for provider in providers.values():
-            if closeable := ability(provider, CLOSEABLE):
-                stack.push_async_callback(closeable.close)
+        context = make_context(installation, root, "", None, clock.now)
+        accounts = _Accounts(load_providers(settings, context, store), clock)
+        stack.push_async_callback(accounts.close)
+        credentials = make_credentials(store, open_sealer(settings, root), accounts, context)
+        stack.callback(credentials.forget)
+        await credentials.open_missing()
         comparison, silent = await compare_with_providers(
-            store, ProviderPool(providers, clock), partial(gang_name, installation)
+            store, accounts.pool, partial(gang_name, installation)
         )
         if not dry_run:
             await mark_restored(store, comparison, clock.now())
     return RestoreReport(made_at=made_at, comparison=comparison, silent=silent)
+
+
+class _Accounts:
+    """The accounts that are compared: those of the settings, and of the projects' credentials."""
+
+    def __init__(self, providers: dict[str, Provider], clock: WallClock) -> None:
+        self.pool = ProviderPool(providers, clock)
+
+    async def put_account(self, account: str, provider: Provider) -> None:
+        self.pool.providers[account] = provider
+
+    async def drop_account(self, account: str) -> None:
+        del self.pool.providers[account]
+
+    async def close(self) -> None:
+        for provider in self.pool.providers.values():
+            if closeable := ability(provider, CLOSEABLE):
+                await closeable.close()
 
 
 def _put_in_place(home: StateDir, unpacked: Path, url: str | None) -> None:

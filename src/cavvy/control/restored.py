@@ -35,13 +35,14 @@ async def compare_with_providers(
             silent.append(SilentPlace(provider, str(error)))
             gangs = error.seen if isinstance(error, PartlyUnknown) else ()
         seen += [(provider, gang) for gang in gangs]
+    silent += [SilentPlace(account, why) for account, why in pool.unusable.items()]
     attempts = {each.gang: await _with_job(store, each) for each in await store.open_attempts()}
     for _, gang in seen:
         if gang.name not in attempts and (ended := await _find(store, gang.name)):
             attempts[gang.name] = await _with_job(store, ended)
     later = name_later([job async for job in _jobs(store)], name_gang)
     asked = {each.provider for each in silent}
-    asked |= {each.offer.provider for each, _ in attempts.values()} - set(pool.providers)
+    asked |= {each.offer.account for each, _ in attempts.values()} - set(pool.providers)
     return compare(seen, attempts, asked, later), silent
 
 

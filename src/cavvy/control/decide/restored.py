@@ -90,9 +90,9 @@ def compare(
             if gang.name not in unfinished
         ],
         lost=[
-            LostAttempt(provider=attempt.offer.provider, gang=name, attempt=_number(attempt, job))
+            LostAttempt(provider=attempt.offer.account, gang=name, attempt=_number(attempt, job))
             for name, (attempt, job) in sorted(unfinished.items())
-            if name not in there and attempt.offer.provider not in silent
+            if name not in there and attempt.offer.account not in silent
         ],
         found=len(there & unfinished.keys()),
         used=used,
