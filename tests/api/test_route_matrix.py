@@ -77,6 +77,10 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("GET", "/v1/projects/{project}/credentials"): RUNNERS,
     ("PUT", "/v1/projects/{project}/credentials/{provider}"): {"admin"},
     ("DELETE", "/v1/projects/{project}/credentials/{provider}"): {"admin"},
+    ("PUT", "/v1/accounts/{account}/disabled"): {"admin"},
+    ("DELETE", "/v1/accounts/{account}/disabled"): {"admin"},
+    ("POST", "/v1/trusts"): {"admin"},
+    ("DELETE", "/v1/trusts/{trust}"): {"admin"},
     ("PUT", "/v1/policy"): {"admin"},
     ("DELETE", "/v1/policy"): {"admin"},
     ("PUT", "/v1/projects/{project}/policy"): {"admin"},
@@ -107,6 +111,8 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/markets": ("installation", "view"),
     "/v1/quotas": ("installation", "view"),
     "/v1/secret-keys": ("installation", "manage"),
+    "/v1/trusts": ("installation", "manage"),
+    "/v1/sign-in": ("open", None),
     "/v1/policy": ("installation", "view"),
     "/v1/projects/{project}/policy": ("path", "view"),
     "/v1/server": ("signed-in", None),
@@ -218,7 +224,12 @@ def test_sensitive_routes_have_the_roles_of_the_list() -> None:
             source = "path" if "{project}" in path else "body" if path in BODIES else "installation"
             assert rule.source == source, (method, path)
         if rule.source is ProjectSource.OPEN:
-            assert path in ("/v1/health", "/boot/v1/{digest}", "/nodes/v1/{provider}/script")
+            assert path in (
+                "/v1/health",
+                "/v1/sign-in",
+                "/boot/v1/{digest}",
+                "/nodes/v1/{provider}/script",
+            )
 
 
 def test_routes_that_read_need_what_the_list_says() -> None:

@@ -22,12 +22,13 @@ from cavvy.domain.authorization import (
     TokenState,
     Verdict,
     decide,
-    judge_token,
+    judge_credential,
     list_visible,
     make_owner,
     make_principal,
     must_touch,
 )
+from cavvy.domain.values import replace
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 PARENTS = {"company": None, "team": "company", "sub": "team", "other": None}
@@ -40,7 +41,9 @@ def make(
     roles = [RoleBinding(account="ada", project=name, role=role) for name, role in bindings]
     account = Account(name="ada", created_at=NOW)
     return make_principal(
-        AccountCredential(token=token, account=account, bindings=roles, parents=PARENTS), "10.0.0.1"
+        AccountCredential(token=token, account=account, bindings=roles, parents=PARENTS),
+        NOW,
+        "10.0.0.1",
     )
 
 
@@ -104,7 +107,8 @@ def test_a_cycle_in_the_tree_ends() -> None:
     ada = make_principal(
         AccountCredential(
             token=token, account=account, bindings=[binding], parents={"a": "b", "b": "a"}
-        )
+        ),
+        NOW,
     )
     assert list_visible(ada, Permission.VIEW) == {"a", "b"}
 
@@ -125,7 +129,29 @@ def test_the_state_of_a_token(
     token = AccountToken(
         id="t", account="ada", created_at=NOW, expires_at=expires, revoked_at=revoked
     )
-    assert judge_token(token, NOW) is state
+    ada = Account(name="ada", created_at=NOW)
+    credential = AccountCredential(token=token, account=ada, bindings=[], parents={})
+    assert judge_credential(credential, NOW) is state
+    disabled = replace(credential, account=replace(ada, disabled_at=NOW))
+    assert judge_credential(disabled, NOW) is TokenState.DISABLED
+
+
+def test_a_role_of_a_group_ends_at_its_time() -> None:
+    token = AccountToken(id="t", account="ada", created_at=NOW)
+    ends = NOW + timedelta(hours=1)
+    binding = RoleBinding(
+        account="ada", project="team", role=Role.MEMBER, trust="company", until=ends
+    )
+    credential = AccountCredential(
+        token=token,
+        account=Account(name="ada", created_at=NOW),
+        bindings=[binding],
+        parents=PARENTS,
+    )
+    before = make_principal(credential, ends - timedelta(seconds=1))
+    assert decide(before, Permission.RUN, "sub") is Verdict.ALLOWED
+    after = make_principal(credential, ends)
+    assert decide(after, Permission.RUN, "sub") is Verdict.HIDDEN
 
 
 def test_the_last_use_is_written_once_a_minute() -> None:

@@ -39,6 +39,8 @@ from cavvy.api.routes import (
     secret_keys,
     secrets,
     server,
+    sign_in,
+    trusts,
 )
 from cavvy.api.rules import RouteRule, list_rules
 from cavvy.api.translate import KNOWN, explain
@@ -49,6 +51,8 @@ _ROUTERS = tuple(
     each.router
     for each in (
         server,
+        sign_in,
+        trusts,
         jobs,
         ledger,
         logs,

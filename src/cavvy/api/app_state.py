@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 from starlette.requests import Request
 
 from cavvy.api.execs import JobExecs
+from cavvy.api.id_tokens import IdTokenVerifier
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.project_credentials import ProjectCredentials
@@ -37,6 +38,7 @@ class AppState(Struct, kw_only=True):
     blobs: ProjectBlobs
     sealer: SecretSealer
     credentials: ProjectCredentials
+    id_tokens: IdTokenVerifier = field(default_factory=IdTokenVerifier)
     tokens: GangTokens
     execs: JobExecs
     watch: ChangeNotifier

@@ -2,13 +2,14 @@
 the request's principal, which the rules of routes judge, and records the time of the last request
 of a user.
 
-/v1/health, files by hash and the script that joins a machine need no token. /agent/v1 accepts only
-tokens of gangs, /nodes/v1 only tokens of joined machines, and all other routes the token of the
-state folder and the tokens of accounts.
+/v1/health, /v1/sign-in, files by hash and the script that joins a machine need no token. /agent/v1
+accepts only tokens of gangs, /nodes/v1 only tokens of joined machines, and all other routes the
+token of the state folder and the tokens of accounts.
 """
 
 import time
 from contextlib import suppress
+from datetime import datetime
 from hmac import compare_digest
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,7 +25,7 @@ from cavvy.domain.accounts import AccountCredential
 from cavvy.domain.authorization import (
     Principal,
     TokenState,
-    judge_token,
+    judge_credential,
     make_owner,
     make_principal,
     must_touch,
@@ -36,7 +37,8 @@ BOOT = "/boot/v1/"  # path prefix of files by hash, which need no token
 # path prefix of the routes for joined machines, which check the tokens themselves
 NODES = "/nodes/v1/"
 HEALTH = "/v1/health"
-_NEW_TOKEN = "ask for a new token, or create one with `cavvy token create`"
+SIGN_IN = "/v1/sign-in"  # it exchanges an ID token for a token
+_NEW_TOKEN = "sign in again with `cavvy login`, or ask an admin for a new token"
 
 
 class AuthMiddleware:
@@ -72,7 +74,7 @@ class AuthMiddleware:
         if path.startswith((BOOT, NODES)):
             await self._app(scope, receive, send)
             return
-        if path != HEALTH:
+        if path not in (HEALTH, SIGN_IN):
             try:
                 scope["principal"] = await self._identify(scope, shown)
             except ApiProblem as problem:
@@ -94,18 +96,22 @@ class AuthMiddleware:
         if not is_token(text):
             raise _refusal(scope, shown)
         try:
+            now = self._app_state.now()
             credential = await self._app_state.store.credential(hash_token(text))
             if credential is None:
                 raise _refusal(scope, shown)
-            await self._accept(credential)
+            await self._accept(credential, now)
         except StoreError as error:
             raise explain(error) or ApiProblem("internal", str(error)) from error
-        return make_principal(credential, address)
+        return make_principal(credential, now, address)
 
-    async def _accept(self, credential: AccountCredential) -> None:
-        """Record the use of a valid token. Raises ApiProblem if it is not valid any more."""
-        token, now = credential.token, self._app_state.now()
-        match judge_token(token, now):
+    async def _accept(self, credential: AccountCredential, now: datetime) -> None:
+        """Record the use of a valid token. Raises ApiProblem if it cannot be used now."""
+        token = credential.token
+        match judge_credential(credential, now):
+            case TokenState.DISABLED:
+                problem = f"the account {token.account} is disabled"
+                raise ApiProblem("unauthorised", problem, "an admin enables it")
             case TokenState.EXPIRED:
                 raise ApiProblem("unauthorised", "the token has expired", _NEW_TOKEN)
             case TokenState.REVOKED:
@@ -117,7 +123,7 @@ class AuthMiddleware:
 
 def is_open(path: str) -> bool:
     """Whether requests to this path need no token."""
-    return path == HEALTH or path.startswith(BOOT) or path.endswith("/script")
+    return path in (HEALTH, SIGN_IN) or path.startswith(BOOT) or path.endswith("/script")
 
 
 def _authorization(scope: Scope) -> bytes | None:

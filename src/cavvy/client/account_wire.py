@@ -8,11 +8,15 @@ from cavvy.client.wire import Answer, Ask
 
 
 class RoleView(Answer, frozen=True, kw_only=True):
-    """A role of an account in a project. An empty project stands for the installation."""
+    """A role of an account in a project. An empty project stands for the installation. A role that
+    a group of the account gives has the name of the trust, and ends at `until`.
+    """
 
     account: str
     project: str
     role: str
+    trust: str = ""
+    until: datetime | None = None
 
 
 class WhoAmIView(Answer, frozen=True, kw_only=True):
@@ -41,6 +45,7 @@ class AccountView(Answer, frozen=True, kw_only=True):
     name: str
     kind: str
     created_at: datetime
+    disabled_at: datetime | None = None
 
 
 class TokenAsk(Ask, frozen=True, kw_only=True):

@@ -34,6 +34,11 @@ class AccountClient:
         """Remove an account with its tokens and roles. Raises ApiError `account-not-found`."""
         self._change("DELETE", f"/v1/accounts/{segment('account', name)}")
 
+    def disable_account(self, name: str, *, disabled: bool) -> None:
+        """Disable an account, or enable it again. Raises ApiError `account-not-found`."""
+        method = "PUT" if disabled else "DELETE"
+        self._change(method, f"/v1/accounts/{segment('account', name)}/disabled")
+
     def tokens(self, account: str | None = None) -> list[wire.TokenView]:
         return self._get(f"/v1/tokens{query(account=account)}", list[wire.TokenView])
 

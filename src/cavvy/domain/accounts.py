@@ -41,11 +41,12 @@ class Permission(StrEnum):
 
 
 class Account(Struct, frozen=True, kw_only=True):
-    """A person or a program that can be granted roles."""
+    """A person or a program that can be granted roles. It cannot sign in while it is disabled."""
 
     name: str
     kind: AccountKind = AccountKind.USER
     created_at: datetime
+    disabled_at: datetime | None = None
 
 
 class AccountToken(Struct, frozen=True, kw_only=True):
@@ -72,11 +73,15 @@ class Project(Struct, frozen=True, kw_only=True):
 
 
 class RoleBinding(Struct, frozen=True, kw_only=True):
-    """An account's role in a project, or in all projects if `project` is INSTALLATION."""
+    """An account's role in a project, or in all projects if `project` is INSTALLATION. A role that
+    a group of the account gives has the name of the `trust`, and ends at `until`.
+    """
 
     account: str
     project: str
     role: Role
+    trust: str = ""
+    until: datetime | None = None
 
 
 class AccountCredential(Struct, frozen=True, kw_only=True):

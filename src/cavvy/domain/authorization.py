@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from cavvy.domain.accounts import INSTALLATION, AccountCredential, AccountToken, Permission, Role
+from cavvy.domain.accounts import (
+    INSTALLATION,
+    AccountCredential,
+    AccountToken,
+    Permission,
+    Role,
+    RoleBinding,
+)
 from cavvy.domain.values import Struct, field
 
 _EVERYTHING = frozenset(Permission)
@@ -50,6 +57,7 @@ class TokenState(StrEnum):
     VALID = "valid"
     EXPIRED = "expired"
     REVOKED = "revoked"
+    DISABLED = "disabled"  # the account is
 
 
 class Principal(Struct, frozen=True, kw_only=True):
@@ -81,11 +89,11 @@ def make_owner(address: str = "") -> Principal:
     return Principal(account=None, address=address, roles=everywhere)
 
 
-def make_principal(credential: AccountCredential, address: str = "") -> Principal:
+def make_principal(credential: AccountCredential, now: datetime, address: str = "") -> Principal:
     """The principal of requests with this token. The token must be valid."""
     token, parents = credential.token, credential.parents
     direct: dict[str, set[Role]] = {}
-    for binding in credential.bindings:
+    for binding in list_current(credential.bindings, now):
         direct.setdefault(binding.project, set()).add(binding.role)
     known = [*parents, *direct]
     roles = {
@@ -107,6 +115,11 @@ def make_principal(credential: AccountCredential, address: str = "") -> Principa
     )
 
 
+def list_current(bindings: Sequence[RoleBinding], now: datetime) -> Sequence[RoleBinding]:
+    """The bindings that have not ended."""
+    return [each for each in bindings if each.until is None or each.until > now]
+
+
 def list_line(project: str, parents: Mapping[str, str | None]) -> Sequence[str]:
     """The project, the projects above it, and the installation. A cycle ends the list."""
     line: list[str] = []
@@ -117,8 +130,11 @@ def list_line(project: str, parents: Mapping[str, str | None]) -> Sequence[str]:
     return [*line, INSTALLATION]
 
 
-def judge_token(token: AccountToken, now: datetime) -> TokenState:
+def judge_credential(credential: AccountCredential, now: datetime) -> TokenState:
     """Whether the token can be used now."""
+    token = credential.token
+    if credential.account.disabled_at is not None:
+        return TokenState.DISABLED
     if token.revoked_at is not None:
         return TokenState.REVOKED
     if token.expires_at is not None and token.expires_at <= now:

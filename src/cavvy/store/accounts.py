@@ -13,11 +13,20 @@ from cavvy.store.rows import RowCodec, insert_into
 ACCOUNTS = RowCodec(Account, "accounts")
 TOKENS = RowCodec(AccountToken, "tokens")
 PROJECTS = RowCodec(Project, "projects")
-BINDINGS = RowCodec(RoleBinding, "role_bindings")
+BINDINGS = RowCodec(RoleBinding, "role_bindings", only=("account", "project", "role"))
+GROUP_ROLES = RowCodec(RoleBinding, "group_roles")
 _INSERT_TOKEN = insert_into("tokens", (*TOKENS.columns, "hash"))
 _OR_NOTHING = "ON CONFLICT DO NOTHING"
 # tables whose rows show that a project without a row of its own is in use
-_USES = ("jobs", "machines", "secrets", "provider_credentials", "charges", "role_bindings")
+_USES = (
+    "jobs",
+    "machines",
+    "secrets",
+    "provider_credentials",
+    "charges",
+    "role_bindings",
+    "group_roles",
+)
 
 
 def read_credential(session: DatabaseSession, digest: str) -> AccountCredential | None:
@@ -26,14 +35,13 @@ def read_credential(session: DatabaseSession, digest: str) -> AccountCredential 
     if row is None:
         return None
     token = TOKENS.make(row)
-    account = session.run(f"{ACCOUNTS.select} WHERE name = ?", (token.account,)).fetchone()
+    account = find_account(session, token.account)
     if account is None:  # it was removed between the two statements
         return None
-    roles = session.run(f"{BINDINGS.select} WHERE account = ?", (token.account,)).fetchall()
     return AccountCredential(
         token=token,
-        account=ACCOUNTS.make(account),
-        bindings=[BINDINGS.make(each) for each in roles],
+        account=account,
+        bindings=_read_roles(session, "account = ?", (token.account,)),
         parents={project.name: project.parent for project in list_projects(session)},
     )
 
@@ -50,6 +58,28 @@ def list_used_projects(session: DatabaseSession) -> Sequence[Project]:
     known = {project.name for project in created}
     used = {row[0] for row in session.run("SELECT DISTINCT project FROM jobs").fetchall()}
     return [*created, *(Project(name=name) for name in sorted(used - known))]
+
+
+def find_account(session: DatabaseSession, name: str) -> Account | None:
+    row = session.run(f"{ACCOUNTS.select} WHERE name = ?", (name,)).fetchone()
+    return None if row is None else ACCOUNTS.make(row)
+
+
+def list_roles(session: DatabaseSession, project: str | None) -> Sequence[RoleBinding]:
+    """The roles in one project or, for None, in all, with those that groups give."""
+    where, values = in_projects("project", project)
+    found = _read_roles(session, where, values)
+    return sorted(found, key=lambda each: (each.project, each.account, each.role, each.trust))
+
+
+def _read_roles(
+    session: DatabaseSession, where: str, values: tuple[str, ...]
+) -> Sequence[RoleBinding]:
+    return [
+        codec.make(row)
+        for codec in (BINDINGS, GROUP_ROLES)
+        for row in session.run(f"{codec.select} WHERE {where}", values).fetchall()
+    ]
 
 
 def add_account(session: DatabaseSession, account: Account) -> None:
@@ -104,7 +134,7 @@ def revoke_role(session: DatabaseSession, binding: RoleBinding) -> None:
     """Raises RowNotFound."""
     sql = "DELETE FROM role_bindings WHERE account = ? AND project = ? AND role = ?"
     if session.run(sql, (binding.account, binding.project, str(binding.role))).rowcount == 0:
-        raise RowNotFound(f"{binding.account} does not have the role {binding.role}")
+        raise RowNotFound(f"{binding.account} was not granted the role {binding.role}")
 
 
 def in_projects(column: str, wanted: str | Collection[str] | None) -> tuple[str, tuple[str, ...]]:

@@ -31,6 +31,7 @@ from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import PolicyBook, ProjectPolicy
 from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.trusts import IssuerTrust, SignIn
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field
 
@@ -59,6 +60,10 @@ class RowNotFound(StoreError):
 
 class NameConflict(StoreError):
     """The name is already in use."""
+
+
+class SignInConflict(StoreError):
+    """The ID token was used before, or its account cannot sign in. The message says which."""
 
 
 class HashMismatch(StoreError):
@@ -189,6 +194,31 @@ class SealedSecret(Struct, frozen=True, kw_only=True):
     name: str
     sealed: bytes
     updated_at: datetime
+
+
+class SignInStore(Protocol):
+    """Trusted issuers, and sign-ins with their ID tokens."""
+
+    async def trusts(self) -> Sequence[IssuerTrust]:
+        """The issuers whose ID tokens are accepted, by name."""
+
+    async def put_trust(self, trust: IssuerTrust, *, replace: bool = False) -> None:
+        """Raises NameConflict if a trust has this name, unless `replace` is set."""
+
+    async def delete_trust(self, name: str) -> None:
+        """Delete a trust with the tokens and the roles that it gave. Raises RowNotFound."""
+
+    async def identity(self, issuer: str, subject: str) -> str | None:
+        """The account of a person who has signed in before."""
+
+    async def sign_in(
+        self, found: SignIn, token: AccountToken, digest: str, id_token: str, until: datetime
+    ) -> None:
+        """Store the token of a sign-in under its hash `digest`. A person's account is created or
+        linked at the first sign-in. The roles of the person's groups replace those of earlier
+        sign-ins with this trust. `id_token` is the hash of the ID token, which is remembered at
+        least to `until`. Raises SignInConflict.
+        """
 
 
 class Store(Protocol):
@@ -397,6 +427,9 @@ class Store(Protocol):
         """Raises NameConflict."""
 
     async def accounts(self) -> Sequence[Account]: ...
+    async def disable_account(self, name: str, at: datetime | None) -> None:
+        """Disable an account or, for None, enable it. Raises RowNotFound."""
+
     async def remove_account(self, name: str) -> None:
         """Delete an account with its tokens and roles. Raises RowNotFound."""
 
@@ -419,6 +452,10 @@ class Store(Protocol):
 
     async def projects(self) -> Sequence[Project]:
         """The projects that were created, and those that exist only as names of jobs."""
+
+    @property
+    def sign_ins(self) -> SignInStore:
+        """Trusted issuers, and sign-ins with their ID tokens."""
 
     async def policies(self) -> PolicyBook:
         """The policies of all projects."""

@@ -15,6 +15,7 @@ from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
 from cavvy.domain.policies import ProjectPolicy
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.trusts import IssuerTrust
 from cavvy.domain.values import replace
 from cavvy.store.base import HashMismatch
 
@@ -55,6 +56,7 @@ decode_origin = msgspec.json.Decoder(RunOrigin).decode
 decode_rest: Callable[[str], Any] = msgspec.json.Decoder(_rest_fields).decode
 decode_attempt = msgspec.json.Decoder(Attempt).decode
 decode_machine = msgspec.json.Decoder(NamedMachine).decode
+decode_trust = msgspec.json.Decoder(IssuerTrust).decode
 decode_policy = msgspec.json.Decoder(ProjectPolicy).decode
 decode_node = msgspec.json.Decoder(Node).decode
 decode_tags = msgspec.json.Decoder(dict[str, str]).decode

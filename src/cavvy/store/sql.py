@@ -63,6 +63,7 @@ from cavvy.store.rows import (
     RowReader,
     insert_into,
 )
+from cavvy.store.sign_in import SqlSignIns
 from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_job, remove_job, save_checkpoint, write_changes
 
@@ -110,6 +111,7 @@ class SqlStore:
         self._documents = DocumentCache()
         self._readers: StoreWorkers | None = None
         self._writers: StoreWorkers | None = None
+        self.sign_ins = SqlSignIns(self._read, self._write)
 
     async def open(self) -> None:
         driver = await asyncio.to_thread(self._prepare)
@@ -489,6 +491,11 @@ class SqlStore:
     async def accounts(self) -> Sequence[Account]:
         return await self._all(accounts.ACCOUNTS, "ORDER BY name")
 
+    async def disable_account(self, name: str, at: datetime | None) -> None:
+        sql = "UPDATE accounts SET disabled_at = ? WHERE name = ?"
+        missing = RowNotFound(f"no account {name}")
+        await self._change_or(missing, sql, None if at is None else to_micros(at), name)
+
     async def remove_account(self, name: str) -> None:
         await self._write(lambda session: accounts.remove_account(session, name))
 
@@ -527,9 +534,7 @@ class SqlStore:
         await self._write(lambda session: accounts.revoke_role(session, binding))
 
     async def roles(self, project: str | None = None) -> Sequence[RoleBinding]:
-        where, values = _if_given("project", project)
-        then = f"WHERE {where} ORDER BY project, account, role"
-        return await self._all(accounts.BINDINGS, then, *values)
+        return await self._read(lambda session: accounts.list_roles(session, project))
 
     # Providers' documents
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from secrets import token_hex
 from typing import Annotated
 
@@ -41,13 +41,14 @@ from cavvy.domain.authorization import (
     Principal,
     Verdict,
     decide,
+    list_current,
     list_roles,
 )
 from cavvy.store.base import NameConflict, RowNotFound
 
 router = APIRouter(prefix="/v1", tags=["accounts"])
-_NAME = re.compile(r"[a-z0-9]([a-z0-9._@+-]{0,61}[a-z0-9])?")
-_PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+ACCOUNT_NAME = re.compile(r"[a-z0-9]([a-z0-9._@+-]{0,61}[a-z0-9])?")
+PROJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LONGEST_LABEL = 80
 _LONGEST_S = 10 * 366 * 86400  # ten years
 AccountPath = Annotated[str, Path(max_length=63)]
@@ -110,7 +111,7 @@ async def list_accounts(request: Request) -> Response:
 async def add_account(request: Request) -> Response:
     app_state = app_state_of(request)
     ask = await read(request, wire.AccountAsk)
-    if not _NAME.fullmatch(ask.name):
+    if not ACCOUNT_NAME.fullmatch(ask.name):
         told = "must have 1 to 63 characters from a-z, 0-9 and . _ @ + -"
         raise ApiProblem("invalid-request", f"`name` {told}, not {ask.name!r}")
     if ask.kind not in set(AccountKind):
@@ -124,6 +125,41 @@ async def add_account(request: Request) -> Response:
     return reply(view(wire.AccountView, account), 201)
 
 
+@router.put(
+    "/accounts/{account}/disabled",
+    **document(
+        "Disable an account: its tokens are refused, and it cannot sign in. It keeps its roles, "
+        "and its jobs continue.",
+        rule=on_installation(Permission.MANAGE),
+        status=204,
+        errors=("account-not-found",),
+    ),
+)
+async def disable_account(request: Request, account: AccountPath) -> Response:
+    return await _disable(request, account, app_state_of(request).now())
+
+
+@router.delete(
+    "/accounts/{account}/disabled",
+    **document(
+        "Enable an account again.",
+        rule=on_installation(Permission.MANAGE),
+        status=204,
+        errors=("account-not-found",),
+    ),
+)
+async def enable_account(request: Request, account: AccountPath) -> Response:
+    return await _disable(request, account, None)
+
+
+async def _disable(request: Request, account: str, at: datetime | None) -> Response:
+    try:
+        await app_state_of(request).store.disable_account(account, at)
+    except RowNotFound as error:
+        raise ApiProblem("account-not-found", str(error)) from error
+    return done()
+
+
 @router.delete(
     "/accounts/{account}",
     **document(
@@ -135,7 +171,7 @@ async def add_account(request: Request) -> Response:
 )
 async def remove_account(request: Request, account: AccountPath) -> Response:
     store = app_state_of(request).store
-    lost = [each for each in await store.roles() if each.account == account]
+    lost = [each for each in await store.roles() if each.account == account and not each.trust]
     note_change(request, before={"roles": [f"{each.role} {each.project}".strip() for each in lost]})
     try:
         await store.remove_account(account)
@@ -253,7 +289,7 @@ def _check_token(ask: wire.TokenAsk) -> None:
         raise ApiProblem("invalid-request", "`expires_s` must be from 1 second to 10 years")
     if len(ask.label) > _LONGEST_LABEL:
         raise ApiProblem("invalid-request", f"`label` is longer than {_LONGEST_LABEL} characters")
-    if ask.project is not None and not _PROJECT.fullmatch(ask.project):
+    if ask.project is not None and not PROJECT_NAME.fullmatch(ask.project):
         raise ApiProblem("invalid-request", f"{ask.project!r} cannot be the name of a project")
 
 
@@ -320,7 +356,7 @@ async def add_project(request: Request) -> Response:
     principal = principal_of(request)
     ask = await read(request, wire.ProjectAsk)
     require(request, Permission.MANAGE, ask.parent or INSTALLATION)
-    if not _PROJECT.fullmatch(ask.name):
+    if not PROJECT_NAME.fullmatch(ask.name):
         told = "must have 1 to 63 characters from a-z, 0-9 and -"
         raise ApiProblem("invalid-request", f"`name` {told}, not {ask.name!r}")
     project = Project(name=ask.name, parent=ask.parent)
@@ -425,7 +461,8 @@ async def revoke(
 
 
 async def _list_roles(request: Request, project: str) -> Response:
-    found = await app_state_of(request).store.roles(project)
+    app_state = app_state_of(request)
+    found = list_current(await app_state.store.roles(project), app_state.now())
     return reply([view(wire.RoleView, each) for each in found])
 
 
@@ -459,6 +496,7 @@ async def _note_roles(
 ) -> None:
     """Note the account's own roles in a project for the audit log, before and after a change."""
     bindings = await app_state_of(request).store.roles(project)
-    had = frozenset(each.role for each in bindings if each.account == account)
+    own = (each for each in bindings if each.account == account and not each.trust)
+    had = frozenset(each.role for each in own)
     before, after = ({"roles": sorted(map(str, roles))} for roles in (had, change(had)))
     note_change(request, before=before, after=after)

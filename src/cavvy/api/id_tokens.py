@@ -1,0 +1,270 @@
+"""Verifies ID tokens of OpenID Connect.
+
+A token is accepted only with an algorithm of ALGORITHMS and a key that its issuer publishes; its
+header cannot name or contain another key. Only issuers that an admin trusts are asked for keys.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from threading import Thread
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cavvy.client.addresses import is_loopback
+from cavvy.domain.trusts import IssuerTrust
+from cavvy.domain.values import Struct
+
+if TYPE_CHECKING:
+    from jwt import PyJWK
+
+# Asymmetric algorithms of RFC 7518 and RFC 8037: the key that verifies a token cannot make one.
+ALGORITHMS = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA"),
+)
+LONGEST = 16_384  # characters of an ID token
+_LONGEST_S = 86_400  # for which an ID token is valid; it is remembered for as long
+_LEEWAY_S = 60  # how far the clocks of the issuer and the server may differ
+_FETCH_S = 5.0  # for each wait for an issuer
+_MOST_FETCH_S = 10.0  # for all answers of an issuer
+_MOST_BYTES = 1 << 20
+_MOST_KEYS = 100  # of one issuer
+_KEYS_AGE_S = 3600.0  # after which keys are fetched again
+_MOST_AGE_S = 86_400.0  # how long keys are used while their issuer does not answer
+_AGAIN_S = 30.0  # between two attempts to fetch an issuer's keys
+_DISCOVERY = "/.well-known/openid-configuration"  # OpenID Connect Discovery 1.0, section 4
+
+JsonWebKey = Mapping[str, Any]  # RFC 7517
+
+
+class IdTokenRefused(Exception):
+    """The ID token is not valid. The message says why, and contains nothing of the token."""
+
+
+class IssuerSilent(Exception):
+    """The issuer's keys cannot be read now."""
+
+
+class VerifiedToken(Struct, frozen=True, kw_only=True):
+    """The claims of a valid ID token, the trusts of its issuer and audience, and until when it can
+    be used.
+    """
+
+    claims: Mapping[str, object]
+    trusts: Sequence[IssuerTrust]
+    until: datetime
+
+
+class IssuerKeys:
+    """The keys that one issuer publishes."""
+
+    def __init__(self, issuer: str) -> None:
+        self._issuer = issuer
+        self._keys: Mapping[str, JsonWebKey] = {}
+        self._read_at = self._tried_at = float("-inf")
+        self._problem = ""
+        self._reading = asyncio.Lock()
+        self._fetched: Future[Mapping[str, JsonWebKey] | IssuerSilent] | None = None
+
+    async def find(self, key_id: str) -> JsonWebKey:
+        """The key with this ID. Unknown IDs make the keys be fetched again, but not often, so that
+        bad tokens cannot burden the issuer. Raises IdTokenRefused, IssuerSilent.
+        """
+        async with self._reading:
+            age, waited = monotonic() - self._read_at, monotonic() - self._tried_at
+            if (key_id not in self._keys or age >= _KEYS_AGE_S) and waited >= _AGAIN_S:
+                await self._read()
+                age = monotonic() - self._read_at
+        if key_id in self._keys and age < _MOST_AGE_S:
+            return self._keys[key_id]
+        if self._problem:
+            raise IssuerSilent(self._problem)
+        raise IdTokenRefused("its issuer does not publish the key that signed it")
+
+    async def _read(self) -> None:
+        """A thread reads the keys, so that an issuer that sends its answer slowly blocks nothing
+        else. A second one is not started before it ends.
+        """
+        self._tried_at = monotonic()
+        if self._fetched is None:
+            self._fetched = Future()
+            Thread(target=_fetch_into, args=(self._fetched, self._issuer), daemon=True).start()
+        fetched = self._fetched
+        await asyncio.wait({asyncio.wrap_future(fetched)}, timeout=_MOST_FETCH_S)
+        if not fetched.done():
+            self._problem = f"{self._issuer} does not send its keys within {_MOST_FETCH_S:.0f} s"
+            return
+        self._fetched = None
+        found = fetched.result()
+        if isinstance(found, IssuerSilent):
+            self._problem = str(found)
+        else:
+            self._keys, self._read_at, self._problem = found, self._tried_at, ""
+
+
+class IdTokenVerifier:
+    """Verifies ID tokens of the issuers that admins trust."""
+
+    def __init__(self) -> None:
+        self._issuers: dict[str, IssuerKeys] = {}
+
+    async def verify(self, text: str, trusts: Sequence[IssuerTrust]) -> VerifiedToken:
+        """Raises IdTokenRefused, IssuerSilent."""
+        import jwt
+
+        if len(text) > LONGEST:
+            raise IdTokenRefused(f"it is longer than {LONGEST:,} characters")
+        try:
+            header = jwt.get_unverified_header(text)
+            issuer = jwt.decode(text, options={"verify_signature": False}).get("iss")
+        except (jwt.PyJWTError, ValueError, RecursionError) as error:
+            raise IdTokenRefused("it is not a JSON Web Token") from error
+        theirs = [each for each in trusts if each.issuer == issuer]
+        if not theirs or not isinstance(issuer, str):
+            raise IdTokenRefused("no trust names its issuer")
+        algorithm, key_id = _check_header(header)
+        row = await self._issuers.setdefault(issuer, IssuerKeys(issuer)).find(key_id)
+        try:
+            # Without `alg`, a key has the algorithm of the token if its kind permits that.
+            key = jwt.PyJWK(dict(row), algorithm=row.get("alg", algorithm))
+        except (jwt.PyJWTError, ValueError, TypeError) as error:
+            raise IdTokenRefused("its algorithm is not that of the issuer's key") from error
+        return _decode(text, key, theirs)
+
+
+def _check_header(header: Mapping[str, object]) -> tuple[str, str]:
+    """The algorithm and the ID of the key. Raises IdTokenRefused."""
+    algorithm, key_id = header.get("alg"), header.get("kid", "")
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        raise IdTokenRefused("its algorithm is not permitted")
+    if not isinstance(key_id, str):
+        raise IdTokenRefused("its header has no key ID")
+    # RFC 8725, section 3.11: an access token or a logout token is not an ID token.
+    kind = header.get("typ", "JWT")
+    if not isinstance(kind, str) or kind.upper() != "JWT":
+        raise IdTokenRefused("it is another kind of token, not an ID token")
+    return algorithm, key_id
+
+
+def _decode(text: str, key: "PyJWK", trusts: Sequence[IssuerTrust]) -> VerifiedToken:
+    """Raises IdTokenRefused."""
+    import jwt
+
+    try:
+        claims: dict[str, Any] = jwt.decode(
+            text,
+            key,
+            algorithms=[key.algorithm_name],
+            issuer=trusts[0].issuer,
+            audience=[each.audience for each in trusts],
+            leeway=_LEEWAY_S,
+            options={"require": ["iss", "aud", "exp", "iat"]},
+        )
+        until = int(claims["exp"])
+        if until - int(claims["iat"]) > _LONGEST_S:
+            raise IdTokenRefused("it is valid for more than a day")
+        if "events" in claims:  # OpenID Connect Back-Channel Logout 1.0, section 2.4
+            raise IdTokenRefused("it is a logout token, not an ID token")
+        ends = datetime.fromtimestamp(until + _LEEWAY_S, UTC)
+    except jwt.InvalidAudienceError as error:
+        raise IdTokenRefused("it is for another audience") from error
+    except jwt.ExpiredSignatureError as error:
+        raise IdTokenRefused("it has expired") from error
+    except (jwt.ImmatureSignatureError, jwt.InvalidIssuedAtError) as error:
+        raise IdTokenRefused("it is not valid yet; compare the clocks") from error
+    except jwt.MissingRequiredClaimError as error:
+        raise IdTokenRefused(f"it has no claim {error.claim}") from error
+    except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise IdTokenRefused("its signature or form is wrong") from error
+    audiences = claims["aud"] if isinstance(claims["aud"], list) else [claims["aud"]]
+    return VerifiedToken(
+        claims=claims, trusts=[each for each in trusts if each.audience in audiences], until=ends
+    )
+
+
+def _fetch_into(found: "Future[Mapping[str, JsonWebKey] | IssuerSilent]", issuer: str) -> None:
+    try:
+        found.set_result(fetch_keys(issuer))
+    except IssuerSilent as error:
+        found.set_result(error)
+    except Exception as error:  # noqa: BLE001  the caller gets the error
+        found.set_exception(error)
+
+
+def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:
+    """The issuer's keys for signatures, by their IDs. Keys of other kinds are left out. Raises
+    IssuerSilent.
+    """
+    import jwt
+
+    described = _fetch(issuer.rstrip("/") + _DISCOVERY, issuer)
+    keys_url = described.get("jwks_uri")
+    # OpenID Connect Discovery 1.0, section 4.3: the document must name the issuer itself.
+    if described.get("issuer") != issuer or not isinstance(keys_url, str):
+        raise IssuerSilent(f"{issuer}{_DISCOVERY} is not a description of this issuer")
+    rows = _fetch(keys_url, issuer).get("keys")
+    if not isinstance(rows, list) or len(rows) > _MOST_KEYS:
+        raise IssuerSilent(f"{keys_url} is not a list of at most {_MOST_KEYS} keys")
+    keys: dict[str, JsonWebKey] = {}
+    for row in rows:
+        if not isinstance(row, dict) or row.get("use", "sig") != "sig" or row.get("kty") == "oct":
+            continue
+        try:
+            key = jwt.PyJWK(row)
+        except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+            continue  # a kind of key that this version does not know
+        if key.algorithm_name in ALGORITHMS:
+            keys[str(row.get("kid", ""))] = row
+    return keys
+
+
+def check_issuer(url: str) -> str:
+    """Why the URL cannot be that of an issuer; "" if it can. Issuers on this machine, for tests,
+    need no TLS.
+    """
+    try:
+        parts = urlsplit(url)
+        local = is_loopback(parts.hostname or "")
+        _ = parts.port
+    except ValueError:
+        return "it is not a URL"
+    if parts.scheme != "https" and not (parts.scheme == "http" and local):
+        return "it must begin with https://"
+    if not parts.hostname or parts.query or parts.fragment or parts.username:
+        return "it must be a URL without a query"
+    return ""
+
+
+def _fetch(url: str, issuer: str) -> dict[str, Any]:
+    """The JSON object at a URL that the issuer names. Redirects are not followed. Raises
+    IssuerSilent.
+    """
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import HTTPRedirectHandler, build_opener
+
+    class NoRedirect(HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    problem = check_issuer(url.partition("?")[0])
+    if not problem and issuer.startswith("https:") and not url.startswith("https:"):
+        problem = "it must begin with https://"  # no issuer may name programs of this machine
+    if problem:
+        raise IssuerSilent(f"cannot read {url}: {problem}")
+    try:
+        with build_opener(NoRedirect()).open(url, timeout=_FETCH_S) as answer:
+            body = answer.read(_MOST_BYTES + 1)
+        found = msgspec.json.decode(body) if len(body) <= _MOST_BYTES else None
+    except (OSError, HTTPException, ValueError, RecursionError) as error:
+        if isinstance(error, HTTPError):
+            error.close()
+        raise IssuerSilent(f"cannot read {url}: {error}") from error
+    if not isinstance(found, dict):
+        raise IssuerSilent(f"{url} is not a JSON object of at most 1 MiB")
+    return found

@@ -1,0 +1,120 @@
+"""Routes to sign in with an ID token of another system."""
+
+from datetime import datetime
+from hashlib import sha256
+from secrets import token_hex
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.access_tokens import hash_token, make_token
+from cavvy.api.app_state import app_state_of
+from cavvy.api.audit import note_change, note_refusal
+from cavvy.api.errors import ApiProblem, RetryLater
+from cavvy.api.id_tokens import IdTokenRefused, IssuerSilent
+from cavvy.api.openapi import document
+from cavvy.api.routes.accounts import ACCOUNT_NAME
+from cavvy.api.rules import OPEN
+from cavvy.api.wire import read, reply
+from cavvy.client import sign_in_wire as wire
+from cavvy.domain.accounts import AccountToken
+from cavvy.domain.authorization import Principal
+from cavvy.domain.trusts import ClaimsRefused, SignIn, find_trust, make_sign_in
+from cavvy.domain.values import replace
+from cavvy.store.base import SignInConflict
+
+router = APIRouter(prefix="/v1", tags=["sign-in"])
+
+
+@router.get(
+    "/sign-in",
+    **document(
+        "List the providers with which people can sign in.",
+        rule=OPEN,
+        answer=list[wire.SignInWay],
+    ),
+)
+async def list_ways(request: Request) -> Response:
+    trusts = await app_state_of(request).store.sign_ins.trusts()
+    return reply(
+        [
+            wire.SignInWay(name=each.name, issuer=each.issuer, client_id=each.client_id)
+            for each in trusts
+            if each.client_id
+        ]
+    )
+
+
+@router.post(
+    "/sign-in",
+    **document(
+        "Exchange an ID token of a trusted issuer for a token of an account. An ID token can be "
+        "exchanged once.",
+        rule=OPEN,
+        ask=wire.SignInAsk,
+        answer=wire.SignInMade,
+        status=201,
+        errors=("sign-in-refused", "issuer-silent"),
+    ),
+)
+async def sign_in(request: Request) -> Response:
+    app_state = app_state_of(request)
+    ask = await read(request, wire.SignInAsk)
+    found, until = await _verify(request, ask.id_token)
+    now, secret = app_state.now(), make_token()
+    expires_at = now + found.trust.lifetime
+    token = AccountToken(
+        id=token_hex(8),
+        account=found.account,
+        label=f"sign-in by {found.trust.name}",
+        scopes=found.trust.scopes,
+        project=found.trust.project,
+        created_at=now,
+        expires_at=expires_at,
+    )
+    roles = [f"{each.role} {each.project}".strip() for each in found.roles]
+    facts = {"trust": found.trust.name, "expires_at": expires_at.isoformat(), "roles": roles}
+    note_change(request, after=facts)
+    # from now on, the audit log knows whose request it is
+    address = request.client.host if request.client else ""
+    request.scope["principal"] = Principal(account=found.account, token=token, address=address)
+    try:
+        await app_state.store.sign_ins.sign_in(
+            found, token, hash_token(secret), _hash_signed_part(ask.id_token), until
+        )
+    except SignInConflict as error:
+        del request.scope["principal"]
+        raise _refuse(request, str(error)) from error
+    return reply(wire.SignInMade(token=secret, account=token.account, expires_at=expires_at), 201)
+
+
+async def _verify(request: Request, text: str) -> tuple[SignIn, datetime]:
+    """Whose ID token it is, and until when it can be used. Raises ApiProblem."""
+    app_state = app_state_of(request)
+    sign_ins = app_state.store.sign_ins
+    try:
+        verified = await app_state.id_tokens.verify(text, await sign_ins.trusts())
+        found = make_sign_in(find_trust(verified.trusts, verified.claims), verified.claims)
+    except (IdTokenRefused, ClaimsRefused) as error:
+        raise _refuse(request, f"the ID token is refused: {error}") from error
+    except IssuerSilent as error:
+        raise RetryLater("issuer-silent", str(error)) from error
+    trust = found.trust
+    if found.subject and (known := await sign_ins.identity(trust.issuer, found.subject)):
+        found = replace(found, account=known)
+    if not ACCOUNT_NAME.fullmatch(found.account):
+        raise _refuse(request, f"the claim {trust.account_claim} cannot be an account's name")
+    return found, verified.until
+
+
+def _refuse(request: Request, message: str) -> ApiProblem:
+    note_refusal(request.scope, "sign-in-refused")
+    return ApiProblem("sign-in-refused", message)
+
+
+def _hash_signed_part(text: str) -> str:
+    """The hash by which an ID token is remembered. It does not depend on the signature, of which
+    some algorithms permit several forms.
+    """
+    return sha256(text.rpartition(".")[0].encode()).hexdigest()

@@ -1,0 +1,202 @@
+"""Routes to manage which issuers' ID tokens are accepted."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.app_state import app_state_of
+from cavvy.api.audit import note_change
+from cavvy.api.errors import ApiProblem
+from cavvy.api.id_tokens import check_issuer
+from cavvy.api.openapi import document
+from cavvy.api.routes.accounts import ACCOUNT_NAME, PROJECT_NAME
+from cavvy.api.rules import on_installation
+from cavvy.api.wire import done, read, reply
+from cavvy.client import sign_in_wire as wire
+from cavvy.domain.accounts import AccountKind, Permission, Role
+from cavvy.domain.trusts import (
+    SHARED_ISSUERS,
+    AccountRule,
+    GroupRole,
+    IssuerTrust,
+    limits_users,
+    needs_limits,
+)
+from cavvy.store.base import NameConflict, RowNotFound
+
+router = APIRouter(prefix="/v1", tags=["sign-in"])
+_LONGEST = 200  # characters of a text, and entries of a list
+_LIFETIMES_S = (60, 30 * 86_400)
+TrustPath = Annotated[str, Path(max_length=63)]
+
+
+@router.get(
+    "/trusts",
+    **document(
+        "List the issuers whose ID tokens are accepted.",
+        rule=on_installation(Permission.MANAGE),
+        answer=list[wire.TrustView],
+    ),
+)
+async def list_trusts(request: Request) -> Response:
+    return reply([_view(each) for each in await app_state_of(request).store.sign_ins.trusts()])
+
+
+@router.post(
+    "/trusts",
+    **document(
+        "Accept an issuer's ID tokens.",
+        rule=on_installation(Permission.MANAGE),
+        ask=wire.TrustAsk,
+        status=204,
+        errors=("name-taken", "account-not-found"),
+    ),
+)
+async def add_trust(request: Request) -> Response:
+    store = app_state_of(request).store
+    ask = await read(request, wire.TrustAsk)
+    _check(ask)
+    trust = _make(ask)
+    _check_limits(trust)
+    services = {each.name for each in await store.accounts() if each.kind is AccountKind.SERVICE}
+    if ask.account and ask.account not in services:
+        raise ApiProblem(
+            "account-not-found",
+            f"no service account {ask.account}",
+            f"add it with `cavvy user add {ask.account} --service`",
+        )
+    old = [each for each in await store.sign_ins.trusts() if each.name == trust.name]
+    note_change(request, before=_facts(old[0]) if old else None, after=_facts(trust))
+    try:
+        await store.sign_ins.put_trust(trust, replace=ask.replace)
+    except NameConflict as error:
+        raise ApiProblem("name-taken", str(error)) from error
+    return done()
+
+
+@router.delete(
+    "/trusts/{trust}",
+    **document(
+        "Accept an issuer's ID tokens no longer. The tokens and the roles that the trust gave end.",
+        rule=on_installation(Permission.MANAGE),
+        status=204,
+        errors=("trust-not-found",),
+    ),
+)
+async def remove_trust(request: Request, trust: TrustPath) -> Response:
+    sign_ins = app_state_of(request).store.sign_ins
+    known = {each.name: each for each in await sign_ins.trusts()}
+    note_change(request, before=_facts(known[trust]) if trust in known else None)
+    try:
+        await sign_ins.delete_trust(trust)
+    except RowNotFound as error:
+        raise ApiProblem("trust-not-found", str(error)) from error
+    return done()
+
+
+def _check(ask: wire.TrustAsk) -> None:
+    """Raises ApiProblem."""
+    for problem, message in (*_judge_texts(ask), *_judge_choices(ask)):
+        if problem:
+            raise ApiProblem("invalid-request", message)
+
+
+def _judge_texts(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
+    """Conditions that must not hold, each with the message if it does."""
+    texts = [ask.issuer, ask.audience, ask.groups_claim, ask.account_claim, ask.client_id]
+    texts += [*ask.claims, *ask.claims.values(), *(each.group for each in ask.groups)]
+    projects = [each.project for each in ask.groups if each.project]
+    projects += [] if ask.project is None else [ask.project]
+    yield any(len(each) > _LONGEST for each in texts), f"a text is longer than {_LONGEST}"
+    yield max(len(ask.groups), len(ask.claims)) > _LONGEST, f"more than {_LONGEST} entries"
+    yield not ACCOUNT_NAME.fullmatch(ask.name), f"{ask.name!r} cannot be the name of a trust"
+    yield check_issuer(ask.issuer), f"`issuer` {ask.issuer!r}: {check_issuer(ask.issuer)}"
+    yield not ask.audience, "`audience` is empty; give the URL of this server"
+    wrong = [each for each in projects if not PROJECT_NAME.fullmatch(each)]
+    yield wrong, f"{', '.join(wrong)!r} cannot be the name of a project"
+
+
+def _judge_choices(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
+    """As `_judge_texts`."""
+    kinds = "give `account` for a CI system, or `account_claim` for people"
+    low, high = _LIFETIMES_S
+    yield bool(ask.account) == bool(ask.account_claim), kinds
+    yield ask.account and ask.groups, "`groups` are for people only"
+    yield ask.account and ask.client_id, "`client_id` is for people only"
+    yield {ask.accounts} - set(AccountRule), f"`accounts` is {' or '.join(AccountRule)}"
+    yield set(ask.scopes) - set(Permission), f"scopes are {', '.join(Permission)}"
+    yield {each.role for each in ask.groups} - set(Role), f"roles are {', '.join(Role)}"
+    yield not low <= ask.lifetime_s <= high, f"`lifetime_s` must be from {low} to {high}"
+
+
+def _check_limits(trust: IssuerTrust) -> None:
+    """Raises ApiProblem."""
+    if not needs_limits(trust) or limits_users(trust):
+        return
+    message = "`claims` must say which users of the issuer are accepted, because it signs for all"
+    if shared := SHARED_ISSUERS.get(trust.issuer.rstrip("/")):
+        message += (
+            f"; give a fixed value, or one such as OWNER/*, to one of {', '.join(sorted(shared))}"
+        )
+    raise ApiProblem("invalid-request", message)
+
+
+def _make(ask: wire.TrustAsk) -> IssuerTrust:
+    return IssuerTrust(
+        name=ask.name,
+        issuer=ask.issuer,
+        audience=ask.audience,
+        claims=ask.claims,
+        account=ask.account,
+        account_claim=ask.account_claim,
+        accounts=AccountRule(ask.accounts),
+        groups_claim=ask.groups_claim,
+        groups=tuple(
+            GroupRole(group=each.group, project=each.project, role=Role(each.role))
+            for each in ask.groups
+        ),
+        scopes=tuple(sorted(set(ask.scopes))),
+        project=ask.project,
+        lifetime=timedelta(seconds=ask.lifetime_s),
+        client_id=ask.client_id,
+    )
+
+
+def _view(trust: IssuerTrust) -> wire.TrustView:
+    return wire.TrustView(
+        name=trust.name,
+        issuer=trust.issuer,
+        audience=trust.audience,
+        claims=dict(trust.claims),
+        account=trust.account,
+        account_claim=trust.account_claim,
+        accounts=trust.accounts,
+        groups_claim=trust.groups_claim,
+        groups=[
+            wire.GroupRoleView(group=each.group, project=each.project, role=each.role)
+            for each in trust.groups
+        ],
+        scopes=list(trust.scopes),
+        project=trust.project,
+        lifetime_s=int(trust.lifetime.total_seconds()),
+        client_id=trust.client_id,
+    )
+
+
+def _facts(trust: IssuerTrust) -> dict[str, object]:
+    """What the audit log tells of a trust."""
+    return {
+        "name": trust.name,
+        "issuer": trust.issuer,
+        "audience": trust.audience,
+        "claims": [f"{name}={value}" for name, value in sorted(trust.claims.items())],
+        "account": trust.account or f"{trust.accounts} by {trust.account_claim}",
+        "groups": [f"{each.group}: {each.role} in {each.project or '*'}" for each in trust.groups],
+        "scopes": list(trust.scopes),
+        "within": trust.project,
+        "lifetime_s": int(trust.lifetime.total_seconds()),
+    }

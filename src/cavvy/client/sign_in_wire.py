@@ -1,0 +1,113 @@
+"""The requests and answers of the routes for sign-ins with ID tokens, and the client's methods for
+them."""
+
+from datetime import datetime
+
+from msgspec import field
+from msgspec.json import decode, encode
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import segment
+from cavvy.client.wire import Answer, Ask
+
+
+class SignInWay(Answer, frozen=True, kw_only=True):
+    """A provider with which people sign in from terminals, by the device flow of RFC 8628."""
+
+    name: str
+    issuer: str
+    client_id: str
+
+
+class SignInAsk(Ask, frozen=True, kw_only=True):
+    """An ID token of an issuer that the server trusts."""
+
+    id_token: str
+
+
+class SignInMade(Answer, frozen=True, kw_only=True):
+    """A token of an account."""
+
+    token: str
+    account: str
+    expires_at: datetime
+
+
+class GroupRoleAsk(Ask, frozen=True, kw_only=True):
+    """The role that members of a group have in a project; the project "" is the installation."""
+
+    group: str
+    project: str
+    role: str
+
+
+class TrustAsk(Ask, frozen=True, kw_only=True):
+    """Trust in an issuer's ID tokens. Either `account` or `account_claim` is given. `accounts` is
+    create or existing. With `replace`, a trust of this name is replaced.
+    """
+
+    name: str
+    issuer: str
+    audience: str
+    claims: dict[str, str] = field(default_factory=dict)
+    account: str = ""
+    account_claim: str = ""
+    accounts: str = "create"
+    groups_claim: str = "groups"
+    groups: list[GroupRoleAsk] = field(default_factory=list)
+    scopes: list[str] = field(default_factory=list)
+    project: str | None = None
+    lifetime_s: int = 3600
+    client_id: str = ""
+    replace: bool = False
+
+
+class GroupRoleView(Answer, frozen=True, kw_only=True):
+    group: str
+    project: str
+    role: str
+
+
+class TrustView(Answer, frozen=True, kw_only=True):
+    """Trust in an issuer's ID tokens."""
+
+    name: str
+    issuer: str
+    audience: str
+    claims: dict[str, str]
+    account: str
+    account_claim: str
+    accounts: str
+    groups_claim: str
+    groups: list[GroupRoleView]
+    scopes: list[str]
+    project: str | None
+    lifetime_s: int
+    client_id: str
+
+
+def list_ways(client: ApiClient) -> list[SignInWay]:
+    return decode(client.send("GET", "/v1/sign-in").body, type=list[SignInWay])
+
+
+def sign_in(client: ApiClient, id_token: str) -> SignInMade:
+    """Exchange an ID token, which is possible once. Raises ApiError `sign-in-refused`."""
+    answer = client.send("POST", "/v1/sign-in", encode(SignInAsk(id_token=id_token)))
+    return decode(answer.body, type=SignInMade)
+
+
+def list_trusts(client: ApiClient) -> list[TrustView]:
+    answer = client.repeat(lambda: client.send("GET", "/v1/trusts"))
+    return decode(answer.body, type=list[TrustView])
+
+
+def add_trust(client: ApiClient, ask: TrustAsk) -> None:
+    """Raises ApiError `name-taken`, `account-not-found`, `invalid-request`."""
+    body = encode(ask)
+    client.repeat(lambda: client.send("POST", "/v1/trusts", body), retry=False)
+
+
+def remove_trust(client: ApiClient, name: str) -> None:
+    """Raises ApiError `trust-not-found`."""
+    target = f"/v1/trusts/{segment('trust', name)}"
+    client.repeat(lambda: client.send("DELETE", target), retry=False)

@@ -1,0 +1,174 @@
+"""Which tokens of other systems this server accepts, and what their bearers get.
+
+Such a token is an ID token of OpenID Connect: a CI system's for one of its jobs, or a provider's
+for a person. The server exchanges it for a token of an account.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from enum import StrEnum
+
+from cavvy.domain.accounts import Role
+from cavvy.domain.values import Struct, field
+
+# Issuers that sign tokens for all their users, and the claims that tell these users apart.
+# https://docs.github.com/en/actions/reference/security/oidc
+# https://docs.gitlab.com/ci/secrets/id_token_authentication/
+# https://developers.google.com/identity/openid-connect/openid-connect
+SHARED_ISSUERS: Mapping[str, frozenset[str]] = {
+    "https://token.actions.githubusercontent.com": frozenset(
+        {"sub", "repository", "repository_id", "repository_owner", "repository_owner_id"}
+    ),
+    "https://gitlab.com": frozenset(
+        {"sub", "project_path", "project_id", "namespace_path", "namespace_id", "email"}
+    ),
+    "https://accounts.google.com": frozenset({"sub", "email", "hd"}),
+}
+
+
+class AccountRule(StrEnum):
+    """Who gets an account at the first sign-in."""
+
+    CREATE = "create"  # each person that the trust accepts gets a new account
+    EXISTING = "existing"  # people need an account that an admin added
+
+
+class GroupRole(Struct, frozen=True, kw_only=True):
+    """The role that members of a group have in a project, which may be the INSTALLATION."""
+
+    group: str
+    project: str
+    role: Role
+
+
+class IssuerTrust(Struct, frozen=True, kw_only=True):
+    """Trust in an issuer's ID tokens.
+
+    An ID token must have the `audience`, and each of the `claims` with the given value, in which
+    `*` stands for any characters. Its bearer becomes the service account `account`, or for people
+    the account that the claim `account_claim` names; `accounts` says who gets one. `groups` are the
+    roles of people, as long as the claim `groups_claim` contains the group. `scopes` and `project`
+    limit the tokens, as for other tokens; `lifetime` is how long they and the roles are valid.
+    `client_id` is the public client with which terminals sign in; without it, they cannot.
+    """
+
+    name: str
+    issuer: str
+    audience: str
+    claims: Mapping[str, str] = field(default_factory=dict)
+    account: str = ""
+    account_claim: str = ""
+    accounts: AccountRule = AccountRule.CREATE
+    groups_claim: str = "groups"
+    groups: tuple[GroupRole, ...] = ()
+    scopes: tuple[str, ...] = ()
+    project: str | None = None
+    lifetime: timedelta = timedelta(hours=1)
+    client_id: str = ""
+
+
+class SignIn(Struct, frozen=True, kw_only=True):
+    """A verified sign-in. `subject` identifies a person at the issuer; it is "" for the account of
+    a CI system. `roles` are those that the person's groups give.
+    """
+
+    account: str
+    trust: IssuerTrust
+    subject: str = ""
+    roles: Sequence[GroupRole] = ()
+
+
+class ClaimsRefused(Exception):
+    """An ID token is valid, but no trust accepts its claims. The message names the claim, never
+    its value.
+    """
+
+
+def find_trust(trusts: Sequence[IssuerTrust], claims: Mapping[str, object]) -> IssuerTrust:
+    """The first trust that accepts the claims. They must be verified, and all trusts must be those
+    of their issuer and audience. Raises ClaimsRefused.
+    """
+    least: list[str] | None = None
+    for trust in trusts:
+        wrong = [name for name, want in trust.claims.items() if not _meets(claims.get(name), want)]
+        if not wrong:
+            return trust
+        if least is None or len(wrong) < len(least):
+            least = wrong
+    # Issuers such as GitHub sign tokens for strangers: they must not learn the names of trusts.
+    raise ClaimsRefused(f"no trust accepts its {' and '.join(sorted(least or ['audience']))}")
+
+
+def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
+    """Whose sign-in it is, and the roles of the person. Raises ClaimsRefused if a claim is missing
+    or has the wrong form.
+    """
+    if trust.account:
+        return SignIn(account=trust.account, trust=trust)
+    # OpenID Connect Core 1.0, section 3.1.3.7: the party that the token was issued to
+    party = claims.get("azp", trust.audience)
+    if party not in (trust.audience, trust.client_id):
+        raise ClaimsRefused("it was issued to another client")
+    subject, name = claims.get("sub"), claims.get(trust.account_claim)
+    if not isinstance(subject, str) or not subject:
+        raise ClaimsRefused("it has no claim sub")
+    if not isinstance(name, str) or not name:
+        raise ClaimsRefused(f"it has no claim {trust.account_claim}")
+    # Some providers leave email_verified out; admins can require it as a claim of the trust.
+    if trust.account_claim == "email" and claims.get("email_verified", True) not in (True, "true"):
+        raise ClaimsRefused("its issuer has not verified the email address")
+    groups = claims.get(trust.groups_claim)
+    member_of = groups if isinstance(groups, list) else []
+    return SignIn(
+        account=name.lower(),
+        trust=trust,
+        subject=subject,
+        roles=[each for each in trust.groups if each.group in member_of],
+    )
+
+
+def limits_users(trust: IssuerTrust) -> bool:
+    """Whether the claims limit a trust to certain users of its issuer. For the SHARED_ISSUERS, one
+    of the claims that tell their users apart must have a fixed value, or one that is fixed up to a
+    slash. For others, any fixed part of a claim will do.
+    """
+    identifying = SHARED_ISSUERS.get(trust.issuer.rstrip("/"))
+    if identifying is None:
+        return any(want.strip("*") for want in trust.claims.values())
+    return any(
+        name in identifying and ("*" not in want or "/" in want.partition("*")[0])
+        for name, want in trust.claims.items()
+    )
+
+
+def needs_limits(trust: IssuerTrust) -> bool:
+    """Whether a trust must be limited to certain users of its issuer: those of CI systems, and
+    those that create accounts for the users of a SHARED_ISSUER.
+    """
+    shared = trust.issuer.rstrip("/") in SHARED_ISSUERS
+    return bool(trust.account) or (shared and trust.accounts is AccountRule.CREATE)
+
+
+def _meets(value: object, want: str) -> bool:
+    """Whether a claim has the wanted value. Lists and objects never have. It takes linear time,
+    because strangers can choose the value, for example as the name of a branch.
+    """
+    if isinstance(value, bool):
+        value = "true" if value else "false"
+    elif isinstance(value, int):
+        value = str(value)
+    if not isinstance(value, str):
+        return False
+    first, *rest = want.split("*")
+    if not rest:
+        return value == want
+    *middle, last = rest
+    if not value.startswith(first) or len(value) < len(first) + len(last):
+        return False
+    at, end = len(first), len(value) - len(last)
+    for part in middle:
+        at = value.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return value.endswith(last)

@@ -1,0 +1,170 @@
+"""Trusted issuers, and sign-ins with their ID tokens: `SqlStore.sign_ins`."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Protocol, TypeVar
+
+from cavvy.domain.accounts import Account, AccountKind, AccountToken, RoleBinding
+from cavvy.domain.trusts import AccountRule, IssuerTrust, SignIn
+from cavvy.store.accounts import GROUP_ROLES, add_account, add_token, find_account
+from cavvy.store.base import NameConflict, RowNotFound, SignInConflict
+from cavvy.store.documents import decode_trust, encode, to_micros
+from cavvy.store.drivers import DatabaseSession
+from cavvy.store.rows import insert_into
+
+_T = TypeVar("_T")
+_OR_NOTHING = "ON CONFLICT DO NOTHING"
+# How long a token is kept after it cannot be used any more, so that lists and messages show it.
+_KEPT = timedelta(days=7)
+
+
+class RunTransaction(Protocol):
+    """Runs a function with an open session, in one transaction."""
+
+    def __call__(self, work: Callable[[DatabaseSession], _T], /) -> Awaitable[_T]: ...
+
+
+class SqlSignIns:
+    """The rows of trusts, of people's identities and of sign-ins."""
+
+    def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
+        self._read = read
+        self._write = write
+
+    async def trusts(self) -> Sequence[IssuerTrust]:
+        return await self._read(_list_trusts)
+
+    async def put_trust(self, trust: IssuerTrust, *, replace: bool = False) -> None:
+        await self._write(lambda session: _put_trust(session, trust, replace))
+
+    async def delete_trust(self, name: str) -> None:
+        await self._write(lambda session: _delete_trust(session, name))
+
+    async def identity(self, issuer: str, subject: str) -> str | None:
+        return await self._read(lambda session: _find_identity(session, issuer, subject))
+
+    async def sign_in(
+        self, found: SignIn, token: AccountToken, digest: str, id_token: str, until: datetime
+    ) -> None:
+        await self._write(
+            lambda session: _sign_in(session, found, token, digest, (id_token, until))
+        )
+
+
+def _list_trusts(session: DatabaseSession) -> Sequence[IssuerTrust]:
+    rows = session.run("SELECT document FROM trusts ORDER BY name").fetchall()
+    return [decode_trust(row[0]) for row in rows]
+
+
+def _put_trust(session: DatabaseSession, trust: IssuerTrust, replace: bool) -> None:
+    """Roles that a replaced trust gave and the new one does not give end."""
+    insert = insert_into("trusts", ("name", "document"))
+    then = "(name) DO UPDATE SET document = excluded.document" if replace else "DO NOTHING"
+    done = session.run(f"{insert} ON CONFLICT {then}", (trust.name, encode(trust)))
+    if done.rowcount == 0:
+        raise NameConflict(f"the trust {trust.name} exists already")
+    given = {(each.project, str(each.role)) for each in trust.groups}
+    rows = session.run(
+        "SELECT DISTINCT project, role FROM group_roles WHERE trust = ?", (trust.name,)
+    ).fetchall()
+    for project, role in rows:
+        if (project, role) not in given:
+            sql = "DELETE FROM group_roles WHERE trust = ? AND project = ? AND role = ?"
+            session.run(sql, (trust.name, project, role))
+
+
+def _delete_trust(session: DatabaseSession, name: str) -> None:
+    """Its tokens and the roles that it gave end with it. Raises RowNotFound."""
+    session.run(
+        "DELETE FROM tokens WHERE id IN (SELECT token FROM sign_ins WHERE trust = ?)", (name,)
+    )
+    if session.run("DELETE FROM trusts WHERE name = ?", (name,)).rowcount == 0:
+        raise RowNotFound(f"no trust {name}")
+
+
+def _sign_in(
+    session: DatabaseSession,
+    found: SignIn,
+    token: AccountToken,
+    digest: str,
+    id_token: tuple[str, datetime],
+) -> None:
+    """See `SignInStore.sign_in`. `id_token` is its digest, and the time at which it expires."""
+    now, trust = token.created_at, found.trust
+    _forget(session, now)
+    used, expires_at = id_token
+    until = max(expires_at, token.expires_at or now)
+    insert = insert_into("sign_ins", ("digest", "trust", "token", "until"), _OR_NOTHING)
+    if session.run(insert, (used, trust.name, token.id, to_micros(until))).rowcount == 0:
+        raise SignInConflict("the ID token was used before; get a new one")
+    account = _open_account(session, found, now) if found.subject else found.account
+    if account != token.account:
+        raise SignInConflict("another sign-in of this person was faster; sign in again")
+    known = find_account(session, account)
+    if known is None or (not found.subject and known.kind is not AccountKind.SERVICE):
+        raise SignInConflict(f"the service account {account} does not exist")
+    if known.disabled_at is not None:
+        raise SignInConflict(f"the account {account} is disabled")
+    add_token(session, token, digest)
+    session.run("DELETE FROM group_roles WHERE account = ? AND trust = ?", (account, trust.name))
+    for project, role in sorted({(each.project, each.role) for each in found.roles}):
+        binding = RoleBinding(
+            account=account,
+            project=project,
+            role=role,
+            trust=trust.name,
+            until=now + trust.lifetime,
+        )
+        session.run(GROUP_ROLES.insert, GROUP_ROLES.values(binding))
+
+
+def _forget(session: DatabaseSession, now: datetime) -> None:
+    """Delete what is needed no more of old sign-ins and of their tokens and roles."""
+    old = to_micros(now - _KEPT)
+    session.run(
+        "DELETE FROM tokens WHERE id IN (SELECT token FROM sign_ins WHERE until < ?)", (old,)
+    )
+    session.run("DELETE FROM sign_ins WHERE until < ?", (old,))
+    session.run("DELETE FROM group_roles WHERE until < ?", (old,))
+
+
+def _find_identity(session: DatabaseSession, issuer: str, subject: str) -> str | None:
+    sql = "SELECT account FROM identities WHERE issuer = ? AND subject = ?"
+    row = session.run(sql, (issuer, subject)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _open_account(session: DatabaseSession, found: SignIn, now: datetime) -> str:
+    """The name of a person's account, which the first sign-in creates or, by the rule of the trust,
+    finds. Raises SignInConflict.
+    """
+    issuer, name = found.trust.issuer, found.account
+    if known := _find_identity(session, issuer, found.subject):
+        return known
+    if found.trust.accounts is AccountRule.CREATE:
+        try:
+            add_account(session, Account(name=name, kind=AccountKind.USER, created_at=now))
+        except NameConflict as error:
+            if known := _find_identity(session, issuer, found.subject):
+                return known  # a sign-in of the same person at the same time has created it
+            raise SignInConflict(
+                f"the account {name} exists already, but is not that of this person; an admin can "
+                "remove it"
+            ) from error
+    else:
+        _check_existing(session, name)
+    insert = insert_into("identities", ("issuer", "subject", "account"))
+    session.run(insert, (issuer, found.subject, name))
+    return name
+
+
+def _check_existing(session: DatabaseSession, name: str) -> None:
+    """Raises SignInConflict if no account of this name exists, or if it cannot become that of a
+    person who signs in for the first time.
+    """
+    known = find_account(session, name)
+    if known is None:
+        raise SignInConflict(f"the account {name} does not exist; an admin can add it")
+    taken = session.run("SELECT 1 FROM identities WHERE account = ?", (name,)).fetchone()
+    if known.kind is not AccountKind.USER or taken:
+        raise SignInConflict(f"the account {name} belongs to another person or to a service")

@@ -1,0 +1,115 @@
+"""Trusts and sign-ins, in every store."""
+
+from datetime import timedelta
+
+import pytest
+from tests.contract.store_suite import NOW, after
+
+from cavvy.domain.accounts import Account, AccountKind, AccountToken, Project, Role, RoleBinding
+from cavvy.domain.trusts import GroupRole, IssuerTrust, SignIn
+from cavvy.domain.values import replace
+from cavvy.store.base import NameConflict, RowNotFound, SignInConflict, Store
+
+pytestmark = pytest.mark.anyio
+MEMBER = GroupRole(group="team", project="vision", role=Role.MEMBER)
+TRUST = IssuerTrust(
+    name="company",
+    issuer="https://login.example.com",
+    audience="cavvy",
+    account_claim="email",
+    groups=(MEMBER,),
+    scopes=("view",),
+    lifetime=timedelta(hours=2),
+)
+ADA = SignIn(account="ada", trust=TRUST, subject="u-1", roles=(MEMBER,))
+
+
+async def sign_in(store: Store, found: SignIn, name: str, at_s: float = 0) -> None:
+    """Sign in with an ID token of this name; the token's ID and hash are the same."""
+    now = after(at_s)
+    token = AccountToken(
+        id=name, account=found.account, created_at=now, expires_at=now + TRUST.lifetime
+    )
+    await store.sign_ins.sign_in(found, token, f"hash-{name}", name, now + timedelta(minutes=5))
+
+
+async def test_a_trust_is_stored_whole_and_replaced_only_on_request(store: Store) -> None:
+    await store.sign_ins.put_trust(TRUST)
+    assert list(await store.sign_ins.trusts()) == [TRUST]
+    changed = replace(TRUST, audience="other")
+    with pytest.raises(NameConflict):
+        await store.sign_ins.put_trust(changed)
+    await store.sign_ins.put_trust(changed, replace=True)
+    assert list(await store.sign_ins.trusts()) == [changed]
+    await store.sign_ins.delete_trust("company")
+    assert list(await store.sign_ins.trusts()) == []
+    with pytest.raises(RowNotFound):
+        await store.sign_ins.delete_trust("company")
+
+
+async def test_a_sign_in_makes_account_token_and_roles_once(store: Store) -> None:
+    await store.sign_ins.put_trust(TRUST)
+    await sign_in(store, ADA, "1")
+    found = await store.credential("hash-1")
+    assert found is not None
+    assert found.account == Account(name="ada", created_at=NOW)
+    assert list(found.bindings) == [
+        RoleBinding(
+            account="ada", project="vision", role=Role.MEMBER, trust="company", until=after(7200)
+        )
+    ]
+    with pytest.raises(SignInConflict):  # the same ID token
+        await sign_in(store, ADA, "1")
+    with pytest.raises(SignInConflict):  # another person of the same name
+        await sign_in(store, replace(ADA, subject="u-2"), "2")
+    assert await store.sign_ins.identity(TRUST.issuer, "u-1") == "ada"
+    assert await store.sign_ins.identity(TRUST.issuer, "u-2") is None
+    # It is remembered also when the account is gone, and what is refused leaves nothing.
+    await store.remove_account("ada")
+    with pytest.raises(SignInConflict):
+        await sign_in(store, ADA, "1")
+    assert await store.accounts() == []
+    await sign_in(store, ADA, "3")
+
+
+async def test_old_sign_ins_are_forgotten_with_their_tokens(store: Store) -> None:
+    await store.sign_ins.put_trust(TRUST)
+    await sign_in(store, ADA, "1")
+    await store.add_token(AccountToken(id="own", account="ada", created_at=NOW), "hash-own")
+    await sign_in(store, replace(ADA, roles=()), "2", at_s=6 * 86_400)
+    assert [each.id for each in await store.tokens()] == ["1", "2", "own"]
+    await sign_in(store, ADA, "3", at_s=8 * 86_400)
+    assert [each.id for each in await store.tokens()] == ["2", "3", "own"]
+
+
+async def test_a_service_signs_in_only_while_it_exists(store: Store) -> None:
+    trust = replace(TRUST, name="ci", account="ci", groups=())
+    await store.sign_ins.put_trust(trust)
+    found = SignIn(account="ci", trust=trust)
+    await store.add_account(Account(name="ci", created_at=NOW))  # a person
+    with pytest.raises(SignInConflict):
+        await sign_in(store, found, "1")
+    await store.remove_account("ci")
+    with pytest.raises(SignInConflict):
+        await sign_in(store, found, "1")
+    await store.add_account(Account(name="ci", kind=AccountKind.SERVICE, created_at=NOW))
+    await sign_in(store, found, "1")
+    await store.disable_account("ci", NOW)
+    with pytest.raises(SignInConflict):
+        await sign_in(store, found, "2")
+    await store.disable_account("ci", None)
+    await sign_in(store, found, "2")
+    with pytest.raises(RowNotFound):
+        await store.disable_account("nobody", NOW)
+
+
+async def test_a_project_with_roles_of_groups_is_in_use(store: Store) -> None:
+    await store.sign_ins.put_trust(TRUST)
+    await sign_in(store, ADA, "1")
+    with pytest.raises(NameConflict):
+        await store.add_project(Project(name="vision"), adopt=False)
+    assert [each.trust for each in await store.roles("vision")] == ["company"]
+    await store.sign_ins.put_trust(replace(TRUST, groups=()), replace=True)
+    assert await store.roles() == []
+    await store.sign_ins.delete_trust("company")
+    assert await store.tokens() == []
