@@ -30,7 +30,15 @@ import cavvy.cli
 from cavvy.cli.main import cli
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
-from cavvy.client import account_wire, audit_wire, credential_wire, key_wire, policy_wire, wire
+from cavvy.client import (
+    account_wire,
+    audit_wire,
+    credential_wire,
+    key_wire,
+    policy_wire,
+    sign_in_wire,
+    wire,
+)
 from cavvy.client.accounts import AccountClient
 from cavvy.domain.audit import EMPTY, AuditEntry, seal
 from cavvy.domain.tasks import JobSchedule, TaskSpec
@@ -43,6 +51,21 @@ PLACEMENT = "datacrunch/FIN-03/FIN-03/8xH100.80S.176V:1/on-demand"
 REASON = "no capacity for 8xH100.80S.176V in FIN-03, tried again at 2026-01-02 03:04:05 UTC; " * 2
 USER = "the-nightly-evaluation@research-and-development.example.com"
 MACHINE = "workstation-of-the-robotics-lab-in-building-17"
+TRUST = sign_in_wire.TrustView(
+    name="company",
+    issuer="https://login.research-and-development.example.com/realms/people",
+    audience="cavvy-of-research",
+    claims={"email_verified": "true", "department": "research-and-development"},
+    account="",
+    account_claim="email",
+    accounts="create",
+    groups_claim="groups",
+    groups=[sign_in_wire.GroupRoleView(group="vision-team", project=PROJECT, role="member")],
+    scopes=["view", "run"],
+    project=PROJECT,
+    lifetime_s=43_200,
+    client_id="cavvy",
+)
 POLICY = policy_wire.ProjectPolicyView(
     project=PROJECT,
     providers=["aws", "datacrunch"],
@@ -161,6 +184,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(key_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
     monkeypatch.setattr(credential_wire, "list_credentials", lambda *_: [CREDENTIAL])
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
+    monkeypatch.setattr(sign_in_wire, "list_trusts", lambda *_: [TRUST])
     monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
 
@@ -224,6 +248,7 @@ TABLES = {  # command -> the names that its table must contain
     "audit list": [PROJECT],
     f"policy show -p {PROJECT}": [PROJECT],
     f"credential list -p {PROJECT}": ["primeintellect"],
+    "trust list": ["company"],
     "check": ["kubernetes"],
     "init --list": ["hpo-sweep"],
     "offers --gpu H100:8 --limit 40": ["p5.48xlarge", "datacrunch"],

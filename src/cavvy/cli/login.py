@@ -8,8 +8,12 @@ from cavvy.cli.reach.session import failures
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from cavvy.client.account_wire import WhoAmIView
+    from cavvy.client.client import ApiClient
     from cavvy.client.contexts import Context
+    from cavvy.client.sign_in_wire import SignInWay
 
 _TIMEOUT_S = 15.0
 
@@ -18,10 +22,13 @@ _TIMEOUT_S = 15.0
 @click.argument("address", metavar="URL")
 @click.option(
     "--token",
-    help="The token; the default is CAVVY_TOKEN, or a prompt. Other users of this machine may see "
-    "the arguments of commands.",
+    help="The token; the default is CAVVY_TOKEN. Other users of this machine may see the arguments "
+    "of commands.",
 )
 @click.option("--token-file", metavar="FILE", help="A file with the token; - is standard input.")
+@click.option(
+    "--trust", metavar="NAME", help="Sign in by this trust, if the server offers several."
+)
 @click.option(
     "--ca-file",
     metavar="FILE",
@@ -32,14 +39,17 @@ def command(
     address: str,
     token: str | None,
     token_file: str | None,
+    trust: str | None,
     ca_file: str | None,
     name: str | None,
 ) -> None:
     """Sign in to a server, such as https://cavvy.example.org. Later commands use this server, until
     `cavvy context use` chooses another one.
 
-    An admin creates the token with `cavvy token create --user NAME`. It is checked, and then stored
-    in the state folder, in a file that only you can read.
+    Without a token, a job of a CI system signs in with its own ID token, and a person in a browser,
+    which may be on another machine, if the server offers that. Else the command asks for a token,
+    which an admin creates with `cavvy token create --user NAME`. The token is stored in the state
+    folder, in a file that only you can read.
     """
     from cavvy.client.addresses import check_address
     from cavvy.client.contexts import LOCAL, Context, read_contexts, write_contexts
@@ -53,16 +63,68 @@ def command(
         raise CommandFailure(
             f"{LOCAL!r} is the name of this machine's own server", "choose another --name", 2
         )
-    context = Context(
-        name=name, address=address, token=_read_token(token, token_file), ca=_read_ca(ca_file)
-    )
+    given = None if trust else _given_token(token, token_file)
+    context = Context(name=name, address=address, token=given or "", ca=_read_ca(ca_file))
     with failures():
+        if given is None:
+            context = _sign_in(context, trust)
         me = _check(context)
         write_contexts(default_home(), read_contexts(default_home()).with_context(context))
-    click.echo(f"signed in to {address} as {me.account or 'the owner of the server'}")
+    until = f" until {_show_time(me.expires_at)}" if given is None and me.expires_at else ""
+    click.echo(f"signed in to {address} as {me.account or 'the owner of the server'}{until}")
+    if me.account and not me.roles:
+        click.echo(f"{me.account} has no role yet; an admin grants one with `cavvy role grant`")
     click.echo(
         f"commands use this server now; `cavvy context use {LOCAL}` goes back to this machine's"
     )
+
+
+def _sign_in(context: "Context", trust: str | None) -> "Context":
+    """The context with a token: that of this CI job, of a person who signs in with a browser, or
+    one that the person enters. Raises ApiError.
+    """
+    import os
+
+    from msgspec.structs import replace
+
+    from cavvy.client.connection import open_context
+    from cavvy.client.device_flow import find_ci_token, sign_in_by_device
+    from cavvy.client.sign_in_wire import sign_in
+
+    with open_context(context, timeout_s=_TIMEOUT_S) as client:
+        client.send("GET", "/v1/health")  # once: a wrong address is reported at once
+        id_token = None if trust else find_ci_token(os.environ, context.address)
+        if id_token is None:
+            way = _choose_way(client, trust)
+            if way is None:
+                return replace(context, token=_ask_token())
+            id_token = sign_in_by_device(way.issuer, way.client_id, _show_code)
+        return replace(context, token=sign_in(client, id_token).token)
+
+
+def _choose_way(client: "ApiClient", trust: str | None) -> "SignInWay | None":
+    """How a person signs in; None if the server offers nothing for that."""
+    from cavvy.client.errors import ApiError
+    from cavvy.client.sign_in_wire import list_ways
+
+    try:
+        ways = list_ways(client)
+    except ApiError as error:
+        if error.status not in (401, 404):  # as older servers answer
+            raise
+        ways = []
+    names = ", ".join(each.name for each in ways) or "none"
+    chosen = [each for each in ways if trust in (None, each.name)]
+    if trust and not chosen:
+        raise CommandFailure(f"the server does not offer {trust!r}", f"it offers {names}", 2)
+    if len(chosen) > 1:
+        raise CommandFailure("the server offers several sign-ins", f"--trust is one of {names}", 2)
+    return chosen[0] if chosen else None
+
+
+def _show_code(url: str, code: str) -> None:
+    click.echo(f"open {url} in any browser, and check or enter the code {code}", err=True)
+    click.echo("waiting until you have signed in there ...", err=True)
 
 
 def _check(context: "Context") -> "WhoAmIView":
@@ -90,7 +152,14 @@ def _name_of(address: str) -> str:
     return urlsplit(address).hostname or "server"
 
 
-def _read_token(token: str | None, file: str | None) -> str:
+def _show_time(at: "datetime") -> str:
+    from cavvy.cli.view.formatting import show_time
+
+    return show_time(at)
+
+
+def _given_token(token: str | None, file: str | None) -> str | None:
+    """The token of an option or of the environment."""
     import os
     import sys
 
@@ -99,8 +168,16 @@ def _read_token(token: str | None, file: str | None) -> str:
     if file is not None:
         token = sys.stdin.read() if file == "-" else _read(file, "--token-file")
     elif token is None:
-        token = os.environ.get("CAVVY_TOKEN") or click.prompt("Token", hide_input=True, err=True)
-    token = (token or "").strip()
+        token = os.environ.get("CAVVY_TOKEN") or None
+    return None if token is None else _check_token(token)
+
+
+def _ask_token() -> str:
+    return _check_token(click.prompt("Token", hide_input=True, err=True))
+
+
+def _check_token(text: str) -> str:
+    token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise CommandFailure(
             "this is not a token", "a token is one word, as `cavvy token create` prints it", 2

@@ -78,6 +78,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "audit": "Read, export and check the log of all changes and refusals.",
         "credential": "Give a project its own credentials at providers.",
         "policy": "Restrict what the jobs of a project may use.",
+        "trust": "Manage which sign-ins of other systems the server accepts.",
         "token": "Create, list and revoke access tokens.",
     },
     "Set up": {

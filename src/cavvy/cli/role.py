@@ -66,7 +66,12 @@ def list_roles(project: str | None, all_projects: bool, output: str) -> None:
     where = _read_project(project, everywhere=all_projects)
     with session() as client:
         rows = AccountClient(client).roles(where)
-    columns = [TableColumn("account"), TableColumn("role"), TableColumn("project", drop=1)]
+    columns = [
+        TableColumn("account"),
+        TableColumn("role"),
+        TableColumn("project", drop=1),
+        TableColumn("trust", "BY GROUPS OF", drop=2),
+    ]
     rows_out(columns, rows, output, empty=f"no roles were granted {_say(where)}")
 
 

@@ -38,10 +38,34 @@ def list_users(output: str) -> None:
         TableColumn("name"),
         TableColumn("kind"),
         TableColumn("created_at", "ADDED", formatting.show_ago),
+        TableColumn("disabled_at", "DISABLED", formatting.show_ago),
     ]
     with session() as client:
         rows = AccountClient(client).accounts()
     rows_out(columns, rows, output, empty="no accounts; `cavvy user add NAME` adds one")
+
+
+@command.command("disable")
+@click.argument("name")
+def disable(name: str) -> None:
+    """Refuse an account's tokens and sign-ins from now on. Its jobs continue."""
+    _disable(name, disabled=True)
+    click.echo(f"{name} is disabled; `cavvy user enable {name}` undoes this")
+
+
+@command.command("enable")
+@click.argument("name")
+def enable(name: str) -> None:
+    """Accept an account's tokens and sign-ins again."""
+    _disable(name, disabled=False)
+    click.echo(f"{name} is enabled")
+
+
+def _disable(name: str, *, disabled: bool) -> None:
+    from cavvy.client.accounts import AccountClient
+
+    with session() as client:
+        AccountClient(client).disable_account(name, disabled=disabled)
 
 
 @command.command("remove")

@@ -1,0 +1,199 @@
+"""`cavvy trust`: manages the issuers whose ID tokens the server accepts."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import session
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client.sign_in_wire import GroupRoleAsk
+
+_SCOPES = ["view", "run", "spending", "operate", "audit", "manage"]
+
+
+@click.group("trust")
+def command() -> None:
+    """Manage which sign-ins of other systems the server accepts: of people at an OpenID provider,
+    and of the jobs of CI systems such as GitHub Actions.
+
+    Only admins of the server can use these commands.
+    """
+
+
+@command.command("add")
+@click.argument("name")
+@click.option("--issuer", required=True, help="The URL of the issuer, as in its ID tokens.")
+@click.option(
+    "--audience",
+    help="The audience that ID tokens must have. The default is --client-id; for a CI system, "
+    "give the URL of this server.",
+)
+@click.option(
+    "--claim",
+    "claims",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Accept only ID tokens with this claim; can be repeated. In VALUE, `*` stands for any "
+    "characters.",
+)
+@click.option("--account", default="", help="For a CI system: the service account of its jobs.")
+@click.option(
+    "--account-claim",
+    default="",
+    metavar="CLAIM",
+    help="For people: the claim with the name of the account, for example email.",
+)
+@click.option(
+    "--client-id", default="", help="For people: the public client with which terminals sign in."
+)
+@click.option(
+    "--existing",
+    is_flag=True,
+    help="For people: accept only those whose account an admin has added. The default is to create "
+    "an account at the first sign-in.",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="GROUP=ROLE[:PROJECT]",
+    help="For people: the role of a group's members, in a project or, without one, everywhere; can "
+    "be repeated.",
+)
+@click.option("--groups-claim", default="groups", help="The claim with the list of groups.")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(_SCOPES),
+    help="Permit only this; can be repeated. The default is all that the account may do.",
+)
+@click.option("-p", "--project", help="Permit only this project and those below it.")
+@click.option(
+    "--lifetime", default="1h", help="How long a sign-in is valid, from 1m to 30d.", metavar="TIME"
+)
+@click.option("--replace", is_flag=True, help="Replace the trust of this name if there is one.")
+def add(
+    name: str,
+    issuer: str,
+    audience: str | None,
+    claims: tuple[str, ...],
+    account: str,
+    account_claim: str,
+    client_id: str,
+    existing: bool,
+    groups: tuple[str, ...],
+    groups_claim: str,
+    scopes: tuple[str, ...],
+    project: str | None,
+    lifetime: str,
+    replace: bool,
+) -> None:
+    """Accept an issuer's ID tokens."""
+    from cavvy.client.sign_in_wire import TrustAsk, add_trust
+
+    ask = TrustAsk(
+        name=name,
+        issuer=issuer,
+        audience=audience or client_id,
+        claims=dict(_split(each, "--claim", "NAME=VALUE") for each in claims),
+        account=account,
+        account_claim=account_claim,
+        accounts="existing" if existing else "create",
+        groups_claim=groups_claim,
+        groups=_read_groups(groups),
+        scopes=list(scopes),
+        project=project,
+        lifetime_s=_read_seconds(lifetime),
+        client_id=client_id,
+        replace=replace,
+    )
+    with session() as client:
+        add_trust(client, ask)
+    click.echo(f"the server accepts ID tokens of {issuer} now")
+
+
+@command.command("list")
+@output_option
+def list_all(output: str) -> None:
+    """List the issuers whose ID tokens the server accepts."""
+    from cavvy.client.sign_in_wire import list_trusts
+    from cavvy.domain.values import asdict
+
+    columns = [
+        TableColumn("name"),
+        TableColumn("issuer", wrap=True),
+        TableColumn("account", show=lambda value: str(value or "by claim")),
+        TableColumn("claims", show=_show_claims, wrap=True, drop=1),
+        TableColumn("groups", show=_show_groups, wrap=True, drop=2),
+        TableColumn("scopes", show=_show_scopes, drop=3),
+        TableColumn("project", drop=4),
+        TableColumn("audience", wrap=True, drop=5),
+    ]
+    with session() as client:
+        rows = list_trusts(client)
+    empty = "the server accepts no ID tokens; `cavvy trust add` adds an issuer"
+    rows_out(columns, [asdict(each) for each in rows], output, empty=empty)
+
+
+@command.command("remove")
+@click.argument("name")
+def remove(name: str) -> None:
+    """Accept an issuer's ID tokens no longer. The sign-ins and roles by this trust end."""
+    from cavvy.client.sign_in_wire import remove_trust
+
+    with session() as client:
+        remove_trust(client, name)
+    click.echo(f"{name} is removed; its sign-ins are not valid any more")
+
+
+def _split(text: str, option: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals or not value:
+        raise CommandFailure(f"{option} {text}: this has another form", f"write {form}", 2)
+    return name, value
+
+
+def _read_groups(texts: Sequence[str]) -> "list[GroupRoleAsk]":
+    from cavvy.client.sign_in_wire import GroupRoleAsk
+
+    found = []
+    for text in texts:
+        # The name of a group may contain "=", as those of LDAP do; roles and projects cannot.
+        group, _, place = text.rpartition("=")
+        role, _, project = place.partition(":")
+        _split(f"{group}={role}", "--group", "GROUP=ROLE[:PROJECT], such as ml=member:vision")
+        found.append(GroupRoleAsk(group=group, project=project, role=role))
+    return found
+
+
+def _show_claims(value: object) -> str:
+    if not isinstance(value, dict):
+        return ""
+    return ", ".join(f"{name}={want}" for name, want in sorted(value.items()))
+
+
+def _show_groups(value: object) -> str:
+    found = value if isinstance(value, list) else []
+    return ", ".join(
+        f"{each['group']}={each['role']}{each['project'] and ':'}{each['project']}"
+        for each in found
+        if isinstance(each, dict)
+    )
+
+
+def _show_scopes(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) and value else "all"
+
+
+def _read_seconds(text: str) -> int:
+    from cavvy.domain.units import UnitError, parse_duration
+
+    try:
+        return int(parse_duration(text).total_seconds())
+    except UnitError as error:
+        raise CommandFailure(f"--lifetime: {error}", "write 1h, 12h or 7d", 2) from error

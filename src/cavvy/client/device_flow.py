@@ -1,0 +1,182 @@
+"""Gets ID tokens: of a person by the device flow of OAuth 2.0 (RFC 8628), and of a CI system's job
+from its environment.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode, urlsplit
+from urllib.request import Request, urlopen
+
+from msgspec import Struct
+
+from cavvy.client.addresses import is_loopback
+from cavvy.client.errors import ApiError
+
+ID_TOKEN = (
+    "CAVVY_ID_TOKEN"  # the variable with a CI job's ID token, as GitLab's `id_tokens` sets it
+)
+# https://docs.github.com/en/actions/reference/security/oidc
+_GITHUB_URL, _GITHUB_TOKEN = "ACTIONS_ID_TOKEN_REQUEST_URL", "ACTIONS_ID_TOKEN_REQUEST_TOKEN"
+_GRANT = "urn:ietf:params:oauth:grant-type:device_code"  # RFC 8628, section 3.4
+# `openid`, and those of the others that the provider lists: some refuse scopes they do not know
+_SCOPES = ("openid", "email", "profile", "groups")
+_TIMEOUT_S = 15.0
+_MOST_BYTES = 1 << 20
+_INTERVAL_S = 5.0  # between two questions, if the provider does not say: RFC 8628, section 3.2
+_LONGEST_S = 3600.0  # for a person to sign in, if the provider permits more
+
+
+class DeviceCode(Struct, frozen=True, kw_only=True):
+    """What the provider tells about one sign-in: what the person needs, and how to ask for the
+    result.
+    """
+
+    url: str
+    user_code: str
+    device_code: str
+    expires_s: float
+    interval_s: float
+
+
+def find_ci_token(environment: Mapping[str, str], audience: str) -> str | None:
+    """The ID token of the CI job that this process belongs to, or None if it belongs to none that
+    has one. Raises ApiError.
+    """
+    if given := environment.get(ID_TOKEN, "").strip():
+        return given
+    url, token = environment.get(_GITHUB_URL), environment.get(_GITHUB_TOKEN)
+    if not url or not token:
+        return None
+    asked = f"{url}{'&' if '?' in url else '?'}{urlencode({'audience': audience})}"
+    value = _ask(Request(asked, headers={"Authorization": f"Bearer {token}"})).get("value")
+    if not isinstance(value, str):
+        raise _failed("GitHub gave no ID token", "the job needs the permission `id-token: write`")
+    return value
+
+
+def sign_in_by_device(
+    issuer: str,
+    client_id: str,
+    show: Callable[[str, str], None],
+    wait: Callable[[float], None] = time.sleep,
+) -> str:
+    """Ask a person to sign in at the provider, in any browser, and return the ID token. `show` gets
+    the URL to open and the code to enter there. Raises ApiError.
+    """
+    described = _ask(Request(f"{issuer.rstrip('/')}/.well-known/openid-configuration"))
+    device_url, token_url = (
+        described.get(name) for name in ("device_authorization_endpoint", "token_endpoint")
+    )
+    if not isinstance(device_url, str) or not isinstance(token_url, str):
+        hint = "sign in with a token, by --token or --token-file"
+        raise _failed(f"{issuer} does not offer the device flow", hint)
+    scope = _choose_scope(described.get("scopes_supported"))
+    begun = _read_code(_ask(_form(device_url, client_id=client_id, scope=scope)), issuer)
+    show(begun.url, begun.user_code)
+    asked = _form(token_url, client_id=client_id, grant_type=_GRANT, device_code=begun.device_code)
+    return _await_token(asked, begun, issuer, wait)
+
+
+def _await_token(
+    asked: Request, begun: DeviceCode, issuer: str, wait: Callable[[float], None]
+) -> str:
+    """Ask until the person has signed in. Raises ApiError."""
+    left_s, pause_s = begun.expires_s, begun.interval_s
+    while left_s > 0:
+        wait(pause_s)
+        left_s -= pause_s
+        try:
+            answer = _ask(asked)
+        except ApiError:
+            if left_s <= pause_s:
+                raise
+            pause_s *= 2  # RFC 8628, section 3.5: the provider may be busy
+            continue
+        if isinstance(found := answer.get("id_token"), str):
+            return found
+        match answer.get("error"):
+            case "authorization_pending":
+                pass
+            case "slow_down":
+                pause_s += 5  # RFC 8628, section 3.5
+            case "access_denied":
+                raise _failed("the sign-in was refused at the provider")
+            case "expired_token":
+                break
+            case other:
+                raise _failed(f"{issuer} gave no ID token: {other or 'no error either'}")
+    raise _failed("the sign-in at the provider took too long", "run `cavvy login` again")
+
+
+def _read_code(begun: dict[str, Any], issuer: str) -> DeviceCode:
+    """Raises ApiError."""
+    url = begun.get("verification_uri_complete") or begun.get("verification_uri")
+    shown = (url, begun.get("user_code"), begun.get("device_code"))
+    try:
+        expires_s, interval_s = (
+            float(begun.get("expires_in", 0)),
+            float(begun.get("interval", _INTERVAL_S)),
+        )
+    except (TypeError, ValueError):
+        expires_s = interval_s = 0.0
+    # They are printed on a terminal, so they must not control it.
+    printable = all(isinstance(each, str) and each.isprintable() for each in shown)
+    if not printable or not expires_s > 0 or not 0 < interval_s <= _LONGEST_S:
+        error = begun.get("error", "its answer has not the form that RFC 8628 describes")
+        raise _failed(f"{issuer} began no sign-in: {error!s:.200}")
+    return DeviceCode(
+        url=str(url),
+        user_code=str(begun["user_code"]),
+        device_code=str(begun["device_code"]),
+        expires_s=min(expires_s, _LONGEST_S),
+        interval_s=interval_s,
+    )
+
+
+def _choose_scope(supported: object) -> str:
+    known = supported if isinstance(supported, list) else ["email", "profile"]
+    return " ".join(each for each in _SCOPES if each == "openid" or each in known)
+
+
+def _form(url: str, **fields: str) -> Request:
+    _check(url)
+    return Request(url, data=urlencode(fields).encode(), headers={"Accept": "application/json"})
+
+
+def _check(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not (
+        parts.scheme == "http" and is_loopback(parts.hostname or "")
+    ):
+        raise _failed(f"{url} does not begin with https://")
+
+
+def _ask(request: Request) -> dict[str, Any]:
+    """The JSON object that answers, also with status 400, which RFC 6749 uses for errors. Raises
+    ApiError.
+    """
+    _check(request.full_url)
+    parts = urlsplit(request.full_url)
+    host = f"{parts.scheme}://{parts.netloc}"
+    try:
+        try:
+            with urlopen(request, timeout=_TIMEOUT_S) as answer:
+                body = answer.read(_MOST_BYTES)
+        except HTTPError as error:
+            with error:
+                if error.code not in (400, 401, 428):
+                    raise
+                body = error.read(_MOST_BYTES)
+        found = json.loads(body)
+    except (OSError, ValueError) as error:
+        raise _failed(f"{host} does not answer as a provider: {error}") from error
+    if not isinstance(found, dict):
+        raise _failed(f"{host} did not answer with a JSON object")
+    return found
+
+
+def _failed(message: str, hint: str = "ask an admin of the server") -> ApiError:
+    return ApiError("sign-in-refused", message, hint, 403)
