@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,7 +29,7 @@ from cavvy.cli import down
 from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, wire
-from cavvy.client.ledger_wire import LedgerSumView
+from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView
 from cavvy.domain.tasks import StartWindow, TaskSpec
 
 __all__ = ["client"]
@@ -665,6 +665,62 @@ def test_costs_add_up_by_what_is_asked(client: FakeClient, monkeypatch: pytest.M
     )
     for words in wrong:
         assert run("cost", *words).exit_code == 2
+
+
+def test_a_statement_is_written_for_a_month(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def answer(client: object, **period: object) -> list[LedgerEntryView]:
+        asked.append(period)
+        return [make_entry(micros=1_500_000)]
+
+    monkeypatch.setattr("cavvy.client.ledger_wire.list_entries", answer)
+    for name, begin in (("s.html", "<!doctype html>"), ("s.csv", "AvailabilityZone,BilledCost")):
+        file = tmp_path / name
+        told = run("cost", "statement", "--month", "2026-11", "-p", "vision", "-o", str(file))
+        assert told.stdout == f"{file}: 1 lines, total $1.50\n", told.output
+        assert file.read_text().startswith(begin)
+    since, until = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
+    assert asked[-1] == {"project": "vision", "since": since, "until": until}
+    for wrong in (["--month", "11/2026", "-o", "s.csv"], ["--month", "2026-11", "-o", "s.txt"]):
+        assert run("cost", "statement", *wrong).exit_code == 2
+
+
+def make_entry(*, micros: int) -> LedgerEntryView:
+    since = datetime(2026, 11, 3, tzinfo=UTC)
+    return LedgerEntryView(
+        number=1,
+        id="j-1/0/1",
+        corrects=None,
+        project="vision",
+        user="ada",
+        job="train",
+        job_id="j",
+        machine="",
+        service="",
+        attempt=1,
+        rank=0,
+        kind="node",
+        line="node",
+        line_since=since,
+        since=since,
+        until=since + timedelta(hours=1),
+        quantity=3_600_000_000,
+        unit="us",
+        rate_micros_per_hour=micros,
+        amount_micros=micros,
+        source="meter",
+        provider="aws",
+        region="us-east-1",
+        zone="",
+        instance_type="g5.xlarge",
+        accelerator="A10G",
+        accelerators=1,
+        purchase="spot",
+        tags={},
+    )
 
 
 @pytest.mark.parametrize(

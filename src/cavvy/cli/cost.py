@@ -1,6 +1,8 @@
 """`cavvy cost`: shows what was spent, by job or project."""
 
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.ledger_wire import LedgerSumView
     from cavvy.client.wire import AuditReport, CostView, JobDetail
+    from cavvy.domain.ledger import LedgerLine
 
 _DIMENSIONS = (
     "project",
@@ -186,6 +189,72 @@ def _split_tags(rows: "list[LedgerSumView]") -> list[tuple[Any, ...]]:
             for i, more in enumerate((row.jobs, row.discount_micros, row.amount_micros)):
                 sums[i] += more
     return sorted(((tag, *sums) for tag, sums in found.items()), key=lambda cell: -cell[-1])
+
+
+def _read_month(ctx: click.Context, param: click.Parameter, value: str) -> datetime:
+    try:
+        return datetime.strptime(value, "%Y-%m").replace(tzinfo=UTC)
+    except ValueError:
+        raise click.BadParameter(f"expected a month such as 2026-11, not {value!r}") from None
+
+
+@command.command("statement")
+@project_option
+@click.option(
+    "--month", required=True, metavar="YYYY-MM", callback=_read_month, help="The month, in UTC."
+)
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write: .html for a page, .csv or .parquet for rows in FOCUS 1.0.",
+)
+def statement(project: str, month: datetime, file: Path) -> None:
+    """Write the statement of a project for a month, from the ledger.
+
+    Rows in CSV and Parquet follow the FinOps Open Cost and Usage Specification (FOCUS).
+    """
+    from cavvy.client.ledger_wire import list_entries, to_line
+    from cavvy.costs.statements import make_statement, month_period, total_of
+
+    if file.suffix not in _STATEMENTS:
+        raise click.UsageError(f"the name of the file must end with {', '.join(_STATEMENTS)}")
+    since, until = month_period(month)
+    with session() as client:
+        entries = list_entries(client, project=project, since=since, until=until)
+        lines = make_statement(map(to_line, entries), since, until)
+    _write_statement(file, f"Project {project}, {month:%B %Y}", (since, until), lines)
+    show = formatting.make_money_format([total_of(lines).micros])
+    click.echo(f"{file}: {len(lines)} lines, total {show(total_of(lines).micros)}")
+
+
+_STATEMENTS = (".html", ".csv", ".parquet")
+
+
+def _write_statement(
+    file: Path, title: str, period: tuple[datetime, datetime], lines: "Sequence[LedgerLine]"
+) -> None:
+    from cavvy.cli.view.failure import CommandFailure
+    from cavvy.cli.view.statement import write_csv, write_page, write_parquet
+
+    try:
+        if file.suffix == ".parquet":
+            write_parquet(file, lines)
+            return
+        with file.open("w", encoding="utf-8", newline="") as out:
+            if file.suffix == ".csv":
+                write_csv(out, lines)
+            else:
+                write_page(out, title, period, lines)
+    except ImportError as error:
+        from cavvy.packages import extra_command
+
+        hint = f"install it with `{extra_command('parquet')}`, or write a .csv file"
+        raise CommandFailure("Parquet needs the package pyarrow", hint) from error
+    except OSError as error:
+        raise CommandFailure(f"{file} cannot be written: {error.strerror}") from error
 
 
 def _audit_out(report: "AuditReport", output: str) -> None:

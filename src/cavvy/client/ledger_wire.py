@@ -8,6 +8,15 @@ from msgspec.json import decode
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import query
 from cavvy.client.wire import Answer
+from cavvy.domain.ledger import (
+    EntryKind,
+    EntrySource,
+    LedgerEntry,
+    LedgerLine,
+    LedgerSubject,
+    QuantityUnit,
+)
+from cavvy.domain.units import HourlyRate, Money
 
 PAGE = 5000  # entries in one answer
 
@@ -25,7 +34,8 @@ class LedgerSumView(Answer, frozen=True, kw_only=True):
 
 class LedgerEntryView(Answer, frozen=True, kw_only=True):
     """An entry of the ledger, with what it is for. `id` never changes; `corrects` is the ID of the
-    entry that a correction corrects. `line` is the kind of the charge, of which `kind` is a group.
+    entry that a correction corrects. `line` and `line_since` are the kind and the start of the
+    charge to which the entry belongs.
     The quantity is in `unit`: us (microseconds of one node) or bytes.
     """
 
@@ -42,6 +52,7 @@ class LedgerEntryView(Answer, frozen=True, kw_only=True):
     rank: int
     kind: str
     line: str
+    line_since: datetime
     since: datetime
     until: datetime
     quantity: int
@@ -90,6 +101,50 @@ def list_entries(
         if len(page) < PAGE:
             return
         after = page[-1].number
+
+
+def to_line(view: LedgerEntryView) -> LedgerLine:
+    """The entry as the modules that make statements have it."""
+    subject, rank, sequence = view.id.rsplit("/", 2)
+    corrects = None if view.corrects is None else int(view.corrects.rpartition("/")[2])
+    return LedgerLine(
+        entry=LedgerEntry(
+            number=view.number,
+            subject=subject,
+            project=view.project,
+            rank=int(rank),
+            sequence=int(sequence),
+            kind=EntryKind(view.kind),
+            line=view.line,
+            line_since=view.line_since,
+            since=view.since,
+            until=view.until,
+            quantity=view.quantity,
+            unit=QuantityUnit(view.unit),
+            rate=HourlyRate(view.rate_micros_per_hour),
+            amount=Money(view.amount_micros),
+            source=EntrySource(view.source),
+            corrects=corrects,
+        ),
+        subject=LedgerSubject(
+            id=subject,
+            project=view.project,
+            user=view.user,
+            job_id=view.job_id,
+            job=view.job,
+            machine=view.machine,
+            service=view.service,
+            attempt=view.attempt,
+            provider=view.provider,
+            region=view.region,
+            zone=view.zone,
+            instance_type=view.instance_type,
+            accelerator=view.accelerator,
+            accelerators=view.accelerators,
+            purchase=view.purchase,
+            tags=view.tags,
+        ),
+    )
 
 
 def _fetch(client: ApiClient, target: str) -> bytes:

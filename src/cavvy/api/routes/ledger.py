@@ -115,6 +115,7 @@ def _view(line: LedgerLine) -> wire.LedgerEntryView:
         rank=entry.rank,
         kind=entry.kind,
         line=entry.line,
+        line_since=entry.line_since,
         since=entry.since,
         until=entry.until,
         quantity=entry.quantity,

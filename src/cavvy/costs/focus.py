@@ -1,0 +1,180 @@
+"""Writes rows of a statement in the FinOps Open Cost and Usage Specification (FOCUS), version 1.0.
+
+Columns and allowed values: https://focus.finops.org/focus-specification/v1-0/. Columns of our own
+begin with `x_`, as the specification demands. `focus-validator` 1.0.0 looks for five columns
+under the names that they had before version 1.0, so they are written under both names.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from cavvy.costs.statements import month_period
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.ledger import EntryKind, LedgerLine, QuantityUnit
+from cavvy.domain.offers import Purchase
+from cavvy.domain.postings import month_of
+
+FocusRow = Mapping[str, str | Decimal | datetime | None]
+_BILLER = "cavvy"  # the billing account: Cavvy issues the statement
+_NAMES_BEFORE = {
+    "Provider": "ProviderName",
+    "Publisher": "PublisherName",
+    "InvoiceIssuer": "InvoiceIssuerName",
+    "ResourceID": "ResourceId",
+    "ChargeType": "ChargeCategory",
+}
+_PRICING = {
+    Purchase.ON_DEMAND: "Standard",
+    Purchase.SPOT: "Dynamic",
+    Purchase.RESERVED: "Committed",
+}
+# The category of what the charges of each kind pay for, and the type of the resource.
+_SERVICES: Mapping[str, tuple[str, str]] = {
+    ChargeKind.DISK: ("Storage", "Disk"),
+    ChargeKind.ADDRESS: ("Networking", "Public address"),
+    ChargeKind.TRAFFIC: ("Networking", "Data transfer"),
+}
+_NUMBERS = (
+    "BilledCost",
+    "ConsumedQuantity",
+    "ContractedCost",
+    "ContractedUnitPrice",
+    "EffectiveCost",
+    "ListCost",
+    "ListUnitPrice",
+    "PricingQuantity",
+)
+_TIMES = ("BillingPeriodEnd", "BillingPeriodStart", "ChargePeriodEnd", "ChargePeriodStart")
+_TEXTS = (
+    "AvailabilityZone",
+    "BillingAccountId",
+    "BillingAccountName",
+    "BillingCurrency",
+    "ChargeCategory",
+    "ChargeClass",
+    "ChargeDescription",
+    "ChargeFrequency",
+    "CommitmentDiscountCategory",
+    "CommitmentDiscountId",
+    "CommitmentDiscountName",
+    "CommitmentDiscountStatus",
+    "CommitmentDiscountType",
+    "ConsumedUnit",
+    "InvoiceIssuerName",
+    "PricingCategory",
+    "PricingUnit",
+    "ProviderName",
+    "PublisherName",
+    "RegionId",
+    "RegionName",
+    "ResourceId",
+    "ResourceName",
+    "ResourceType",
+    "ServiceCategory",
+    "ServiceName",
+    "SkuId",
+    "SkuPriceId",
+    "SubAccountId",
+    "SubAccountName",
+    "Tags",
+    *_NAMES_BEFORE,
+    "x_User",
+    "x_Attempt",
+    "x_EntryId",
+    "x_Corrects",
+    "x_Kind",
+    "x_Line",
+    "x_Source",
+    "x_Accelerator",
+    "x_Accelerators",
+)
+NUMBERS = frozenset(_NUMBERS)
+TIMES = frozenset(_TIMES)
+_OWN = tuple(name for name in _TEXTS if name.startswith("x_"))
+COLUMNS = (*sorted({*_NUMBERS, *_TIMES, *_TEXTS} - {*_OWN}), *_OWN)
+
+
+def make_focus_row(line: LedgerLine) -> FocusRow:
+    """The row for one line of a statement. A column that does not apply is None."""
+    row = {**_describe_what(line), **_describe_cost(line), **_describe_time(line)}
+    row |= {before: row[name] for before, name in _NAMES_BEFORE.items()}
+    return {name: row.get(name) for name in COLUMNS}
+
+
+def _describe_what(line: LedgerLine) -> dict[str, str | Decimal | datetime | None]:
+    entry, subject = line.entry, line.subject
+    service, resource = _SERVICES.get(entry.line, ("Compute", "Virtual machine"))
+    sku = f"{subject.provider}/{subject.instance_type}/{resource}"
+    corrects = None if entry.corrects is None else f"{subject.id}/{entry.rank}/{entry.corrects}"
+    return {
+        "AvailabilityZone": subject.zone or None,
+        "BillingAccountId": _BILLER,
+        "BillingAccountName": _BILLER,
+        "ChargeDescription": f"{entry.line} of job {subject.job}, attempt {subject.attempt}, "
+        f"node {entry.rank}",
+        "InvoiceIssuerName": subject.provider,
+        "ProviderName": subject.provider,
+        "PublisherName": subject.provider,
+        "RegionId": subject.region or None,
+        "RegionName": subject.region or None,
+        "ResourceId": f"{subject.id}/{entry.rank}",
+        "ResourceName": subject.job or None,
+        "ResourceType": resource,
+        "ServiceCategory": service,
+        "ServiceName": f"{subject.provider} {resource}",
+        "SkuId": sku,
+        "SkuPriceId": f"{sku}/{subject.region}/{subject.purchase}",
+        "SubAccountId": entry.project,
+        "SubAccountName": entry.project,
+        "Tags": json.dumps(subject.tags, sort_keys=True),
+        "x_User": subject.user or None,
+        "x_Attempt": str(subject.attempt),
+        "x_EntryId": entry.id,
+        "x_Corrects": corrects,
+        "x_Kind": str(entry.kind),
+        "x_Line": entry.line,
+        "x_Source": str(entry.source),
+        "x_Accelerator": subject.accelerator or None,
+        "x_Accelerators": f"{subject.accelerators:g}",
+    }
+
+
+def _describe_cost(line: LedgerLine) -> dict[str, str | Decimal | datetime | None]:
+    entry, discount = line.entry, line.entry.kind is EntryKind.DISCOUNT
+    cost = entry.amount.usd
+    by_size = entry.unit is QuantityUnit.BYTES
+    unit = None if discount else "GB" if by_size else "Hours"
+    quantity = None if discount else Decimal(entry.quantity) / (10**9 if by_size else 3_600_000_000)
+    price = None if discount or by_size else entry.rate.usd
+    return {
+        "BilledCost": cost,
+        "BillingCurrency": "USD",
+        "ChargeCategory": "Credit" if discount else "Usage",
+        "ChargeClass": "Correction" if entry.kind is EntryKind.CORRECTION else None,
+        "ChargeFrequency": "One-Time" if discount else "Usage-Based",
+        "ConsumedQuantity": quantity,
+        "ConsumedUnit": unit,
+        "ContractedCost": cost,
+        "ContractedUnitPrice": price,
+        "EffectiveCost": cost,
+        "ListCost": Decimal(0) if discount else cost,
+        "ListUnitPrice": price,
+        "PricingCategory": None if discount else _PRICING.get(Purchase(line.subject.purchase)),
+        "PricingQuantity": quantity,
+        "PricingUnit": unit,
+    }
+
+
+def _describe_time(line: LedgerLine) -> dict[str, str | Decimal | datetime | None]:
+    """The periods. The specification has no period without length: such a charge gets a second."""
+    since = line.entry.since.astimezone(UTC)
+    until = max(line.entry.until.astimezone(UTC), since + timedelta(seconds=1))
+    start, end = month_period(month_of(since))
+    return {
+        "BillingPeriodStart": start,
+        "BillingPeriodEnd": end,
+        "ChargePeriodStart": since,
+        "ChargePeriodEnd": until,
+    }

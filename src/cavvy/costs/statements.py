@@ -1,0 +1,82 @@
+"""The rows of a statement: what was charged in a period, one row for each line of a bill.
+
+A running node has an entry in the ledger for each time that its bill grew. A statement adds these
+up. Corrections and discounts have rows of their own.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.domain.ledger import EntryKind, LedgerEntry, LedgerLine, QuantityUnit
+from cavvy.domain.postings import share_of
+from cavvy.domain.units import Money
+from cavvy.domain.values import replace
+
+_HOUR_US = 3_600_000_000
+_UNMERGED = (EntryKind.CORRECTION, EntryKind.DISCOUNT)
+
+
+def make_statement(
+    lines: Iterable[LedgerLine], since: datetime, until: datetime
+) -> list[LedgerLine]:
+    """The lines in [since, until), with only the part of an entry that is in this period. Entries
+    of the same line of a bill and kind are one, with the ID of the first. The rows add up to the
+    entries.
+    """
+    found: dict[tuple[object, ...], LedgerLine] = {}
+    for line in lines:
+        entry = _cut(line.entry, since, until)
+        if entry is None:
+            continue
+        key: tuple[object, ...] = (entry.subject, entry.rank, entry.kind, entry.line)
+        alone = entry.sequence if entry.kind in _UNMERGED else 0
+        key = (*key, entry.line_since, entry.rate, entry.source, alone)
+        known = found.get(key)
+        merged = entry if known is None else _merge(known.entry, entry)
+        found[key] = LedgerLine(entry=merged, subject=line.subject)
+    return sorted(found.values(), key=_order)
+
+
+def _order(line: LedgerLine) -> tuple[object, ...]:
+    entry, subject = line.entry, line.subject
+    return (entry.project, subject.user, subject.job, subject.id, entry.since, entry.number)
+
+
+def _cut(entry: LedgerEntry, since: datetime, until: datetime) -> LedgerEntry | None:
+    if since <= entry.since and entry.until <= until and entry.since < until:
+        return entry
+    if entry.until <= since or entry.since >= until:
+        return None
+    times = entry.since, entry.until, since, until
+    return replace(
+        entry,
+        since=max(since, entry.since),
+        until=min(until, entry.until),
+        quantity=share_of(entry.quantity, *times),
+        amount=Money(share_of(entry.amount.micros, *times)),
+    )
+
+
+def _merge(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
+    return replace(
+        one,
+        since=min(one.since, other.since),
+        until=max(one.until, other.until),
+        quantity=one.quantity + other.quantity,
+        amount=one.amount + other.amount,
+    )
+
+
+def hours_of(entry: LedgerEntry) -> float:
+    """The hours of a node that the entry is for; 0 if it is not billed by time."""
+    return entry.quantity / _HOUR_US if entry.unit is QuantityUnit.MICROSECONDS else 0.0
+
+
+def total_of(lines: Sequence[LedgerLine]) -> Money:
+    """The sum of all lines."""
+    return Money(sum(line.entry.amount.micros for line in lines))
+
+
+def month_period(month: datetime) -> tuple[datetime, datetime]:
+    """The beginning and the end of a month, given by its beginning."""
+    return month, (month + timedelta(days=32)).replace(day=1)

@@ -1,0 +1,137 @@
+"""Statements add up to the ledger, as a page and as rows in FOCUS."""
+
+import csv
+import io
+import os
+import random
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from scripts.drills.focus import make_lines, validate
+
+from cavvy.cli.view.statement import write_csv, write_page, write_parquet
+from cavvy.costs.focus import COLUMNS
+from cavvy.costs.statements import make_statement, total_of
+from cavvy.domain.ledger import EntryKind, LedgerLine
+from cavvy.domain.units import Money
+from cavvy.domain.values import replace
+
+MONTH = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
+REQUIRED = [
+    "BilledCost",
+    "BillingAccountId",
+    "BillingCurrency",
+    "BillingPeriodEnd",
+    "BillingPeriodStart",
+    "ChargeCategory",
+    "ChargePeriodEnd",
+    "ChargePeriodStart",
+    "ContractedCost",
+    "EffectiveCost",
+    "InvoiceIssuerName",
+    "ListCost",
+    "ProviderName",
+    "PublisherName",
+    "ServiceCategory",
+    "ServiceName",
+]
+
+
+def lines(count: int = 60, seed: int = 1) -> list[LedgerLine]:
+    return list(make_lines(random.Random(seed), count))
+
+
+def node(number: int, since: datetime, until: datetime, micros: int) -> LedgerLine:
+    line = next(each for each in lines() if each.entry.kind is EntryKind.NODE)
+    entry = replace(
+        line.entry,
+        subject="j-1",
+        number=number,
+        sequence=number,
+        line_since=MONTH[0],
+        since=since,
+        until=until,
+        amount=Money(micros),
+    )
+    return replace(line, entry=entry)
+
+
+def test_entries_of_a_running_node_are_one_line() -> None:
+    first, second, third = (MONTH[0] + timedelta(hours=each) for each in (0, 1, 3))
+    made = make_statement([node(1, first, second, 5), node(2, second, third, 7)], *MONTH)
+    assert [(each.entry.since, each.entry.until) for each in made] == [(first, third)]
+    assert made[0].entry.amount == Money(12)
+    assert made[0].entry.id.endswith("/1")
+
+
+def test_only_the_part_of_an_entry_in_the_month_is_stated() -> None:
+    hour = timedelta(hours=1)
+    across = node(1, MONTH[0] - hour, MONTH[0] + 2 * hour, 10)
+    (line,) = make_statement([across], *MONTH)
+    assert (line.entry.since, line.entry.amount) == (MONTH[0], Money(7))
+    before = MONTH[0] - 30 * timedelta(days=1), MONTH[0]
+    assert total_of(make_statement([across], *before)) == Money(3)
+    assert make_statement([across], MONTH[1], MONTH[1] + hour) == []
+
+
+def test_corrections_and_discounts_have_lines_of_their_own() -> None:
+    given = lines()
+    alone = [each for each in given if each.entry.kind in ("correction", "discount")]
+    made = make_statement(given, *MONTH)
+    assert {each.entry.id for each in alone} <= {each.entry.id for each in made}
+
+
+def test_rows_in_focus_add_up_and_have_what_the_specification_demands() -> None:
+    made, out = lines(), io.StringIO()
+    write_csv(out, made)
+    rows = list(csv.DictReader(io.StringIO(out.getvalue())))
+    assert tuple(rows[0]) == COLUMNS
+    assert sum(Decimal(row["BilledCost"]) for row in rows) == total_of(made).usd
+    for row in rows:
+        assert all(row[name] for name in REQUIRED), row
+        assert row["ChargePeriodStart"] < row["ChargePeriodEnd"]
+        assert row["ChargeClass"] in ("", "Correction")
+        assert bool(row["x_Corrects"]) is (row["ChargeClass"] == "Correction")
+        assert (row["ChargeCategory"] == "Credit") is (row["x_Kind"] == "discount")
+        assert row["PricingCategory"] or row["ChargeCategory"] == "Credit"
+
+
+def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
+    made, file = lines(), tmp_path / "focus.parquet"
+    write_parquet(file, made)
+    table = pq.read_table(file)
+    assert tuple(table.column_names) == COLUMNS
+    assert table.column("x_EntryId").to_pylist() == [each.entry.id for each in made]
+    micros = [round(each * 1_000_000) for each in table.column("BilledCost").to_pylist()]
+    assert micros == [each.entry.amount.micros for each in made]
+
+
+def test_a_page_shows_the_total_and_nothing_of_a_name_as_markup() -> None:
+    made = lines()
+    evil = replace(made[0], subject=replace(made[0].subject, job="<script>alert(1)</script>"))
+    out = io.StringIO()
+    write_page(out, "Project <p>", MONTH, [evil, *made[1:]])
+    page = out.getvalue()
+    assert f"<b>{total_of(made).usd:,.6f}</b>" in page
+    assert "<script>" not in page
+    assert "Project &lt;p&gt;" in page
+
+
+@pytest.mark.skipif(
+    "CAVVY_FOCUS_PYTHON" not in os.environ,
+    reason="CAVVY_FOCUS_PYTHON names no Python with focus-validator; scripts/drills/focus.py "
+    "says how to make one",
+)
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_the_foundations_validator_passes_the_rows(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"focus{suffix}"
+    made = lines(500, seed=7)
+    if suffix == ".csv":
+        with file.open("w", encoding="utf-8", newline="") as out:
+            write_csv(out, made)
+    else:
+        write_parquet(file, made)
+    assert validate(os.environ["CAVVY_FOCUS_PYTHON"], file, "1.0")
