@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cavvy.cli.task.simulated_service import serve
 from cavvy.cli.view import simulation
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_out, output_option
@@ -315,6 +316,9 @@ def fleet(
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     simulation.print_fleet(outcome, output)
+
+
+command.add_command(serve)
 
 
 def _check_targets(files: "Iterable[Path | None]", drawings: "Iterable[Path | None]") -> None:

@@ -134,6 +134,19 @@ class SteadyWeights(Struct, frozen=True, kw_only=True):
 _DEFAULTS = SteadyWeights()
 
 
+class SteadyRecord(Struct, frozen=True, kw_only=True):
+    """What `SteadyPlacement` remembers of each zone: its losses, the hours with replicas, and the
+    times of the last failure and of the last loss; and when it last decided, with how many spares.
+    """
+
+    losses: tuple[float, ...]
+    held_hr: tuple[float, ...]
+    failed_s: tuple[float, ...]
+    lost_s: tuple[float, ...]
+    before_s: float
+    spares: int
+
+
 class SteadyPlacement:
     """Cavvy's policy: it prefers zones that have kept replicas longest, and adds spares only while
     the risk of a loss requires them.
@@ -147,15 +160,35 @@ class SteadyPlacement:
     gap until spot is ready, and backs up spot that is scarce or at risk.
     """
 
-    def __init__(self, service: ServiceTerms, weights: SteadyWeights = _DEFAULTS) -> None:
+    def __init__(
+        self,
+        service: ServiceTerms,
+        weights: SteadyWeights = _DEFAULTS,
+        record: SteadyRecord | None = None,
+    ) -> None:
+        zones = service.zones
+        if record is None or len(record.losses) != zones:
+            none, never = (0.0,) * zones, (-_DAY_S,) * zones
+            record = SteadyRecord(
+                losses=none, held_hr=none, failed_s=never, lost_s=never, before_s=0.0, spares=0
+            )
         self._service, self._weights = service, weights
-        self._losses = [0.0] * service.zones
-        self._held_hr = [0.0] * service.zones
-        self._failed_at = [-_DAY_S] * service.zones
-        self._lost_at = [-_DAY_S] * service.zones
-        self._age_hr = [0.0] * service.zones
-        self._before_s = 0.0
-        self._spares = 0
+        self._losses, self._held_hr = list(record.losses), list(record.held_hr)
+        self._failed_at, self._lost_at = list(record.failed_s), list(record.lost_s)
+        self._age_hr = [0.0] * zones
+        self._before_s, self._spares = record.before_s, record.spares
+
+    @property
+    def record(self) -> SteadyRecord:
+        """What a new policy needs to go on as this one would."""
+        return SteadyRecord(
+            losses=tuple(self._losses),
+            held_hr=tuple(self._held_hr),
+            failed_s=tuple(self._failed_at),
+            lost_s=tuple(self._lost_at),
+            before_s=self._before_s,
+            spares=self._spares,
+        )
 
     def place(self, seen: ServiceView) -> ReplicaPlacement:
         self._learn(seen)

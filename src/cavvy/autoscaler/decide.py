@@ -1,0 +1,158 @@
+"""The autoscaler's rule.
+
+    N       = the replicas that the load needs (`staffing.py`), if the share `late` of requests may
+              wait longer than the service asks:
+    late    = (1 - on_time) * exp(thrift * budget / allowed)
+    budget  = the late requests that were allowed minus those that there were, at most `allowed` and
+              at least -debt * allowed, where allowed = (1 - on_time) * rate * budget_s
+
+    backlog = waiting requests + rate * D - those that the replicas serve within D, where D is the
+              cold start of a replica that is ordered now. A ready replica serves concurrency / S
+              requests per second, one on its way does so once its own cold start is over.
+    If backlog * S / (concurrency * N) exceeds the wait that the service asks for, N is at least
+              rate * S / concurrency + backlog * S / (concurrency * drain)
+    drain   = drain_s * exp(budget / allowed)
+
+Replicas on their way count like ready ones, so they are not ordered twice. Replicas end only if N
+was lower in each of the last `agree_min` minutes; those that were ordered for a backlog end with
+it. After `idle_s` without a request, `least` replicas remain.
+"""
+
+from collections.abc import Mapping
+from math import ceil, exp
+
+from cavvy.autoscaler.cold_starts import ColdStart, record_cold_starts
+from cavvy.autoscaler.load import ServiceLoad, estimate_load, record_load
+from cavvy.autoscaler.markets import place_replicas
+from cavvy.autoscaler.observations import ScaleReason, ScalingDecision, ServiceObservation
+from cavvy.autoscaler.staffing import count_replicas
+from cavvy.autoscaler.state import ScalingState
+from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.domain.values import replace
+
+_MINUTE_S = 60.0
+
+
+def decide(
+    terms: ScalingTerms, state: ScalingState, seen: ServiceObservation
+) -> tuple[ScalingDecision, ScalingState]:
+    """The wanted replicas in each market, and the state for the next decision."""
+    state = _record(terms, state, seen)
+    load = estimate_load(state.load, seen, terms)
+    surplus = state.budget / _allow(terms, state)
+    late = min(terms.weights.most_late, (1 - terms.on_time) * exp(terms.weights.thrift * surplus))
+    need = count_replicas(load, seen, terms, late)
+    state = replace(state, needs=_record_need(terms, state, seen, need))
+    wanted, reason = _bound(terms, *_agree(terms, state, seen, load, need, surplus))
+    placement, spot = place_replicas(wanted, terms, state, seen)
+    decision = ScalingDecision(wanted=wanted, reason=reason, placement=placement)
+    return decision, replace(state, wanted=wanted, spot=spot)
+
+
+def _record(terms: ScalingTerms, state: ScalingState, seen: ServiceObservation) -> ScalingState:
+    """The state with what was seen since the last decision."""
+    load = record_load(state.load, seen, terms)
+    cold_starts = dict(state.cold_starts)
+    for market in seen.markets:
+        measured = record_cold_starts(cold_starts.get(market.name), market.cold_starts_s)
+        if measured is not None:
+            cold_starts[market.name] = measured
+    busy = any(seen.arrivals) or seen.backlog or seen.in_flight
+    idle_since_s = seen.now_s if state.idle_since_s is None else state.idle_since_s
+    state = replace(
+        state,
+        began_s=seen.now_s if state.began_s is None else state.began_s,
+        load=load,
+        cold_starts=cold_starts,
+        idle_since_s=None if busy else idle_since_s,
+    )
+    allowed = _allow(terms, state)
+    budget = state.budget + (1 - terms.on_time) * seen.started - seen.late
+    return replace(state, budget=min(allowed, max(-terms.weights.debt * allowed, budget)))
+
+
+def _allow(terms: ScalingTerms, state: ScalingState) -> float:
+    """The late requests that are allowed in `budget_s`."""
+    return max(1.0, (1 - terms.on_time) * state.load.rate * terms.weights.budget_s)
+
+
+def _record_need(
+    terms: ScalingTerms, state: ScalingState, seen: ServiceObservation, need: int
+) -> tuple[tuple[int, int], ...]:
+    minute = int(seen.now_s // _MINUTE_S)
+    needs = dict(state.needs)
+    needs[minute] = max(need, needs.get(minute, 0))
+    return tuple(each for each in needs.items() if each[0] > minute - terms.weights.agree_min)
+
+
+def _agree(
+    terms: ScalingTerms,
+    state: ScalingState,
+    seen: ServiceObservation,
+    load: ServiceLoad,
+    need: int,
+    surplus: float,
+) -> tuple[int, ScaleReason]:
+    """The wanted replicas before the bounds of the service apply."""
+    if state.idle_since_s is not None and seen.now_s - state.idle_since_s >= terms.idle_s:
+        return 0, ScaleReason.IDLE
+    # Replicas that the spot policy added as spares are not part of what the load needs.
+    before = seen.held if state.wanted is None else state.wanted
+    drained = _count_for_backlog(terms, state, seen, load, max(need, before), surplus)
+    if drained > max(need, before):
+        return drained, ScaleReason.BACKLOG
+    if need >= before:
+        return need, ScaleReason.BURST if load.burst else ScaleReason.LOAD
+    young = seen.now_s - (state.began_s or 0.0) < terms.weights.agree_min * _MINUTE_S
+    highest = max(max(need for _, need in state.needs), drained, 1)
+    if young or highest >= before:
+        return before, ScaleReason.HELD
+    return highest, ScaleReason.LOAD if highest == need else ScaleReason.HELD
+
+
+def _count_for_backlog(
+    terms: ScalingTerms,
+    state: ScalingState,
+    seen: ServiceObservation,
+    load: ServiceLoad,
+    replicas: int,
+    surplus: float,
+) -> int:
+    """The replicas that drain the backlog in time, or 0 if `replicas` make no request late."""
+    if not seen.backlog:
+        return 0
+    service_s, slots = load.service_s, terms.concurrency
+    ahead_s = _soonest(terms, state.cold_starts, seen)
+    served_s = seen.ready * ahead_s
+    for market in seen.markets:
+        cold_s = _expect(terms, state.cold_starts, market.name)
+        for age_s in market.starting_s:
+            served_s += max(0.0, ahead_s - max(0.0, cold_s - age_s))
+    backlog = seen.backlog + state.load.rate * ahead_s - served_s * slots / service_s
+    if backlog * service_s <= terms.wait_s * slots * max(1, replicas):
+        # Replicas that drain a backlog stay until it would make no request late by itself.
+        waits_s = seen.backlog * service_s / (slots * max(1, seen.ready))
+        return replicas if waits_s > terms.wait_s / 2 else 0
+    drain_s = terms.drain_s * exp(surplus)
+    return ceil(load.erlangs / slots + backlog * service_s / (slots * drain_s))
+
+
+def _soonest(
+    terms: ScalingTerms, cold_starts: Mapping[str, ColdStart], seen: ServiceObservation
+) -> float:
+    """The shortest cold start of the markets."""
+    expected = [_expect(terms, cold_starts, market.name) for market in seen.markets]
+    return min(expected, default=terms.cold_start_s)
+
+
+def _expect(terms: ScalingTerms, cold_starts: Mapping[str, ColdStart], market: str) -> float:
+    measured = cold_starts.get(market)
+    return terms.cold_start_s if measured is None else measured.mean_s
+
+
+def _bound(terms: ScalingTerms, wanted: int, reason: ScaleReason) -> tuple[int, ScaleReason]:
+    if wanted > terms.most:
+        return terms.most, ScaleReason.MOST
+    if wanted < terms.least:
+        return terms.least, ScaleReason.LEAST
+    return wanted, reason

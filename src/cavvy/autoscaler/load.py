@@ -1,0 +1,136 @@
+"""The load of a service: how often requests arrive, how evenly, and how long they take."""
+
+from math import exp, sqrt
+
+from cavvy.autoscaler.observations import ServiceObservation
+from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
+from cavvy.domain.values import Struct, replace
+
+# The mean time of service is of about this many of the last requests.
+_REMEMBERED_REQUESTS = 500.0
+# The configured time of service counts like this many measurements.
+_ASSUMED_REQUESTS = 10.0
+_MOST_UNEVEN = 50.0
+
+
+class CountRecord(Struct, frozen=True, kw_only=True):
+    """How uneven the numbers of arrivals in steps of the same length are.
+
+    `counted` requests arrived in the first `counted_s` seconds of the present step. `squares` is
+    the sum over `steps` earlier steps of the squared deviation from the expected number, divided by
+    this number; old steps weigh less.
+    """
+
+    counted: int = 0
+    counted_s: int = 0
+    squares: float = 0.0
+    steps: float = 0.0
+
+    def add(self, arrived: int, rate: float, step_s: int, keep: float) -> "CountRecord":
+        """The record with one more second."""
+        counted, counted_s = self.counted + arrived, self.counted_s + 1
+        if counted_s < step_s:
+            return replace(self, counted=counted, counted_s=counted_s)
+        expected = rate * step_s
+        square = (counted - expected) ** 2 / max(1.0, expected)
+        return CountRecord(squares=keep * self.squares + square, steps=keep * self.steps + 1)
+
+    def unevenness(self, weights: ScalingWeights) -> float:
+        """The variance of the numbers divided by their mean; 1 for a Poisson process."""
+        assumed = weights.assumed_counts
+        return (self.squares + assumed * weights.assumed_uneven) / (self.steps + assumed)
+
+
+class LoadRecord(Struct, frozen=True, kw_only=True):
+    """Sums over the past, weighted less the older they are.
+
+    `slow` and `fast` are requests, `slow_span_s` and `fast_span_s` the seconds in which they
+    arrived. `short` and `long` are the counts in short and in long steps. `completed` requests took
+    `service_s` seconds each.
+    """
+
+    slow: float = 0.0
+    slow_span_s: float = 0.0
+    fast: float = 0.0
+    fast_span_s: float = 0.0
+    short: CountRecord = CountRecord()
+    long: CountRecord = CountRecord()
+    completed: float = 0.0
+    service_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """The average number of arrivals per second."""
+        return self.slow / self.slow_span_s if self.slow_span_s else 0.0
+
+
+class ServiceLoad(Struct, frozen=True, kw_only=True):
+    """The load to prepare for: arrivals per second, seconds of service, the variance of arrivals in
+    a time divided by their mean (1 for a Poisson process), and whether the arrivals are a burst.
+    """
+
+    rate: float
+    service_s: float
+    unevenness: float
+    burst: bool
+
+    @property
+    def erlangs(self) -> float:
+        """The requests that are being served at once on average, if none waits."""
+        return self.rate * self.service_s
+
+
+def record_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerms) -> LoadRecord:
+    """The record with what was seen since the last decision."""
+    weights = terms.weights
+    slow, slow_span_s, fast, fast_span_s = (
+        record.slow,
+        record.slow_span_s,
+        record.fast,
+        record.fast_span_s,
+    )
+    short, long = record.short, record.long
+    keep_slow, keep_fast = exp(-1 / weights.slow_s), exp(-1 / weights.fast_s)
+    keep_short = exp(-weights.short_s / weights.uneven_s)
+    keep_long = exp(-weights.long_s / weights.uneven_s)
+    for arrived in seen.arrivals:
+        slow, slow_span_s = keep_slow * slow + arrived, keep_slow * slow_span_s + 1
+        fast, fast_span_s = keep_fast * fast + arrived, keep_fast * fast_span_s + 1
+        rate = slow / slow_span_s
+        short = short.add(arrived, rate, weights.short_s, keep_short)
+        long = long.add(arrived, rate, weights.long_s, keep_long)
+    kept = exp(-seen.completed / _REMEMBERED_REQUESTS) * record.completed
+    completed = kept + seen.completed
+    return LoadRecord(
+        slow=slow,
+        slow_span_s=slow_span_s,
+        fast=fast,
+        fast_span_s=fast_span_s,
+        short=short,
+        long=long,
+        completed=completed,
+        service_s=(kept * record.service_s + seen.completed_s) / completed if completed else 0.0,
+    )
+
+
+def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerms) -> ServiceLoad:
+    """The load to prepare for.
+
+    The rate is the average, or the recent one if it is a burst. The time of service is the mean
+    over the completed requests and those in flight so far: completed ones alone would be the short
+    ones as long as a service is new.
+    """
+    weights = terms.weights
+    unevenness = max(record.short.unevenness(weights), record.long.unevenness(weights))
+    unevenness = min(_MOST_UNEVEN, max(1.0, unevenness))
+    expected = record.rate * record.fast_span_s
+    deviation = sqrt(max(1.0, expected) * unevenness)
+    burst = record.fast > expected + weights.burst * deviation
+    requests = record.completed + seen.in_flight + _ASSUMED_REQUESTS
+    total_s = record.completed * record.service_s + seen.in_flight_s
+    return ServiceLoad(
+        rate=record.fast / record.fast_span_s if burst else record.rate,
+        service_s=(total_s + _ASSUMED_REQUESTS * terms.service_s) / requests,
+        unevenness=unevenness,
+        burst=burst,
+    )

@@ -1,0 +1,86 @@
+"""Chooses the markets in which the replicas of a service run."""
+
+from collections.abc import Sequence
+
+from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
+from cavvy.autoscaler.state import ScalingState
+from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.planner.spot.serving import (
+    ServiceTerms,
+    ServiceView,
+    SteadyPlacement,
+    SteadyRecord,
+)
+
+# how often the autoscaler decides, of which the spot policy assumes that a loss takes one
+_TICK_S = 30.0
+
+
+def place_replicas(
+    wanted: int, terms: ScalingTerms, state: ScalingState, seen: ServiceObservation
+) -> tuple[tuple[int, ...], SteadyRecord | None]:
+    """The number of replicas in each market, in the order of the observation, and the next record
+    of the spot policy.
+
+    The spot policy spreads replicas over the spot markets and adds spares while the risk requires
+    them. What spot cannot hold runs in the cheapest market on demand. Replicas on their way count
+    as ready here: one on demand would not be ready earlier.
+    """
+    spot = [number for number, market in enumerate(seen.markets) if market.spot]
+    demand = [number for number, market in enumerate(seen.markets) if not market.spot]
+    placed = [0] * len(seen.markets)
+    if not spot:
+        _fill(placed, demand, seen.markets, wanted)
+        return tuple(placed), state.spot
+    policy = _make_policy(wanted, terms, state, [seen.markets[number] for number in spot])
+    placement = policy.place(_view(seen))
+    for number, count in zip(spot, placement.spot, strict=True):
+        placed[number] = count
+    if demand:
+        cheapest = min(demand, key=lambda number: seen.markets[number].rate)
+        placed[cheapest] = placement.on_demand
+    return tuple(placed), policy.record
+
+
+def _make_policy(
+    wanted: int,
+    terms: ScalingTerms,
+    state: ScalingState,
+    markets: Sequence[MarketObservation],
+) -> SteadyPlacement:
+    service = ServiceTerms(
+        replicas=wanted,
+        zones=len(markets),
+        cold_start_s=terms.cold_start_s,
+        tick_s=_TICK_S,
+        availability=terms.availability,
+        regions=tuple(market.region or market.name for market in markets),
+    )
+    return SteadyPlacement(service, record=state.spot)
+
+
+def _view(seen: ServiceObservation) -> ServiceView:
+    spot = [market for market in seen.markets if market.spot]
+    return ServiceView(
+        seen.now_s,
+        tuple(market.ready_s + market.starting_s for market in spot),
+        tuple(market.lost for market in spot),
+        tuple(market.refused for market in spot),
+        sum(market.held for market in spot),
+        sum(market.held for market in seen.markets if not market.spot),
+    )
+
+
+def _fill(
+    placed: list[int], numbers: list[int], markets: tuple[MarketObservation, ...], wanted: int
+) -> None:
+    """Keep the replicas where they are, and add or remove them by price: new ones in the cheapest
+    market, and first the dearest ones end.
+    """
+    order = sorted(numbers, key=lambda number: markets[number].rate)
+    left = wanted
+    for number in order:
+        placed[number] = min(left, markets[number].held)
+        left -= placed[number]
+    if order:
+        placed[order[0]] += left

@@ -1,0 +1,83 @@
+"""What the autoscaler sees of a service at one moment, and what it decides."""
+
+from enum import StrEnum
+
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct
+
+
+class MarketObservation(Struct, frozen=True, kw_only=True):
+    """The replicas of a service in one market.
+
+    `starting_s` has the age of each replica on its way, oldest first, `ready_s` that of each ready
+    one. `lost` and `refused` are the replicas lost and the launches refused since the last
+    decision, and `cold_starts_s` the cold starts that ended since then.
+    """
+
+    name: str
+    region: str = ""
+    spot: bool = False
+    rate: HourlyRate = HourlyRate(0)
+    starting_s: tuple[float, ...] = ()
+    ready_s: tuple[float, ...] = ()
+    lost: int = 0
+    refused: int = 0
+    cold_starts_s: tuple[float, ...] = ()
+
+    @property
+    def held(self) -> int:
+        return len(self.starting_s) + len(self.ready_s)
+
+
+class ServiceObservation(Struct, frozen=True, kw_only=True):
+    """The load of a service and its replicas.
+
+    `arrivals` has the number of requests that arrived in each second since the last decision,
+    oldest first. `started` requests began to be served since then, `late` of them after too long a
+    wait. `completed` requests ended, after `completed_s` seconds of service in total. `in_flight`
+    requests are being served, for `in_flight_s` seconds so far in total. `backlog` requests wait.
+    `reading` is the mean of the GPU utilisation or of the metric over the ready replicas.
+    """
+
+    now_s: float
+    arrivals: tuple[int, ...] = ()
+    started: int = 0
+    late: int = 0
+    completed: int = 0
+    completed_s: float = 0.0
+    in_flight: int = 0
+    in_flight_s: float = 0.0
+    backlog: int = 0
+    reading: float | None = None
+    markets: tuple[MarketObservation, ...] = ()
+
+    @property
+    def ready(self) -> int:
+        return sum(len(market.ready_s) for market in self.markets)
+
+    @property
+    def held(self) -> int:
+        return sum(market.held for market in self.markets)
+
+
+class ScaleReason(StrEnum):
+    """Why the service gets the number of replicas that it gets."""
+
+    LOAD = "load"  # the average load needs them
+    BURST = "burst"  # arrivals exceed their average by more than chance explains
+    BACKLOG = "backlog"  # waiting requests would be late without them
+    HELD = "held"  # fewer would do, but not each of the last minutes agrees
+    IDLE = "idle"  # no request came for a while
+    LEAST = "least"  # the service asks for at least these
+    MOST = "most"  # the service allows no more
+
+
+class ScalingDecision(Struct, frozen=True, kw_only=True):
+    """The wanted number of replicas and the reason, and the wanted number in each market, in the
+    order of the observation. The markets may hold more than `wanted`: spares, and replicas on
+    demand while spot starts.
+    """
+
+    wanted: int
+    reason: ScaleReason
+    placement: tuple[int, ...]

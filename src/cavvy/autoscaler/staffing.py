@@ -1,0 +1,67 @@
+"""How many replicas a load needs, if it lasts."""
+
+from math import ceil, erf, exp, pi, sqrt
+
+from cavvy.autoscaler.load import ServiceLoad
+from cavvy.autoscaler.observations import ServiceObservation
+from cavvy.autoscaler.terms import ScalingTerms, TargetKind
+
+# A reading this close to its target changes nothing, as in the autoscaler of Kubernetes.
+_TOLERANCE = 0.1
+
+
+def count_replicas(
+    load: ServiceLoad, seen: ServiceObservation, terms: ScalingTerms, late: float
+) -> int:
+    """The replicas that the load needs by the target of the service. `late` is the share of
+    requests that may wait too long.
+    """
+    match terms.kind:
+        case TargetKind.QUEUE_WAIT:
+            return count_for_wait(load, terms, late)
+        case TargetKind.CONCURRENCY:
+            return ceil(load.erlangs / terms.target)
+        case TargetKind.RATE:
+            return ceil(load.rate / terms.target)
+        case TargetKind.GPU_UTILISATION | TargetKind.METRIC:
+            share = 1.0 if seen.reading is None else seen.reading / terms.target
+            return seen.ready if abs(share - 1) <= _TOLERANCE else ceil(seen.ready * share)
+
+
+def count_for_wait(load: ServiceLoad, terms: ScalingTerms, late: float) -> int:
+    """The least number N of replicas for which at most the share `late` of requests waits longer
+    than w = `wait_s`.
+
+    With a = rate * S erlangs of load, S seconds of service, unevenness z and s = N * concurrency
+    slots:
+
+        beta         = (s - a) / sqrt(a * z)
+        P(wait > 0)  = 1 / (1 + beta * Phi(beta) / phi(beta))
+        P(wait > w)  = P(wait > 0) * exp(-(s - a) * w / (S * z))
+
+    This is the waiting time of a queue with many servers (Halfin and Whitt, 1981), with Hayward's
+    approximation for uneven arrivals: they act like even ones of 1/z of the load on 1/z of the
+    slots.
+    """
+    erlangs = load.erlangs
+    if erlangs <= 0:
+        return 0
+    replicas = int(erlangs / terms.concurrency) + 1
+    while _late_share(load, replicas * terms.concurrency - erlangs, terms.wait_s) > late:
+        replicas += 1
+        if replicas >= terms.most:
+            return terms.most
+    return replicas
+
+
+def _late_share(load: ServiceLoad, spare: float, wait_s: float) -> float:
+    """The share of requests that wait longer than `wait_s` if there are `spare` more slots than the
+    load fills.
+    """
+    beta = spare / sqrt(load.erlangs * load.unevenness)
+    density = exp(-beta * beta / 2) / sqrt(2 * pi)
+    below = (1 + erf(beta / sqrt(2))) / 2
+    if density < 1e-300:
+        return 0.0
+    waits = 1 / (1 + beta * below / density)
+    return waits * exp(-spare * wait_s / (load.service_s * load.unevenness))

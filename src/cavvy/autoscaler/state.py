@@ -1,0 +1,26 @@
+"""What the autoscaler keeps of a service between two decisions."""
+
+from cavvy.autoscaler.cold_starts import ColdStart
+from cavvy.autoscaler.load import LoadRecord
+from cavvy.domain.values import Struct, field
+from cavvy.planner.spot.serving import SteadyRecord
+
+
+class ScalingState(Struct, frozen=True, kw_only=True):
+    """The record of one service. It is a value: a program that keeps it can end and start again.
+
+    `began_s` is the time of the first decision, and `wanted` the result of the last one.
+    `budget` is the number of requests that may still be late; it is negative if too many were.
+    `needs` has the highest need of each of the last minutes, oldest first, as (minute, replicas).
+    `idle_since_s` is when the service last became idle, None if it is not. `cold_starts` are by
+    market. `spot` is the record of the spot policy.
+    """
+
+    began_s: float | None = None
+    wanted: int | None = None
+    load: LoadRecord = LoadRecord()
+    budget: float = 0.0
+    needs: tuple[tuple[int, int], ...] = ()
+    idle_since_s: float | None = None
+    cold_starts: dict[str, ColdStart] = field(default_factory=dict)
+    spot: SteadyRecord | None = None

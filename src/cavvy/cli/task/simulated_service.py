@@ -1,0 +1,252 @@
+"""`cavvy simulate serve`: replays recorded requests against a simulated service, with the
+production autoscaler and with the rules of other systems.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cavvy.cli.view import serving
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import output_option
+from cavvy.domain.values import Struct
+from cavvy.packages import extra_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cavvy.sim.serving.requests import RequestTrace
+    from cavvy.sim.serving.run import ServingScore
+    from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting
+
+_OWN = "cavvy"
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+class _ServeOptions(Struct, frozen=True, kw_only=True):
+    trace: Path
+    rules: tuple[str, ...]
+    concurrency: int
+    cold_start: float
+    wait: float
+    on_time: tuple[float, ...]
+    service_time: float
+    prompt_ms: float
+    answer_ms: float
+    spot: Path | None
+    on_demand: float
+    spot_price: float
+    warm: bool
+    seed: int
+    plot: Path | None
+    replicas_plot: Path | None
+    output: str
+
+
+@click.command("serve")
+@click.option(
+    "--trace",
+    required=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Requests: CSV with arrival_s and service_s, or a trace of Azure, BurstGPT, GenTD26 or "
+    "Mooncake, also compressed.",
+)
+@click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    metavar="NAME,...",
+    default=("cavvy,knative,keda,ray-serve,skyserve,dstack,aibrix",),
+    help="The rules to compare; all but cavvy run with the defaults of their systems.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=4,
+    help="Requests that a replica works on at once.",
+)
+@click.option(
+    "--cold-start",
+    type=_POSITIVE,
+    default=60.0,
+    metavar="SECONDS",
+    help="Time from the order of a replica until it is ready.",
+)
+@click.option(
+    "--wait",
+    type=_POSITIVE,
+    default=10.0,
+    metavar="SECONDS",
+    help="A request is on time if it waits at most this long.",
+)
+@click.option(
+    "--on-time",
+    type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
+    multiple=True,
+    default=(0.95,),
+    metavar="SHARE",
+    help="The share of requests on time that cavvy is asked for; repeatable.",
+)
+@click.option(
+    "--service-time",
+    type=_POSITIVE,
+    default=23.0,
+    metavar="SECONDS",
+    help="Mean time of service, for traces that state only a rate.",
+)
+@click.option(
+    "--prompt-ms",
+    type=click.FloatRange(min=0),
+    default=0.2,
+    help="Time of service per token of the prompt.",
+)
+@click.option(
+    "--answer-ms",
+    type=click.FloatRange(min=0),
+    default=25.0,
+    help="Time of service per token of the answer.",
+)
+@click.option(
+    "--spot",
+    metavar="FOLDER",
+    type=click.Path(exists=True, path_type=Path),
+    help="Recorded spot capacity of several zones: cavvy and skyserve use these, with faults, and "
+    "on-demand as a fallback.",
+)
+@click.option(
+    "--on-demand", type=_POSITIVE, default=3.0, metavar="USD", help="On-demand price per hour."
+)
+@click.option(
+    "--spot-price", type=_POSITIVE, default=1.0, metavar="USD", help="Spot price per hour."
+)
+@click.option(
+    "--warm/--cold",
+    default=True,
+    help="Start with the replicas that the first five minutes need, or with none.",
+)
+@click.option("--seed", type=int, default=0, help="Seed of the lengths of cold starts.")
+@click.option(
+    "--plot", type=_FILE, help="Draw late requests against replica-hours (.svg, .png or .pdf)."
+)
+@click.option(
+    "--replicas-plot", type=_FILE, help="Draw the replicas over time (.svg, .png or .pdf)."
+)
+@output_option
+def serve(**given: Any) -> None:
+    """Replay recorded requests against a simulated service, and show what each scaling rule costs
+    and how long requests wait.
+
+    `cavvy` is the autoscaler that runs real services; the others are simplified re-implementations
+    of the rules of other systems.
+    """
+    from cavvy.sim.traces.readers import TraceError
+
+    options = _ServeOptions(**given)
+    try:
+        scores, bound = _run(options)
+        if options.plot is not None or options.replicas_plot is not None:
+            from cavvy.sim.serving.plots import plot_replicas, plot_scores
+
+            if options.plot is not None:
+                plot_scores(scores, bound, options.plot)
+            if options.replicas_plot is not None:
+                plot_replicas(scores, options.replicas_plot)
+    except TraceError as error:
+        raise CommandFailure(str(error), exit_code=2) from error
+    except ModuleNotFoundError as error:
+        raise CommandFailure(
+            f"plots need {error.name}, which is not installed", extra_command("sim")
+        ) from error
+    serving.print_serving(scores, bound, options.output)
+
+
+def _run(options: _ServeOptions) -> "tuple[list[ServingScore], float]":
+    from cavvy.sim.serving.bound import bound_replica_hours
+    from cavvy.sim.serving.requests import RequestOptions, TokenSpeed, read_requests
+    from cavvy.sim.serving.service import ServiceSetting
+
+    speed = TokenSpeed(prompt_ms=options.prompt_ms, answer_ms=options.answer_ms)
+    trace = read_requests(
+        options.trace,
+        RequestOptions(speed=speed, service_s=options.service_time, seed=options.seed),
+    )
+    setting = ServiceSetting(
+        concurrency=options.concurrency,
+        cold_start_s=options.cold_start,
+        slo_wait_s=options.wait,
+        on_demand_usd_hr=options.on_demand,
+        spot_usd_hr=options.spot_price,
+        seed=options.seed,
+    )
+    markets = _list_markets(options, setting)
+    scores: list[ServingScore] = []
+    for name in _list_rules(options.rules):
+        scores += _run_rule(name, trace, setting, markets, options)
+    return scores, bound_replica_hours(trace, setting)
+
+
+def _run_rule(
+    name: str,
+    trace: "RequestTrace",
+    setting: "ServiceSetting",
+    markets: "Sequence[ReplicaMarket]",
+    options: _ServeOptions,
+) -> "list[ServingScore]":
+    from cavvy.autoscaler.terms import ScalingTerms
+    from cavvy.sim.serving.rules import RULES
+    from cavvy.sim.serving.run import AutoscalerController, RuleController, run_service
+
+    if name != _OWN:
+        service_s = trace.work_s / len(trace.services_s)
+        hedge = name == "skyserve" and options.spot is not None
+        rule = RuleController(RULES[name], service_s, hedge)
+        return [run_service(name, trace, setting, rule, markets, warm=options.warm)]
+    scores = []
+    for on_time in options.on_time:
+        terms = ScalingTerms(
+            wait_s=options.wait,
+            on_time=on_time,
+            concurrency=options.concurrency,
+            cold_start_s=options.cold_start,
+            service_s=trace.work_s / len(trace.services_s),
+        )
+        label = name if len(options.on_time) == 1 else f"{name} {on_time:g}"
+        own = AutoscalerController(terms)
+        scores.append(run_service(label, trace, setting, own, markets, warm=options.warm))
+    return scores
+
+
+def _list_markets(options: _ServeOptions, setting: "ServiceSetting") -> "Sequence[ReplicaMarket]":
+    from cavvy.sim.serving.run import on_demand_market
+    from cavvy.sim.serving.service import ReplicaMarket
+    from cavvy.sim.traces.readers import list_traces, read_series
+
+    markets = [on_demand_market(setting)]
+    for path in list_traces([options.spot]) if options.spot is not None else ():
+        series = read_series(path)
+        markets.append(
+            ReplicaMarket(
+                name=series.market.name,
+                region=series.market.region,
+                spot=True,
+                usd_hr=setting.spot_usd_hr,
+                capacity=tuple(series.counts),
+                step_s=series.gap_s,
+            )
+        )
+    return markets
+
+
+def _list_rules(texts: tuple[str, ...]) -> list[str]:
+    from cavvy.sim.serving.rules import RULES
+
+    names = [part.strip() for text in texts for part in text.split(",")]
+    for name in names:
+        if name != _OWN and name not in RULES:
+            raise CommandFailure(
+                f"--rule: expected one of {', '.join((_OWN, *RULES))}, not {name!r}", exit_code=2
+            )
+    return list(dict.fromkeys(names))

@@ -1,0 +1,81 @@
+"""The load of a simulated service, second by second, as the rules of other systems read it."""
+
+from typing import NamedTuple, Protocol
+
+from cavvy.domain.values import Struct
+
+
+class LoadHistory:
+    """Sums of the arrivals and of the requests in the service, so that a mean over any window takes
+    two look-ups.
+    """
+
+    def __init__(self) -> None:
+        self._arrivals = [0]
+        self._requests = [0]
+
+    def add(self, arrived: int, requests: int) -> None:
+        """Add one second: all arrivals so far, and the requests that wait or are worked on now."""
+        self._arrivals.append(arrived)
+        self._requests.append(self._requests[-1] + requests)
+
+    def rate(self, window_s: float) -> float:
+        """The mean number of arrivals per second."""
+        return self._mean(self._arrivals, window_s)
+
+    def concurrency(self, window_s: float) -> float:
+        """The mean number of requests that wait or are worked on."""
+        return self._mean(self._requests, window_s)
+
+    def _mean(self, sums: list[int], window_s: float) -> float:
+        seconds = min(len(sums) - 1, max(1, round(window_s)))
+        return (sums[-1] - sums[-1 - seconds]) / seconds if seconds else 0.0
+
+
+class LoadView(NamedTuple):
+    """What a rule sees. `slots` is the number of requests that a replica can work on at once, and
+    `service_s` the true mean time of service, which rules by rate need for their target.
+    """
+
+    now_s: float
+    ready: int
+    starting: int
+    history: LoadHistory
+    slots: int
+    service_s: float
+
+    @property
+    def held(self) -> int:
+        return self.ready + self.starting
+
+
+class RuleState(Struct, frozen=True, kw_only=True):
+    """What the rules remember. Each uses some of the fields.
+
+    `votes` are (time, replicas) of past decisions. `since_s` is when the present wish to grow or to
+    shrink began, `panic_s` when a panic was last confirmed.
+    """
+
+    votes: tuple[tuple[float, int], ...] = ()
+    peak: int = 0
+    panic_s: float | None = None
+    grow_since_s: float | None = None
+    shrink_since_s: float | None = None
+    scaled_s: float | None = None
+    busy_s: float = 0.0
+
+
+class ScalingRule(Protocol):
+    """A rule of another system. `holds` tells whether its gateway keeps requests while no replica
+    is ready; the others answer 503.
+    """
+
+    @property
+    def interval_s(self) -> int: ...
+
+    @property
+    def holds(self) -> bool: ...
+
+    def decide(self, state: RuleState, seen: LoadView) -> tuple[int, RuleState]:
+        """The wanted number of replicas and the next state."""
+        ...

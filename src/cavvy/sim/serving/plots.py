@@ -1,0 +1,59 @@
+"""Plots simulated services: cost against requests on time, and the replicas over time. Requires
+matplotlib.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from cavvy.sim.serving.run import ServingScore
+
+matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # This makes the files of equal plots identical.
+
+
+def plot_scores(scores: Sequence[ServingScore], bound: float, path: Path) -> None:
+    """Plot the late requests against the replica-hours of each run; further left and lower is
+    better. The dashed line is the lower bound.
+    """
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    panel = figure.subplots()
+    for rule in dict.fromkeys(score.rule for score in scores):
+        points = sorted(
+            (score.replica_hours, 100 * (1 - score.on_time))
+            for score in scores
+            if score.rule == rule
+        )
+        panel.plot(
+            [hours for hours, _ in points], [late for _, late in points], marker="o", label=rule
+        )
+    panel.axvline(bound, color="black", linestyle="--", linewidth=0.8)
+    panel.set_xlabel("replica-hours; dashed: lower bound")
+    panel.set_ylabel("requests late or failed, %")
+    panel.set_title(scores[0].trace)
+    panel.grid(alpha=0.3)
+    panel.legend()
+    _save(figure, path)
+
+
+def plot_replicas(scores: Sequence[ServingScore], path: Path) -> None:
+    """Plot the ready replicas and the waiting requests of each run over time."""
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    for score in scores:
+        hours = [at / 3600.0 for at, *_ in score.history]
+        above.step(hours, [each[1] for each in score.history], where="post", label=score.rule)
+        below.step(hours, [each[3] for each in score.history], where="post", linewidth=0.8)
+    above.set_ylabel("ready replicas")
+    below.set_ylabel("waiting requests")
+    below.set_xlabel("hours")
+    above.legend(fontsize="small")
+    for panel in (above, below):
+        panel.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, metadata=metadata, dpi=120)

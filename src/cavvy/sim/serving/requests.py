@@ -1,0 +1,192 @@
+"""Reads recorded requests: when each arrived, and how long a replica works on it.
+
+A trace of a language model has token counts and no times of service. Their time of service is
+computed by `TokenSpeed`, the same for every rule that is compared.
+"""
+
+import csv
+import gzip
+import io
+import json
+import tarfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from random import Random
+
+from cavvy.domain.values import Struct
+from cavvy.sim.traces.readers import TraceError
+
+_Row = Mapping[str, str]
+_Request = tuple[float, float]
+# a rate is recorded once in this many seconds; used only if a file has a single reading
+_READING_S = 60.0
+
+
+class RequestTrace(Struct, frozen=True, kw_only=True):
+    """Requests in the order of their arrival, in seconds since the first one."""
+
+    name: str
+    arrivals_s: tuple[float, ...]
+    services_s: tuple[float, ...]
+
+    @property
+    def length_s(self) -> float:
+        return self.arrivals_s[-1]
+
+    @property
+    def work_s(self) -> float:
+        """The sum of all times of service."""
+        return sum(self.services_s)
+
+
+class TokenSpeed(Struct, frozen=True, kw_only=True):
+    """The times of a language model per token of the prompt and of the answer. The defaults are of
+    the order of a 70B model on a node of H100s (Splitwise, ISCA 2024, figure 5); they are not a
+    measurement of one.
+    """
+
+    prompt_ms: float = 0.2
+    answer_ms: float = 25.0
+
+    def service_s(self, prompt: float, answer: float) -> float:
+        return max(0.01, (prompt * self.prompt_ms + answer * self.answer_ms) / 1000.0)
+
+
+class RequestOptions(Struct, frozen=True, kw_only=True):
+    """How a file becomes requests: the speed of its tokens, the time of service of requests that
+    state none, and the seed of arrivals that a recorded rate does not state.
+    """
+
+    speed: TokenSpeed = TokenSpeed()
+    service_s: float = 23.0
+    seed: int = 0
+
+
+def read_requests(path: Path, options: RequestOptions | None = None) -> RequestTrace:
+    """Read a file of one of the formats in `_READERS`, also compressed (.gz, .tar.gz). Raises
+    TraceError.
+    """
+    options = options or RequestOptions()
+    try:
+        text = _read_text(path)
+        found = sorted(_read_rows(path, text, options))
+    except (OSError, tarfile.TarError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: the file cannot be read: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{path}: expected one request in each row: {error}") from None
+    if not found:
+        raise TraceError(f"{path}: the file has no requests")
+    first = found[0][0]
+    name = path.name.partition(".")[0]
+    return RequestTrace(
+        name=name,
+        arrivals_s=tuple(at - first for at, _ in found),
+        services_s=tuple(length for _, length in found),
+    )
+
+
+def _read_text(path: Path) -> str:
+    if path.name.endswith((".tar.gz", ".tgz")):
+        with tarfile.open(path) as archive:
+            files = [archive.extractfile(member) for member in archive if member.isfile()]
+            if len(files) != 1 or files[0] is None:
+                raise TraceError(f"{path}: expected an archive with one file, not {len(files)}")
+            return files[0].read().decode()
+    if path.suffix == ".gz":
+        return gzip.decompress(path.read_bytes()).decode()
+    return path.read_text()
+
+
+def _read_rows(path: Path, text: str, options: RequestOptions) -> Iterable[_Request]:
+    if text.lstrip().startswith("{"):
+        rows: Iterator[_Row] = map(json.loads, filter(None, text.splitlines()))
+        return _read_mooncake(rows, options)
+    table = csv.DictReader(io.StringIO(text))
+    columns = set(table.fieldnames or ())
+    for needed, reader in _READERS:
+        if needed <= columns:
+            return reader(table, options)
+    known = "; ".join(", ".join(sorted(needed)) for needed, _ in _READERS)
+    raise TraceError(
+        f"{path}: the columns {', '.join(sorted(columns))} are of no known format; expected the "
+        f"columns of one of these: {known}; or JSON lines with timestamp, input_length and "
+        "output_length"
+    )
+
+
+def _read_plain(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Request]:
+    for row in rows:
+        yield float(row["arrival_s"]), float(row["service_s"])
+
+
+def _read_azure(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
+    """Azure LLM inference traces of 2023 and 2024."""
+    for row in rows:
+        at = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26]).timestamp()
+        prompt, answer = float(row["ContextTokens"]), float(row["GeneratedTokens"])
+        yield at, options.speed.service_s(prompt, answer)
+
+
+def _read_burst_gpt(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
+    for row in rows:
+        prompt, answer = float(row["Request tokens"]), float(row["Response tokens"])
+        yield float(row["Timestamp"]), options.speed.service_s(prompt, answer)
+
+
+def _read_mooncake(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
+    """Mooncake's traces. Their times are whole steps of some seconds, so the requests of a step are
+    spread over it at random.
+    """
+    found = [
+        (float(row["timestamp"]) / 1000.0, float(row["input_length"]), float(row["output_length"]))
+        for row in rows
+    ]
+    times = sorted({at for at, _, _ in found})
+    step = min((b - a for a, b in pairwise(times)), default=0.0)
+    random = Random(options.seed)
+    for at, prompt, answer in found:
+        spread = step * random.random() if step > 1 else 0.0
+        yield at + spread, options.speed.service_s(prompt, answer)
+
+
+def _read_executions(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Request]:
+    """GenTD26's requests for pictures. Requests without an end are left out."""
+    for row in rows:
+        length = float(row["exec_time_seconds"] or 0)
+        if length > 0:
+            yield datetime.fromisoformat(row["gmt_create"]).timestamp(), length
+
+
+def _read_rates(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
+    """GenTD26's readings of requests per second. The readings of all containers at one time are
+    added up. Arrivals are drawn as a Poisson process of this rate, and times of service as
+    exponentially distributed.
+    """
+    rates: defaultdict[float, float] = defaultdict(float)
+    for row in rows:
+        if row["request_type"].startswith("Generative"):
+            rates[float(row["timestamp_anon"])] += float(row["value"])
+    times = sorted(rates)
+    gaps = [b - a for a, b in pairwise(times)]
+    step = min(gaps, default=_READING_S)
+    random = Random(options.seed)
+    for at in times:
+        arrival = at + random.expovariate(rates[at]) if rates[at] > 0 else inf
+        while arrival < at + step:
+            yield arrival, random.expovariate(1.0 / options.service_s)
+            arrival += random.expovariate(rates[at])
+
+
+_READERS: tuple[
+    tuple[frozenset[str], Callable[[Iterable[_Row], RequestOptions], Iterator[_Request]]], ...
+] = (
+    (frozenset({"arrival_s", "service_s"}), _read_plain),
+    (frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _read_azure),
+    (frozenset({"Timestamp", "Request tokens", "Response tokens"}), _read_burst_gpt),
+    (frozenset({"gmt_create", "exec_time_seconds"}), _read_executions),
+    (frozenset({"timestamp_anon", "value", "request_type"}), _read_rates),
+)

@@ -1,0 +1,292 @@
+"""A simulated service: a queue of requests, and replicas that start slowly, work on several
+requests at once, and end.
+
+Requests wait in the order of their arrival until a replica has a free slot. A request that a lost
+replica worked on goes back to the head of the queue once; the second time, it has failed. A replica
+is paid from its launch until its end.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
+from random import Random
+
+from cavvy.domain.values import Struct
+from cavvy.sim.serving.requests import RequestTrace
+
+
+class ServiceSetting(Struct, frozen=True, kw_only=True):
+    """What the replicas of a simulated service are like, and what its users expect: a request is on
+    time if it waits at most `slo_wait_s`.
+
+    A cold start lasts `cold_start_s` times a factor between 1 - `cold_spread` and 1 +
+    `cold_spread`.
+    """
+
+    concurrency: int = 4
+    cold_start_s: float = 60.0
+    cold_spread: float = 0.2
+    slo_wait_s: float = 10.0
+    most_replicas: int = 1000
+    on_demand_usd_hr: float = 3.0
+    spot_usd_hr: float = 1.0
+    seed: int = 0
+
+
+class ReplicaMarket(Struct, frozen=True, kw_only=True):
+    """One place for replicas. `capacity` is the number of replicas that it can hold in each step of
+    `step_s`; None means that it has no limit.
+    """
+
+    name: str
+    region: str
+    spot: bool
+    usd_hr: float
+    capacity: tuple[int, ...] | None = None
+    step_s: float = 30.0
+
+    def room(self, now_s: float) -> int:
+        """How many replicas the market can hold now."""
+        if self.capacity is None:
+            return 1_000_000
+        return self.capacity[min(len(self.capacity) - 1, int(now_s / self.step_s))]
+
+
+class SimulatedReplica:
+    """One replica and the requests that it works on."""
+
+    __slots__ = ("busy", "draining", "launched_s", "lost", "market", "number", "ready_s", "working")
+
+    def __init__(self, number: int, market: int, launched_s: float, ready_s: float) -> None:
+        self.number, self.market = number, market
+        self.launched_s, self.ready_s = launched_s, ready_s
+        self.busy = 0
+        self.draining = self.lost = False
+        self.working: set[int] = set()
+
+
+class WaitRecord:
+    """What happened to the requests: the wait of each until its last start, and the failures."""
+
+    def __init__(self, count: int) -> None:
+        self.waits_s: list[float | None] = [None] * count
+        self.failed: set[int] = set()
+
+
+class SimulatedService:
+    """The state of one service. The caller advances the time, and orders or ends replicas."""
+
+    def __init__(
+        self,
+        trace: RequestTrace,
+        setting: ServiceSetting,
+        markets: Sequence[ReplicaMarket],
+        *,
+        holds: bool,
+    ) -> None:
+        self.trace, self.setting, self.markets = trace, setting, markets
+        self.holds = holds
+        self.now_s = 0.0
+        self.record = WaitRecord(len(trace.arrivals_s))
+        self.starting: list[list[SimulatedReplica]] = [[] for _ in markets]
+        self.ready: list[list[SimulatedReplica]] = [[] for _ in markets]
+        self.queue: deque[int] = deque()
+        self.in_flight = 0
+        # the sum of the times at which the requests in flight began to be served
+        self._begun_s = 0.0
+        self.usd = self.replica_s = 0.0
+        self.launches = self.most = 0
+        self.lost = [0] * len(markets)
+        self.refused = [0] * len(markets)
+        self.cold_starts: list[tuple[int, float]] = []
+        self.arrived = self.started = self.late = self.completed = 0
+        self.completed_s = 0.0
+        self._next = 0
+        self._ends: list[tuple[float, int, int, SimulatedReplica]] = []
+        self._free: list[tuple[int, int, SimulatedReplica]] = []
+        self._draining: set[int] = set()
+        self._again: set[int] = set()
+        self._random = Random(setting.seed)
+        # when the next replica becomes ready
+        self._soonest_s = inf
+
+    @property
+    def done(self) -> bool:
+        """Whether all requests have arrived and none waits or is worked on."""
+        return self._next == len(self.trace.arrivals_s) and not self.queue and not self.in_flight
+
+    @property
+    def in_flight_s(self) -> float:
+        """How long the requests in flight have been worked on, in total."""
+        return self.in_flight * self.now_s - self._begun_s
+
+    def count_held(self, market: int) -> int:
+        return len(self.starting[market]) + len(self.ready[market])
+
+    def advance(self, to_s: float) -> None:
+        """Let everything happen that is due until `to_s`."""
+        arrivals = self.trace.arrivals_s
+        self._take_capacity(to_s)
+        while True:
+            arrival = arrivals[self._next] if self._next < len(arrivals) else inf
+            end = self._ends[0][0] if self._ends else inf
+            at = min(arrival, end, self._soonest_s)
+            if at > to_s:
+                self.now_s = to_s
+                return
+            self.now_s = max(self.now_s, at)
+            if at == self._soonest_s:
+                self._become_ready()
+            elif at == end:
+                self._end()
+            else:
+                self._arrive()
+
+    def order(self, wanted: Sequence[int]) -> None:
+        """Launch or end replicas so that each market has the wanted number. Replicas that have not
+        started end first, then those with the fewest requests; those finish their requests.
+        """
+        for market, count in enumerate(wanted):
+            while self.count_held(market) > count:
+                if self.starting[market]:
+                    self._stop(self.starting[market].pop())
+                else:
+                    replica = min(self.ready[market], key=lambda each: (each.busy, -each.number))
+                    self.ready[market].remove(replica)
+                    self._drain(replica)
+            room = self.markets[market].room(self.now_s)
+            for _ in range(count - self.count_held(market)):
+                if self.count_held(market) >= room:
+                    self.refused[market] += 1
+                else:
+                    self._launch(market)
+        self._find_soonest()
+        held = sum(map(self.count_held, range(len(self.markets))))
+        self.most = max(self.most, held)
+
+    def start_warm(self, market: int, count: int) -> None:
+        """Begin with replicas that are ready."""
+        for _ in range(count):
+            self._launch(market, warm=True)
+        self.most = max(self.most, count)
+        while self._soonest_s <= self.now_s:
+            self._become_ready()
+
+    def finish(self) -> None:
+        """End all replicas."""
+        self.order([0] * len(self.markets))
+
+    def _launch(self, market: int, *, warm: bool = False) -> None:
+        spread = self.setting.cold_spread
+        factor = 0.0 if warm else self._random.uniform(1 - spread, 1 + spread)
+        cold_s = self.setting.cold_start_s * factor
+        replica = SimulatedReplica(self.launches, market, self.now_s, self.now_s + cold_s)
+        self.launches += 1
+        held = self.starting[market]
+        held.append(replica)
+        held.sort(key=lambda each: each.ready_s)
+        self._soonest_s = min(self._soonest_s, held[0].ready_s)
+
+    def _become_ready(self) -> None:
+        held = min((s for s in self.starting if s), key=lambda each: each[0].ready_s)
+        replica = held.pop(0)
+        self._find_soonest()
+        self.ready[replica.market].append(replica)
+        if replica.ready_s > replica.launched_s:
+            self.cold_starts.append((replica.market, replica.ready_s - replica.launched_s))
+        heappush(self._free, (0, replica.number, replica))
+        self._dispatch()
+
+    def _arrive(self) -> None:
+        self.arrived += 1
+        if not self.holds and not any(self.ready):
+            self.record.failed.add(self._next)
+        else:
+            self.queue.append(self._next)
+            self._dispatch()
+        self._next += 1
+
+    def _dispatch(self) -> None:
+        """Give waiting requests to the ready replicas with the fewest requests."""
+        while self.queue and self._free:
+            busy, _, replica = self._free[0]
+            if replica.draining or replica.busy != busy:
+                heappop(self._free)
+                continue
+            heappop(self._free)
+            self._start(self.queue.popleft(), replica)
+            if replica.busy < self.setting.concurrency:
+                heappush(self._free, (replica.busy, replica.number, replica))
+
+    def _start(self, request: int, replica: SimulatedReplica) -> None:
+        wait_s = self.now_s - self.trace.arrivals_s[request]
+        self.record.waits_s[request] = wait_s
+        self.started += 1
+        self.late += wait_s > self.setting.slo_wait_s
+        replica.busy += 1
+        replica.working.add(request)
+        self.in_flight += 1
+        self._begun_s += self.now_s
+        end_s = self.now_s + self.trace.services_s[request]
+        heappush(self._ends, (end_s, request, replica.number, replica))
+
+    def _end(self) -> None:
+        _, request, _, replica = heappop(self._ends)
+        if replica.lost:
+            return
+        replica.busy -= 1
+        replica.working.discard(request)
+        self.in_flight -= 1
+        self._begun_s -= self.now_s - self.trace.services_s[request]
+        self.completed += 1
+        self.completed_s += self.trace.services_s[request]
+        if not replica.draining:
+            heappush(self._free, (replica.busy, replica.number, replica))
+            self._dispatch()
+        elif not replica.busy:
+            self._stop(replica)
+
+    def _drain(self, replica: SimulatedReplica) -> None:
+        replica.draining = True
+        self._draining.add(replica.number)
+        if not replica.busy:
+            self._stop(replica)
+
+    def _stop(self, replica: SimulatedReplica) -> None:
+        """End a replica without requests, and pay for it."""
+        replica.draining = True
+        self._draining.discard(replica.number)
+        length_s = self.now_s - replica.launched_s
+        self.replica_s += length_s
+        self.usd += length_s / 3600.0 * self.markets[replica.market].usd_hr
+
+    def _take_capacity(self, now_s: float) -> None:
+        """End the youngest replicas of the markets that hold more than they can."""
+        for market, each in enumerate(self.markets):
+            if each.capacity is None:
+                continue
+            room = each.room(now_s)
+            while self.count_held(market) > room:
+                held = self.starting[market] or self.ready[market]
+                self.lost[market] += 1
+                self._lose(held.pop())
+
+    def _lose(self, replica: SimulatedReplica) -> None:
+        replica.lost = True
+        for request in sorted(replica.working, reverse=True):
+            self.in_flight -= 1
+            waited_s = self.record.waits_s[request] or 0.0
+            self._begun_s -= self.trace.arrivals_s[request] + waited_s
+            if request in self._again:
+                self.record.failed.add(request)
+            else:
+                self._again.add(request)
+                self.queue.appendleft(request)
+        replica.working.clear()
+        self._stop(replica)
+        self._find_soonest()
+        self._dispatch()
+
+    def _find_soonest(self) -> None:
+        self._soonest_s = min((s[0].ready_s for s in self.starting if s), default=inf)

@@ -1,0 +1,209 @@
+"""The autoscaler: its formula by hand, and what it promises for any load."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cavvy.autoscaler.cold_starts import record_cold_starts
+from cavvy.autoscaler.decide import decide
+from cavvy.autoscaler.load import ServiceLoad
+from cavvy.autoscaler.observations import (
+    MarketObservation,
+    ScaleReason,
+    ScalingDecision,
+    ServiceObservation,
+)
+from cavvy.autoscaler.staffing import count_for_wait, count_replicas
+from cavvy.autoscaler.state import ScalingState
+from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights, TargetKind
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
+
+TERMS = ScalingTerms(concurrency=4, cold_start_s=60.0, service_s=2.0)
+STEP_S = 5
+
+
+def market(ready: int = 0, starting: Sequence[float] = (), name: str = "a") -> MarketObservation:
+    return MarketObservation(name=name, ready_s=(900.0,) * ready, starting_s=tuple(starting))
+
+
+def observe(now_s: float, per_s: int, ready: int, *, backlog: int = 0) -> ServiceObservation:
+    """A service whose requests take two seconds, and all of whose orders are ready at once."""
+    count = per_s * STEP_S
+    return ServiceObservation(
+        now_s=now_s,
+        arrivals=(per_s,) * STEP_S,
+        started=count,
+        completed=count,
+        completed_s=2.0 * count,
+        in_flight=per_s * 2,
+        in_flight_s=2.0 * per_s,
+        backlog=backlog,
+        markets=(market(ready),),
+    )
+
+
+def follow(
+    rates: Sequence[int], terms: ScalingTerms = TERMS, state: ScalingState | None = None
+) -> tuple[list[ScalingDecision], ScalingState]:
+    """The decisions for a load, given in requests per second for each minute."""
+    state, decisions = state or ScalingState(), []
+    for step in range(len(rates) * 60 // STEP_S):
+        now_s = float((step + 1) * STEP_S)
+        per_s = rates[int((now_s - 1) // 60)]
+        ready = decisions[-1].wanted if decisions else 1
+        decision, state = decide(terms, state, observe(now_s, per_s, ready))
+        decisions.append(decision)
+    return decisions, state
+
+
+def test_an_even_load_gets_its_formula() -> None:
+    # 20 erlangs on 4 slots a replica: 5 replicas would be full, so a sixth is needed
+    load = ServiceLoad(rate=10.0, service_s=2.0, unevenness=1.0, burst=False)
+    assert count_for_wait(load, replace(TERMS, wait_s=10.0), 0.05) == 6
+    assert count_for_wait(load, replace(TERMS, wait_s=0.1), 0.001) == 9
+    uneven = replace(load, unevenness=9.0)
+    assert count_for_wait(uneven, replace(TERMS, wait_s=0.1), 0.001) > 9
+    decisions, _ = follow([11] * 20)
+    assert decisions[-1].wanted == 6
+    assert decisions[-1].placement == (6,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "reading", "expected"),
+    [
+        (TargetKind.CONCURRENCY, 2.5, None, 8),
+        (TargetKind.RATE, 4.0, None, 3),
+        (TargetKind.GPU_UTILISATION, 0.6, 0.9, 6),
+        (TargetKind.GPU_UTILISATION, 0.6, 0.63, 4),
+        (TargetKind.METRIC, 100.0, 40.0, 2),
+    ],
+)
+def test_each_target_has_its_count(
+    kind: TargetKind, target: float, reading: float | None, expected: int
+) -> None:
+    load = ServiceLoad(rate=10.0, service_s=2.0, unevenness=1.0, burst=False)
+    seen = ServiceObservation(now_s=0.0, reading=reading, markets=(market(4),))
+    assert count_replicas(load, seen, replace(TERMS, kind=kind, target=target), 0.05) == expected
+
+
+def test_replicas_on_their_way_are_not_ordered_twice() -> None:
+    """A backlog that those on their way will drain in time causes no order, however long it is."""
+    _, state = follow([10] * 10)
+    waiting = replace(observe(605.0, 10, 6, backlog=400), late=0)
+    alone, _ = decide(TERMS, state, waiting)
+    assert alone.reason is ScaleReason.BACKLOG
+    starting = replace(waiting, markets=(market(6, [50.0] * 20),))
+    counted, _ = decide(TERMS, state, starting)
+    assert counted.wanted < alone.wanted
+    assert counted.reason is not ScaleReason.BACKLOG
+
+
+def test_replicas_end_only_if_each_of_the_last_minutes_agrees() -> None:
+    minutes = TERMS.weights.agree_min
+    decisions, _ = follow([20] * 15 + [4] * 20)
+    before = decisions[15 * 12 - 1].wanted
+    during = decisions[15 * 12 : (15 + minutes - 1) * 12]
+    assert all(each.wanted >= before for each in during)
+    assert decisions[-1].wanted < before
+    # one minute of load in between starts the count again
+    broken, _ = follow([20] * 15 + [4] * (minutes - 1) + [20] + [4] * (minutes - 1))
+    assert all(each.wanted >= before - 1 for each in broken[15 * 12 :])
+
+
+def test_a_warm_service_is_not_reduced_before_it_is_known() -> None:
+    decision, _ = decide(TERMS, ScalingState(), observe(5.0, 1, 9))
+    assert (decision.wanted, decision.reason) == (9, ScaleReason.HELD)
+
+
+def test_an_idle_service_goes_to_zero_and_one_request_brings_a_replica() -> None:
+    decisions, state = follow([2] * 5 + [0] * 12)
+    assert (decisions[-1].wanted, decisions[-1].reason) == (0, ScaleReason.IDLE)
+    assert all(each.wanted for each in decisions[: 5 * 12 + 300 // STEP_S - 2])
+    woken = ServiceObservation(now_s=1025.0, arrivals=(0, 1), backlog=1, markets=(market(),))
+    decision, _ = decide(TERMS, state, woken)
+    assert decision.wanted == 1
+    least, _ = follow([2] * 5 + [0] * 12, replace(TERMS, least=2))
+    assert (least[-1].wanted, least[-1].reason) == (2, ScaleReason.LEAST)
+
+
+def test_the_bounds_of_the_service_hold() -> None:
+    decisions, _ = follow([50] * 10, replace(TERMS, most=7))
+    assert max(each.wanted for each in decisions) == 7
+    assert decisions[-1].reason is ScaleReason.MOST
+
+
+def test_late_requests_raise_the_margin_and_a_surplus_lowers_it() -> None:
+    _, state = follow([10] * 20)
+    seen = observe(1205.0, 10, 6)
+    calm, _ = decide(replace(TERMS, wait_s=0.1), state, seen)
+    worse = replace(state, budget=-10_000.0)
+    strict, _ = decide(replace(TERMS, wait_s=0.1), worse, seen)
+    assert strict.wanted > calm.wanted
+    assert calm.wanted >= 5
+
+
+def test_a_cold_start_is_measured_in_each_market() -> None:
+    measured = None
+    for length_s in [60.0] * 50 + [90.0] * 3 + [60.0] * 20:
+        measured = record_cold_starts(measured, (length_s,))
+    assert measured is not None
+    assert measured.mean_s == pytest.approx(60.0, abs=2)
+    assert measured.high_s >= measured.mean_s
+    seen = replace(
+        observe(5.0, 1, 1),
+        markets=(replace(market(1), cold_starts_s=(20.0, 30.0)), market(name="b")),
+    )
+    _, state = decide(TERMS, ScalingState(), seen)
+    assert state.cold_starts["a"].mean_s == pytest.approx(22.0)
+    assert "b" not in state.cold_starts
+
+
+def test_spot_is_preferred_and_what_it_refuses_runs_on_demand() -> None:
+    spot = [
+        MarketObservation(name=f"zone-{zone}", region="r", spot=True, rate=HourlyRate(1_000_000))
+        for zone in "abc"
+    ]
+    demand = MarketObservation(name="on-demand", rate=HourlyRate(3_000_000))
+    markets: tuple[MarketObservation, ...] = (demand, *spot)
+    _, state = follow([10] * 10)
+    seen = replace(observe(605.0, 10, 0), markets=markets)
+    first, state = decide(TERMS, state, seen)
+    assert sum(first.placement[1:]) >= first.wanted
+    refused = (demand, *(replace(each, refused=3) for each in spot))
+    second, _ = decide(TERMS, state, replace(seen, now_s=610.0, markets=refused))
+    assert second.placement[0] == second.wanted
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rates=st.lists(st.integers(0, 40), min_size=2, max_size=12),
+    least=st.integers(0, 3),
+    most=st.integers(3, 40),
+)
+def test_a_decision_is_within_bounds_and_survives_a_restart(
+    rates: list[int], least: int, most: int
+) -> None:
+    """The state is written and read between two decisions, as after a restart."""
+    terms = replace(TERMS, least=least, most=most)
+    state = stored = ScalingState()
+    ready = 0
+    for step in range(len(rates) * 12):
+        seen = observe(float((step + 1) * STEP_S), rates[step // 12], ready)
+        decision, state = decide(terms, state, seen)
+        kept = msgspec.json.decode(msgspec.json.encode(stored), type=ScalingState)
+        again, stored = decide(terms, kept, seen)
+        assert again == decision
+        assert least <= decision.wanted <= most
+        assert sum(decision.placement) >= decision.wanted
+        ready = decision.wanted
+
+
+def test_weights_are_values_of_the_terms() -> None:
+    weights = ScalingWeights(agree_min=1)
+    quick, _ = follow([20] * 15 + [4] * 20, replace(TERMS, weights=weights))
+    slow, _ = follow([20] * 15 + [4] * 20, replace(TERMS, weights=replace(weights, agree_min=9)))
+    assert sum(each.wanted for each in quick) < sum(each.wanted for each in slow)
