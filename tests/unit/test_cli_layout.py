@@ -87,7 +87,7 @@ HEAD = st.builds(
 WORDS = st.lists(st.text("ab語", min_size=1, max_size=12), min_size=1, max_size=6).map(" ".join)
 # Modules whose tables need more than a client: a measurement, an engine, a simulation,
 # a backup.
-APART = {"bench.py", "image.py", "estimate.py", "simulation.py", "restore.py"}
+APART = {"bench.py", "image.py", "estimate.py", "simulation.py", "restore.py", "serving.py"}
 
 
 @pytest.fixture
