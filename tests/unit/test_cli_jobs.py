@@ -290,6 +290,26 @@ def test_cost_of_one_job_and_of_all(client: FakeClient) -> None:
     ]
 
 
+def test_costs_are_shown_to_someone_who_may_see_only_them(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise ApiError("role-needed", "this needs the role viewer", "ask", 403)
+
+    cost = client.cost("default", "good")
+    monkeypatch.setattr(client, "cost", lambda *_: cost)
+    monkeypatch.setattr(client, "job", refuse)
+    monkeypatch.setattr(client, "jobs", refuse)
+    told = run("cost", "good").stdout
+    assert "bill  $0.01 (1 attempt, " in told
+    assert "ELSEWHERE" not in told
+    row = LedgerSumView(groups={"job": "good"}, amount_micros=10_000, discount_micros=0, jobs=1)
+    monkeypatch.setattr("cavvy.client.ledger_wire.sum_ledger", lambda *_, **__: [row])
+    told = run("cost").stdout
+    assert "good" in told
+    assert told.endswith("total $0.01\n")
+
+
 def test_nodes_that_bill(client: FakeClient) -> None:
     assert run("nodes").stdout == "nothing is running, and nothing is billed\n"
     client.rows = [

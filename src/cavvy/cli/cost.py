@@ -1,9 +1,9 @@
 """`cavvy cost`: shows what was spent, by job or project."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cavvy.client.wire import AuditReport, CostView, JobDetail
     from cavvy.domain.ledger import LedgerLine
 
+_T = TypeVar("_T")
 _DIMENSIONS = (
     "project",
     "user",
@@ -120,7 +121,8 @@ def show(
             _audit_out(client.audit(project, name), output)
             return
         if name is not None:
-            _job_out(client.job(project, name), client.cost(project, name), output)
+            job = _unless_refused(lambda: client.job(project, name))
+            _job_out(job, client.cost(project, name), output)
             return
         _jobs_out(client, project, output)
 
@@ -129,7 +131,11 @@ command.params.extend(each for each in show.params if isinstance(each, click.Opt
 
 
 def _jobs_out(client: "ApiClient", project: str, output: str) -> None:
-    jobs, _ = list_jobs(client, project)
+    found = _unless_refused(lambda: list_jobs(client, project))
+    if found is None:
+        _sums_out(client, project, (None, None), ["job"], output)
+        return
+    jobs, _ = found
     show = formatting.make_money_format(job.spent_micros for job in jobs)
     columns = [
         TableColumn("name"),
@@ -142,6 +148,18 @@ def _jobs_out(client: "ApiClient", project: str, output: str) -> None:
     rows_out(columns, jobs, output, title=f"project {project}", empty="no jobs yet")
     if output == "table" and jobs:
         click.echo(f"total {show(sum(job.spent_micros for job in jobs))}")
+
+
+def _unless_refused(look: Callable[[], _T]) -> _T | None:
+    """The result, or None if the caller may see only costs, as with the role billing."""
+    from cavvy.client import ApiError
+
+    try:
+        return look()
+    except ApiError as error:
+        if error.code not in ("role-needed", "scope-needed"):
+            raise
+        return None
 
 
 def _sums_out(
@@ -265,9 +283,10 @@ def _audit_out(report: "AuditReport", output: str) -> None:
         raise SystemExit(1)
 
 
-def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
-    elsewhere = summary.price_counterfactuals(job, cost) if output != "csv" else []
-    tags = formatting.tags_of(job)
+def _job_out(job: "JobDetail | None", cost: "CostView", output: str) -> None:
+    """`job` is None if the caller may not see it."""
+    elsewhere = summary.price_counterfactuals(job, cost) if job and output != "csv" else []
+    tags = {} if job is None else formatting.tags_of(job)
     if output == "json":
         import msgspec
 

@@ -61,9 +61,11 @@ def time_text(cost: "CostView") -> str:
 
 
 def bill_text(
-    job: "JobDetail", cost: "CostView", show: Callable[[int], str] = formatting.show_money
+    job: "JobDetail | None", cost: "CostView", show: Callable[[int], str] = formatting.show_money
 ) -> str:
-    """The bill in one line. `show` formats amounts of micro-dollars."""
+    """The bill in one line. `show` formats amounts of micro-dollars. `job` is None if the caller
+    may not see it.
+    """
     from cavvy.domain.events import ChargeKind
 
     timed = {kind.value for kind in ChargeKind if kind.is_machine}
@@ -71,10 +73,12 @@ def bill_text(
     rates = sorted({charge.rate_micros_per_hour for charge in machines})
     nodes = sum((charge.until - charge.since for charge in machines), timedelta(0)).total_seconds()
     at = " and ".join(f"${rate / 1_000_000:.2f}/h" for rate in rates)
-    attempts = f"{len(job.attempts)} attempt{'s' if len(job.attempts) != 1 else ''}"
+    count = len(job.attempts) if job else len({charge.attempt for charge in cost.charges})
+    attempts = f"{count} attempt{'s' if count != 1 else ''}"
     times = f", {formatting.show_seconds(nodes)} of node time at {at}" if machines else ""
     times += _list_extras(cost, show)
-    far = "" if all(attempt.phase == "ended" for attempt in job.attempts) else " so far"
+    over = job is None or all(attempt.phase == "ended" for attempt in job.attempts)
+    far = "" if over else " so far"
     bill = f"{show(cost.total_micros)}{far} ({attempts}{times})"
     if not cost.unsure_micros:
         return bill
