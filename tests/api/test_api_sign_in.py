@@ -215,6 +215,7 @@ async def test_forged_signatures_are_refused(api: Api, issuer: Issuer) -> None:
         f"{encode_part({'alg': 'RS256', 'kid': ['one']})}.{body}.{signature}",
         f"{encode_part({'alg': ['RS256'], 'kid': 'one'})}.{body}.{signature}",
         f"{encode_part({'alg': 'RS256', 'kid': 'one', 'crit': ['x'], 'x': 1})}.{body}.{signature}",
+        issuer.sign(headers={"crit": ["x"], "x": 1}),
         issuer.sign(headers={"typ": "at+jwt"}),
         issuer.sign(headers={"typ": "logout+jwt"}),
         stranger.sign(headers={**own_key, "kid": "two"}),

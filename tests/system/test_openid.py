@@ -88,8 +88,29 @@ def test_people_sign_in_with_an_openid_server(
     assert "another audience" in login(ada, url, get_id_token(provider, "ada", "other"), code=1)
     assert "not verified" in login(ada, url, get_id_token(provider, "ben"), code=1)
 
+    check_job(provider, root, url, stack.enter_context(user_at(tmp_path / "c")))
     check_groups(provider, root, ada, url)
     check_revoked(provider, root, ada, url)
+
+
+def check_job(provider: OpenIdServer, root: User, url: str, job: User) -> None:
+    """An ID token with the claims of a trust acts for a service account, within its limits."""
+    root.cli("user", "add", "ci", "--service")
+    root.cli("role", "grant", "ci", "member", "-p", "vision")
+    add = ("trust", "add", "jobs", "--issuer", provider.url, "--audience", "other")
+    add = (*add, "--account", "ci", "--scope", "view", "-p", "vision")
+    assert "must say which" in root.cli(*add, code=2)
+    root.cli(*add, "--claim", "email=*@build.example.com")
+    assert "no trust accepts its email" in login(
+        job, url, get_id_token(provider, "ada", "other"), 1
+    )
+    provider.people["robot"] = {"email": "train@build.example.com"}
+    provider.save()
+    told = login(job, url, get_id_token(provider, "robot", "other"))
+    assert f"signed in to {url} as ci until" in told
+    assert job.json("ps", "-p", "vision") == []
+    task = job.task("{name: t, run: 'true'}")
+    assert "does not permit `run`" in job.cli("run", task, "-p", "vision", "--yes", code=1)
 
 
 def check_groups(provider: OpenIdServer, root: User, ada: User, url: str) -> None:
@@ -129,7 +150,7 @@ def check_revoked(provider: OpenIdServer, root: User, ada: User, url: str) -> No
     root.cli("user", "enable", "ada@example.com")
     login(ada, url, get_id_token(provider, "ada"))
     assert ada.json("ps", "-p", "vision") == []
-    assert [each["name"] for each in root.json("trust", "list")] == ["company", "old"]
+    assert [each["name"] for each in root.json("trust", "list")] == ["company", "jobs", "old"]
     root.cli("trust", "remove", "company")
     assert "does not belong" in ada.cli("ps", code=1)
     told = [each["action"] for each in root.json("audit", "list")]

@@ -144,6 +144,8 @@ def _check_header(header: Mapping[str, object]) -> tuple[str, str]:
         raise IdTokenRefused("its algorithm is not permitted")
     if not isinstance(key_id, str):
         raise IdTokenRefused("its header has no key ID")
+    if "crit" in header:  # RFC 7515, section 4.1.11: extensions that must be understood
+        raise IdTokenRefused("its header demands extensions that are not supported")
     # RFC 8725, section 3.11: an access token or a logout token is not an ID token.
     kind = header.get("typ", "JWT")
     if not isinstance(kind, str) or kind.upper() != "JWT":

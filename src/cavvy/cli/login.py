@@ -63,7 +63,9 @@ def command(
         raise CommandFailure(
             f"{LOCAL!r} is the name of this machine's own server", "choose another --name", 2
         )
-    given = None if trust else _given_token(token, token_file)
+    if trust is not None and (token is not None or token_file is not None):
+        raise CommandFailure("--trust and a token were both given", "give one of them", 2)
+    given = _given_token(token, token_file) if trust is None else None
     context = Context(name=name, address=address, token=given or "", ca=_read_ca(ca_file))
     with failures():
         if given is None:

@@ -3,10 +3,8 @@
 import click
 
 from cavvy.cli.reach.session import session
-from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
-
-_SCOPES = ["view", "run", "spending", "operate", "audit", "manage"]
+from cavvy.cli.view.token_limits import read_seconds, scopes_option, show_scopes, within_option
 
 
 @click.group("token")
@@ -20,14 +18,8 @@ def command() -> None:
 @command.command("create")
 @click.option("--user", help="The account of the token; the default is your own.")
 @click.option("--label", default="", help="A note that shows what the token is for.")
-@click.option(
-    "--scope",
-    "scopes",
-    multiple=True,
-    type=click.Choice(_SCOPES),
-    help="Permit only this; can be repeated. The default is all that the account may do.",
-)
-@click.option("-p", "--project", help="Permit only this project and those below it.")
+@scopes_option
+@within_option
 @click.option("--expires", default="90d", help="How long the token is valid, or `never`.")
 def create(
     user: str | None, label: str, scopes: tuple[str, ...], project: str | None, expires: str
@@ -41,7 +33,9 @@ def create(
         label=label,
         scopes=list(scopes),
         project=project,
-        expires_s=None if expires == "never" else _read_seconds(expires),
+        expires_s=None
+        if expires == "never"
+        else read_seconds(expires, "--expires", "30d, 12h or never"),
     )
     with session() as client:
         made = AccountClient(client).create_token(ask)
@@ -63,7 +57,7 @@ def list_tokens(user: str | None, output: str) -> None:
         TableColumn("id"),
         TableColumn("account"),
         TableColumn("label", wrap=True),
-        TableColumn("scopes", show=_show_scopes, drop=3),
+        TableColumn("scopes", show=show_scopes, drop=3),
         TableColumn("project", drop=4),
         TableColumn("last_used_at", "USED", formatting.show_ago, drop=2),
         TableColumn("expires_at", "EXPIRES", formatting.show_time, drop=1),
@@ -83,16 +77,3 @@ def revoke(token_id: str) -> None:
     with session() as client:
         AccountClient(client).revoke_token(token_id)
     click.echo(f"token {token_id} is revoked")
-
-
-def _show_scopes(scopes: object) -> str:
-    return ", ".join(map(str, scopes)) if isinstance(scopes, list) and scopes else "all"
-
-
-def _read_seconds(text: str) -> int:
-    from cavvy.domain.units import UnitError, parse_duration
-
-    try:
-        return int(parse_duration(text).total_seconds())
-    except UnitError as error:
-        raise CommandFailure(f"--expires: {error}", "write 30d, 12h or never", 2) from error

@@ -8,11 +8,10 @@ import click
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
+from cavvy.cli.view.token_limits import read_seconds, scopes_option, show_scopes, within_option
 
 if TYPE_CHECKING:
     from cavvy.client.sign_in_wire import GroupRoleAsk
-
-_SCOPES = ["view", "run", "spending", "operate", "audit", "manage"]
 
 
 @click.group("trust")
@@ -65,14 +64,8 @@ def command() -> None:
     "be repeated.",
 )
 @click.option("--groups-claim", default="groups", help="The claim with the list of groups.")
-@click.option(
-    "--scope",
-    "scopes",
-    multiple=True,
-    type=click.Choice(_SCOPES),
-    help="Permit only this; can be repeated. The default is all that the account may do.",
-)
-@click.option("-p", "--project", help="Permit only this project and those below it.")
+@scopes_option
+@within_option
 @click.option(
     "--lifetime", default="1h", help="How long a sign-in is valid, from 1m to 30d.", metavar="TIME"
 )
@@ -100,7 +93,7 @@ def add(
         name=name,
         issuer=issuer,
         audience=audience or client_id,
-        claims=dict(_split(each, "--claim", "NAME=VALUE") for each in claims),
+        claims=_read_claims(claims),
         account=account,
         account_claim=account_claim,
         accounts="existing" if existing else "create",
@@ -108,7 +101,7 @@ def add(
         groups=_read_groups(groups),
         scopes=list(scopes),
         project=project,
-        lifetime_s=_read_seconds(lifetime),
+        lifetime_s=read_seconds(lifetime, "--lifetime", "1h, 12h or 7d"),
         client_id=client_id,
         replace=replace,
     )
@@ -130,7 +123,7 @@ def list_all(output: str) -> None:
         TableColumn("account", show=lambda value: str(value or "by claim")),
         TableColumn("claims", show=_show_claims, wrap=True, drop=1),
         TableColumn("groups", show=_show_groups, wrap=True, drop=2),
-        TableColumn("scopes", show=_show_scopes, drop=3),
+        TableColumn("scopes", show=show_scopes, drop=3),
         TableColumn("project", drop=4),
         TableColumn("audience", wrap=True, drop=5),
     ]
@@ -149,6 +142,17 @@ def remove(name: str) -> None:
     with session() as client:
         remove_trust(client, name)
     click.echo(f"{name} is removed; its sign-ins are not valid any more")
+
+
+def _read_claims(texts: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, value = _split(text, "--claim", "NAME=VALUE")
+        if name in found:
+            hint = "use `*` in its value, or add another trust"
+            raise CommandFailure(f"--claim {name} was given twice", hint, 2)
+        found[name] = value
+    return found
 
 
 def _split(text: str, option: str, form: str) -> tuple[str, str]:
@@ -184,16 +188,3 @@ def _show_groups(value: object) -> str:
         for each in found
         if isinstance(each, dict)
     )
-
-
-def _show_scopes(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) and value else "all"
-
-
-def _read_seconds(text: str) -> int:
-    from cavvy.domain.units import UnitError, parse_duration
-
-    try:
-        return int(parse_duration(text).total_seconds())
-    except UnitError as error:
-        raise CommandFailure(f"--lifetime: {error}", "write 1h, 12h or 7d", 2) from error

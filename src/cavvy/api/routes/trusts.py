@@ -137,7 +137,7 @@ def _check_limits(trust: IssuerTrust) -> None:
     """Raises ApiProblem."""
     if not needs_limits(trust) or limits_users(trust):
         return
-    message = "`claims` must say which users of the issuer are accepted, because it signs for all"
+    message = "`claims` must say which users of the issuer are accepted; it signs for all of them"
     if shared := SHARED_ISSUERS.get(trust.issuer.rstrip("/")):
         message += (
             f"; give a fixed value, or one such as OWNER/*, to one of {', '.join(sorted(shared))}"
