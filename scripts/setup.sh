@@ -59,5 +59,7 @@ pip install --constraint constraints.txt --editable ".${wanted:+[$wanted]}"
 # PyTorch is not in the lock file: its builds differ by platform, and so do their hashes.
 if [ "$group" = dev ]; then pip install --constraint constraints.txt torch; fi
 .venv/bin/python -m compileall -q src  # so that the first start is as quick as the second; pip did the same for the rest
+# pytest rewrites the asserts of its plugins, 270 files, in each process that may not cache the result.
+if [ "$group" = dev ]; then env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest --version --version >/dev/null; fi
 for made in "$group" "${extras[@]/#/extra-}"; do echo "$sum" >".venv/.setup-$made"; done
 echo "setup: done; try: .venv/bin/cavvy --help"
