@@ -54,6 +54,10 @@ class RestServer:
         stand_ins = self._stand_ins
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # clients that keep connections need no thread for each
+            wbufsize = -1  # a reply is sent at once
+            disable_nagle_algorithm = True
+
             def answer(self) -> None:
                 size = int(self.headers.get("Content-Length") or 0)
                 content = self.rfile.read(size)
@@ -78,6 +82,7 @@ class RestServer:
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
+                self.wfile.flush()
 
             do_GET = do_POST = do_PUT = do_DELETE = answer
 
