@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from cavvy.cli.installation import adopt, backup, restore
+from cavvy.cli.installation import adopt, backup, restore, setup
 from cavvy.cli.reach.session import failures, make_failure, make_patience
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
@@ -19,7 +19,7 @@ def command() -> None:
     """
 
 
-for each in (adopt, backup, restore):
+for each in (setup, adopt, backup, restore):
     command.add_command(each.command)
 
 # Options that set a setting of the server for this start.
@@ -89,23 +89,9 @@ def init(admin: str | None, url: str | None) -> None:
 
     Run it once, as the user who runs the server. Without --admin, it asks for the name.
     """
-    from getpass import getuser
+    from cavvy.cli.reach.first_admin import show_first_admin
 
-    from cavvy.cli.reach.first_admin import create_first_admin, find_url
-    from cavvy.client import embedded
-    from cavvy.client.addresses import check_address
-    from cavvy.client.state import host_name
-
-    with failures():
-        server = embedded.ensure_server(patience=make_patience())
-        url = url.rstrip("/") if url else find_url(server.listen, host_name())
-        check_address(url)
-        admin = admin or click.prompt("Name of the admin", default=getuser(), err=True)
-        with embedded.connect(patience=make_patience()) as client:
-            token = create_first_admin(client, admin)
-    click.echo(f"{admin} may do everything on this server. To sign in from any machine:", err=True)
-    click.echo(f"cavvy login {url} --token {token}")
-    click.echo("keep this line; the token in it cannot be shown again", err=True)
+    show_first_admin(admin, url)
 
 
 @command.command("stop")

@@ -3,16 +3,41 @@
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import click
+
+from cavvy.cli.reach.session import failures, make_patience
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.account_wire import TokenAsk
 from cavvy.client.accounts import AccountClient
+from cavvy.client.addresses import check_address
 from cavvy.client.errors import ApiError
+from cavvy.client.state import host_name
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
 
 _LABEL = "first sign-in"
 _VALID_S = 90 * 24 * 3600
+
+
+def show_first_admin(admin: str | None, url: str | None) -> None:
+    """Start the server if it is not running, create the first admin, and print the command with
+    which they sign in. Without a name, ask for it. Raises CommandFailure.
+    """
+    from getpass import getuser
+
+    from cavvy.client import embedded
+
+    with failures():
+        server = embedded.ensure_server(patience=make_patience())
+        url = url.rstrip("/") if url else find_url(server.listen, host_name())
+        check_address(url)
+        admin = admin or click.prompt("Name of the admin", default=getuser(), err=True)
+        with embedded.connect(patience=make_patience()) as client:
+            token = create_first_admin(client, admin)
+    click.echo(f"{admin} may do everything on this server. To sign in from any machine:", err=True)
+    click.echo(f"cavvy login {url} --token {token}")
+    click.echo("keep this line; the token in it cannot be shown again", err=True)
 
 
 def create_first_admin(client: "ApiClient", name: str) -> str:

@@ -1,0 +1,170 @@
+"""`cavvy server setup`: sets up a server for a team by questions or options."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+import click
+
+from cavvy.cli.view.failure import CommandFailure
+
+_OPTIONS = {
+    "listen": ("ADDRESS:PORT", "Where users reach the server, such as 0.0.0.0:7443."),
+    "tls-cert": ("FILE", "The certificate with those of its authorities, in PEM."),
+    "tls-key": ("FILE", "The key of the certificate, in PEM."),
+    "database": ("URL", "A PostgreSQL database, or sqlite for a file in the state folder."),
+    "admin": ("NAME", "The name of the admin's account."),
+    "url": ("URL", "The URL that users type; needed if a proxy is in front of the server."),
+}
+
+
+def _answer_options(command: click.decorators.FC) -> click.decorators.FC:
+    for name, (metavar, text) in reversed(_OPTIONS.items()):
+        command = click.option(f"--{name}", metavar=metavar, help=text)(command)
+    return command
+
+
+@click.command("setup")
+@_answer_options
+@click.option(
+    "--jobs-here/--no-jobs-here", default=None, help="Whether jobs may run on this machine."
+)
+@click.option(
+    "--start/--no-start",
+    "starts",
+    default=True,
+    help="Start the server and create the admin, or only write the settings for a service manager.",
+)
+def command(jobs_here: bool | None, starts: bool, **given: str | None) -> None:
+    """Set up a server for a team: write its settings, start it, create the first admin, and print
+    the command with which they sign in.
+
+    Run it once, as the user who runs the server. It asks for what the options do not say.
+    """
+    from cavvy import settings
+    from cavvy.cli.installation.failures import folder_failures
+    from cavvy.client.state import default_home, server_holds_lock
+
+    with folder_failures():
+        usual = settings.load({**os.environ, "CAVVY_CONFIG": ""}).file
+        file = os.environ.get("CAVVY_CONFIG") or str(usual)
+        if os.path.exists(file) and os.path.getsize(file):
+            raise CommandFailure(
+                f"{file} exists, and this command does not change it",
+                "edit it (docs/reference/settings.md lists the settings), then run `cavvy server "
+                "restart` and `cavvy server init`",
+            )
+        if server_holds_lock(default_home()):
+            raise CommandFailure("a server is running", "stop it first: cavvy server stop")
+        answers = _complete(given, jobs_here, starts=starts)
+        text = make_settings(answers)
+        _check(text)
+        _write(file, text)
+    click.echo(f"wrote {file}", err=True)
+    if not starts:
+        click.echo("start the server, then create the admin: cavvy server init", err=True)
+        return
+    from cavvy.cli.reach.first_admin import show_first_admin
+
+    show_first_admin(answers["admin"], answers["url"] or None)
+
+
+def make_settings(answers: Mapping[str, str]) -> str:
+    """The text of the settings file."""
+    import json
+
+    lines = [
+        "# Written by `cavvy server setup`. docs/reference/settings.md lists all settings.",
+        "",
+    ]
+    lines += ["[server]", "idle_stop_s = 0"]
+    for name in ("listen", "tls_cert", "tls_key", "database"):
+        if answers[name]:
+            lines.append(f"{name} = {json.dumps(answers[name], ensure_ascii=False)}")
+    if answers["jobs_here"] == "no":
+        lines += ["", "[providers.local]", "enabled = false"]
+    return "\n".join(lines) + "\n"
+
+
+def _complete(
+    given: Mapping[str, str | None], jobs_here: bool | None, *, starts: bool
+) -> dict[str, str]:
+    """All answers: from the options, or else by questions. Files get absolute paths."""
+    from getpass import getuser
+
+    found = {name: text for name, text in given.items() if text is not None}
+    if jobs_here is not None:
+        found["jobs_here"] = "yes" if jobs_here else "no"
+    questions = {
+        "listen": ("Address and port for users", "0.0.0.0:7443"),
+        "tls_cert": ("File with the certificate, in PEM", None),
+        "tls_key": ("File with its key", None),
+        "database": ("URL of a PostgreSQL database, or sqlite", "sqlite"),
+        "jobs_here": ("May jobs run on this machine? (yes or no)", "no"),
+        "admin": ("Name of the admin", getuser()),
+    }
+    found.setdefault("url", "")
+    if not starts:
+        found.setdefault("admin", "")
+    for name, (question, default) in questions.items():
+        if name.startswith("tls_") and _is_local(found["listen"]):
+            found.setdefault(name, "")  # without TLS, behind a proxy or for tests
+        if name not in found:
+            if not sys.stdin.isatty():
+                _refuse(name)
+            found[name] = click.prompt(question, default=default, err=True).strip()
+    if found["jobs_here"] not in ("yes", "no"):
+        raise CommandFailure(f"expected yes or no, not {found['jobs_here']!r}", exit_code=2)
+    found["database"] = "" if found["database"] == "sqlite" else found["database"]
+    for name in ("tls_cert", "tls_key"):
+        found[name] = found[name] and os.path.abspath(found[name])
+    return found
+
+
+def _is_local(listen: str) -> bool:
+    return listen.startswith(("127.", "[::1]"))
+
+
+def _refuse(name: str) -> NoReturn:
+    option = {"jobs_here": "--jobs-here or --no-jobs-here"}.get(name, f"--{name.replace('_', '-')}")
+    raise CommandFailure(
+        f"there is no terminal to ask questions on, and {option} is missing",
+        "`cavvy server setup --help` lists the options",
+        exit_code=2,
+    )
+
+
+def _check(text: str) -> None:
+    """Try the settings as the server does: its address, its certificate, and its database. Raises
+    StateDirError, SettingsError, StoreError.
+    """
+    import tempfile
+
+    from cavvy import settings
+    from cavvy.api.database import SCHEMES
+    from cavvy.api.user_listener import listen_for_users
+    from cavvy.store.leases import find_holder
+
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as draft:
+        draft.write(text)
+        draft.flush()
+        kept = {name: value for name, value in os.environ.items() if "SERVER_" not in name}
+        made = settings.load({**kept, "CAVVY_CONFIG": draft.name})
+    if listener := listen_for_users(made):
+        listener.sock.close()
+    if url := made.text("server.database"):
+        if not url.startswith(SCHEMES):
+            raise CommandFailure(f"the database is {url!r}; expected {SCHEMES[0]}… or sqlite")
+        if holder := find_holder(url):
+            raise CommandFailure(
+                f"process {holder.pid} on {holder.host} works with this database",
+                "give a database of its own",
+            )
+
+
+def _write(file: str, text: str) -> None:
+    from cavvy.client.state import write_private
+
+    os.makedirs(os.path.dirname(os.path.abspath(file)), exist_ok=True)
+    write_private(file, text.encode())  # a URL of a database may have a password
