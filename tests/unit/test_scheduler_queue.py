@@ -427,3 +427,43 @@ def test_no_device_is_held_twice_and_no_host_is_overfull(
             assert [allocation.rank for allocation in decision.allocations] == list(
                 range(decision.job.task.nodes)
             )
+
+
+ONE_PROJECT = replace(HOST, separates=False)
+
+
+def of_project(name: str, project: str) -> WaitingJob:
+    return waiting_job(replace(job(name, cpus=1), project=project), CPU)
+
+
+def test_a_host_that_does_not_separate_runs_one_project_at_a_time() -> None:
+    scheduler = JobScheduler(QueueCapacity(hosts=(ONE_PROJECT,), allocations=(A_ALLOCATION,)))
+    assert isinstance(scheduler.decide(of_project("mine", "p")), JobPlacement)
+    wait = scheduler.decide(of_project("other", "q"))
+    assert isinstance(wait, JobWait)
+    assert "one project at a time" in wait.reason
+    assert "p" not in wait.reason.split()  # the other project is not named
+    late = scheduler.decide(of_project("late", "p"))
+    assert isinstance(late, JobWait), "the other project would wait forever"
+
+
+def test_a_host_that_separates_runs_projects_side_by_side() -> None:
+    scheduler = JobScheduler(QueueCapacity(hosts=(HOST,), allocations=(A_ALLOCATION,)))
+    assert isinstance(scheduler.decide(of_project("other", "q")), JobPlacement)
+
+
+def test_two_projects_never_start_on_such_a_host_in_one_pass() -> None:
+    scheduler = JobScheduler(QueueCapacity(hosts=(ONE_PROJECT,)))
+    assert isinstance(scheduler.decide(of_project("a", "p")), JobPlacement)
+    assert isinstance(scheduler.decide(of_project("b", "q")), JobWait)
+
+
+def test_a_job_that_can_use_another_host_waits_for_capacity_there() -> None:
+    full = replace(ONE_PROJECT, name="local/full", cpus=0.5, separates=True)
+    elsewhere = replace(CPU, region="full")
+    taken = (A_ALLOCATION,)
+    scheduler = JobScheduler(QueueCapacity(hosts=(ONE_PROJECT, full), allocations=taken))
+    waiting = waiting_job(replace(job("b", cpus=1), project="q"), CPU, elsewhere)
+    wait = scheduler.decide(waiting)
+    assert isinstance(wait, JobWait)
+    assert "free capacity" in wait.reason

@@ -239,6 +239,8 @@ class AgentConfig(ConfigRecord, RankPaths):
     cache: str = ""
     hides: str = ""  # a folder that the work must not see, except this rank's parts of it
     covers: bool  # whether namespaces can hide the folder `hides` on this machine
+    # whether the work is also separated from all other processes of this user
+    separates: bool
     lease_s: float = 21600
     grace_s: float = 10
     # After the work has ended, the agent exits if the server has been silent for this many seconds.

@@ -205,7 +205,9 @@ class StepRunner:
         program also enters the work's namespaces.
         """
         if self._config.covers:
-            command.hidden = (self._config.hides, self._config.shown)
+            from .work.view import make_view
+
+            command.view = make_view(self._config)
             if self._watch is not None and self.process is not None:
                 command.beside = self.process.reaper
 

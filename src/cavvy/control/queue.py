@@ -301,11 +301,11 @@ class QueueReconciler:
 
     async def _capacity(self, snapshot: MarketSnapshot) -> QueueCapacity:
         hosts = snapshot.market.hosts
-        return QueueCapacity(
-            hosts=hosts,
-            allocations=await self._store.allocations() if hosts else (),
-            used=snapshot.used,
-        )
+        allocations = await self._store.allocations() if hosts else ()
+        if not all(host.separates for host in hosts) and not await self._store.accounts():
+            # without accounts, all projects belong to the one user of the server
+            hosts = [replace(host, separates=True) for host in hosts]
+        return QueueCapacity(hosts=hosts, allocations=allocations, used=snapshot.used)
 
 
 def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: JobScheduler) -> bool:

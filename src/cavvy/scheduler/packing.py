@@ -104,6 +104,8 @@ def allocate_one(
     need = task.resources
     cpus = need.cpus_min if need.cpus_min is not None else min(DEFAULT_CPUS, host.cpus)
     memory_mib = need.least_memory_mib(cpus)
+    if not may_share(host, allocations, owner.project):
+        return None
     devices = _free_devices(offer, host, allocations)[: offer.accelerator_count]
     if len(devices) < offer.accelerator_count:
         return None
@@ -119,6 +121,13 @@ def allocate_one(
         cpus=cpus,
         memory_mib=memory_mib,
         devices=tuple(devices),
+    )
+
+
+def may_share(host: Host, allocations: Iterable[Allocation], project: str) -> bool:
+    """Whether jobs of the project may run beside those that have allocations on the host."""
+    return host.separates or all(
+        allocation.project == project for allocation in allocations if allocation.host == host.name
     )
 
 

@@ -2,7 +2,7 @@
 returned as values.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from cavvy.domain.allocations import Allocation, Host
@@ -10,7 +10,7 @@ from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import Struct, field
 from cavvy.scheduler.backfill import JOBS, OFFERS, HostWaits
-from cavvy.scheduler.packing import AllocationOwner, allocate_across, hosts_of
+from cavvy.scheduler.packing import AllocationOwner, allocate_across, hosts_of, may_share
 from cavvy.scheduler.pools import count_left, take
 
 
@@ -95,12 +95,28 @@ class JobScheduler:
             self._waits.add(
                 (each.job.task, offer) for each in choices for offer in each.offers if offer.shared
             )
-            return JobWait(
-                job=waiting_job.job, reason=_reason(offers, behind, earlier), behind=behind
-            )
+            apart = self._list_apart(offers, waiting_job.job.project)
+            reason = _say_apart(apart) if apart else _reason(offers, behind, earlier)
+            return JobWait(job=waiting_job.job, reason=reason, behind=behind)
         self._allocations += placed.allocations
         take(self._used, placed.offer, waiting_job.job.task.nodes)
         return placed
+
+    def _list_apart(self, offers: Iterable[Offer], project: str) -> list[str]:
+        """The hosts of the offers that other projects occupy, and that cannot be shared. Empty if
+        another offer or host could be used as soon as it is free.
+        """
+        found = [
+            host
+            for offer in offers
+            for host in (hosts_of(offer, self._hosts) if offer.shared else (None,))
+        ]
+        apart = [
+            host.name
+            for host in found
+            if host is not None and not may_share(host, self._allocations, project)
+        ]
+        return list(dict.fromkeys(apart)) if len(apart) == len(found) else []
 
     def can_start(self, waiting_job: WaitingJob) -> bool:
         """Whether `decide` would place the job now. This method changes nothing."""
@@ -136,7 +152,12 @@ class JobScheduler:
         )
 
     def _may_delay(self, mine: Sequence[Allocation], checks: _Checks) -> bool:
-        """Whether a job with these allocations may delay an earlier job."""
+        """Whether a job with these allocations may delay an earlier job. On a host of one project
+        at a time, it always may.
+        """
+        taken = {each.host for each in mine}
+        if any(host.name in taken and not host.separates for host in self._hosts):
+            return True
         if not checks.left:
             return True
         checks.left -= 1
@@ -155,6 +176,14 @@ def place_of(offer: Offer) -> str:
     """The name of what jobs for this offer wait for: the shared host, or the offer itself if it
     uses none."""
     return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
+
+
+def _say_apart(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"waits for {names[0]}{more}, where jobs of another project run: it does not separate the "
+        "jobs of projects, so it runs those of one project at a time (docs/guides/isolation.md)"
+    )
 
 
 def _reason(offers: Sequence[Offer], behind: Sequence[str], earlier: bool) -> str:

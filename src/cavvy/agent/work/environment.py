@@ -107,6 +107,8 @@ def device_variables(config: AgentConfig) -> dict[str, str]:
         return {}
     if not config.devices:
         return {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+    if config.separates and config.vendor == "nvidia":
+        return {"CUDA_VISIBLE_DEVICES": ",".join(config.devices)}  # other GPUs have no indices
     ids = [str(index) for index in config.device_indices] or config.devices
     variables = {DEVICE_VARIABLES.get(config.vendor, "CUDA_VISIBLE_DEVICES"): ",".join(ids)}
     if config.vendor in ("nvidia", ""):

@@ -12,13 +12,15 @@ from ..allowed_folders import AllowedFolders, LeadsOutside, open_below
 from ..config import AgentConfig, CheckpointConfig, WorkConfig
 from ..http_client import TransferFailed
 from .blobs import SMALL, BlobCache
-from .hide import hide, is_hidden
+from .hide import is_hidden
 from .reaper import exit_code
 from .trees import copy_below, copy_file, copy_open, copy_tree, remove_below, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .view import WorkView
 
 
 class CannotBuild(Exception):
@@ -119,7 +121,7 @@ def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
 
 
 def check_seen(config: AgentConfig, path: str) -> None:
-    """Raise CannotBuild if the path is in the folder that is hidden from the work, or contains that
+    """Raise CannotBuild if the path is in a folder that is hidden from the work, or contains such a
     folder.
     """
     if config.hides and is_hidden(config.hides, config.shown, path):
@@ -127,6 +129,15 @@ def check_seen(config: AgentConfig, path: str) -> None:
             f"{os.path.realpath(path)} is in the folder of Cavvy's server or contains it; "
             "that folder is hidden from jobs on this machine"
         )
+    if config.separates:
+        from .separate import list_covers
+
+        for cover in list_covers(config.hides, os.geteuid()):
+            if is_hidden(cover, config.shown, path):
+                raise CannotBuild(
+                    f"{os.path.realpath(path)} is in {cover} or contains it; that folder is hidden "
+                    "from jobs on this machine, which separates the jobs of projects"
+                )
 
 
 def transfer(
@@ -257,23 +268,23 @@ def inside(folder: str, path: str) -> str:
     return made
 
 
-def run(argv: list[str], env: dict[str, str], hidden: tuple[str, list[str]] | None = None) -> int:
+def run(argv: list[str], env: dict[str, str], view: WorkView | None = None) -> int:
     """Run a program, wait until it ends, and return its exit code, or 127 if the program is
-    missing. For `hidden`, see `ChildCommand.hidden`.
+    missing. The program sees only `view`.
     """
     try:
-        pid = os.posix_spawnp(argv[0], argv, env) if hidden is None else _fork(argv, env, hidden)
+        pid = os.posix_spawnp(argv[0], argv, env) if view is None else _fork(argv, env, view)
     except FileNotFoundError:
         return 127
     return exit_code(os.waitpid(pid, 0)[1])
 
 
-def _fork(argv: list[str], env: dict[str, str], hidden: tuple[str, list[str]]) -> int:
+def _fork(argv: list[str], env: dict[str, str], view: WorkView) -> int:
     folder = os.getcwd()
     pid = os.fork()
     if pid == 0:
         try:
-            hide(*hidden)
+            view.take()
             os.chdir(folder)
             os.execvpe(argv[0], argv, env)
         except OSError as error:

@@ -34,15 +34,15 @@ def hide(folder: str, shown: list[str]) -> None:
     """
     shown = [path for path in shown if os.path.isdir(path)]
     if os.geteuid() == 0:  # mount first: the new user namespace then cannot remove the mount
-        _call("unshare", CLONE_NEWNS)
+        call("unshare", CLONE_NEWNS)
         _cover(folder, shown)
         _enter_user_namespace()
     else:  # the work has no capabilities in the new namespace, since it is not root there
         uid, gid = os.geteuid(), os.getegid()
-        _call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
-        _write("self/setgroups", "deny")
-        _write("self/uid_map", f"{uid} {uid} 1")
-        _write("self/gid_map", f"{gid} {gid} 1")
+        call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+        write("self/setgroups", "deny")
+        write("self/uid_map", f"{uid} {uid} 1")
+        write("self/gid_map", f"{gid} {gid} 1")
         _cover(folder, shown)
 
 
@@ -51,15 +51,23 @@ def enter(folder: str, find: Callable[[], int]) -> None:
 
     The caller must have one thread. Raises OSError.
     """
+    pid = wait_until_hidden(folder, find)
+    opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("user", "mnt")]
+    for fd in opened:
+        call("setns", fd, 0)
+        os.close(fd)
+
+
+def wait_until_hidden(folder: str, find: Callable[[], int]) -> int:
+    """Wait until the process that `find` returns has hidden `folder`, and return its ID. Raises
+    OSError.
+    """
     until = time.monotonic() + ENTER_S
     while not _has_hidden(pid := find(), folder):
         if time.monotonic() > until:
             raise ProcessLookupError(errno.ESRCH, "the work does not run")
         time.sleep(0.01)
-    opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("user", "mnt")]
-    for fd in opened:
-        _call("setns", fd, 0)
-        os.close(fd)
+    return pid
 
 
 def _has_hidden(pid: int, folder: str) -> bool:
@@ -91,14 +99,14 @@ def _cover(folder: str, shown: list[str]) -> None:
     """Mount an empty file system over the folder, and mount the folders of `shown` into this file
     system.
     """
-    _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
     opened = [(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY)) for path in shown]
-    _mount("tmpfs", folder, "tmpfs", 0)
+    mount("tmpfs", folder, "tmpfs", 0)
     for path, fd in opened:
         os.makedirs(path, exist_ok=True)
-        _mount(f"/proc/self/fd/{fd}", path, None, MS_BIND | MS_REC)
+        mount(f"/proc/self/fd/{fd}", path, None, MS_BIND | MS_REC)
         os.close(fd)
-    _mount("none", folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY)
+    mount("none", folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY)
 
 
 def _enter_user_namespace() -> None:
@@ -114,13 +122,13 @@ def _enter_user_namespace() -> None:
             os.close(writer)
             if os.read(reader, 1):
                 for name in ("uid_map", "gid_map"):
-                    _write(f"{parent}/{name}", ALL_IDS)
+                    write(f"{parent}/{name}", ALL_IDS)
                 code = 0
         finally:
             os._exit(code)
     os.close(reader)
     try:
-        _call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+        call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
         os.write(writer, b"x")
     finally:
         os.close(writer)
@@ -129,16 +137,16 @@ def _enter_user_namespace() -> None:
         raise PermissionError(1, "user IDs cannot be mapped")
 
 
-def _write(name: str, text: str) -> None:
+def write(name: str, text: str) -> None:
     with open(f"/proc/{name}", "w") as file:
         file.write(text)
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    _call("mount", source.encode(), target.encode(), kind and kind.encode(), flags, None)
+def mount(source: str, target: str, kind: str | None, flags: int) -> None:
+    call("mount", source.encode(), target.encode(), kind and kind.encode(), flags, None)
 
 
-def _call(name: str, *arguments: object) -> None:
+def call(name: str, *arguments: object) -> None:
     """Call a function of the C library. Raises OSError."""
     import ctypes
 

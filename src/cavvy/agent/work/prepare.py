@@ -31,6 +31,7 @@ from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, tra
 from .reaper import report
 from .trees import copy_tree, remove_tree, replace_in
 from .venv import make_venv
+from .view import make_view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
         code = run(
             [find_shell(), "-e", "-c", SHELL_LINE, config.setup_script],
             setup_environment(work, env),
-            (config.hides, config.shown) if config.covers else None,
+            make_view(config),
         )
         if code:
             raise SetupFailed(code)

@@ -20,6 +20,10 @@ from ..disk import open_own, read_process
 from ..loop import make_wake_pipe
 from .cgroup import count_oom_kills
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .view import WorkView
+
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
@@ -52,10 +56,9 @@ class ChildCommand:
         self.env = env
         self.cwd = cwd
         self.call = call  # a function to run instead of the program: channel -> exit code
-        # a folder to hide from the program, and the folders below it that the program sees
-        self.hidden: tuple[str, list[str]] | None = None
+        self.view: WorkView | None = None  # what the program sees; None if it sees everything
         # the reaper of running work, if the program enters that work's namespaces; 0 if the program
-        # gets its own namespaces to hide the folder
+        # gets its own namespaces
         self.beside = 0
         self.cgroup: str | None = (
             None  # folder of the control group to enter, and to remove at the end
@@ -322,14 +325,12 @@ def _become(command: ChildCommand, output: int, reaper: int) -> None:
         if command.cgroup is not None:
             with open(command.cgroup + "/cgroup.procs", "w") as file:
                 file.write("0")
-        if command.hidden is not None:
-            from .hide import enter, hide
-
+        if command.view is not None:
             if command.beside:
                 prctl(PR_SET_DUMPABLE, 0)  # the work must not read this agent's memory
-                enter(command.hidden[0], lambda: find_first(command.beside))
+                command.view.join(lambda: find_first(command.beside))
             else:
-                hide(*command.hidden)
+                command.view.take()
             # changing the user clears the death signal, so set it again
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)

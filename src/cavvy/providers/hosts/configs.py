@@ -23,6 +23,7 @@ class HostAgentConfig:
     cache: str
     hides: str = ""
     covers: bool = False
+    separates: bool = False
     lease_s: float
     grace_s: float
     leaves_after_s: float = LEAVES_AFTER_S

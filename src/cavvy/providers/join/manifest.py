@@ -13,7 +13,7 @@ from cavvy.providers.abilities import (
     WHO_AM_I,
 )
 from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.settings import lost_setting, price_setting
+from cavvy.providers.settings import isolation_setting, lost_setting, price_setting
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "joined machines have one price, so there are no spot offers",
@@ -43,6 +43,7 @@ MANIFEST = Manifest(
     visibility_delay=timedelta(0),
     settings=(
         price_setting(),
+        isolation_setting(namespaces=False),
         lost_setting(
             "A machine that has not called the server for this long counts as dead: its jobs are "
             "retried elsewhere, and its remaining work is ended when it returns."

@@ -35,6 +35,7 @@ from cavvy.providers.hosts.fleet.gangs import HostFleet
 from cavvy.providers.hosts.fleet.host_link import HostSetup
 from cavvy.providers.hosts.fleet.machines import KnownHost, list_offers, make_hosts
 from cavvy.providers.hosts.fleet.placing import AgentRoute
+from cavvy.providers.hosts.isolation import HostIsolation, read_isolation
 from cavvy.providers.join import calls
 from cavvy.providers.join.host_link import JoinLink
 from cavvy.providers.join.invitation import make_invitation
@@ -78,6 +79,8 @@ class JoinProvider:
         self._settled = False
         self._noted: dict[str, datetime] = {}
         self._lines: dict[str, JoinLink] = {}
+        isolation = read_isolation(manifest.name, context.settings)
+        self._separates = isolation is HostIsolation.NONE  # all jobs may run side by side
         self._fleet = HostFleet(manifest.name, context, self._lines, self._way)
         self._known = self._fleet.known
         self._supervisor = cache(lambda: pack_supervisor().content)
@@ -87,7 +90,7 @@ class JoinProvider:
         return list_offers(await self._ready())
 
     async def hosts(self) -> Sequence[Host]:
-        return make_hosts(await self._ready())
+        return make_hosts(await self._ready(), separates=self._separates)
 
     async def launch(self, gang: GangSpec) -> None:
         await self._settle_in()

@@ -20,11 +20,18 @@ KEPT = service.KEPT | {"CONTAINER_HOST"}
 
 
 def make_configs(
-    gang: GangSpec, machine: ThisMachine, home: Path, hides: str = "", *, covers: bool = False
+    gang: GangSpec,
+    machine: ThisMachine,
+    home: Path,
+    hides: str = "",
+    *,
+    covers: bool = False,
+    separates: bool = False,
 ) -> Sequence[HostAgentConfig]:
     """One configuration for each rank. The work must not be able to read the folder `hides`.
-    `covers` states whether this machine can hide the folder with namespaces. Raises NoCapacity if
-    the offer or an allocation does not fit this machine.
+    `covers` states whether this machine can hide the folder with namespaces, and `separates`
+    whether they also separate the work from all other processes. Raises NoCapacity if the offer or
+    an allocation does not fit this machine.
     """
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:
@@ -47,6 +54,7 @@ def make_configs(
             ),
             hides=hides,
             covers=covers,
+            separates=separates,
         )
         for rank in range(gang.nodes)
     ]

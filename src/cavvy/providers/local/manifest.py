@@ -11,7 +11,7 @@ from cavvy.providers.abilities import (
     WHO_AM_I,
 )
 from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.settings import flag, number
+from cavvy.providers.settings import flag, isolation_setting, number
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "this machine has no cheaper preemptible capacity, so it has no spot offers",
@@ -68,6 +68,7 @@ MANIFEST = Manifest(
             "refused.",
             default=True,
         ),
+        isolation_setting(namespaces=True),
         flag(
             "hand_over_checkpoints",
             "If `true`, complete checkpoints are uploaded to the server, as on a remote "

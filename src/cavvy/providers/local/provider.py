@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from cavvy.agent.work import hide
+from cavvy.agent.work import hide, separate
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
@@ -23,6 +23,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.hosts.devices import MachineSources
 from cavvy.providers.hosts.environ import clean_environ
+from cavvy.providers.hosts.isolation import HostIsolation, find_metadata, read_isolation
 from cavvy.providers.hosts.machine import ThisMachine, discover, this_machine
 from cavvy.providers.hosts.models import say_models
 from cavvy.providers.hosts.supervisor.facts import find_user
@@ -37,6 +38,11 @@ from cavvy.providers.local.watch import ProcessWatch
 _LOOK_AGAIN = timedelta(seconds=60)
 _DRIVER_TIMEOUT_S = 30
 _HIDDEN = "hidden from jobs, containers, `cavvy exec` and `cavvy ssh`"
+_NO_NAMESPACES = "namespaces need Linux that permits them, and a server that does not run as root"
+_METADATA = (
+    "a metadata service answers at {}, and jobs could ask it for this machine's credentials; block "
+    "it for the server's user, as docs/guides/isolation.md shows"
+)
 _READABLE = "readable by {}: run untrusted jobs elsewhere, or run the server as another user"
 
 
@@ -61,6 +67,8 @@ class LocalProvider:
         # the server's folder, if jobs must not be able to read it
         self._hides = context.server_folder if self._settings.get("hide_server", True) else None
         self._can_hide: bool | None = None  # None: not tried yet
+        self._isolation = read_isolation(manifest.name, context.settings, namespaces=True)
+        self._unseparated: str | None = None  # why not; "" if nothing prevents it; None: not tried
         self._gang_store = LocalGangStore(
             home=self._home,
             installation=context.installation,
@@ -80,13 +88,22 @@ class LocalProvider:
         return list_offers(await self._discovered(), self._price())
 
     async def hosts(self) -> Sequence[Host]:
-        return [make_host(await self._discovered())]
+        host = make_host(await self._discovered())
+        together = self._isolation is HostIsolation.NONE or await self._separates()
+        return [replace(host, separates=together)]
 
     async def launch(self, gang: GangSpec) -> None:
         if not self._gang_store.command:
             raise Refused("no agent can be started: the server has no agent command")
         hides, covers = str(self._hides or ""), await self._has_namespaces()
-        configs = make_configs(gang, await self._discovered(), self._home, hides, covers=covers)
+        configs = make_configs(
+            gang,
+            await self._discovered(),
+            self._home,
+            hides,
+            covers=covers,
+            separates=await self._separates(),
+        )
         living = await asyncio.to_thread(self._gang_store.launch, gang, configs)
         if living is not None:
             self._attend(living)
@@ -124,6 +141,7 @@ class LocalProvider:
             ("accelerators", say_models(machine)),
             ("containers", self._engine() or "neither podman nor a running docker"),
             ("server's folder", await self._say_hidden()),
+            ("jobs of different projects", await self._say_isolation()),
             *(("note", note) for note in machine.notes),
         ]
 
@@ -139,8 +157,32 @@ class LocalProvider:
         do so.
         """
         if self._hides is not None and self._can_hide is None:
-            self._can_hide = await _can_hide(self._hides, self._home)
+            self._can_hide = await _succeeds(hide.__file__, self._hides, self._home)
         return bool(self._can_hide)
+
+    async def _separates(self) -> bool:
+        """Whether the settings ask for separate jobs, and the system can separate them."""
+        if self._isolation is not HostIsolation.NAMESPACES or self._hides is None:
+            return False
+        if self._unseparated is None:
+            self._unseparated = await self._find_obstacle(self._hides)
+        return not self._unseparated
+
+    async def _find_obstacle(self, folder: Path) -> str:
+        """Why this machine cannot separate jobs; "" if it can."""
+        if not await _succeeds(separate.__file__, folder, self._home):
+            return _NO_NAMESPACES
+        address = await asyncio.to_thread(find_metadata)
+        return _METADATA.format(address) if address else ""
+
+    async def _say_isolation(self) -> str:
+        if self._isolation is HostIsolation.NONE:
+            return "side by side, not separated"
+        if await self._separates():
+            return "side by side, separated by namespaces"
+        if self._isolation is HostIsolation.NAMESPACES:
+            return f"one project at a time: {self._unseparated or '`hide_server` is off'}"
+        return "one project at a time"
 
     async def _say_hidden(self) -> str:
         if await self._has_namespaces():
@@ -193,11 +235,11 @@ class LocalProvider:
                 self._watch.add(gang.intent.name, rank.process)
 
 
-async def _can_hide(folder: Path, home: Path) -> bool:
-    """Whether this system can hide `folder` from a process while `home`, the provider's own folder
-    in it, stays accessible.
+async def _succeeds(program: str, folder: Path, home: Path) -> bool:
+    """Whether this system can hide `folder` from a process, as `program` does it, while `home`, the
+    provider's own folder in it, stays accessible.
     """
-    command = [sys.executable, "-I", "-S", hide.__file__, str(folder), str(home)]
+    command = [sys.executable, "-I", "-S", program, str(folder), str(home)]
     try:
         tried = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
     except OSError:

@@ -13,7 +13,7 @@ from cavvy.providers.abilities import (
     WHO_AM_I,
 )
 from cavvy.providers.base import Feature, Manifest
-from cavvy.providers.settings import lost_setting, price_setting, text
+from cavvy.providers.settings import isolation_setting, lost_setting, price_setting, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "your own hosts have no cheaper preemptible capacity, so there are no spot "
@@ -45,6 +45,7 @@ MANIFEST = Manifest(
     ),
     visibility_delay=timedelta(0),
     settings=(
+        isolation_setting(namespaces=False),
         text(
             "hosts",
             "Names or addresses of hosts, separated by commas or blanks; `gpu-*` means every "

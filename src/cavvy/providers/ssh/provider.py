@@ -34,6 +34,7 @@ from cavvy.providers.hosts.fleet.machines import (
     make_hosts,
 )
 from cavvy.providers.hosts.fleet.placing import AgentRoute
+from cavvy.providers.hosts.isolation import HostIsolation, read_isolation
 from cavvy.providers.hosts.records import read, write
 from cavvy.providers.hosts.ssh_link import LinkDependencies, SshLink
 from cavvy.providers.ssh.dial import SshOptions, dial
@@ -68,6 +69,8 @@ class SshProvider:
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._agent = cache(self._pack_agent)
+        isolation = read_isolation(manifest.name, context.settings)
+        self._separates = isolation is HostIsolation.NONE  # all jobs may run side by side
         self._fleet = HostFleet(manifest.name, context, self._links, self._way)
         self._known = self._fleet.known
 
@@ -84,7 +87,7 @@ class SshProvider:
 
     async def hosts(self) -> Sequence[Host]:
         await self._learn(_HOSTS_WAIT_S)
-        return make_hosts(self._fleet.list_known())
+        return make_hosts(self._fleet.list_known(), separates=self._separates)
 
     async def launch(self, gang: GangSpec) -> None:
         await self._learn(_FIRST_WAIT_S)

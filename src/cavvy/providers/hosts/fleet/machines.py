@@ -174,7 +174,7 @@ def _mirror(root: Path, facts: SupervisorFacts) -> None:
         path.write_text(text)
 
 
-def make_hosts(known: Sequence[KnownHost]) -> Sequence[Host]:
+def make_hosts(known: Sequence[KnownHost], *, separates: bool = False) -> Sequence[Host]:
     """The shared hosts. A host that is `in_group` can run a gang together with other hosts of its
     group. Any other host runs gangs alone.
     """
@@ -183,6 +183,7 @@ def make_hosts(known: Sequence[KnownHost]) -> Sequence[Host]:
             make_host(f"{each.provider}/{each.entry.name}", each.machine),
             group=f"{each.provider}/{each.entry.group if each.entry.in_group else each.entry.name}",
             ready=each.ready,
+            separates=separates,
         )
         for each in known
     ]

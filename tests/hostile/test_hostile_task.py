@@ -1,0 +1,282 @@
+"""Two projects on this machine: a hostile job of one tries to reach a job of the other, the server
+and the server's user. With `isolation = "namespaces"` nothing may succeed; without, much does, which
+shows that the attempts are real.
+"""
+
+import ctypes
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from tests.system.trust import User
+from tests.waits import wait_until
+
+from cavvy.agent.work import separate
+
+pytestmark = pytest.mark.system
+
+NOBODY = 65534
+SECRET, MARK = "planted-5151", f"hostile-{os.getpid()}"
+ATTACKS = Path(__file__).with_name("hostile_task.py")
+SEGMENT = 0x51515151
+ADD_KEY = 248 if os.uname().machine == "x86_64" else 217
+VICTIM = f"""
+import ctypes, os, socket, time
+for path in ("notes", "/tmp/{MARK}", "/var/tmp/{MARK}", "/dev/shm/{MARK}"):
+    open(path, "w").write("{SECRET}")
+line = socket.socket(socket.AF_UNIX)
+line.bind("\\0victim-{MARK}")
+line.listen()
+libc = ctypes.CDLL(None)
+segment = libc.shmget({SEGMENT}, 64, 0o1666)
+libc.syscall({ADD_KEY}, b"user", b"victim", b"x", 1, -4)
+buffer = ctypes.create_string_buffer(b"{SECRET}")
+print("ready", ctypes.addressof(buffer), flush=True)
+time.sleep(600)
+"""
+# what one user of a system can always do to another process of theirs
+REAL = {
+    "victim's file",
+    "victim's agent token",
+    "server's token",
+    "server's cavvy.db",
+    "environment by /proc",
+    "memory by a system call",
+    "ptrace attach",
+    "signal to pid",
+    "abstract socket",
+    "/tmp",
+    "/dev/shm",
+    "shared memory",
+    "cloud keys of the user",
+    "input of the user's home",
+}
+
+
+AS_NOBODY: dict[str, Any] = (
+    {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
+)
+# where this Python finds packages, but not its own modules
+PATHS = os.pathsep.join(
+    path for path in sys.path if os.path.isdir(path) and not path.startswith(sys.base_prefix)
+)
+
+# the machine of the tests may have a metadata service, so root gives the server its own network
+ALONE = (
+    [
+        *("unshare", "-n", "sh", "-c", 'ip link set lo up; exec setpriv "$@"', "sh"),
+        *("--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"),
+    ]
+    if os.getuid() == 0
+    else []
+)
+
+
+@functools.cache
+def find_python() -> str:
+    """A Python that this user may run: root's own may be in root's home."""
+    own = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (sys.executable, own):
+        try:
+            subprocess.run(
+                [path, "-c", "import msgspec, fastapi, cavvy"],
+                check=True,
+                capture_output=True,
+                env={"PYTHONPATH": PATHS, "PATH": os.environ["PATH"]},
+                **AS_NOBODY,
+            )
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return path
+    pytest.skip("no Python that a user without privileges may run")
+
+
+class Nobody(User):
+    """A user without privileges, also if the tests run as root."""
+
+    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
+        command = subprocess.Popen(
+            [
+                *ALONE,
+                find_python(),
+                "-c",
+                "from cavvy.cli.main import main; main()",
+                *arguments,
+            ],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environ,
+            cwd=self.work,
+            start_new_session=True,
+        )
+        self._commands.append(command)
+        return command
+
+
+@contextmanager
+def nobody(settings: str) -> Iterator[Nobody]:
+    """Such a user, with a server that has these settings for the local provider."""
+    top = Path(mkdtemp(prefix="cavvy-hostile-"))
+    user = Nobody(top / "user")
+    home = user.root / "own"
+    for folder in (user.home, home / ".aws", home / ".ssh", user.root / "run"):
+        folder.mkdir(mode=0o700, parents=True)
+    (home / ".aws/credentials").write_text(SECRET)
+    user.settings(f"[providers.local]\ncpus = 4\n{settings}\n")
+    user.variables |= {"HOME": str(home), "PYTHONPATH": PATHS}
+    if os.getuid() == 0:
+        for path in (top, *top.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+    try:
+        yield user
+    finally:
+        user.cli("stop", "-p", "good", "victim", code=None)
+        user.cli("server", "stop", code=None)
+        end_processes(str(top))
+        libc = ctypes.CDLL(None)
+        libc.shmctl(libc.shmget(SEGMENT, 64, 0), 0, None)  # 0 removes it
+        for folder in ("/tmp", "/var/tmp", "/dev/shm"):
+            Path(folder, MARK).unlink(missing_ok=True)
+        shutil.rmtree(top, ignore_errors=True)
+
+
+def end_processes(path: str) -> None:
+    """End the processes of this test, whose arguments or environments name its folder."""
+    for each in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            told = (each / "cmdline").read_bytes() + (each / "environ").read_bytes()
+            if path.encode() in told and int(each.name) != os.getpid():
+                os.kill(int(each.name), signal.SIGKILL)
+
+
+def submit(
+    user: Nobody,
+    project: str,
+    name: str,
+    program: str,
+    *,
+    fields: dict[str, Any] | None = None,
+    **env: str,
+) -> None:
+    folder = user.work / name
+    folder.mkdir()
+    (folder / "program.py").write_text(program)
+    task = {
+        "name": name,
+        "workdir": ".",
+        "run": f"{find_python()} -u program.py",
+        "env": env,
+        **(fields or {}),
+    }
+    (folder / "task.yaml").write_text(json.dumps(task))
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+    user.cli("run", "-d", "-p", project, str(folder / "task.yaml"))
+
+
+def try_transfers(user: Nobody) -> dict[str, bool]:
+    """Tasks whose inputs and outputs name the user's files; the agent, which carries them out, is
+    not in the namespaces of the work.
+    """
+    home, done = Path(user.variables["HOME"]), {}
+    asked = {
+        "input": {"inputs": [{"source": str(home / ".aws/credentials"), "target": "stolen"}]},
+        "output": {"outputs": [{"source": "program.py", "target": str(home / "written")}]},
+    }
+    for name, fields in asked.items():
+        submit(user, "evil", name, "print(open('stolen').read())", NAME=name, fields=fields)
+        user.cli("wait", "-p", "evil", name, code=None)
+        done[f"{name} of the user's home"] = SECRET in user.cli("logs", "-p", "evil", name)
+    done["output written"] = (home / "written").exists()
+    return done
+
+
+def find_process(text: str, mark: str = "") -> int:
+    """The newest process with this text in its arguments, and the other in its environment."""
+    for path in sorted(Path("/proc").glob("[0-9]*"), key=lambda each: -int(each.name)):
+        try:
+            command, environ = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
+        except OSError:
+            continue
+        if text.encode() in command and mark.encode() in environ:
+            return int(path.name)
+    return 0
+
+
+def attack(user: Nobody) -> dict[str, bool]:
+    """What the hostile job could do, by attempt."""
+    submit(user, "good", "victim", VICTIM, VICTIM="1", NOTES=SECRET)
+
+    def read_log(project: str, name: str) -> str:
+        return user.cli("logs", "-p", project, name, code=None)
+
+    wait_until(lambda: "ready" in read_log("good", "victim"))
+    pid = find_process("program.py", "VICTIM=1")
+    (gang,) = (user.home / "providers/local/gangs").iterdir()
+    hunt = {
+        "secret": SECRET,
+        "mark": MARK,
+        "server": str(user.home),
+        "server_pid": find_process("cavvy.api", str(user.home)) or pid,
+        "socket": (user.home / "server.socket").read_text()
+        if (user.home / "server.socket").exists()
+        else str(user.home / "socket"),
+        "gang": str(gang),
+        "pid": pid,
+        "agent": find_process(f"{gang}/0/config.json") or pid,
+        "command": str(gang),
+        "address": int(read_log("good", "victim").split("ready")[1].split()[0]),
+        "user_home": user.variables["HOME"],
+    }
+    submit(user, "evil", "attacker", ATTACKS.read_text(), HUNT=json.dumps(hunt))
+    user.cli("wait", "-p", "evil", "attacker", code=None)
+    log = read_log("evil", "attacker")
+    found = [json.loads(line) for line in log.splitlines() if line.startswith('{"attempt"')]
+    done = {each["attempt"]: bool(each["done"]) for each in found}
+    assert "zombies" in done, log
+    done["victim was ended"] = find_process("program.py", "VICTIM=1") != pid
+    done["processes are left"] = find_process(MARK, "evil") != 0
+    planted = [user.home / "planted", gang / "0/work/planted", Path("/etc/cron.d/planted")]
+    planted += [Path(hunt["user_home"], name) for name in (".bashrc", ".ssh/authorized_keys")]
+    planted.append(Path(hunt["user_home"], ".config/systemd/user/planted.service"))
+    done |= {f"left {path}": path.exists() and MARK in path.read_text() for path in planted}
+    return done
+
+
+def test_nothing_that_a_hostile_job_tries_succeeds() -> None:
+    with nobody("isolation = 'namespaces'") as user:
+        check = user.cli("check", "local")
+        if "separated by namespaces" not in check:
+            pytest.skip(f"this system offers no namespaces: {check}")
+        done = attack(user)
+        beside = user.cli("exec", "-p", "good", "victim", "--", "sh", "-c", f"cat /tmp/{MARK}")
+        done |= try_transfers(user)
+    assert len(done) >= 30
+    assert SECRET in beside, "a command next to the work sees what the work sees"
+    assert [name for name, succeeded in done.items() if succeeded] == []
+
+
+def test_without_separation_the_same_attempts_succeed() -> None:
+    with nobody("isolation = 'none'\nhide_server = false") as user:
+        done = attack(user) | try_transfers(user)
+    succeeded = {name for name, each in done.items() if each}
+    assert succeeded >= REAL, REAL - succeeded
+
+
+def test_root_separates_nothing() -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can try")
+    command = [sys.executable, "-I", "-S", separate.__file__, "/srv", "/srv"]
+    assert subprocess.run(command, check=False).returncode == 1
