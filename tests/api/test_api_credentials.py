@@ -53,6 +53,8 @@ async def test_jobs_use_the_account_of_their_project(api: Api) -> None:
 
 async def test_no_answer_record_or_file_has_the_key(api: Api, tmp_path: Path) -> None:
     await put(api)
+    secret = await api.http.put("/v1/projects/p/secrets/S", json={"value": f"secret {KEY}"})
+    assert secret.status_code == 204
     await start(api, "p", "mine")
     listed = await api.http.get("/v1/projects/p/credentials")
     assert [each["provider"] for each in listed.json()] == ["fake"]

@@ -275,6 +275,21 @@ def test_without_separation_the_same_attempts_succeed() -> None:
     assert succeeded >= REAL, REAL - succeeded
 
 
+def test_by_default_the_job_of_another_project_waits_once_the_server_has_accounts() -> None:
+    with nobody("") as user:
+        assert "one project at a time" in user.cli("check", "local")
+        user.cli("user", "add", "ada")
+        submit(user, "good", "victim", VICTIM)
+        wait_until(lambda: "running" in user.cli("ps", "-p", "good", code=None))
+        submit(user, "evil", "attacker", "print('here')")
+        told = user.cli("status", "-p", "evil", "attacker")
+        wait_until(lambda: "one project at a time" in user.cli("status", "-p", "evil", "attacker"))
+        assert "good" not in told
+        user.cli("stop", "-p", "good", "victim")
+        user.cli("wait", "-p", "evil", "attacker")
+        assert "here" in user.cli("logs", "-p", "evil", "attacker")
+
+
 def test_root_separates_nothing() -> None:
     if os.getuid() != 0:
         pytest.skip("only root can try")
