@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from scripts.drills.ledger import play
 from tests.contract.store_suite import (
     NOW,
     after,
@@ -16,6 +17,8 @@ from tests.contract.store_suite import (
     submit,
 )
 
+from cavvy.control.discounts import post_discounts
+from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.ledger import EntryKind
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
@@ -115,3 +118,26 @@ async def test_the_database_refuses_to_change_entries(
         with pytest.raises(Exception, match="only added"):
             session.run(statement)
     session.close()
+
+
+async def test_a_discount_is_posted_as_the_difference(store: Store) -> None:
+    attempt = await begin(store, await submit(store, "j1"))
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1000)]))
+    assert await post_discounts(store, parse_discounts("fake:10%"), NOW) == 1
+    assert await post_discounts(store, parse_discounts("fake:10%"), NOW) == 0
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 500, until=30)]))
+    assert await post_discounts(store, parse_discounts("fake:10%, fake:$0.0001"), NOW) == 2
+    (row,) = await store.sum_ledger(ALL, ("project",))
+    assert (row.amount, row.discount) == (Money(500 - 50 - 100), Money(-150))
+    lines = await store.ledger_lines(ALL)
+    discounts = [each.entry.amount.micros for each in lines if each.entry.kind == "discount"]
+    assert discounts == [-100, 50, -100]
+    assert await store.charges("j1") == [make_charge(attempt, 500, until=30)]
+
+
+@pytest.mark.parametrize("kind", ["sqlite-wal", "postgres"])
+async def test_random_histories_agree_with_an_independent_recount(
+    kind: str, tmp_path: Path
+) -> None:
+    """`scripts/drills/ledger.py` plays a thousand."""
+    assert await play(store_url(kind, tmp_path), 12, seed=3) == []

@@ -29,10 +29,11 @@ from cavvy.control.agents.deposit_objects import DepositManifest
 from cavvy.control.agents.deposits import DepositDependencies
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
+from cavvy.costs.discounts import Discount, parse_discounts
 from cavvy.domain.credentials import mark_account, name_account
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec, Scalar, SpotPolicy
-from cavvy.domain.units import Money
+from cavvy.domain.units import Money, UnitError
 from cavvy.domain.values import replace
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
@@ -145,7 +146,6 @@ def _make_state(
     tokens, sealer = load_tokens(home.file("agents.key")), open_sealer(settings, root)
     downloads, endpoint = _serve_nodes(node_endpoint, tokens, root)
     dependencies = make_dependencies(seen, sealer, tokens, blobs, address, root / "storage")
-    notes = None if home.shared else StopNotes(root / "stops")
     deposits = make_deposits(settings, root)
     context = make_context(installation, root, address, endpoint, clock.now)
     control_plane = ControlPlane(
@@ -153,7 +153,12 @@ def _make_state(
         load_providers(settings, context, store),
         clock,
         installation=installation,
-        dependencies=replace(dependencies, notes=notes, deposits=deposits),
+        dependencies=replace(
+            dependencies,
+            notes=make_notes(home),
+            deposits=deposits,
+            discounts=read_discounts(settings),
+        ),
     )
     return AppState(
         store=control_plane.store,
@@ -185,6 +190,11 @@ def _serve_nodes(
         return None, None
     downloads = NodeDownloads(root / "downloads")
     return downloads, listener.describe(downloads, tokens, make_archive, root / "bundles")
+
+
+def make_notes(home: StateDir) -> StopNotes | None:
+    """Where stops are recorded while the disk is full; None if the database is elsewhere."""
+    return None if home.shared else StopNotes(Path(home.path) / "stops")
 
 
 def open_sealer(settings: Settings, root: Path) -> SecretSealer:
@@ -342,6 +352,14 @@ def read_text(path: str) -> str | None:
         return Path(path).read_text("utf-8").strip() or None
     except OSError:
         return None
+
+
+def read_discounts(settings: Settings) -> Sequence[Discount]:
+    """The discounts in the settings. Raises SettingsError."""
+    try:
+        return parse_discounts(settings.text("costs.discounts"))
+    except UnitError as error:
+        raise SettingsError(f"costs.discounts: {error}") from error
 
 
 def make_dependencies(

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -16,6 +16,7 @@ from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.audit import BillAudit
 from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
+from cavvy.control.discounts import post_discounts
 from cavvy.control.gang_operator import GangOperator, GangOperatorDependencies
 from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, OrphanReport
 from cavvy.control.job_service import JobIds, JobService, gang_name
@@ -37,6 +38,7 @@ from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from cavvy.control.worklist import Worklist
+from cavvy.costs.discounts import Discount
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.tasks import Delivery, TaskSpec
@@ -94,6 +96,7 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     deposits: DepositDependencies | None = None  # None: nodes store no results in buckets
     notes: Notes | None = None  # where stops are recorded while the disk is full
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
+    discounts: Sequence[Discount] = ()
 
 
 class ControlPlane:
@@ -133,7 +136,7 @@ class ControlPlane:
         self._queue = self._make_queue()
         self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)
-        self._tidy, self._notes = dependencies.tidy, dependencies.notes
+        self._outside = dependencies
         self._webhooks = Webhooks(store, clock, dependencies.post)
         self.jobs = self._make_jobs(ids or JobIds(clock))
         self.machines = self._make_machines()
@@ -318,14 +321,14 @@ class ControlPlane:
     async def _stop_again(self) -> None:
         """Apply the stops that an earlier server could not write to the store because the disk was
         full."""
-        if self._notes is None:
+        if self._outside.notes is None:
             return
-        for job_id, reason in self._notes.read().items():
+        for job_id, reason in self._outside.notes.read().items():
             with suppress(RowNotFound):
                 job = await self._store.job(job_id)
                 await self.jobs.stop(job.project, job.id, reason)
         if not self._deferred.pending.is_set():
-            self._notes.write({})
+            self._outside.notes.write({})
 
     @property
     def running(self) -> bool:
@@ -369,8 +372,9 @@ class ControlPlane:
         if key == SWEEP:
             self.hint(UPLOADS)
             await self.advisor.history.forget()
-            if self._tidy is not None:
-                await self._tidy(self._clock.now())
+            await post_discounts(self._store, self._outside.discounts, self._clock.now())
+            if self._outside.tidy is not None:
+                await self._outside.tidy(self._clock.now())
             return await self.garbage_collector.reconcile(key)
         if key == UPLOADS:
             await self.uploads.sweep(remove=True)

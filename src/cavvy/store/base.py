@@ -15,7 +15,7 @@ Errors:
                         must act
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -331,6 +331,12 @@ class Store(Protocol):
         self, which: LedgerFilter, *, after: int = 0, limit: int = 1000
     ) -> Sequence[LedgerLine]:
         """Entries whose number is above `after` and that touch the period, by number."""
+
+    async def post_discount(self, name: str, month: datetime, parts: Mapping[str, int]) -> int:
+        """Post what a discount takes off in a month: for each subject (attempt), micro-dollars, 0
+        or more. Only the difference to what was posted for the discount and month is added.
+        Returns the number of new entries. Raises RowNotFound.
+        """
 
     async def remove_job(self, job: JobRecord) -> None:
         """Delete an ended job with its events, nodes and checkpoints. Its charges are kept, and its

@@ -1,20 +1,24 @@
 """The rows of the ledger: how a new bill is posted, and how entries are added up."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 
 from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.ledger import (
+    OF_SUBJECT,
     EntryKind,
+    EntrySource,
     LedgerEntry,
     LedgerLine,
     LedgerPosting,
     LedgerSubject,
     LedgerSum,
+    QuantityUnit,
 )
 from cavvy.domain.postings import list_months, month_of, next_month, post, share_of
-from cavvy.domain.units import Money
+from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.store.accounts import in_projects
 from cavvy.store.base import LedgerFilter, RowNotFound
@@ -37,6 +41,7 @@ DIMENSIONS = {
     "gpu": "s.accelerator",
     "purchase": "s.purchase",
     "kind": "e.kind",
+    "subject": "e.subject",
 }
 MONTH, TAGS = "month", "tags"  # dimensions that are not columns of their own
 _JOINED = "FROM ledger e JOIN ledger_subjects s ON s.id = e.subject"
@@ -44,6 +49,10 @@ _LAST = "SELECT COALESCE(MAX(sequence), 0) FROM ledger WHERE subject = ? AND ran
 _CORRECTED = (
     "SELECT MAX(sequence) FROM ledger WHERE subject = ? AND rank = ? AND line = ? "
     "AND line_since = ?"
+)
+_DISCOUNTED = (
+    "SELECT subject, project, CAST(SUM(amount) AS BIGINT) FROM ledger WHERE kind = ? AND line = ? "
+    "AND line_since = ? GROUP BY subject, project"
 )
 _ATTEMPT = (
     "SELECT a.document, j.user_name, COALESCE(j.removed, j.name), COALESCE(j.machine, ''), j.tags "
@@ -83,6 +92,43 @@ def append_entries(
             corrects=_find_corrected(session, subject, rank, posting),
         )
         session.run(ENTRIES.insert, ENTRIES.values(entry))
+
+
+def post_discount(
+    session: DatabaseSession, name: str, month: datetime, parts: Mapping[str, int]
+) -> int:
+    """Post what a discount takes off each subject in a month, less what was posted for it before.
+    Returns the number of new entries.
+    """
+    posted = session.run(_DISCOUNTED, (str(EntryKind.DISCOUNT), name, to_micros(month))).fetchall()
+    before = {subject: (project, int(amount)) for subject, project, amount in posted}
+    count = 0
+    for subject in sorted({*before, *parts}):
+        project, amount = before.get(subject, ("", 0))
+        more = -parts.get(subject, 0) - amount
+        if not more:
+            continue
+        if not project:
+            row = session.run("SELECT project FROM ledger_subjects WHERE id = ?", (subject,))
+            found = row.fetchone()
+            if found is None:
+                raise RowNotFound(f"nothing was charged for {subject}")
+            project = found[0]
+        posting = LedgerPosting(
+            kind=EntryKind.DISCOUNT,
+            line=name,
+            line_since=month,
+            since=month,
+            until=next_month(month),
+            quantity=0,
+            unit=QuantityUnit.NONE,
+            rate=HourlyRate(),
+            amount=Money(more),
+            source=EntrySource.SETTING,
+        )
+        append_entries(session, subject, project, OF_SUBJECT, [posting])
+        count += 1
+    return count
 
 
 def _find_corrected(

@@ -7,7 +7,7 @@ names the project or a key.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -361,6 +361,9 @@ class SqlStore:
         return await self._read(
             lambda session: ledger.read_lines(session, which, after=after, limit=limit)
         )
+
+    async def post_discount(self, name: str, month: datetime, parts: Mapping[str, int]) -> int:
+        return await self._write(lambda session: ledger.post_discount(session, name, month, parts))
 
     async def remove_job(self, job: JobRecord) -> None:
         await self._write(lambda session: remove_job(session, job))

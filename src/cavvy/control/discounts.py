@@ -1,0 +1,29 @@
+"""Posts the discounts of the settings to the ledger: those of the current month and of the last."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from cavvy.costs.discounts import Discount, list_bases, spread_discounts
+from cavvy.costs.statements import month_period
+from cavvy.domain.postings import month_of
+from cavvy.store.base import LedgerFilter, Store
+
+_SUMS = ("subject", "provider", "project")
+
+
+async def post_discounts(store: Store, discounts: Sequence[Discount], now: datetime) -> int:
+    """Post what the discounts take off now, less what was posted before. A discount that is no
+    longer in the settings stays for the months in which it was posted. Returns the number of new
+    entries.
+    """
+    count = 0
+    this = month_of(now)
+    for month in (month_of(this - timedelta(days=1)), this) if discounts else ():
+        since, until = month_period(month)
+        sums = await store.sum_ledger(LedgerFilter(since=since, until=until), _SUMS)
+        charged = list_bases(
+            (each.groups, each.amount.micros - each.discount.micros) for each in sums
+        )
+        for name, parts in spread_discounts(discounts, charged).items():
+            count += await store.post_discount(name, month, parts)
+    return count

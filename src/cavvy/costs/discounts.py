@@ -1,0 +1,130 @@
+"""Computes what discounts take off the charges of a month, and spreads it over what was charged.
+
+The rules, in the order in which they apply:
+
+1. A percentage (a negotiated price, committed use, a reservation) applies to the charges of its
+   provider, and of its project if it names one. Percentages of the same charges add up, to at most
+   100 %.
+2. A credit is an amount for each month. It pays what the percentages leave, at most all of it.
+
+The amount of a discount is rounded down to whole micro-dollars once. It is spread over the attempts
+in proportion to their charges: each gets its share rounded down, and the micro-dollars that are
+left go, one each, to those with the largest remainders, of equal ones to the first by ID. So the
+parts add up exactly.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from cavvy.domain.units import Money, UnitError, parse_usd
+from cavvy.domain.values import Struct
+
+_FULL = 1_000_000  # 100 %, in millionths
+_DISCOUNT = re.compile(r"([a-z0-9_-]+)(?:@([a-z0-9-]+))?:(?:(\d+(?:\.\d{1,4})?)%|(\$.+))")
+
+
+class Discount(Struct, frozen=True, kw_only=True):
+    """A discount on the charges of a provider, in one project or in all of them. Either
+    `millionths` (of the charges) or `credit` (for each month) is set.
+    """
+
+    provider: str
+    project: str = ""
+    millionths: int = 0
+    credit: Money = Money()
+
+    @property
+    def name(self) -> str:
+        """How the entries of the discount name it."""
+        scope = f"{self.provider}@{self.project}" if self.project else self.provider
+        size = f"{self.millionths / 10_000:g}%" if self.millionths else f"${self.credit.usd:f}"
+        return f"{scope}:{size}"
+
+
+class DiscountBase(Struct, frozen=True, kw_only=True):
+    """What was charged for one attempt in a month, without discounts."""
+
+    subject: str
+    provider: str
+    project: str
+    micros: int
+
+
+def parse_discounts(text: str) -> tuple[Discount, ...]:
+    """Read discounts such as `aws:12%, gcp@vision:5%, aws:$500`. Raises UnitError."""
+    found = []
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        match = _DISCOUNT.fullmatch(part)
+        if match is None:
+            raise UnitError(
+                f"expected PROVIDER:PERCENT% or PROVIDER:$AMOUNT, with @PROJECT after the provider "
+                f"for one project, such as aws:12% or gcp@vision:$500, not {part!r}"
+            )
+        provider, project, percent, credit = match.groups()
+        millionths = round(float(percent) * 10_000) if percent else 0
+        if millionths > _FULL:
+            raise UnitError(f"{part!r} is more than 100 %")
+        money = parse_usd(credit) if credit else Money()
+        found.append(
+            Discount(provider=provider, project=project or "", millionths=millionths, credit=money)
+        )
+    if len({each.name for each in found}) < len(found):
+        raise UnitError(f"a discount is named twice in {text!r}")
+    return tuple(found)
+
+
+def spread_discounts(
+    discounts: Sequence[Discount], charged: Sequence[DiscountBase]
+) -> dict[str, dict[str, int]]:
+    """For each discount by name, the micro-dollars that it takes off each attempt; amounts are 0 or
+    more.
+    """
+    left = {each.subject: each.micros for each in charged if each.micros > 0}
+    whole = dict(left)  # percentages are of the charges, not of what other discounts left
+    found: dict[str, dict[str, int]] = {}
+    for discount in sorted(discounts, key=lambda each: (each.millionths == 0, each.name)):
+        meant = [
+            each.subject
+            for each in charged
+            if each.subject in left
+            and each.provider == discount.provider
+            and discount.project in ("", each.project)
+        ]
+        if discount.millionths:
+            most = sum(whole[subject] for subject in meant) * discount.millionths // _FULL
+        else:
+            most = discount.credit.micros
+        weights = {subject: left[subject] for subject in meant}
+        parts = spread(min(most, sum(weights.values())), weights)
+        for subject, part in parts.items():
+            left[subject] -= part
+        found[discount.name] = parts
+    return found
+
+
+def spread(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
+    """Divide `amount` in proportion to the weights, which are 0 or more, by the method of largest
+    remainders. The parts add up to the amount, unless all weights are 0.
+    """
+    total = sum(weights.values())
+    if not total or amount <= 0:
+        return dict.fromkeys(weights, 0)
+    parts = {key: amount * weight // total for key, weight in weights.items()}
+    rest = amount - sum(parts.values())
+    by_remainder = sorted(weights, key=lambda key: (-(amount * weights[key] % total), key))
+    for key in by_remainder[:rest]:
+        parts[key] += 1
+    return parts
+
+
+def list_bases(rows: Iterable[tuple[Mapping[str, str], int]]) -> list[DiscountBase]:
+    """The charges of attempts from sums by subject, provider and project."""
+    return [
+        DiscountBase(
+            subject=groups["subject"],
+            provider=groups["provider"],
+            project=groups["project"],
+            micros=micros,
+        )
+        for groups, micros in rows
+    ]
