@@ -1,0 +1,67 @@
+"""Which replica takes a request: pure functions over loads.
+
+Without affinity, the replica with the fewest requests in flight takes it. With affinity, consistent
+hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2016) finds the first replica
+clockwise of the key whose load stays within `load_factor` times the mean.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from hashlib import blake2b
+
+POINTS = 64  # of each replica on the ring
+FULL = 1 << 30  # the load of a replica that takes no more requests
+
+Ring = tuple[Sequence[int], Sequence[int]]  # points in order, and the replica of each
+
+
+def hash_key(key: bytes) -> int:
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "big")
+
+
+def make_ring(ids: Sequence[str]) -> Ring:
+    """A ring of replicas, each named by its position in `ids`."""
+    points = sorted(
+        (hash_key(b"%b/%d" % (name.encode(), point)), position)
+        for position, name in enumerate(ids)
+        for point in range(POINTS)
+    )
+    return [point for point, _ in points], [position for _, position in points]
+
+
+def choose_least(loads: Sequence[int], start: int) -> int:
+    """The position of the replica with the least load, or -1 if all are FULL.
+
+    Of equals, the first from `start` on, so that callers who move `start` take turns.
+    """
+    if len(loads) == 1:
+        return 0 if loads[0] < FULL else -1
+    least = min(loads, default=FULL)
+    if least >= FULL:
+        return -1
+    try:
+        return loads.index(least, start)
+    except ValueError:
+        return loads.index(least)
+
+
+def choose_by_key(
+    ring: Ring, key: int, loads: Sequence[int], total: int, load_factor: float
+) -> int:
+    """The position of the key's replica, or of the next one clockwise that may take one more
+    request; -1 if all are FULL. `total` is the load of all replicas.
+    """
+    points, owners = ring
+    if not points:
+        return -1
+    bound = math.ceil(load_factor * (total + 1) / len(loads))
+    first = bisect_right(points, key)
+    fallback = -1
+    for step in range(len(points)):
+        at = owners[(first + step) % len(points)]
+        if loads[at] < bound:
+            return at
+        if fallback < 0 and loads[at] < FULL:
+            fallback = at
+    return fallback

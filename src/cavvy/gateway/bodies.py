@@ -1,0 +1,141 @@
+"""The bodies of HTTP/1.1 messages: where each one ends.
+
+`feed` takes bytes as they come and returns the body's bytes among them; what follows the body is in
+`rest`. Chunked bodies are decoded strictly and written anew, so that no unusual chunk goes on.
+"""
+
+import re
+
+from cavvy.gateway.heads import NO_LENGTH, UNTIL_CLOSE, HeadError
+
+# A size of at most eight digits; extensions have no meaning here and end here.
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_LINE_MAX = 256
+_TRAILERS = re.compile(
+    rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n)*\r\n",
+)
+_TRAILERS_MAX = 8192
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class LengthBody:
+    """A body of a known length."""
+
+    __slots__ = ("done", "left", "rest")
+
+    def __init__(self, length: int) -> None:
+        self.left = length
+        self.done = length == 0
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        size = len(data)
+        if size < self.left:
+            self.left -= size
+            return data
+        self.done = True
+        if size > self.left:
+            self.rest = data[self.left :]
+            data = data[: self.left]
+        self.left = 0
+        return data
+
+
+class OpenBody:
+    """A body that ends with its connection."""
+
+    __slots__ = ("done", "rest")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+
+class ChunkedBody:
+    """A chunked body. `feed` raises HeadError at the first byte that is not as it must be."""
+
+    __slots__ = ("_buffer", "_left", "_trailers", "done", "rest")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.rest = b""
+        self._buffer = b""
+        self._left = 0  # of the chunk that is being read, its CRLF included
+        self._trailers = False
+
+    def feed(self, data: bytes) -> bytes:
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        pieces: list[bytes] = []
+        at = 0
+        while at < len(data) and not self.done:
+            if self._left:
+                at = self._take(data, at, pieces)
+            elif self._trailers:
+                at = self._read_trailers(data, at)
+            else:
+                at = self._read_size(data, at)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _take(self, data: bytes, at: int, pieces: list[bytes]) -> int:
+        size = len(data) - at
+        if size < self._left:
+            if self._left - size < 2:  # the CR of the chunk's end has come, its LF has not
+                size = self._left - 2
+                self._buffer = data[at + size :]
+            if size:
+                pieces.append(data[at : at + size])
+            self._left -= size
+            return len(data)
+        end = at + self._left
+        if data[end - 2 : end] != b"\r\n":
+            raise HeadError(400, "a chunk does not end where its size says")
+        if self._left > 2:
+            pieces.append(data[at : end - 2])
+        self._left = 0
+        return end
+
+    def _read_size(self, data: bytes, at: int) -> int:
+        match = _SIZE.match(data, at)
+        if match is None:
+            if b"\n" in data[at:] or len(data) - at > _LINE_MAX:
+                raise HeadError(400, "the size of a chunk is not valid")
+            self._buffer = data[at:]
+            return len(data)
+        size = int(match[1], 16)
+        if size:
+            self._left = size + 2
+        else:
+            self._trailers = True
+        return match.end()
+
+    def _read_trailers(self, data: bytes, at: int) -> int:
+        match = _TRAILERS.match(data, at)
+        if match is None:
+            if b"\r\n\r\n" in data[at:] or len(data) - at > _TRAILERS_MAX:
+                raise HeadError(400, "the trailers of a chunked body are not valid")
+            self._buffer = data[at:]
+            return len(data)
+        self.done = True
+        self.rest = data[match.end() :]
+        return len(data)
+
+
+Body = LengthBody | OpenBody | ChunkedBody
+
+
+def make_body(length: int) -> Body:
+    """The body that a head announces."""
+    if length == NO_LENGTH:
+        return ChunkedBody()
+    if length == UNTIL_CLOSE:
+        return OpenBody()
+    return LengthBody(length)
+
+
+def as_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -1,0 +1,99 @@
+"""Deferred calls in a folder, so that they outlive the gateway: `ID.call` is the request, `ID.sent`
+marks that a replica has got it, `ID.result` is the response, `ID.index` says whose it is.
+
+A file appears whole, by a rename, and is on the disk before its client is told.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from cavvy.domain.values import Struct
+
+
+class StoredCall(Struct, frozen=True, kw_only=True):
+    id: str
+    service: str
+    key_id: str  # of the client's key; "": none was needed
+    head: bytes  # of the request, as the client sent it, without its Prefer
+    body: bytes
+
+
+class StoredResult(Struct, frozen=True, kw_only=True):
+    status_line: bytes
+    lines: tuple[bytes, ...]
+    body: bytes
+
+
+class KnownCall(Struct, kw_only=True):
+    """What is kept in memory of a call."""
+
+    service: str
+    key_id: str
+    expires_at: float  # wall-clock time
+    done: bool
+
+
+class CallStore:
+    """The folder. All methods block; `expire` and `put` are called by one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def put(self, call: StoredCall, known: KnownCall) -> None:
+        self._write(f"{call.id}.index", msgspec.msgpack.encode(known))
+        self._write(f"{call.id}.call", msgspec.msgpack.encode(call))
+
+    def mark_sent(self, call_id: str) -> None:
+        (self._folder / f"{call_id}.sent").touch()
+
+    def put_result(self, call_id: str, result: StoredResult) -> None:
+        self._write(f"{call_id}.result", msgspec.msgpack.encode(result))
+        for kind in ("call", "sent"):
+            (self._folder / f"{call_id}.{kind}").unlink(missing_ok=True)
+
+    def get_result(self, call_id: str) -> StoredResult | None:
+        try:
+            data = (self._folder / f"{call_id}.result").read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.msgpack.decode(data, type=StoredResult)
+
+    def remove(self, call_id: str) -> None:
+        for kind in ("call", "sent", "result", "index"):
+            (self._folder / f"{call_id}.{kind}").unlink(missing_ok=True)
+
+    def list_known(self) -> dict[str, KnownCall]:
+        """The calls of an earlier process. What is incomplete or too old is removed."""
+        now = time.time()
+        found = {}
+        for path in sorted(self._folder.iterdir()):
+            if path.suffix == ".new":
+                path.unlink()
+            elif path.suffix == ".index":
+                known = msgspec.msgpack.decode(path.read_bytes(), type=KnownCall)
+                known.done = (self._folder / f"{path.stem}.result").exists()
+                request = self._folder / f"{path.stem}.call"
+                if known.expires_at <= now or not (known.done or request.exists()):
+                    self.remove(path.stem)
+                else:
+                    found[path.stem] = known
+        return found
+
+    def list_open(self) -> Iterator[tuple[StoredCall, bool]]:
+        """Calls without a result, the oldest first, and whether a replica has got them."""
+        for path in sorted(self._folder.glob("*.call"), key=lambda each: each.stat().st_mtime_ns):
+            call = msgspec.msgpack.decode(path.read_bytes(), type=StoredCall)
+            yield call, path.with_suffix(".sent").exists()
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = self._folder / f"{name}.new"
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        path.rename(self._folder / name)

@@ -1,0 +1,56 @@
+"""How long a service without replicas takes until one is ready, and what a client is told of it."""
+
+import math
+
+WEIGHT = 0.3  # of the newest cold start in the smoothed value
+
+
+class ColdStarts:
+    """The cold starts of a service. One begins with the first request that finds no replica."""
+
+    __slots__ = ("_since", "count", "estimate_s")
+
+    def __init__(self, estimate_s: float | None) -> None:
+        self.estimate_s = estimate_s
+        self.count = 0
+        self._since: float | None = None
+
+    def begin(self, now: float) -> None:
+        if self._since is None:
+            self._since = now
+
+    def end(self, now: float) -> None:
+        """A replica became ready."""
+        if self._since is None:
+            return
+        took = now - self._since
+        first = self.count == 0 or self.estimate_s is None
+        self.estimate_s = took if first else took * WEIGHT + (self.estimate_s or 0) * (1 - WEIGHT)
+        self.count += 1
+        self._since = None
+
+    def waited_s(self, now: float) -> float:
+        return 0.0 if self._since is None else now - self._since
+
+
+def estimate_retry_s(
+    *,
+    cold_start_s: float | None,
+    waited_s: float,
+    ready: int,
+    backlog: int,
+    slots: int,
+    service_s: float,
+) -> int | None:
+    """Whole seconds after which a request has a chance, for Retry-After; None if nothing is known.
+
+    Without a ready replica, what is left of the cold start; if it takes longer than it usually
+    does, as long again as it has already taken. With one, the time in which the slots work off the
+    backlog, at the mean service time.
+    """
+    if ready:
+        return max(1, math.ceil(backlog * service_s / max(slots, 1)))
+    if cold_start_s is None:
+        return None
+    left = cold_start_s - waited_s
+    return max(1, math.ceil(left if left > 0 else waited_s))

@@ -1,0 +1,103 @@
+"""The control socket: the control plane sets services and replicas, and reads statistics.
+
+A Unix socket that only its owner can open. Each line is a JSON object with a `type`; each is
+answered by one line, in order.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from cavvy.domain.values import Struct
+from cavvy.gateway.config import GatewayConfigError, ReplicaAddress, ServiceRoute
+from cavvy.gateway.door import Door
+from cavvy.gateway.statistics import ServiceFacts
+
+_LINE_MAX = 64 << 20
+
+
+class SetServices(Struct, frozen=True, forbid_unknown_fields=True, tag="services"):
+    services: tuple[ServiceRoute, ...]
+
+
+class SetReplicas(Struct, frozen=True, forbid_unknown_fields=True, tag="replicas"):
+    service: str
+    replicas: tuple[ReplicaAddress, ...]
+
+
+class ReadStatistics(Struct, frozen=True, forbid_unknown_fields=True, tag="statistics"):
+    pass
+
+
+class StopGateway(Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):
+    """Requests that wait or are in flight may finish, for so long."""
+
+    drain_s: float = 30.0
+
+
+ControlLine = SetServices | SetReplicas | ReadStatistics | StopGateway
+
+
+class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    error: str | None = None
+    services: tuple[ServiceFacts, ...] | None = None
+    connections: int | None = None
+    cpu_s: float | None = None  # of the process, since it began
+
+
+class ControlSocket:
+    def __init__(self, path: Path, door: Door, stop: Callable[[float], None]) -> None:
+        self._path = path
+        self._door = door
+        self._stop = stop
+        self._decoder = msgspec.json.Decoder(ControlLine)
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Replaces the socket of a process that is gone. Raises OSError."""
+        self._path.unlink(missing_ok=True)
+        before = os.umask(0o177)  # so that the socket never has more rights
+        try:
+            self._server = await asyncio.start_unix_server(
+                self._serve, str(self._path), limit=_LINE_MAX
+            )
+        finally:
+            os.umask(before)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                writer.write(msgspec.json.encode(self._answer(line)) + b"\n")
+                await writer.drain()
+        except (ConnectionError, ValueError):  # ValueError: the line is too long
+            pass
+        finally:
+            writer.close()
+
+    def _answer(self, line: bytes) -> ControlReply:
+        try:
+            match self._decoder.decode(line):
+                case SetServices(services=services):
+                    self._door.set_services(services)
+                case SetReplicas(service=service, replicas=replicas):
+                    self._door.set_replicas(service, replicas)
+                case ReadStatistics():
+                    times = os.times()
+                    return ControlReply(
+                        services=self._door.describe(),
+                        connections=self._door.count_connections(),
+                        cpu_s=times.user + times.system,
+                    )
+                case StopGateway(drain_s=drain_s):
+                    self._stop(drain_s)
+        except (msgspec.DecodeError, GatewayConfigError) as error:
+            return ControlReply(error=str(error))
+        return ControlReply()

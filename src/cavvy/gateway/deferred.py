@@ -1,0 +1,327 @@
+"""`Prefer: respond-async`: the client gets 202 at once, and the response later at a URL.
+
+Deferred calls wait in the same queue as all others. A call that a replica had got when the gateway
+ended is repeated if it is idempotent; else its result is 502.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
+
+from cavvy.gateway.call_store import CallStore, KnownCall, StoredCall, StoredResult
+from cavvy.gateway.config import GatewayLimits
+from cavvy.gateway.exchange import Exchange
+from cavvy.gateway.heads import RequestHead, ResponseHead, parse_request
+from cavvy.gateway.own_answers import AnswerCode, write_answer
+
+if TYPE_CHECKING:
+    from cavvy.gateway.inbound import InboundConnection
+    from cavvy.gateway.service_queue import ServiceQueue
+
+T = TypeVar("T")
+RESULTS = b"/.cavvy/results/"
+_log = logging.getLogger(__name__)
+
+
+class DeferredRequest:
+    """Reads the body of a call that will be deferred, for a client's connection."""
+
+    def __init__(
+        self,
+        calls: "DeferredCalls",
+        connection: "InboundConnection",
+        service: "ServiceQueue",
+        head: RequestHead,
+        key_id: str,
+        target: bytes,
+    ) -> None:
+        self.head = head
+        self.held_bytes = 0  # the body is not held back: its size has a bound of its own
+        self.gone = False
+        self.service = service
+        self.key_id = key_id
+        self.target = target  # as the replica sees it
+        self.connection = connection
+        self._calls = calls
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._begun = False
+        self._done = head.length == 0
+
+    def begin(self) -> None:
+        self._begun = True
+        if self._done:
+            self._accept()
+        else:
+            self.connection.want_body()
+
+    def feed(self, payload: bytes, done: bool) -> bool:
+        self._pieces.append(payload)
+        self._size += len(payload)
+        if self._size > self.service.route.deferred_bytes:
+            return False
+        self._done = done
+        if done and self._begun:
+            self._accept()
+        return True
+
+    def abort(self) -> None:
+        self.gone = True
+
+    def _accept(self) -> None:
+        self._calls.run(self._calls.accept(self, b"".join(self._pieces)))
+
+
+class ResultRequest:
+    """A client asks for the result of a deferred call."""
+
+    held_bytes = 0
+
+    def __init__(
+        self,
+        calls: "DeferredCalls",
+        connection: "InboundConnection",
+        service: "ServiceQueue",
+        head: RequestHead,
+        key_id: str,
+        call_id: str,
+    ) -> None:
+        self.head = head
+        self.gone = False
+        self.connection = connection
+        self.service = service
+        self.key_id = key_id
+        self.call_id = call_id
+        self._calls = calls
+
+    def begin(self) -> None:
+        self._calls.run(self._calls.show(self))
+
+    def feed(self, payload: bytes, done: bool) -> bool:
+        return False  # it has no body
+
+    def abort(self) -> None:
+        self.gone = True
+
+
+class DeferredSink:
+    """Collects the response of a deferred call."""
+
+    def __init__(self, calls: "DeferredCalls", call_id: str, most_bytes: int) -> None:
+        self._calls = calls
+        self._call_id = call_id
+        self._most_bytes = most_bytes
+        self._head: ResponseHead | None = None
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self.exchange: Exchange | None = None
+
+    def respond(self, head: ResponseHead, payload: bytes, done: bool) -> None:
+        self._head = head
+        self.send(payload, done)
+
+    def send(self, payload: bytes, done: bool) -> None:
+        self._pieces.append(payload)
+        self._size += len(payload)
+        if self._size > self._most_bytes:
+            self._pieces.clear()
+            exchange, self.exchange = self.exchange, None
+            if exchange is not None:
+                exchange.abort()
+                self._finish_own(502, AnswerCode.TOO_LARGE, "the response is too large to be kept")
+        elif done and self._head is not None and self.exchange is not None:
+            start, *lines = self._head.fields.split(b"\r\n")[:-1]
+            self._finish(start, lines, b"".join(self._pieces))
+
+    def send_interim(self, head: ResponseHead) -> None:
+        """There is no client that could read it."""
+
+    def switch(self, head: ResponseHead, payload: bytes) -> None:
+        self.cut()
+
+    def answer(self, status: int, code: AnswerCode, message: str, retry_s: int | None) -> None:
+        self._finish_own(status, code, message)
+
+    def cut(self) -> None:
+        self._finish_own(502, AnswerCode.LOST, "the replica ended in the middle of its response")
+
+    def end(self) -> None: ...
+
+    def want_body(self) -> None:
+        """Called before the replica gets the request."""
+        self._calls.store.mark_sent(self._call_id)
+
+    def pause_body(self) -> None: ...
+
+    def resume_body(self) -> None: ...
+
+    def _finish_own(self, status: int, code: AnswerCode, message: str) -> None:
+        head, _, body = write_answer(status, code, message, self._call_id).partition(b"\r\n\r\n")
+        start, *lines = head.split(b"\r\n")
+        self._finish(start, lines, body)
+
+    def _finish(self, start: bytes, lines: list[bytes], body: bytes) -> None:
+        self.exchange = None
+        kept = tuple(line for line in lines if not line.lower().startswith(b"content-length:"))
+        result = StoredResult(status_line=start, lines=kept, body=body)
+        self._calls.run(self._calls.finish(self._call_id, result))
+
+
+class DeferredCalls:
+    """All deferred calls of the gateway."""
+
+    def __init__(self, store: CallStore, limits: GatewayLimits) -> None:
+        self.store = store
+        self._limits = limits
+        self._known = store.list_known()
+        self._thread = ThreadPoolExecutor(1, "deferred-calls")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, work: Awaitable[None]) -> None:
+        async def finish() -> None:
+            await work
+
+        task = asyncio.get_running_loop().create_task(finish())
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a deferred call failed", exc_info=task.exception())
+
+    async def accept(self, request: DeferredRequest, body: bytes) -> None:
+        """Store the call, answer 202 and let it wait for a replica."""
+        connection, service = request.connection, request.service
+        route = service.route
+        kept = sum(1 for known in self._known.values() if known.service == route.name)
+        if kept >= route.deferred_max:
+            service.refuse()
+            if not request.gone:
+                connection.answer(
+                    429,
+                    AnswerCode.TOO_MANY,
+                    f"{kept} deferred calls of the service are kept already",
+                    service.retry_s(),
+                )
+            return
+        call_id = secrets.token_hex(16)
+        known = KnownCall(
+            service=route.name,
+            key_id=request.key_id,
+            expires_at=time.time() + route.deferred_ttl_s,
+            done=False,
+        )
+        call = StoredCall(
+            id=call_id,
+            service=route.name,
+            key_id=request.key_id,
+            head=_write_head(
+                request.head, request.target, service.list_credentials(request.head), len(body)
+            ),
+            body=body,
+        )
+        self._known[call_id] = known
+        await self._call(lambda: self.store.put(call, known))
+        if not request.gone:
+            location = f"{route.prefix}{RESULTS.decode()}{call_id}"
+            connection.answer_bytes(
+                write_answer(
+                    202,
+                    AnswerCode.ACCEPTED,
+                    f"the response will be at {location}",
+                    connection.request_id.decode(),
+                    location=location,
+                    retry_s=service.retry_s(),
+                )
+            )
+        self._start(service, call)
+
+    def resume(self, find: Callable[[str], "ServiceQueue | None"]) -> None:
+        """Go on with the calls of an earlier process."""
+        for call, sent in self.store.list_open():
+            service = find(call.service)
+            head = parse_request(call.head, self._limits)
+            if service is None or (sent and not head.idempotent):
+                sink = DeferredSink(self, call.id, 0)
+                sink.answer(
+                    502,
+                    AnswerCode.INTERRUPTED,
+                    "the gateway or the service ended while the call ran, and the request is not "
+                    "idempotent; send an Idempotency-Key with requests that may be repeated",
+                    None,
+                )
+            else:
+                self._start(service, call)
+
+    def _start(self, service: "ServiceQueue", call: StoredCall) -> None:
+        head = parse_request(call.head, self._limits)
+        sink = DeferredSink(self, call.id, service.route.deferred_bytes)
+        out_head = call.head[:-2] + b"X-Request-Id: %b\r\n\r\n" % call.id.encode()
+        exchange = Exchange(sink, service, head, out_head, monotonic(), self._limits.replay_bytes)
+        exchange.wait_s = service.route.deferred_ttl_s
+        exchange.tells = True
+        sink.exchange = exchange
+        exchange.feed(call.body, True)
+        service.admit(exchange)
+
+    async def finish(self, call_id: str, result: StoredResult) -> None:
+        await self._call(lambda: self.store.put_result(call_id, result))
+        known = self._known.get(call_id)
+        if known is not None:
+            known.done = True
+
+    async def show(self, request: ResultRequest) -> None:
+        """Answer a client that asks for a result."""
+        connection, service, call_id = request.connection, request.service, request.call_id
+        known = self._known.get(call_id)
+        owner = (service.route.name, request.key_id)
+        mine = known is not None and (known.service, known.key_id) == owner
+        result = await self._call(lambda: self.store.get_result(call_id)) if mine else None
+        if request.gone:
+            return
+        request_id = connection.request_id.decode()
+        if known is None or not mine:
+            data = write_answer(404, AnswerCode.NO_RESULT, "no such result is kept", request_id)
+        elif result is None:
+            data = write_answer(
+                202,
+                AnswerCode.ACCEPTED,
+                "the call has no result yet",
+                request_id,
+                retry_s=min(service.retry_s() or 1, 60),
+            )
+        else:
+            lines = [result.status_line, *result.lines, b"Content-Length: %d" % len(result.body)]
+            data = b"\r\n".join([*lines, b"", result.body])
+        if request.head.method == b"HEAD":
+            data = data[: data.index(b"\r\n\r\n") + 4]
+        connection.answer_bytes(data)
+
+    def expire(self) -> None:
+        """Remove what is too old; called from time to time."""
+        now = time.time()
+        for call_id in [each for each, known in self._known.items() if known.expires_at <= now]:
+            del self._known[call_id]
+            self._thread.submit(self.store.remove, call_id)
+
+    async def close(self) -> None:
+        """Wait until what was begun is stored."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        self._thread.shutdown()
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+
+def _write_head(head: RequestHead, target: bytes, credentials: bytes, length: int) -> bytes:
+    """The head of a call as its replica will get it."""
+    fields = head.without(frozenset({b"prefer", b"content-length"})) + credentials
+    start = b"%b %b HTTP/1.1\r\n" % (head.method, target)
+    return start + fields + b"Content-Length: %d\r\n\r\n" % length

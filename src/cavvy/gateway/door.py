@@ -1,0 +1,216 @@
+"""The gateway's front: all connections of clients, and the services behind them."""
+
+from collections.abc import Iterable
+from itertools import count
+from time import monotonic
+
+from cavvy.gateway.config import (
+    ClientKey,
+    GatewayConfigError,
+    GatewayLimits,
+    ReplicaAddress,
+    ServiceRoute,
+    check_routes,
+)
+from cavvy.gateway.deferred import RESULTS, DeferredCalls, DeferredRequest, ResultRequest
+from cavvy.gateway.exchange import Exchange
+from cavvy.gateway.heads import NO_LENGTH, HeadMemo, RequestHead
+from cavvy.gateway.inbound import InboundConnection, OpenRequest
+from cavvy.gateway.own_answers import AnswerCode
+from cavvy.gateway.preferences import Preferences, read_prefer
+from cavvy.gateway.routing import Routes, strip_prefix
+from cavvy.gateway.service_queue import ServiceQueue
+from cavvy.gateway.statistics import ServiceFacts
+
+_EXPIRE_EVERY = 60  # ticks
+_NO_PREFERENCES = Preferences()
+
+
+class Door:
+    def __init__(
+        self, limits: GatewayLimits, *, secure: bool, start: str, calls: DeferredCalls
+    ) -> None:
+        self.limits = limits
+        self.memo = HeadMemo(limits)
+        self.stopping = False
+        self.services: dict[str, ServiceQueue] = {}
+        self._routes: Routes[ServiceQueue] = Routes(())
+        self._connections: set[InboundConnection] = set()
+        self._scheme = b"https" if secure else b"http"
+        self._start = start.encode()  # of the ids of requests; each process has another
+        self._numbers = count(1)
+        self._calls = calls
+        self._ticks = 0
+
+    # what the process and the control socket call
+
+    def set_services(self, routes: tuple[ServiceRoute, ...]) -> None:
+        """Replace the services. Those that stay keep their replicas and requests. Raises
+        GatewayConfigError.
+        """
+        check_routes(routes)
+        services = {}
+        for route in routes:
+            old = self.services.pop(route.name, None)
+            if old is not None and old.route == route:
+                services[route.name] = old
+                continue
+            services[route.name] = ServiceQueue(route, self.memo)
+            if old is not None:
+                services[route.name].adopt(old)
+        gone, self.services = self.services, services
+        self._routes = Routes((service.route, service) for service in services.values())
+        for old in gone.values():
+            old.close()
+
+    def set_replicas(self, name: str, addresses: Iterable[ReplicaAddress]) -> None:
+        """Raises GatewayConfigError."""
+        service = self.services.get(name)
+        if service is None:
+            raise GatewayConfigError(f"there is no service {name}")
+        service.set_replicas(addresses)
+
+    def describe(self) -> tuple[ServiceFacts, ...]:
+        return tuple(service.describe() for service in self.services.values())
+
+    def tick(self) -> None:
+        """Called once a second."""
+        now = monotonic()
+        for connection in tuple(self._connections):
+            connection.check(now)
+        for service in self.services.values():
+            service.counters.end_second()
+        self._ticks += 1
+        if self._ticks % _EXPIRE_EVERY == 0:
+            self._calls.expire()
+
+    def count_connections(self) -> int:
+        return len(self._connections)
+
+    def close_idle(self) -> None:
+        """The gateway stops: connections end with their request."""
+        self.stopping = True
+        for connection in tuple(self._connections):
+            connection.close_idle()
+
+    # what clients' connections call
+
+    def enter(self, connection: InboundConnection) -> bool:
+        """A client has connected; whether there is room for it."""
+        self._connections.add(connection)
+        return len(self._connections) <= self.limits.connections
+
+    def leave(self, connection: InboundConnection) -> None:
+        self._connections.discard(connection)
+
+    def make_request_id(self) -> bytes:
+        return b"%b%x" % (self._start, next(self._numbers))
+
+    def open_request(
+        self, connection: InboundConnection, head: RequestHead, now: float
+    ) -> OpenRequest | None:
+        """The request of a head, or None if it was refused."""
+        service = self._routes.find(head.host, head.target)
+        if service is None:
+            connection.refuse(
+                404, AnswerCode.NO_SERVICE, "no service has this host name and path", head
+            )
+            return None
+        route = service.route
+        key_id = ""
+        if service.keys:
+            key = self._admit_key(connection, service, head, now)
+            if key is None:
+                return None
+            key_id = key.id
+        if head.length > route.body_max:
+            service.refuse()
+            connection.refuse(
+                413, AnswerCode.TOO_LARGE, f"a body may have {route.body_max} bytes", head
+            )
+            return None
+        target = below = head.target
+        if route.prefix:
+            below = strip_prefix(target, route.prefix.encode())
+            target = below if route.strip_prefix else target
+        if below.startswith(RESULTS) and head.length == 0:
+            call_id = below[len(RESULTS) :].decode()
+            return ResultRequest(self._calls, connection, service, head, key_id, call_id)
+        preferences = read_prefer(head.prefer) if head.prefer else _NO_PREFERENCES
+        if preferences.respond_async and not head.upgrade:
+            return DeferredRequest(self._calls, connection, service, head, key_id, target)
+        exchange = self._make_exchange(connection, service, head, target, now)
+        if preferences.wait_s is not None:
+            exchange.wait_s = min(preferences.wait_s, route.wait_s)
+        return exchange
+
+    def _make_exchange(
+        self,
+        connection: InboundConnection,
+        service: ServiceQueue,
+        head: RequestHead,
+        target: bytes,
+        now: float,
+    ) -> Exchange:
+        exchange = Exchange(
+            connection,
+            service,
+            head,
+            self._write_head(connection, service, head, target),
+            now,
+            self.limits.replay_bytes,
+        )
+        if head.expect:
+            exchange.tells = True
+        return exchange
+
+    def _admit_key(
+        self, connection: InboundConnection, service: ServiceQueue, head: RequestHead, now: float
+    ) -> ClientKey | None:
+        key = service.keys.find(head)
+        if key is None:
+            service.refuse()
+            connection.refuse(401, AnswerCode.NO_KEY, "the service needs one of its keys", head)
+            return None
+        wait_s = service.keys.wait_s(key, now)
+        if wait_s:
+            service.refuse()
+            connection.refuse(
+                429,
+                AnswerCode.TOO_MANY,
+                f"the key {key.id} may make {key.per_s:g} requests a second",
+                head,
+                wait_s,
+            )
+            return None
+        return key
+
+    def _write_head(
+        self,
+        connection: InboundConnection,
+        service: ServiceQueue,
+        head: RequestHead,
+        target: bytes,
+    ) -> bytes:
+        """The head as a replica gets it."""
+        more = b""
+        if head.authorization or head.api_key:
+            more = service.list_credentials(head)
+        if head.length == NO_LENGTH:
+            more += b"Transfer-Encoding: chunked\r\n"
+        if head.upgrade:
+            more += b"Connection: upgrade\r\nUpgrade: %b\r\n" % head.upgrade
+        before = head.forwarded_for
+        return (
+            b"%b %b HTTP/1.1\r\n%b%bX-Request-Id: %b\r\nX-Forwarded-Proto: %b\r\n"
+            b"X-Forwarded-For: %b\r\n\r\n"
+            % (
+                head.method,
+                target,
+                head.fields,
+                more,
+                connection.request_id,
+                self._scheme,
+                before + b", " + connection.peer if before else connection.peer,
+            )
+        )

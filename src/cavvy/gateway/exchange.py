@@ -1,0 +1,158 @@
+"""One request and its response, from the client's connection to the replica's.
+
+The client's side feeds the body in; the replica's side writes the response to the sink. Between the
+two stands the queue of the service.
+"""
+
+from asyncio import TimerHandle
+from typing import TYPE_CHECKING, Protocol
+
+from cavvy.gateway.balancing import hash_key
+from cavvy.gateway.bodies import LAST_CHUNK, as_chunk
+from cavvy.gateway.config import Affinity
+from cavvy.gateway.heads import NO_LENGTH, RequestHead, ResponseHead
+from cavvy.gateway.own_answers import AnswerCode
+
+if TYPE_CHECKING:
+    from cavvy.gateway.service_queue import ServiceQueue
+    from cavvy.gateway.upstream import ReplicaPool, UpstreamConnection
+
+
+class ResponseSink(Protocol):
+    """Where the response of an exchange goes."""
+
+    def respond(self, head: ResponseHead, payload: bytes, done: bool) -> None:
+        """The head of the response and the first bytes of its body."""
+
+    def send(self, payload: bytes, done: bool) -> None:
+        """More of the body."""
+
+    def send_interim(self, head: ResponseHead) -> None:
+        """A response with a status below 200, other than 101."""
+
+    def switch(self, head: ResponseHead, payload: bytes) -> None:
+        """The replica changes the protocol: from here on bytes pass as they are."""
+
+    def answer(self, status: int, code: AnswerCode, message: str, retry_s: int | None) -> None:
+        """The gateway answers in place of a replica."""
+
+    def cut(self) -> None:
+        """The response broke off after its head."""
+
+    def end(self) -> None:
+        """The exchange is over, and its replica is free again."""
+
+    def want_body(self) -> None:
+        """A replica has taken the request."""
+
+    def pause_body(self) -> None: ...
+
+    def resume_body(self) -> None: ...
+
+
+class Exchange:
+    """What few requests change is an attribute of the class until it is set."""
+
+    started_at = 0.0
+    held_bytes = 0
+    attempts = 0
+    tells = False  # its sink must know when a replica takes it
+    avoid: "ReplicaPool | None" = None  # it failed this request
+    upstream: "UpstreamConnection | None" = None
+    responding = False
+    gone = False  # the client has left
+    timer: TimerHandle | None = None
+    affinity_key: int | None = None
+    _begun = _admitted = False
+    _prefix = b""
+    _size = 0
+
+    def __init__(
+        self,
+        sink: ResponseSink,
+        service: "ServiceQueue",
+        head: RequestHead,
+        out_head: bytes,
+        arrived_at: float,
+        keep_bytes: int,
+    ) -> None:
+        self.sink = sink
+        self.service = service
+        self.head = head
+        self.out_head = out_head
+        self.arrived_at = arrived_at
+        self.wait_s = service.route.wait_s
+        self.held: list[bytes] = []  # the body that a replica has yet to get, or may get again
+        self.keep_bytes = keep_bytes if head.idempotent else 0
+        self.body_done = head.length == 0
+        self._framed = head.length == NO_LENGTH
+
+    def begin(self) -> None:
+        """The head has come, and with it perhaps a part of the body."""
+        self._begun = True
+        affinity = self.service.route.affinity
+        if affinity is None or self._find_key(affinity):
+            self._admitted = True
+            self.service.admit(self)
+
+    def feed(self, payload: bytes, done: bool) -> bool:
+        """More of the request's body; False if it is larger than it may be."""
+        size = len(payload)
+        self._size += size
+        if self._size > self.service.route.body_max:
+            return False
+        self.body_done = done
+        affinity = self.service.route.affinity
+        if affinity is not None and len(self._prefix) < affinity.prefix_bytes:
+            self._prefix = (self._prefix + payload)[: affinity.prefix_bytes]
+        if self._framed:
+            payload = as_chunk(payload) if payload else b""
+            if done:
+                payload += LAST_CHUNK
+        upstream = self.upstream
+        if upstream is not None:
+            upstream.transport.write(payload)
+        if upstream is None or self.keep_bytes:
+            self.held.append(payload)
+            self.held_bytes += len(payload)
+            if upstream is not None:
+                self.forget_large_body()
+        if self._begun and not self._admitted:
+            self.begin()
+        return True
+
+    def _find_key(self, affinity: Affinity) -> bool:
+        """Set the key; False if too little of the body has come to know it."""
+        if affinity.by == "header":
+            key = self.head.get_header(affinity.header.encode())
+        elif self.body_done or len(self._prefix) >= affinity.prefix_bytes:
+            key = self._prefix or self.head.target
+        else:
+            return False
+        self.affinity_key = hash_key(key) if key else None
+        return True
+
+    def take_bytes(self) -> bytes:
+        """What a replica gets first: the head and the body so far."""
+        held = self.held
+        if not held:
+            return self.out_head
+        data = b"".join((self.out_head, *held))
+        self.forget_large_body()
+        return data
+
+    def forget_large_body(self) -> None:
+        """The body is too large, or the request not idempotent: there is no second try."""
+        if self.held_bytes > self.keep_bytes:
+            self.held.clear()
+            self.keep_bytes = self.held_bytes = 0
+
+    def can_retry(self) -> bool:
+        return self.head.idempotent and self.attempts < 2 and self.held_bytes <= self.keep_bytes
+
+    def abort(self) -> None:
+        """The client has left: free the place in the queue or the replica."""
+        self.gone = True
+        if self.timer is not None:
+            self.timer.cancel()
+        self.service.abort(self)

@@ -1,0 +1,366 @@
+"""The heads of HTTP/1.1 messages: a strict grammar, and what the gateway must know of them.
+
+A head is refused unless it has one reading (RFC 9112): CRLF ends each line, no line is folded, no
+space stands before a colon, and at most one field tells the length of the body. The head that goes
+on is written anew, so that the next server cannot read it in another way. Both planes of the
+contract suite and `tests/hostile` try this; httptools is the second opinion in
+tests/unit/test_gateway_heads.py.
+"""
+
+import re
+from collections.abc import Iterable
+
+from cavvy.gateway.config import GatewayLimits
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_FIELDS = rb"((?:" + _TOKEN + rb":[\t\x20-\x7e\x80-\xff]*\r\n)*)\r\n"
+_REQUEST = re.compile(rb"(" + _TOKEN + rb") ([!-~]+) HTTP/1\.([01])\r\n" + _FIELDS)
+_RESPONSE = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [\t\x20-\x7e\x80-\xff]*)?\r\n" + _FIELDS)
+_ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#@]+)(/[^#]*)?")
+_HOST_VALUE = re.compile(rb"[A-Za-z0-9._-]*(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?")
+_LENGTH_VALUE = re.compile(rb"\d{1,18}")
+
+IDEMPOTENT = frozenset({b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"})
+NO_LENGTH = -1  # the body is chunked
+_MEMO_BYTES, _MEMO_HEADS = 1024, 512
+UNTIL_CLOSE = -2  # the body of a response ends with its connection
+
+# What the gateway does with a field. Fields without a role pass as they are. (Members of an enum
+# would take a third of the time of parsing.)
+_DROP, _LENGTH, _CODING, _CONNECTION, _UPGRADE, _HOST, _EXPECT = range(7)
+_AUTHORIZATION, _API_KEY, _IDEMPOTENCY, _PREFER, _FORWARDED_FOR = range(7, 12)
+_STAY = frozenset({_LENGTH, _HOST, _IDEMPOTENCY, _PREFER})  # the others are taken out
+
+_COMMON = {
+    b"connection": _CONNECTION,
+    b"keep-alive": _DROP,
+    b"proxy-connection": _DROP,
+    b"content-length": _LENGTH,
+    b"transfer-encoding": _CODING,
+    b"upgrade": _UPGRADE,
+    b"trailer": _DROP,  # the gateway passes no trailers on
+    b"x-request-id": _DROP,  # the gateway sets its own
+}
+_OF_REQUESTS = {
+    **_COMMON,
+    b"te": _DROP,
+    b"proxy-authorization": _DROP,
+    b"http2-settings": _DROP,
+    b"x-forwarded-proto": _DROP,
+    b"x-forwarded-host": _DROP,
+    b"forwarded": _DROP,
+    b"x-real-ip": _DROP,
+    b"x-forwarded-for": _FORWARDED_FOR,
+    b"host": _HOST,
+    b"expect": _EXPECT,
+    b"authorization": _AUTHORIZATION,
+    b"x-api-key": _API_KEY,
+    b"idempotency-key": _IDEMPOTENCY,
+    b"prefer": _PREFER,
+}
+_OF_RESPONSES = {**_COMMON, b"proxy-authenticate": _DROP}
+
+
+def _compile_search(names: Iterable[bytes]) -> re.Pattern[bytes]:
+    """Finds the fields with these names, in any case and with `_` for `-` (some servers take both
+    for the same). Grouped by first letters, it is faster than a look at each field.
+    """
+
+    def write(name: bytes) -> bytes:
+        letters = name.decode()
+        return "".join(
+            "[-_]" if each == "-" else f"[{each}{each.upper()}]" if each.isalpha() else each
+            for each in letters
+        ).encode()
+
+    by_letter: dict[bytes, list[bytes]] = {}
+    for name in names:
+        by_letter.setdefault(name[:1], []).append(write(name[1:]))
+    groups = (write(first) + b"(?:" + b"|".join(rest) + b")" for first, rest in by_letter.items())
+    return re.compile(rb"\n(" + b"|".join(groups) + rb"):([^\r]*)\r")
+
+
+_SEARCH_REQUEST = _compile_search(_OF_REQUESTS)
+_SEARCH_RESPONSE = _compile_search(_OF_RESPONSES)
+
+
+class HeadError(Exception):
+    """The message is refused; `status` is the answer to a client that sent it."""
+
+    def __init__(self, status: int, what: str) -> None:
+        super().__init__(what)
+        self.status = status
+        self.what = what
+
+
+class RequestHead:
+    """The head of a request. `fields` are those that go on to the replica, each with its CRLF.
+
+    Requests with the same bytes share one: it does not change once it is parsed. What few requests
+    have is an attribute of the class until it is set.
+    """
+
+    length = 0  # of the body; NO_LENGTH: it is chunked
+    connection = b""
+    upgrade = b""
+    host = b""
+    expect = False
+    authorization = b""
+    api_key = b""
+    prefer = b""
+    forwarded_for = b""
+
+    def __init__(self, method: bytes, target: bytes, version: int, fields: bytes) -> None:
+        self.method = method
+        self.target = target
+        self.version = version  # 1.x
+        self.close = version == 0
+        self.idempotent = method in IDEMPOTENT
+        self.fields = fields
+
+    def get_header(self, name: bytes) -> bytes:
+        """The value of the first field of this name (in lower case) among those that go on."""
+        for line in self.fields.split(b"\r\n"):
+            found, _, value = line.partition(b":")
+            if found.lower() == name:
+                return value.strip(b" \t")
+        return b""
+
+    def without(self, names: frozenset[bytes]) -> bytes:
+        """The fields without those of these names."""
+        return b"".join(
+            line + b"\r\n"
+            for line in self.fields.split(b"\r\n")[:-1]
+            if line.partition(b":")[0].lower() not in names
+        )
+
+
+class ResponseHead:
+    """The head of a response. `fields` is the status line and the fields that go on to the client,
+    each with its CRLF. Responses with the same bytes share one.
+    """
+
+    __slots__ = ("close", "fields", "length", "status", "upgrade")
+
+    def __init__(self, status: int, close: bool) -> None:
+        self.status = status
+        self.fields = b""
+        self.length = UNTIL_CLOSE
+        self.close = close
+        self.upgrade = b""
+
+
+class HeadMemo:
+    """Heads that were parsed before: clients and replicas repeat them, and finding one takes a
+    tenth of the time of parsing it. Credentials are not kept.
+    """
+
+    def __init__(self, limits: GatewayLimits) -> None:
+        self._limits = limits
+        self._requests: dict[bytes, RequestHead] = {}
+        self._responses: dict[bytes, ResponseHead] = {}
+
+    def parse_request(self, data: bytes) -> RequestHead:
+        """Raises HeadError."""
+        head = self._requests.get(data)
+        if head is None:
+            head = parse_request(data, self._limits)
+            if len(data) <= _MEMO_BYTES and not (head.authorization or head.api_key):
+                if len(self._requests) >= _MEMO_HEADS:
+                    self._requests.clear()
+                self._requests[data] = head
+        return head
+
+    def parse_response(self, data: bytes, method: bytes) -> ResponseHead:
+        """Raises HeadError."""
+        head = self._responses.get(data)
+        if head is None or method == b"HEAD":  # whose responses have no body
+            head = parse_response(data, method)
+            if len(data) <= _MEMO_BYTES and method != b"HEAD":
+                if len(self._responses) >= _MEMO_HEADS:
+                    self._responses.clear()
+                self._responses[data] = head
+        return head
+
+
+def parse_request(head: bytes, limits: GatewayLimits) -> RequestHead:
+    """The head, which includes its empty line. Raises HeadError."""
+    match = _REQUEST.fullmatch(head)
+    if match is None:
+        raise HeadError(400, "the head of the request is not valid HTTP/1.1")
+    if head.count(b"\n") > limits.headers + 2:
+        raise HeadError(431, f"the request has more than {limits.headers} header fields")
+    method, target, minor, fields = match.groups()
+    request = RequestHead(method, target, 0 if minor == b"0" else 1, fields)
+    length = coding = host = None
+    start = at = match.start(4)
+    parts = []
+    for found in _SEARCH_REQUEST.finditer(head, start - 1):
+        name, value = found.groups()
+        role = _OF_REQUESTS[name.lower()] if b"_" not in name else _DROP
+        value = value.strip(b" \t")
+        if role == _HOST:
+            host = _read_host(host, value)
+        elif role == _LENGTH:
+            length = _read_length(length, value)
+        elif role == _CODING:
+            coding = _read_coding(coding, value)
+        elif role != _DROP:
+            _keep_value(request, role, value)
+        if role not in _STAY:
+            parts.append(head[at : found.start() + 1])
+            at = found.end() + 1
+    if parts:
+        request.fields = b"".join((*parts, head[at:-2]))
+    _settle_host(request, host)
+    if request.connection or request.upgrade:
+        _read_connection(request)
+    _settle_length(request, length, coding)
+    return request
+
+
+def _keep_value(request: RequestHead, role: int, value: bytes) -> None:
+    if role == _CONNECTION:
+        request.connection += b"," + value
+    elif role == _UPGRADE:
+        request.upgrade = value
+    elif role == _EXPECT:
+        if value.lower() != b"100-continue":
+            raise HeadError(417, "the only expectation that is known is 100-continue")
+        request.expect = request.version == 1
+    elif role == _AUTHORIZATION:
+        if request.authorization:
+            raise HeadError(400, "the request has two Authorization fields")
+        request.authorization = value
+    elif role == _API_KEY:
+        if request.api_key:
+            raise HeadError(400, "the request has two X-API-Key fields")
+        request.api_key = value
+    elif role == _FORWARDED_FOR:
+        before = request.forwarded_for
+        request.forwarded_for = before + b", " + value if before else value
+    elif role == _PREFER:
+        request.prefer = value
+    else:
+        request.idempotent = True
+
+
+def _settle_host(request: RequestHead, host: bytes | None) -> None:
+    target = request.target
+    if not target.startswith(b"/"):
+        absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is not None:  # RFC 9112, 3.2.2: its authority replaces Host
+            host = absolute[1]
+            request.target = absolute[2] or b"/"
+            rest = request.without(frozenset({b"host"}))
+            request.fields = b"Host: %b\r\n%b" % (host, rest)
+        elif target != b"*" or request.method != b"OPTIONS":
+            raise HeadError(400, "the target of the request is not a path")
+    elif b"#" in target:
+        raise HeadError(400, "the target of the request has a fragment")
+    if request.method == b"CONNECT":
+        raise HeadError(405, "the gateway is no forward proxy")
+    if host is None:
+        if request.version == 1:
+            raise HeadError(400, "the request has no Host field")
+        host = b""
+        request.fields = b"Host: \r\n" + request.fields
+    if _HOST_VALUE.fullmatch(host) is None:
+        raise HeadError(400, "the Host field is not valid")
+    request.host = host
+
+
+def _read_connection(request: RequestHead) -> None:
+    """Fields that Connection names end here, unless the gateway itself gives them a meaning."""
+    names = {option.strip(b" \t") for option in request.connection.lower().split(b",")}
+    if b"close" in names:
+        request.close = True
+    others = frozenset(names - {b"", b"close", b"keep-alive", b"upgrade"} - _OF_REQUESTS.keys())
+    if others:
+        request.fields = request.without(others)
+    if request.version == 0 or b"upgrade" not in names or b"h2c" in request.upgrade.lower():
+        request.upgrade = b""  # HTTP/2 in the clear would pass requests that are not looked at
+
+
+def _settle_length(request: RequestHead, length: int | None, coding: bytes | None) -> None:
+    if coding is None:
+        request.length = length or 0
+        return
+    if length is not None:
+        raise HeadError(400, "the request has both Content-Length and Transfer-Encoding")
+    if request.version == 0:
+        raise HeadError(400, "HTTP/1.0 has no Transfer-Encoding")
+    request.length = NO_LENGTH
+
+
+def _read_host(before: bytes | None, value: bytes) -> bytes:
+    if before is not None:
+        raise HeadError(400, "the request has two Host fields")
+    return value
+
+
+def _read_length(before: int | None, value: bytes) -> int:
+    if before is not None:
+        raise HeadError(400, "the message has two Content-Length fields")
+    if _LENGTH_VALUE.fullmatch(value) is None:
+        raise HeadError(400, "Content-Length is not a number")
+    return int(value)
+
+
+def _read_coding(before: bytes | None, value: bytes) -> bytes:
+    if before is not None or value.lower() != b"chunked":
+        raise HeadError(501, "the only transfer coding that is known is a single chunked")
+    return value
+
+
+def parse_response(head: bytes, method: bytes) -> ResponseHead:
+    """The head of a response to a request with this method. Raises HeadError."""
+    match = _RESPONSE.fullmatch(head)
+    if match is None:
+        raise HeadError(502, "the head of the response is not valid HTTP/1.1")
+    minor, digits, _ = match.groups()
+    response = ResponseHead(int(digits), minor == b"0")
+    length = coding = None
+    at = 0
+    parts = []
+    for found in _SEARCH_RESPONSE.finditer(head):
+        name, value = found.groups()
+        role = _OF_RESPONSES[name.lower()] if b"_" not in name else _DROP
+        if role == _LENGTH:
+            length = _read_length(length, value.strip(b" \t"))
+            continue
+        if role == _CONNECTION:
+            response.close = response.close or b"close" in value.lower()
+        elif role == _CODING:
+            coding = _read_coding(coding, value.strip(b" \t"))
+        elif role == _UPGRADE:
+            response.upgrade = value.strip(b" \t")
+        parts.append(head[at : found.start() + 1])
+        at = found.end() + 1
+    response.fields = b"".join((*parts, head[at:-2])) if parts else head[:-2]
+    if minor == b"0":
+        response.fields = b"HTTP/1.1" + response.fields[8:]
+    if coding is not None and (length is not None or minor == b"0"):
+        raise HeadError(502, "the response has both Content-Length and Transfer-Encoding")
+    _settle_response_length(response, method, length, coding is not None)
+    return response
+
+
+def _settle_response_length(
+    response: ResponseHead, method: bytes, length: int | None, chunked: bool
+) -> None:
+    status = response.status
+    if status < 200 or status == 204:  # RFC 9112, 6.3: such responses have no body
+        response.length = 0
+        if length is not None:
+            raise HeadError(502, f"a response with status {status} has no Content-Length")
+    elif method == b"HEAD" or status == 304:
+        response.length = 0
+        if chunked:
+            response.fields += b"Transfer-Encoding: chunked\r\n"
+    elif chunked:
+        response.length = NO_LENGTH
+    elif length is not None:
+        response.length = length
+    else:
+        response.close = True

@@ -1,0 +1,78 @@
+"""Responses that the gateway itself writes, in JSON.
+
+`{"error": {"code": ..., "message": ..., "request_id": ...}}`; with a status below 400, `call`
+stands for `error`.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+_PHRASES = {
+    202: "Accepted",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    413: "Content Too Large",
+    417: "Expectation Failed",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+
+
+class AnswerCode(StrEnum):
+    """Why the gateway answers itself."""
+
+    BAD_REQUEST = "bad-request"
+    NO_SERVICE = "no-such-service"
+    NO_KEY = "key-unknown"
+    TOO_MANY = "rate-exceeded"
+    QUEUE_FULL = "queue-full"
+    TOO_LATE = "no-replica-in-time"
+    TOO_LARGE = "body-too-large"
+    SLOW = "request-too-slow"
+    LOST = "replica-lost"
+    INVALID = "replica-answer-invalid"
+    SILENT = "replica-silent"
+    CONNECTIONS = "too-many-connections"
+    ACCEPTED = "accepted"
+    NO_RESULT = "no-such-result"
+    INTERRUPTED = "interrupted"
+
+
+def write_answer(
+    status: int,
+    code: AnswerCode,
+    message: str,
+    request_id: str,
+    *,
+    retry_s: int | None = None,
+    location: str | None = None,
+    close: bool = False,
+    without_body: bool = False,
+) -> bytes:
+    """The bytes of a response. `without_body`: it answers HEAD."""
+    fields = {"code": code.value, "message": message, "request_id": request_id}
+    body = msgspec.json.encode({"error" if status >= 400 else "call": fields})
+    head = [
+        f"HTTP/1.1 {status} {_PHRASES[status]}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        f"X-Request-Id: {request_id}",
+    ]
+    if retry_s is not None:
+        head.append(f"Retry-After: {retry_s}")
+    if location is not None:
+        head.append(f"Location: {location}")
+    if status == 401:
+        head.append('WWW-Authenticate: Bearer realm="cavvy"')
+    if close:
+        head.append("Connection: close")
+    return "\r\n".join([*head, "", ""]).encode() + (b"" if without_body else body)

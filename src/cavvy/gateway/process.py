@@ -1,0 +1,125 @@
+"""The gateway's process: listeners, the tick of each second, and an orderly end."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import secrets
+import signal
+import ssl
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+
+import uvloop
+
+from cavvy.gateway.call_store import CallStore
+from cavvy.gateway.config import GatewayConfig, GatewayConfigError, TlsFiles, read_config
+from cavvy.gateway.control_socket import ControlSocket
+from cavvy.gateway.deferred import DeferredCalls
+from cavvy.gateway.door import Door
+from cavvy.gateway.inbound import InboundConnection
+
+_TICK_S = 1.0
+_DRAIN_S = 30.0
+_BACKLOG = 4096
+_HANDSHAKE_S = 10.0
+_GC_THRESHOLDS = (20_000, 20, 100)  # requests leave no cycles: reference counts free them
+
+
+def run(arguments: Sequence[str]) -> int:
+    """`python -m cavvy.gateway CONFIG.json`: serve until a signal or the control socket ends it."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m cavvy.gateway CONFIG.json\n")
+        return 2
+    try:
+        config = read_config(Path(arguments[0]))
+        uvloop.run(serve(config))
+    except (GatewayConfigError, OSError) as error:
+        sys.stderr.write(f"cavvy.gateway: {error}\n")
+        return 1
+    return 0
+
+
+async def serve(config: GatewayConfig) -> None:
+    """Prints one line of JSON with the port when it takes requests. Raises OSError,
+    GatewayConfigError.
+    """
+    tls = None if config.tls is None else make_tls(config.tls)
+    calls = DeferredCalls(CallStore(Path(config.state)), config.limits)
+    start = secrets.token_hex(4) + "-"
+    door = Door(config.limits, secure=tls is not None, start=start, calls=calls)
+    door.set_services(config.services)
+    calls.resume(door.services.get)
+    stop: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    control = ControlSocket(Path(config.control), door, lambda drain_s: _set(stop, drain_s))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _set, stop, _DRAIN_S)
+    server = await loop.create_server(
+        lambda: InboundConnection(door),
+        config.host,
+        config.port,
+        ssl=tls,
+        backlog=_BACKLOG,
+        ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
+    )
+    await control.open()
+    port = server.sockets[0].getsockname()[1]
+    _say_ready({"host": config.host, "port": port, "tls": tls is not None})
+    try:
+        await _tick_until(door, stop)
+        server.close()
+        door.close_idle()
+        await _drain(door, monotonic() + stop.result())
+    finally:
+        server.close()
+        await control.close()
+        await calls.close()
+
+
+def _say_ready(facts: dict[str, object]) -> None:
+    gc.collect()
+    gc.freeze()  # what lives as long as the process is looked at no more
+    gc.set_threshold(*_GC_THRESHOLDS)
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def _set(stop: asyncio.Future[float], drain_s: float) -> None:
+    if not stop.done():
+        stop.set_result(drain_s)
+
+
+async def _tick_until(door: Door, stop: asyncio.Future[float]) -> None:
+    while not stop.done():
+        await asyncio.wait((stop,), timeout=_TICK_S)
+        door.tick()
+
+
+async def _drain(door: Door, until: float) -> None:
+    while door.count_connections() and monotonic() < until:
+        door.tick()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.05)
+
+
+def make_tls(files: TlsFiles) -> ssl.SSLContext:
+    """Raises GatewayConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=_refuse_password)
+    except (OSError, ValueError) as error:
+        raise GatewayConfigError(
+            f"tls: {files.certificate} and {files.key} cannot be used: {error}; both must be files "
+            "in PEM, the key without a password"
+        ) from error
+    return context
+
+
+def _refuse_password() -> str:
+    raise ValueError("the key is encrypted")

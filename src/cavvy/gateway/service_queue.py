@@ -1,0 +1,295 @@
+"""A service: its replicas, and the requests that wait for one of them, first come first served.
+
+A request waits while no replica is ready or all of them are busy. It is refused only if too many
+wait already, or if its own time is over.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+from time import monotonic
+
+from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, make_ring
+from cavvy.gateway.client_keys import ServiceKeys
+from cavvy.gateway.cold_starts import ColdStarts, estimate_retry_s
+from cavvy.gateway.config import ReplicaAddress, ServiceRoute
+from cavvy.gateway.exchange import Exchange
+from cavvy.gateway.heads import HeadMemo, RequestHead
+from cavvy.gateway.own_answers import AnswerCode
+from cavvy.gateway.statistics import ServiceCounters, ServiceFacts, find_quantile
+from cavvy.gateway.upstream import ReplicaPool
+
+
+class ServiceQueue:
+    def __init__(self, route: ServiceRoute, memo: HeadMemo) -> None:
+        now = monotonic()
+        self.route = route
+        self.memo = memo
+        self.keys = ServiceKeys(route.keys, now)
+        self.counters = ServiceCounters(now)
+        self._cold_starts = ColdStarts(route.cold_start_s)
+        self._replicas: list[ReplicaPool] = []
+        self._draining: set[ReplicaPool] = set()
+        self._loads: list[int] = []  # by position; FULL: the replica takes no more
+        self._ring = make_ring(())
+        self._waiting: OrderedDict[Exchange, None] = OrderedDict()
+        self._turn = 0
+
+    # what clients' connections call
+
+    def admit(self, exchange: Exchange) -> None:
+        """Start the request or let it wait."""
+        self.counters.arrivals += 1
+        if not self._waiting:
+            position = self._choose(exchange)
+            if position >= 0:
+                self._start(exchange, self._replicas[position], exchange.arrived_at)
+                return
+        self._wait(exchange, exchange.arrived_at)
+
+    def abort(self, exchange: Exchange) -> None:
+        """The client has left."""
+        self.counters.aborted += 1
+        if exchange in self._waiting:
+            del self._waiting[exchange]
+        upstream = exchange.upstream
+        if upstream is not None:
+            exchange.upstream = None
+            pool = upstream.pool
+            upstream.abort()
+            self.free(pool, exchange, monotonic())
+
+    def list_credentials(self, head: RequestHead) -> bytes:
+        """Fields for the replica, if the service has no keys of its own that they could hold."""
+        fields = b""
+        if not self.keys:
+            if head.authorization:
+                fields = b"Authorization: %b\r\n" % head.authorization
+            if head.api_key:
+                fields += b"X-API-Key: %b\r\n" % head.api_key
+        return fields
+
+    def refuse(self) -> None:
+        """The gateway answers a request before it is admitted."""
+        self.counters.arrivals += 1
+        self.counters.refused += 1
+
+    # what replicas call
+
+    def free(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
+        """A slot of the replica is free; the first request that waits takes it."""
+        self.counters.change_in_flight(-1, now)
+        pool.in_flight -= 1
+        if pool.draining:
+            if not pool.in_flight:
+                self._draining.discard(pool)
+            return
+        if self._waiting and not pool.cooling and pool.in_flight < pool.concurrency:
+            self._start(self._pop(), pool, now)
+        else:
+            self._set_load(pool)
+
+    def update(self, pool: ReplicaPool) -> None:
+        """The replica may take requests again."""
+        if not pool.draining:
+            self._set_load(pool)
+            self._dispatch()
+
+    def requeue(self, exchange: Exchange, now: float) -> None:
+        """No replica has seen the request: it goes on elsewhere, before all that wait."""
+        position = self._choose(exchange)
+        if position >= 0:
+            self._start(exchange, self._replicas[position], now)
+        else:
+            self._wait(exchange, now, first=True)
+
+    def lose(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
+        """A replica's connection ended in the middle of a request."""
+        if exchange.responding:
+            self.counters.lost += 1
+            exchange.sink.cut()
+        elif exchange.can_retry():
+            self.counters.retried += 1
+            exchange.avoid = pool
+            self.requeue(exchange, now)
+        else:
+            self.counters.lost += 1
+            exchange.sink.answer(
+                502, AnswerCode.LOST, "the replica ended in the middle of the request", None
+            )
+
+    def refuse_answer(self, exchange: Exchange) -> None:
+        self.counters.lost += 1
+        if exchange.responding:
+            exchange.sink.cut()
+        else:
+            exchange.sink.answer(
+                502, AnswerCode.INVALID, "the replica's response is not valid HTTP/1.1", None
+            )
+
+    # what the control socket and the clock call
+
+    def set_replicas(self, addresses: Iterable[ReplicaAddress]) -> None:
+        """Replace the set of ready replicas. Requests in flight finish where they are."""
+        kept = {pool.address: pool for pool in self._replicas}
+        pools = [kept.pop(each) if each in kept else ReplicaPool(self, each) for each in addresses]
+        for pool in kept.values():
+            pool.drain()
+            if pool.in_flight:
+                self._draining.add(pool)
+        self._replicas = pools
+        self._loads = [FULL] * len(pools)
+        self._ring = make_ring([pool.address.id for pool in pools])
+        self._turn = 0
+        for position, pool in enumerate(pools):
+            pool.position = position
+            self._set_load(pool)
+        if pools:
+            self._cold_starts.end(monotonic())
+        elif self._waiting:
+            self._cold_starts.begin(monotonic())
+        for pool in pools:
+            if pool.cooling:
+                pool.warm()
+        self._dispatch()
+
+    def adopt(self, old: "ServiceQueue") -> None:
+        """Take the replicas, requests and counters of the same service under an older route."""
+        self.counters = old.counters
+        self._cold_starts = old._cold_starts
+        self._waiting = old._waiting
+        for exchange in self._waiting:
+            exchange.service = self
+        self._replicas, self._draining = old._replicas, old._draining
+        for pool in (*self._replicas, *self._draining):
+            pool.service = self
+            pool.concurrency = pool.address.concurrency or self.route.concurrency
+        self.set_replicas([pool.address for pool in self._replicas])
+
+    def close(self) -> None:
+        """The service is gone: those that wait are told, those in flight finish."""
+        while self._waiting:
+            exchange = self._pop()
+            exchange.sink.answer(404, AnswerCode.NO_SERVICE, "the service was removed", None)
+        self.set_replicas(())
+
+    def count_open(self) -> int:
+        """Requests that wait or are in flight."""
+        return len(self._waiting) + self.counters.in_flight
+
+    def retry_s(self) -> int | None:
+        """For Retry-After."""
+        now = monotonic()
+        counters = self.counters
+        return estimate_retry_s(
+            cold_start_s=self._cold_starts.estimate_s,
+            waited_s=self._cold_starts.waited_s(now),
+            ready=len(self._replicas),
+            backlog=len(self._waiting) + counters.in_flight,
+            slots=sum(pool.concurrency for pool in self._replicas),
+            service_s=counters.service_s / max(counters.answered, 1),
+        )
+
+    def describe(self) -> ServiceFacts:
+        now = monotonic()
+        counters = self.counters
+        counters.change_in_flight(0, now)
+        return ServiceFacts(
+            name=self.route.name,
+            at_s=now,
+            arrivals=counters.arrivals,
+            answered=counters.answered,
+            refused=counters.refused,
+            lost=counters.lost,
+            retried=counters.retried,
+            aborted=counters.aborted,
+            in_flight=counters.in_flight,
+            backlog=len(self._waiting),
+            concurrency_s=counters.concurrency_s,
+            waited_s=counters.waited_s,
+            service_s=counters.service_s,
+            cold_starts=self._cold_starts.count,
+            cold_start_s=self._cold_starts.estimate_s,
+            arrivals_per_s=counters.list_seconds(),
+            latency_us=dict(counters.latency),
+            p50_s=find_quantile(counters.latency, 0.5),
+            p95_s=find_quantile(counters.latency, 0.95),
+            p99_s=find_quantile(counters.latency, 0.99),
+            replicas=tuple(pool.describe() for pool in (*self._replicas, *self._draining)),
+        )
+
+    # inside
+
+    def _choose(self, exchange: Exchange) -> int:
+        loads = self._loads
+        avoid = exchange.avoid
+        if avoid is not None and len(loads) > 1 and not avoid.draining:
+            loads = loads.copy()
+            loads[avoid.position] = FULL
+        if exchange.affinity_key is not None and self.route.affinity is not None:
+            return choose_by_key(
+                self._ring,
+                exchange.affinity_key,
+                loads,
+                self.counters.in_flight,
+                self.route.affinity.load_factor,
+            )
+        self._turn = self._turn + 1 if self._turn + 1 < len(loads) else 0
+        return choose_least(loads, self._turn)
+
+    def _start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
+        exchange.started_at = now
+        self.counters.change_in_flight(1, now)
+        pool.start(exchange)
+        self._set_load(pool)
+
+    def _set_load(self, pool: ReplicaPool) -> None:
+        full = pool.cooling or pool.in_flight >= pool.concurrency
+        self._loads[pool.position] = FULL if full else pool.in_flight
+
+    def _wait(self, exchange: Exchange, now: float, first: bool = False) -> None:
+        left_s = exchange.arrived_at + exchange.wait_s - now
+        if len(self._waiting) >= self.route.queue_max and not first:
+            self.counters.refused += 1
+            exchange.sink.answer(
+                429,
+                AnswerCode.QUEUE_FULL,
+                f"{len(self._waiting)} requests wait already for a replica",
+                self.retry_s(),
+            )
+            return
+        if not self._replicas:
+            self._cold_starts.begin(now)
+        self._waiting[exchange] = None
+        if first:
+            self._waiting.move_to_end(exchange, last=False)
+        loop = asyncio.get_running_loop()
+        exchange.timer = loop.call_later(max(left_s, 0), self._end_wait, exchange)
+
+    def _end_wait(self, exchange: Exchange) -> None:
+        if exchange in self._waiting:
+            del self._waiting[exchange]
+            self.counters.refused += 1
+            exchange.sink.answer(
+                504,
+                AnswerCode.TOO_LATE,
+                f"no replica was free within {exchange.wait_s:g} s",
+                self.retry_s(),
+            )
+
+    def _pop(self) -> Exchange:
+        exchange, _ = self._waiting.popitem(last=False)
+        if exchange.timer is not None:
+            exchange.timer.cancel()
+            exchange.timer = None
+        return exchange
+
+    def _dispatch(self) -> None:
+        """Start those that wait, as long as a replica has room."""
+        now = monotonic()
+        while self._waiting:
+            exchange = next(iter(self._waiting))
+            position = self._choose(exchange)
+            if position < 0:
+                return
+            self._start(self._pop(), self._replicas[position], now)

@@ -1,0 +1,122 @@
+"""What a service has done: counters that only grow, so that a reader takes differences.
+
+The autoscaler reads them over the control socket. Times are in seconds of a monotonic clock.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+from cavvy.domain.values import Struct
+
+_SUB_BITS = 2  # each power of two has four buckets; a quantile is at most 25 % above the truth
+
+
+def bucket_of(latency_us: int) -> int:
+    """The bucket of a latency: four for each power of two."""
+    if latency_us < 4:
+        return max(latency_us, 0)
+    shift = latency_us.bit_length() - 1 - _SUB_BITS
+    return ((shift + 1) << _SUB_BITS) + ((latency_us >> shift) & 3)
+
+
+def upper_bound_of(bucket: int) -> int:
+    """The smallest latency in microseconds above the bucket."""
+    if bucket < 4:
+        return bucket + 1
+    shift = (bucket >> _SUB_BITS) - 1
+    return ((bucket & 3) + 5) << shift
+
+
+def find_quantile(buckets: Mapping[int, int], share: float) -> float | None:
+    """The latency in seconds that this share of the requests did not exceed; None without any."""
+    total = sum(buckets.values())
+    seen = 0
+    for bucket in sorted(buckets):
+        seen += buckets[bucket]
+        if seen >= share * total:
+            return upper_bound_of(bucket) / 1e6
+    return None
+
+
+class ReplicaFacts(Struct, frozen=True, kw_only=True):
+    id: str
+    in_flight: int
+    served: int
+    failed: int  # connections refused or lost in a request
+    draining: bool
+
+
+class ServiceFacts(Struct, frozen=True, kw_only=True):
+    """The statistics of a service at a moment."""
+
+    name: str
+    at_s: float  # of the gateway's monotonic clock
+    arrivals: int
+    answered: int
+    refused: int  # by the gateway itself: keys, rates, a full queue, too late
+    lost: int  # answered with 502
+    retried: int
+    aborted: int  # the client left
+    in_flight: int
+    backlog: int
+    concurrency_s: float  # the integral of the requests in flight
+    waited_s: float  # the sum of all waits for a replica
+    service_s: float  # the sum of all times from the replica's start to its last byte
+    cold_starts: int
+    cold_start_s: float | None  # measured, smoothed
+    arrivals_per_s: tuple[int, ...]  # of the last 60 whole seconds, the newest last
+    latency_us: dict[int, int]  # bucket -> requests, from arrival to last byte
+    p50_s: float | None
+    p95_s: float | None
+    p99_s: float | None
+    replicas: tuple[ReplicaFacts, ...]
+
+
+class ServiceCounters:
+    """The counters behind `ServiceFacts`, changed by each request."""
+
+    __slots__ = (
+        "_changed_at",
+        "_seconds",
+        "_seen",
+        "aborted",
+        "answered",
+        "arrivals",
+        "concurrency_s",
+        "in_flight",
+        "latency",
+        "lost",
+        "refused",
+        "retried",
+        "service_s",
+        "waited_s",
+    )
+
+    def __init__(self, now: float) -> None:
+        self.arrivals = self.answered = self.refused = self.lost = 0
+        self.retried = self.aborted = self.in_flight = 0
+        self.concurrency_s = self.waited_s = self.service_s = 0.0
+        self.latency: dict[int, int] = {}
+        self._changed_at = now
+        self._seen = 0
+        self._seconds: deque[int] = deque(maxlen=60)
+
+    def change_in_flight(self, change: int, now: float) -> None:
+        self.concurrency_s += self.in_flight * (now - self._changed_at)
+        self._changed_at = now
+        self.in_flight += change
+
+    def record_answer(self, arrived_at: float, started_at: float, now: float) -> None:
+        self.answered += 1
+        self.waited_s += started_at - arrived_at
+        self.service_s += now - started_at
+        bucket = bucket_of(int((now - arrived_at) * 1e6))
+        self.latency[bucket] = self.latency.get(bucket, 0) + 1
+
+    def end_second(self) -> None:
+        """Called once a second."""
+        self._seconds.append(self.arrivals - self._seen)
+        self._seen = self.arrivals
+
+    def list_seconds(self) -> tuple[int, ...]:
+        return tuple(self._seconds)

@@ -1,0 +1,279 @@
+"""Connections to replicas, and the pool of one replica's connections."""
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+from cavvy.gateway.bodies import Body, OpenBody, make_body
+from cavvy.gateway.config import ReplicaAddress
+from cavvy.gateway.exchange import Exchange
+from cavvy.gateway.heads import HeadError, ResponseHead
+from cavvy.gateway.statistics import ReplicaFacts
+
+if TYPE_CHECKING:
+    from cavvy.gateway.service_queue import ServiceQueue
+
+_CONNECT_S = 5.0
+_BACKOFF_S, _BACKOFF_MAX_S = 0.1, 5.0  # of a replica that refuses connections
+_HEAD_MAX = 65_536
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """A connection to a replica. It serves one exchange at a time."""
+
+    __slots__ = ("_body", "_buffer", "_exchange", "_tunnel", "closed", "pool", "transport")
+
+    transport: asyncio.Transport
+
+    def __init__(self, pool: "ReplicaPool") -> None:
+        self.pool = pool
+        self._exchange: Exchange | None = None
+        self._body: Body | None = None  # None: the head of the response has not come
+        self._buffer = b""
+        self._tunnel = False
+        self.closed = False
+
+    def begin(self, exchange: Exchange) -> None:
+        """Send the request, or what there is of it."""
+        self._exchange = exchange
+        self._body = None
+        exchange.upstream = self
+        exchange.attempts += 1
+        if not exchange.body_done or exchange.tells:
+            exchange.sink.want_body()
+        self.transport.write(exchange.take_bytes())
+
+    def abort(self) -> None:
+        """The client has left. A request cannot be taken back, except with its connection."""
+        self._exchange = None
+        self.transport.abort()
+
+    # what the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's has no common base
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:  # an answer without a question: the connection cannot be trusted
+            self.closed = True
+            self.transport.abort()
+        elif self._tunnel:
+            exchange.sink.send(data, False)
+        else:
+            try:
+                self._read(exchange, data)
+            except HeadError:
+                self._fail(exchange)
+
+    def eof_received(self) -> bool:
+        if self._tunnel and self._exchange is not None:
+            self._exchange.sink.send(b"", True)
+            return True
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        exchange = self._exchange
+        if exchange is None:
+            self.pool.forget(self)
+        elif self._tunnel:
+            self._exchange = None
+            self.pool.release(exchange, None)
+            exchange.sink.end()
+        elif isinstance(self._body, OpenBody) and exc is None:
+            exchange.sink.send(b"", True)
+            self._finish(exchange, reusable=False)
+        else:
+            self._exchange = exchange.upstream = None
+            self.pool.lose(exchange)
+
+    def pause_writing(self) -> None:
+        if self._exchange is not None:
+            self._exchange.sink.pause_body()
+
+    def resume_writing(self) -> None:
+        if self._exchange is not None:
+            self._exchange.sink.resume_body()
+
+    # the response
+
+    def _read(self, exchange: Exchange, data: bytes) -> None:
+        body = self._body
+        if body is not None:
+            payload = body.feed(data)
+            if payload or body.done:
+                exchange.sink.send(payload, body.done)
+            if body.done:
+                self._finish(exchange, reusable=not body.rest)
+            return
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4:
+                if len(data) > _HEAD_MAX:
+                    raise HeadError(502, "the head of the response is too large")
+                self._buffer = data
+                return
+            head = self.pool.service.memo.parse_response(data[:end], exchange.head.method)
+            if head.status >= 200 or head.status == 101:
+                break
+            exchange.sink.send_interim(head)
+            data = data[end:]
+        self._begin_response(exchange, head, data[end:])
+
+    def _begin_response(self, exchange: Exchange, head: ResponseHead, rest: bytes) -> None:
+        exchange.responding = True
+        if head.status == 101:
+            if not exchange.head.upgrade:
+                raise HeadError(502, "the replica changed the protocol without being asked")
+            self._tunnel = True
+            exchange.sink.switch(head, rest)
+            return
+        if head.length == len(rest):  # the usual small response
+            exchange.sink.respond(head, rest, True)
+            self._finish(exchange, reusable=not head.close)
+            return
+        body = self._body = make_body(head.length)
+        payload = body.feed(rest) if rest or not body.done else b""
+        exchange.sink.respond(head, payload, body.done)
+        if body.done:
+            self._finish(exchange, reusable=not (head.close or body.rest or head.length == 0))
+
+    def _finish(self, exchange: Exchange, reusable: bool) -> None:
+        """The response is complete. If its request is not, the connection is of no more use."""
+        self._exchange = exchange.upstream = None
+        if not (reusable and exchange.body_done) or self.closed:
+            self.closed = True
+            self.transport.abort()
+            self.pool.release(exchange, None)
+        else:
+            self.pool.release(exchange, self)
+        exchange.sink.end()
+
+    def _fail(self, exchange: Exchange) -> None:
+        self._exchange = exchange.upstream = None
+        self.closed = True
+        self.transport.abort()
+        self.pool.refuse_answer(exchange)
+
+
+class ReplicaPool:
+    """A replica: its slots and its idle connections."""
+
+    def __init__(self, service: "ServiceQueue", address: ReplicaAddress) -> None:
+        self.service = service
+        self.address = address
+        self.concurrency = address.concurrency or service.route.concurrency
+        self.in_flight = 0
+        self.draining = False
+        self.cooling = False
+        self.position = -1  # in the service's list
+        self._idle: list[UpstreamConnection] = []
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._backoff_s = _BACKOFF_S
+        self._timer: asyncio.TimerHandle | None = None
+        self._served = self._failed = 0
+
+    def start(self, exchange: Exchange) -> None:
+        """Give the exchange one of the replica's slots."""
+        self.in_flight += 1
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if not connection.closed:
+                connection.begin(exchange)
+                return
+        task = asyncio.get_running_loop().create_task(self._connect(exchange))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, exchange: Exchange) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(self), self.address.host, self.address.port
+                )
+        except (OSError, TimeoutError):
+            self._refuse(exchange)
+            return
+        self._backoff_s = _BACKOFF_S
+        if exchange.gone:
+            self._idle.append(connection)
+            self.service.free(self, exchange, monotonic())
+        else:
+            connection.begin(exchange)
+
+    def _refuse(self, exchange: Exchange) -> None:
+        """The replica takes no connections: try it again later, and the request elsewhere."""
+        self._failed += 1
+        if not self.cooling and not self.draining:
+            self.cooling = True
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._backoff_s, self.warm)
+            self._backoff_s = min(2 * self._backoff_s, _BACKOFF_MAX_S)
+        now = monotonic()
+        self.service.free(self, exchange, now)
+        if not exchange.gone:
+            exchange.avoid = self
+            self.service.requeue(exchange, now)
+
+    def warm(self) -> None:
+        """The replica may be tried (again)."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.cooling = False
+        self.service.update(self)
+
+    def release(self, exchange: Exchange, connection: UpstreamConnection | None) -> None:
+        """The response is complete; the connection is given back if it can be used again."""
+        self._served += 1
+        if connection is not None:
+            if self.draining:
+                connection.transport.close()
+            else:
+                self._idle.append(connection)
+        now = monotonic()
+        counters = self.service.counters
+        counters.record_answer(exchange.arrived_at, exchange.started_at, now)
+        self.service.free(self, exchange, now)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """An idle connection was closed by the replica."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def lose(self, exchange: Exchange) -> None:
+        """The connection ended before the response did."""
+        self._failed += 1
+        now = monotonic()
+        self.service.free(self, exchange, now)
+        self.service.lose(exchange, self, now)
+
+    def refuse_answer(self, exchange: Exchange) -> None:
+        """The replica's response is not valid HTTP."""
+        self._failed += 1
+        self.service.free(self, exchange, monotonic())
+        self.service.refuse_answer(exchange)
+
+    def drain(self) -> None:
+        """Take no more requests; those in flight finish."""
+        self.draining = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for connection in self._idle:
+            connection.transport.close()
+        self._idle.clear()
+
+    def describe(self) -> ReplicaFacts:
+        return ReplicaFacts(
+            id=self.address.id,
+            in_flight=self.in_flight,
+            served=self._served,
+            failed=self._failed,
+            draining=self.draining,
+        )

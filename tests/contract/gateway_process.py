@@ -1,0 +1,76 @@
+"""The gateway as a process of its own, and its control socket."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.contract.replica_stand_in import ReplicaStandIn
+from tests.system.tied import start_tied
+from tests.waits import START_S
+
+
+class GatewayProcess:
+    def __init__(self, **config: Any) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="cavvy-gw-"))
+        self.config = {
+            "control": str(self.folder / "control"),
+            "state": str(self.folder / "state"),
+            **config,
+        }
+        self.start()
+
+    def start(self) -> None:
+        path = self.folder / "gateway.json"
+        path.write_text(json.dumps(self.config))
+        self.process = start_tied(
+            [sys.executable, "-m", "cavvy.gateway", str(path)], stdout=subprocess.PIPE
+        )
+        assert self.process.stdout is not None
+        with self.process.stdout as line:
+            self.port: int = json.loads(line.readline())["port"]
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(START_S)
+
+    def remove(self) -> None:
+        if self.process.poll() is None:
+            self.stop()
+        shutil.rmtree(self.folder)
+
+    def control(self, **line: Any) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(START_S)
+            connection.connect(self.config["control"])
+            connection.sendall(json.dumps(line).encode() + b"\n")
+            with connection.makefile("rb") as file:
+                return json.loads(file.readline())
+
+    def set_services(self, *services: dict[str, Any]) -> None:
+        assert self.control(type="services", services=services) == {}
+
+    def set_replicas(self, service: str, replicas: Sequence[ReplicaStandIn], **more: Any) -> None:
+        rows = [
+            {"id": each.name, "host": "127.0.0.1", "port": each.port, **more} for each in replicas
+        ]
+        assert self.control(type="replicas", service=service, replicas=rows) == {}
+
+    def facts(self, service: str) -> dict[str, Any]:
+        found = self.control(type="statistics")["services"]
+        return next(each for each in found if each["name"] == service)
+
+
+def wait_for(condition: Any, seconds: float = 20.0) -> Any:
+    """Poll until the condition holds; its value."""
+    until = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < until, "the condition did not come true"
+        time.sleep(0.005)
+    return value

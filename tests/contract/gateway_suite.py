@@ -1,0 +1,394 @@
+"""What both data planes of serving promise; each plane's test file runs all of it.
+
+`plane` is a running data plane with one service, `svc`, for the host name svc.example; each test
+sets its replicas. A plane that lacks an ability says so in `lacks`.
+"""
+
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.contract.gateway_process import wait_for
+from tests.contract.http_talk import Background, Talk, ask, write_request
+from tests.contract.replica_stand_in import ReplicaStandIn
+
+KEY = "a-random-key-of-a-test"
+SERVICE = {"name": "svc", "hosts": ["svc.example"], "concurrency": 4, "wait_s": 60}
+KEYED = {
+    "name": "keyed",
+    "hosts": ["keyed.example"],
+    "keys": [
+        {"id": "fast", "sha256": hashlib.sha256(KEY.encode()).hexdigest()},
+        {"id": "slow", "sha256": hashlib.sha256(b"slow").hexdigest(), "per_s": 0.01, "burst": 2},
+    ],
+}
+
+SMUGGLING = {
+    "both lengths": b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nX",
+    "two lengths": b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
+    "a list of lengths": b"Content-Length: 5, 6\r\n\r\nhello!",
+    "a signed length": b"Content-Length: +5\r\n\r\nhello",
+    "a negative length": b"Content-Length: -1\r\n\r\n",
+    "a length in hex": b"Content-Length: 0x5\r\n\r\nhello",
+    "an unknown coding": b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "two codings": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    "a space before the colon": b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    "a bare CR": b"X: a\rTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "NUL in a value": b"X: a\x00b\r\nContent-Length: 0\r\n\r\n",
+    "a chunk size in words": b"Transfer-Encoding: chunked\r\n\r\nxyz\r\nhello\r\n0\r\n\r\n",
+    "a chunk size with a sign": b"Transfer-Encoding: chunked\r\n\r\n+5\r\nhello\r\n0\r\n\r\n",
+    "a chunk size that wraps": b"Transfer-Encoding: chunked\r\n\r\n10000000000000005\r\nhello\r\n",
+    "a chunk longer than its size": b"Transfer-Encoding: chunked\r\n\r\n2\r\nhello\r\n0\r\n\r\n",
+    "two hosts": b"Host: other.example\r\nContent-Length: 0\r\n\r\n",
+}
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Iterator[list[ReplicaStandIn]]:
+    replicas = [ReplicaStandIn(f"r{number}").start() for number in (1, 2, 3)]
+    yield replicas
+    for each in replicas:
+        each.stop()
+
+
+class GatewaySuite:
+    @pytest.fixture
+    def one(self, plane: Any, replicas: list[ReplicaStandIn]) -> Iterator[ReplicaStandIn]:
+        replicas[0].reset()
+        plane.set_replicas("svc", replicas[:1])
+        yield replicas[0]
+        replicas[0].release.set()
+        wait_for(lambda: replicas[0].in_flight == 0)
+
+    @pytest.mark.parametrize(
+        "method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"]
+    )
+    def test_any_method_passes(self, plane: Any, one: ReplicaStandIn, method: str) -> None:
+        body = b"" if method in ("GET", "OPTIONS", "DELETE") else b"hello"
+        reply = ask(plane.port, method, "/echo?a=b%20c", body)
+        said = reply.json
+        assert (reply.status, said["method"], said["path"]) == (200, method, "/echo?a=b%20c")
+        assert said["size"] == len(body)
+
+    def test_fields_of_one_connection_end_at_the_gateway(
+        self, plane: Any, one: ReplicaStandIn
+    ) -> None:
+        reply = ask(
+            plane.port,
+            "GET",
+            "/echo",
+            connection="close, x-private",
+            x_private="1",
+            keep_alive="timeout=5",
+            te="trailers",
+            x_forwarded_proto="https",
+            x_custom="stays",
+        )
+        seen = one.seen[-1]
+        assert reply.headers["x-request-id"] == seen.get("x-request-id")
+        assert seen.get("host") == "svc.example"
+        assert seen.get("x-custom") == "stays"
+        assert seen.get("x-forwarded-for") == "127.0.0.1"
+        assert seen.get("x-forwarded-proto") == "http"
+        assert [seen.get(name) for name in ("keep-alive", "te")] == [None, None]
+        assert "x-private" in plane.lacks or seen.get("x-private") is None
+
+    def test_a_chunked_body_arrives_whole(self, plane: Any, one: ReplicaStandIn) -> None:
+        with Talk(plane.port) as talk:
+            talk.send(write_request("POST", "/echo", transfer_encoding="chunked"))
+            for piece in (b"5\r\nhel", b"lo\r\n1", b"0;x=y\r\n" + b"a" * 16, b"\r\n0\r\n\r", b"\n"):
+                talk.send(piece)
+            reply = talk.read()
+            assert reply.json["size"] == 21
+            assert reply.json["sha256"] == hashlib.sha256(b"hello" + b"a" * 16).hexdigest()
+            assert talk.ask("GET", "/echo").status == 200
+
+    def test_large_bodies_pass_both_ways(self, plane: Any, one: ReplicaStandIn) -> None:
+        body = bytes(range(256)) * 4096 * 3
+        reply = ask(plane.port, "POST", "/echo", body)
+        assert reply.json["sha256"] == hashlib.sha256(body).hexdigest()
+        assert ask(plane.port, "GET", "/large?n=3000001").body == b"x" * 3000001
+
+    def test_a_client_that_reads_nothing_stops_the_replica(
+        self, plane: Any, one: ReplicaStandIn
+    ) -> None:
+        size = 256 << 20
+        with Talk(plane.port) as talk:
+            talk.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            one.written = 0
+            talk.send(write_request("GET", f"/large?n={size}"))
+            written = -1
+            while written != one.written:
+                written = one.written
+                threading.Event().wait(0.2)
+            assert 0 < written < 64 << 20
+        wait_for(lambda: one.in_flight == 0)
+
+    def test_requests_share_a_connection_in_order(self, plane: Any, one: ReplicaStandIn) -> None:
+        with Talk(plane.port) as talk:
+            for number in range(5):
+                assert talk.ask("GET", f"/echo?{number}").json["path"] == f"/echo?{number}"
+            talk.send(b"".join(write_request("GET", f"/echo?{n}") for n in range(5)))
+            paths = [talk.read().json["path"] for _ in range(5)]
+            assert paths == [f"/echo?{n}" for n in range(5)]
+
+    def test_responses_without_a_body(self, plane: Any, one: ReplicaStandIn) -> None:
+        with Talk(plane.port) as talk:
+            reply = talk.ask("HEAD", "/echo")
+            assert reply.status == 200
+            assert int(reply.headers["content-length"]) > 100
+            assert talk.ask("GET", "/status?code=204").status == 204
+            assert talk.ask("GET", "/status?code=304").status == 304
+            assert talk.ask("GET", "/echo").status == 200
+
+    def test_a_body_that_ends_with_its_connection(self, plane: Any, one: ReplicaStandIn) -> None:
+        assert ask(plane.port, "GET", "/close").body == b"until the end"
+
+    def test_events_pass_one_by_one(self, plane: Any, one: ReplicaStandIn) -> None:
+        with Talk(plane.port) as talk:
+            talk.send(write_request("GET", "/chunks?n=3&paced=1"))
+            assert talk.read_until_head()[0] == 200
+            for number in range(3):  # the replica writes the next one only when this one has come
+                assert talk.read_chunk() == b"data: %d\n\n" % number
+                one.release.set()
+            assert talk.read_chunk() == b""
+            assert talk.ask("GET", "/echo").status == 200
+
+    def test_a_web_socket_is_a_tunnel(self, plane: Any, one: ReplicaStandIn) -> None:
+        with Talk(plane.port) as talk:
+            talk.send(write_request("GET", "/socket", connection="Upgrade", upgrade="websocket"))
+            status, headers = talk.read_until_head()
+            assert (status, headers["upgrade"]) == (101, "websocket")
+            for data in (b"\x00\x01first", b"\r\n\r\nGET / HTTP/1.1\r\n", b"z" * 300_000):
+                sender = Background(talk.send, data)
+                assert talk.exactly(len(data)) == data
+                sender.result()
+        wait_for(lambda: one.in_flight == 0)
+
+    def test_a_client_that_leaves_frees_its_replica(self, plane: Any, one: ReplicaStandIn) -> None:
+        talks = [Talk(plane.port) for _ in range(4)]
+        for talk in talks:
+            talk.send(write_request("GET", "/hold"))
+        wait_for(lambda: one.in_flight == 4)
+        for talk in talks:
+            talk.socket.close()
+        wait_for(lambda: one.in_flight == 0)
+        assert one.aborted == 4
+        assert ask(plane.port, "GET", "/echo").status == 200
+
+    def test_a_half_closed_client_gets_its_answer(self, plane: Any, one: ReplicaStandIn) -> None:
+        if "half-closed" in plane.lacks:
+            pytest.skip(plane.lacks["half-closed"])
+        with Talk(plane.port) as talk:
+            talk.send(write_request("GET", "/hold"))
+            talk.socket.shutdown(socket.SHUT_WR)
+            wait_for(lambda: one.in_flight == 1)
+            one.release.set()
+            assert talk.read().json["path"] == "/hold"
+            assert talk.is_closed()
+
+    def test_a_client_may_wait_for_100_continue(self, plane: Any, one: ReplicaStandIn) -> None:
+        with Talk(plane.port) as talk:
+            talk.send(write_request("POST", "/echo", expect="100-continue", content_length="5"))
+            assert talk.read_until_head()[0] == 100
+            talk.send(b"hello")
+            assert talk.read().json["size"] == 5
+
+    def test_interim_responses_pass(self, plane: Any, one: ReplicaStandIn) -> None:
+        with Talk(plane.port) as talk:
+            reply = talk.ask("GET", "/hints")
+            assert (reply.interim, reply.status) == ([103], 200)
+
+    # while cold
+
+    def test_requests_wait_for_the_first_replica(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        plane.set_replicas("svc", [])
+        calls = [Background(ask, plane.port, "POST", f"/echo?{n}", b"x" * n) for n in range(50)]
+        wait_for(lambda: plane.count_waiting("svc") == 50)
+        plane.set_replicas("svc", replicas[:1])
+        assert [call.result().status for call in calls] == [200] * 50
+        assert {call.result().json["path"] for call in calls} == {f"/echo?{n}" for n in range(50)}
+
+    def test_the_client_s_own_deadline_ends_the_wait(self, plane: Any) -> None:
+        plane.set_replicas("svc", [])
+        reply = ask(plane.port, "GET", "/echo", prefer="wait=1")
+        assert reply.status == 504
+        assert reply.json["error"]["code"] == "no-replica-in-time"
+
+    def test_an_asynchronous_call_leaves_its_result(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        plane.set_replicas("svc", [])
+        reply = ask(plane.port, "POST", "/echo", b"later", prefer="respond-async")
+        assert reply.status == 202
+        where = reply.headers["location"]
+        assert ask(plane.port, "GET", where).status == 202
+        plane.set_replicas("svc", replicas[:1])
+        result = wait_for(
+            lambda: (r := ask(plane.port, "GET", where)).status == 200 and r, seconds=30
+        )
+        assert (result.json["method"], result.json["size"]) == ("POST", 5)
+        assert ask(plane.port, "GET", where + "0").status == 404
+
+    # replicas that fail
+
+    def test_a_replica_that_is_gone_is_passed_over(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        gone = ReplicaStandIn("gone").start()
+        gone.stop()
+        plane.set_replicas("svc", [gone, replicas[0]])
+        assert {ask(plane.port, "POST", "/echo", b"x").status for _ in range(6)} == {200}
+
+    def test_an_idempotent_request_is_tried_once_more(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        for each in replicas:
+            each.reset()
+        plane.set_replicas("svc", replicas[:2])
+        reply = ask(plane.port, "GET", "/die")
+        assert reply.status == 502
+        assert sorted(len(each.seen) for each in replicas[:2]) == [1, 1]
+        assert len(reply.json["error"]["request_id"]) > 4
+
+    def test_other_requests_are_not_repeated(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        for each in replicas:
+            each.reset()
+        plane.set_replicas("svc", replicas[:2])
+        reply = ask(plane.port, "POST", "/die", b"x")
+        assert reply.status == 502
+        assert reply.headers["x-request-id"] == reply.json["error"]["request_id"]
+        assert sum(len(each.seen) for each in replicas) == 1
+        assert ask(plane.port, "POST", "/die", b"x", idempotency_key="1").status == 502
+        assert sum(len(each.seen) for each in replicas) == 3
+
+    @pytest.mark.parametrize("path", ["/garbage", "/both"])
+    def test_an_invalid_response_is_a_502(self, plane: Any, one: ReplicaStandIn, path: str) -> None:
+        if path[1:] in plane.lacks:
+            pytest.skip(plane.lacks[path[1:]])
+        assert ask(plane.port, "POST", path).status == 502
+        assert ask(plane.port, "GET", "/echo").status == 200
+
+    def test_a_response_that_breaks_off_is_seen_as_broken(
+        self, plane: Any, one: ReplicaStandIn
+    ) -> None:
+        with Talk(plane.port) as talk, pytest.raises((EOFError, ConnectionError)):
+            talk.ask("GET", "/partial")
+
+    # balance and change
+
+    def test_a_replica_has_no_more_requests_than_it_may(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        for each in replicas:
+            each.reset()
+        plane.set_replicas("svc", replicas[:2])
+        calls = [Background(ask, plane.port, "GET", "/hold") for _ in range(12)]
+        wait_for(lambda: [each.in_flight for each in replicas[:2]] == [4, 4])
+        for each in replicas:
+            each.release.set()
+        assert {call.result().status for call in calls} == {200}
+        assert [each.most_in_flight for each in replicas[:2]] == [4, 4]
+
+    def test_replicas_change_without_a_lost_request(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        for each in replicas:
+            each.reset()
+        plane.set_replicas("svc", replicas[:1])
+        stop = threading.Event()
+
+        def call() -> list[int]:
+            statuses = []
+            with Talk(plane.port) as talk:
+                while not stop.is_set():
+                    statuses.append(talk.ask("POST", "/echo", b"x").status)
+            return statuses
+
+        callers = [Background(call) for _ in range(4)]
+        for chosen in ([0, 1], [1], [1, 2], [2], [], [0], [0, 1, 2], [2]) * 2:
+            before = sum(len(each.seen) for each in replicas)
+            plane.set_replicas("svc", [replicas[n] for n in chosen])
+            if chosen:
+                wait_for(lambda before=before: sum(len(x.seen) for x in replicas) > before + 8)
+        stop.set()
+        statuses = [status for caller in callers for status in caller.result()]
+        assert set(statuses) == {200}
+        assert len(statuses) > 100
+
+    # what is refused
+
+    @pytest.mark.parametrize("what", SMUGGLING)
+    def test_an_ambiguous_request_is_refused(
+        self, plane: Any, one: ReplicaStandIn, what: str
+    ) -> None:
+        data = b"POST /echo?smuggled HTTP/1.1\r\nHost: svc.example\r\n" + SMUGGLING[what]
+        with Talk(plane.port) as talk:
+            talk.send(data)
+            if what.startswith("a chunk"):  # the request may have begun before its fault came
+                status = talk.read().status
+            else:
+                status = talk.read().status
+                assert one.seen == []
+            assert status in (400, 501)
+            assert talk.is_closed()
+        assert ask(plane.port, "GET", "/echo?next").json["path"] == "/echo?next"
+        assert [seen.path for seen in one.seen] == ["/echo?next"]
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"GET /echo HTTP/1.1\nHost: svc.example\n\n",
+            b"GET /echo HTTP/1.1\r\nHost: svc.example\r\nX: a\r\n b\r\n\r\n",
+            b"GET  /echo HTTP/1.1\r\nHost: svc.example\r\n\r\n",
+            b"GET /echo HTTP/2.0\r\nHost: svc.example\r\n\r\n",
+            b"GET /echo HTTP/1.1\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        ],
+        ids=["bare LF", "a folded line", "two spaces", "version 2", "no host", "TLS"],
+    )
+    def test_a_head_that_is_not_valid_is_refused(
+        self, plane: Any, one: ReplicaStandIn, head: bytes
+    ) -> None:
+        if head.startswith(plane.reads_leniently):
+            pytest.skip("this plane reads it as one request and writes it anew")
+        with Talk(plane.port) as talk:
+            talk.send(head)
+            data = talk.rest()
+            assert not data or data.startswith(b"HTTP/1.1 4")
+        assert one.seen == []
+
+    def test_a_large_head_is_refused(self, plane: Any, one: ReplicaStandIn) -> None:
+        with Talk(plane.port) as talk:
+            talk.send(b"GET /echo HTTP/1.1\r\nHost: svc.example\r\n" + b"X: y\r\n" * 6000)
+            assert talk.rest().startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
+        assert one.seen == []
+
+    def test_unknown_services_are_told(self, plane: Any) -> None:
+        reply = ask(plane.port, "GET", "/echo", host="unknown.example")
+        assert (reply.status, reply.json["error"]["code"]) == (404, "no-such-service")
+
+    def test_a_service_with_keys_lets_only_them_in(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        replicas[0].reset()
+        plane.set_replicas("keyed", replicas[:1])
+        host = "keyed.example"
+        assert ask(plane.port, "GET", "/echo", host=host).status == 401
+        assert ask(plane.port, "GET", "/echo", host=host, authorization="Bearer no").status == 401
+        assert replicas[0].seen == []
+        for fields in ({"authorization": f"Bearer {KEY}"}, {"x_api_key": KEY}):
+            assert ask(plane.port, "GET", "/echo", host=host, **fields).status == 200
+            assert replicas[0].seen[-1].get("authorization") is None
+            assert replicas[0].seen[-1].get("x-api-key") is None
+        statuses = [
+            ask(plane.port, "GET", "/echo", host=host, x_api_key="slow").status for _ in range(3)
+        ]
+        assert statuses == [200, 200, 429]

@@ -1,0 +1,216 @@
+"""The embedded data plane keeps the contract of both planes, and what it alone promises."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.gateway_process import GatewayProcess, wait_for
+from tests.contract.gateway_suite import KEYED, SERVICE, GatewaySuite, replicas
+from tests.contract.http_talk import Background, Talk, ask, write_request
+from tests.contract.replica_stand_in import ReplicaStandIn
+
+SMALL = {"name": "small", "hosts": ["small.example"], "queue_max": 2, "body_max": 100}
+STICKY = {"name": "sticky", "hosts": ["sticky.example"], "affinity": {"by": "header"}}
+BY_PREFIX = {
+    "name": "by-prefix",
+    "hosts": ["prefix.example"],
+    "affinity": {"by": "prefix", "prefix_bytes": 8},
+}
+BELOW = {"name": "below", "prefix": "/models/below"}
+ESTIMATED = {"name": "estimated", "hosts": ["estimated.example"], "cold_start_s": 40}
+SERVICES = (SERVICE, KEYED, SMALL, STICKY, BY_PREFIX, BELOW, ESTIMATED)
+
+
+class Embedded(GatewayProcess):
+    lacks: dict[str, str] = {}  # noqa: RUF012  # nothing
+    reads_leniently: tuple[bytes, ...] = ()
+
+    def count_waiting(self, service: str) -> int:
+        return self.facts(service)["backlog"]
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[Embedded]:
+    plane = Embedded(services=SERVICES, limits={"head_s": 1, "idle_s": 300})
+    yield plane
+    plane.remove()
+
+
+class TestEmbedded(GatewaySuite):
+    pass
+
+
+__all__ = ["plane", "replicas"]  # fixtures
+
+
+def test_only_the_owner_may_open_the_control_socket(plane: Embedded) -> None:
+    path = Path(plane.config["control"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "error" in plane.control(type="replicas", service="none", replicas=[])
+    assert "error" in plane.control(type="nonsense")
+
+
+def test_those_that_wait_are_answered_in_order(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    replicas[0].reset()
+    plane.set_replicas("svc", [])
+    calls = []
+    for number in range(8):
+        calls.append(Background(ask, plane.port, "GET", f"/echo?{number}"))
+        wait_for(lambda number=number: plane.count_waiting("svc") == number + 1)
+    plane.set_replicas("svc", replicas[:1], concurrency=1)
+    assert {call.result().status for call in calls} == {200}
+    assert [seen.path for seen in replicas[0].seen] == [f"/echo?{n}" for n in range(8)]
+
+
+def test_a_full_queue_refuses_with_the_rest_of_the_cold_start(plane: Embedded) -> None:
+    plane.set_replicas("small", [])
+    calls = [
+        Background(ask, plane.port, "GET", "/echo", host="small.example", prefer="wait=2")
+        for _ in range(2)
+    ]
+    wait_for(lambda: plane.count_waiting("small") == 2)
+    reply = ask(plane.port, "GET", "/echo", host="small.example")
+    assert (reply.status, reply.json["error"]["code"]) == (429, "queue-full")
+    assert "retry-after" not in reply.headers  # nothing is known of its cold start
+    assert {call.result().status for call in calls} == {504}
+    reply = ask(plane.port, "GET", "/echo", host="estimated.example", prefer="wait=0")
+    assert reply.status == 504
+    assert 30 < int(reply.headers["retry-after"]) <= 40
+
+
+def test_a_body_larger_than_the_service_takes_is_refused(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    plane.set_replicas("small", replicas[:1])
+    assert ask(plane.port, "POST", "/echo", b"x" * 101, host="small.example").status == 413
+    with Talk(plane.port) as talk:
+        talk.send(write_request("POST", "/echo", host="small.example", transfer_encoding="chunked"))
+        talk.send(b"60\r\n" + b"x" * 96 + b"\r\n60\r\n" + b"x" * 96 + b"\r\n0\r\n\r\n")
+        assert talk.read().status == 413
+    wait_for(lambda: replicas[0].in_flight == 0)
+
+
+def test_a_slow_head_is_ended(plane: Embedded) -> None:
+    with Talk(plane.port) as talk:
+        talk.send(b"GET /echo HTTP/1.1\r\nHost: svc.example\r\n")
+        assert talk.rest().startswith(b"HTTP/1.1 408")
+
+
+def test_a_session_stays_with_its_replica(plane: Embedded, replicas: list[ReplicaStandIn]) -> None:
+    plane.set_replicas("sticky", replicas)
+    found: dict[str, set[str]] = {}
+    for number in range(60):
+        session = f"s{number % 20}"
+        reply = ask(plane.port, "GET", "/echo", host="sticky.example", x_session_id=session)
+        found.setdefault(session, set()).add(reply.json["replica"])
+    assert {len(names) for names in found.values()} == {1}
+    assert len(set.union(*found.values())) == 3
+
+
+def test_bodies_with_one_beginning_go_to_one_replica(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    plane.set_replicas("by-prefix", replicas)
+    found = {}
+    for number in range(40):
+        with Talk(plane.port) as talk:  # the body comes after the head
+            body = b"prefix%02d and the rest %d" % (number % 10, number)
+            data = write_request("POST", "/echo", body, host="prefix.example")
+            talk.send(data[: -len(body)])
+            talk.send(body[:4])
+            talk.send(body[4:])
+            found.setdefault(body[:8], set()).add(talk.read().json["replica"])
+    assert {len(names) for names in found.values()} == {1}
+    assert len(set.union(*found.values())) > 1
+
+
+def test_a_path_prefix_chooses_the_service(plane: Embedded, replicas: list[ReplicaStandIn]) -> None:
+    plane.set_replicas("below", replicas[:1])
+    for path, seen in (("/models/below/v1?x=1", "/v1?x=1"), ("/models/below", "/")):
+        assert ask(plane.port, "GET", path, host="any.example").json["path"] == seen
+    assert ask(plane.port, "GET", "/models/belowx", host="any.example").status == 404
+
+
+def test_statistics_add_up(plane: Embedded, replicas: list[ReplicaStandIn]) -> None:
+    replicas[0].reset()
+    plane.set_replicas("svc", replicas[:1])
+    before = plane.facts("svc")
+    calls = [Background(ask, plane.port, "GET", "/hold") for _ in range(6)]
+    wait_for(lambda: plane.facts("svc")["backlog"] == 2)
+    during = plane.facts("svc")
+    assert during["in_flight"] == 4
+    assert during["arrivals"] - before["arrivals"] == 6
+    replicas[0].release.set()
+    assert {call.result().status for call in calls} == {200}
+    after = wait_for(lambda: (f := plane.facts("svc"))["in_flight"] == 0 and f)
+    assert after["answered"] - before["answered"] == 6
+    busy = after["concurrency_s"] - before["concurrency_s"]
+    served = after["service_s"] - before["service_s"]
+    assert busy == pytest.approx(served, rel=0.05, abs=0.02)
+    assert sum(after["latency_us"].values()) == after["answered"]
+    assert after["p50_s"] <= after["p99_s"]
+
+
+def test_results_survive_a_restart(replicas: list[ReplicaStandIn]) -> None:
+    replicas[0].reset()
+    plane = Embedded(services=[SERVICE])
+    try:
+        plane.set_replicas("svc", replicas[:1])
+        done = ask(plane.port, "POST", "/echo", b"done", prefer="respond-async")
+        wait_for(lambda: ask(plane.port, "GET", done.headers["location"]).status == 200)
+        sent = ask(plane.port, "POST", "/hold", b"sent", prefer="respond-async")
+        again = ask(plane.port, "PUT", "/hold", b"again", prefer="respond-async")
+        wait_for(lambda: replicas[0].in_flight == 2)
+        plane.set_replicas("svc", [])
+        waiting = ask(plane.port, "POST", "/echo", b"waits", prefer="respond-async")
+        plane.process.kill()
+        plane.process.wait()
+        wait_for(lambda: replicas[0].in_flight == 0)
+        replicas[0].release.set()
+        plane.start()
+        plane.set_replicas("svc", replicas[:1])
+        for call, status, size in ((done, 200, 4), (again, 200, 5), (waiting, 200, 5)):
+            where = call.headers["location"]
+            reply = wait_for(lambda w=where: (r := ask(plane.port, "GET", w)).status != 202 and r)
+            assert (reply.status, reply.json["size"]) == (status, size)
+        reply = ask(plane.port, "GET", sent.headers["location"])
+        assert (reply.status, reply.json["error"]["code"]) == (502, "interrupted")
+    finally:
+        plane.remove()
+
+
+def test_requests_in_flight_finish_when_the_gateway_stops(replicas: list[ReplicaStandIn]) -> None:
+    replicas[0].reset()
+    plane = Embedded(services=[SERVICE])
+    try:
+        plane.set_replicas("svc", replicas[:1])
+        call = Background(ask, plane.port, "GET", "/hold")
+        wait_for(lambda: replicas[0].in_flight == 1)
+        plane.process.terminate()
+        wait_for(lambda: not os.path.exists(plane.config["control"]) or call.done() or True)
+        replicas[0].release.set()
+        assert call.result().status == 200
+        assert plane.process.wait(60) == 0
+    finally:
+        plane.remove()
+
+
+def test_a_service_that_changes_keeps_its_requests(replicas: list[ReplicaStandIn]) -> None:
+    replicas[0].reset()
+    plane = Embedded(services=[SERVICE])
+    try:
+        call: Any = Background(ask, plane.port, "GET", "/echo")
+        wait_for(lambda: plane.count_waiting("svc") == 1)
+        plane.set_services({**SERVICE, "concurrency": 1})
+        assert plane.count_waiting("svc") == 1
+        plane.set_replicas("svc", replicas[:1])
+        assert call.result().status == 200
+        plane.set_services()
+        assert ask(plane.port, "GET", "/echo").status == 404
+    finally:
+        plane.remove()
