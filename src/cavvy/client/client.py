@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw, Struct
 from msgspec.json import decode, encode
 
 from cavvy.client import wire
-from cavvy.client.errors import ApiError, ConnectionLost, StartFailed, Unreachable
+from cavvy.client.errors import ApiError, ConnectionLost
 from cavvy.client.ids import make_key
 from cavvy.client.paths import job_path, machine_path, project_path, query, segment
 from cavvy.client.patience import QUIET_S, Patience
@@ -522,9 +522,10 @@ class ApiClient:
                 if tries > 1:
                     self._reconnect()
                 return send()
-            except (Unreachable, StartFailed) as error:
+            except ApiError as error:
                 waited = time.monotonic() - began
-                again = error.passing and (retry or not isinstance(error, ConnectionLost))
+                done = isinstance(error, ConnectionLost) or error.status > 0  # perhaps
+                again = error.passing and (retry or not done)
                 if not again or (tries >= _TRIES and waited > self.patience.limit_s):
                     raise
                 if waited > QUIET_S:

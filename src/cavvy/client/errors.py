@@ -12,6 +12,7 @@ ApiError                    the server refused: code, message, hint and HTTP sta
 _PASSING = frozenset(
     {"server-unreachable", "connection-lost", "server-start-timeout", "server-start-failed"}
 )
+_NO_DATABASE = "database-unusable"  # as an answer; at a start, a person must act
 
 
 class ApiError(Exception):
@@ -28,8 +29,10 @@ class ApiError(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether a repeated request may succeed, because no server answered this one."""
-        return self.code in _PASSING
+        """Whether a repeated request may succeed, because no server answered this one, or one whose
+        database did not answer.
+        """
+        return self.code in _PASSING or (self.code == _NO_DATABASE and self.status > 0)
 
 
 class Unreachable(ApiError):
