@@ -1,8 +1,10 @@
-"""A lease on PostgreSQL has one holder, and only the holder writes."""
+"""The leases on PostgreSQL: each has one holder, only the holder's passes write, and the leases
+follow the servers that come and go.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from tests.waits import PATIENCE_S
 
 from cavvy.store import migrate
 from cavvy.store.base import LeaseLost, StoreUnusable
-from cavvy.store.drivers import make_driver
-from cavvy.store.leases import DatabaseLease, Replica
+from cavvy.store.drivers import DatabaseSession, make_driver
+from cavvy.store.fence import FENCE, Fence
+from cavvy.store.leases import SINGLETONS, Replica, ReplicaLeases, list_replicas
+from cavvy.store.shares import SHARDS, find_preferred, shard_of
 from cavvy.store.sql import SqlStore
 
 pytestmark = pytest.mark.anyio
@@ -24,18 +28,21 @@ def url(tmp_path: Path) -> str:
 
 
 @asynccontextmanager
-async def lease_of(url: str, name: str, ttl_s: float = 60.0) -> AsyncIterator[DatabaseLease]:
-    me = Replica(id=name, host="h", pid=1, folder=f"/home/{name}", address=f"unix:/{name}")
-    lease = DatabaseLease(url, me, ttl_s=ttl_s)
+async def joined(
+    url: str, name: str, *, host: str = "h", ttl_s: float = 60.0
+) -> AsyncIterator[ReplicaLeases]:
+    me = Replica(id=name, host=host, pid=1, folder=f"/home/{name}", address=f"unix:/{name}")
+    leases = ReplicaLeases(url, me, ttl_s=ttl_s)
     try:
-        yield lease
+        await leases.join()
+        yield leases
     finally:
-        await lease.release()
+        await leases.leave()
 
 
 @asynccontextmanager
-async def store_of(url: str, lease: DatabaseLease) -> AsyncIterator[SqlStore]:
-    store = SqlStore(url, fence=lease.fence)
+async def store_of(url: str) -> AsyncIterator[SqlStore]:
+    store = SqlStore(url)
     await store.open()
     try:
         yield store
@@ -43,8 +50,21 @@ async def store_of(url: str, lease: DatabaseLease) -> AsyncIterator[SqlStore]:
         await store.close()
 
 
+@contextmanager
+def under(fence: Fence) -> Iterator[None]:
+    token = FENCE.set(fence)
+    try:
+        yield
+    finally:
+        FENCE.reset(token)
+
+
+def session_of(url: str) -> "closing[DatabaseSession]":
+    return closing(make_driver(url, journal="auto").connect())
+
+
 def run(url: str, sql: str) -> None:
-    with closing(make_driver(url, journal="auto").connect()) as session:
+    with session_of(url) as session:
         session.run(sql)
 
 
@@ -61,168 +81,187 @@ def expire(url: str, name: str) -> None:
     run(url, f"UPDATE cavvy_replicas SET until = 0 WHERE id = '{name}'")
 
 
-async def take_over(lease: DatabaseLease) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while await lease.take() is not None:
-            await asyncio.sleep(0.01)
+def names_of(leases: ReplicaLeases) -> set[str]:
+    return {name for name in leases.held if not name.startswith("host:")}
 
 
-async def test_one_of_many_gets_the_lease_and_the_others_learn_who(url: str) -> None:
-    async with (
-        lease_of(url, "a") as a,
-        lease_of(url, "b") as b,
-        lease_of(url, "c") as c,
-    ):
-        leases = {"a": a, "b": b, "c": c}
-        told = await asyncio.gather(*(lease.take() for lease in leases.values()))
-        (holder,) = [name for name, lease in leases.items() if lease.fence is not None]
-        assert {each.id for each in told if each is not None} == {holder}
-        assert sum(each is None for each in told) == 1
-        assert [name for name, lease in leases.items() if lease.valid] == [holder]
+async def settle(*servers: ReplicaLeases) -> None:
+    """Let the servers share the leases among them."""
+    for _ in range(3):
+        for each in servers:
+            await each.turn()
 
 
-async def test_a_released_lease_is_free_at_once(url: str) -> None:
-    async with lease_of(url, "a") as a, lease_of(url, "b") as b:
-        assert await a.take() is None
-        assert await b.take() is not None
-        await a.release()
-        assert await b.take() is None
-        assert b.fence is not None
-        assert b.fence.number == 2
+async def test_one_server_takes_everything_in_one_turn(url: str) -> None:
+    async with joined(url, "a") as a:
+        turn = await a.turn()
+        assert len(turn.gained) == SHARDS + len(SINGLETONS) + 1
+        assert a.host_lease in a.held
+        assert a.valid
+        assert [each.id for each in list_replicas(url)] == ["a"]
+    assert list_replicas(url) == []
 
 
-async def test_a_killed_holder_is_replaced_long_before_its_lease_expires(url: str) -> None:
-    async with lease_of(url, "a", 3600.0) as a, lease_of(url, "b") as b:
-        assert await a.take() is None
-        assert await b.take() is not None
+async def test_servers_share_the_leases_and_each_has_one_holder(url: str) -> None:
+    async with joined(url, "a") as a, joined(url, "b") as b, joined(url, "c") as c:
+        await settle(a, b, c)
+        held = [names_of(each) for each in (a, b, c)]
+        assert sum(map(len, held)) == len(set.union(*held)) == SHARDS + len(SINGLETONS)
+        assert min(map(len, held)) > SHARDS / 6
+        for each, names in zip((a, b, c), held, strict=True):
+            assert {find_preferred(name, "abc") for name in names} == {each.me.id}
+
+
+async def test_each_machine_has_one_holder_of_its_own_lease(url: str) -> None:
+    async with joined(url, "a") as a, joined(url, "b") as b, joined(url, "c", host="i") as c:
+        await settle(a, b, c)
+        assert (a.host_lease in a.held) ^ (b.host_lease in b.held)
+        assert c.host_lease in c.held
+
+
+async def test_a_lease_is_not_given_back_while_a_pass_runs_under_it(url: str) -> None:
+    async with joined(url, "a") as a:
+        await a.turn()
+        async with joined(url, "b") as b:
+            await b.turn()
+            assert not b.held  # a holds everything and lives
+            await a.turn()
+            kept = sorted(a.leaving)[0]
+            assert set(a.leaving) < a.held.keys()
+            turn = await a.turn(unfinished=[kept])
+            assert kept in a.held
+            assert set(turn.lost) == {name for name in [*a.held, *turn.lost] if name not in a.held}
+            await b.turn()
+            assert kept not in b.held
+            assert len(b.held) == len(turn.lost)
+            await settle(a, b)
+            assert kept in b.held
+
+
+async def test_what_a_server_gives_back_at_its_end_is_free_at_once(url: str) -> None:
+    async with joined(url, "b") as b:
+        async with joined(url, "a") as a:
+            await settle(a, b)
+            theirs = names_of(a)
+            number = {name: fence.number for name, fence in a.held.items()}
+        await b.turn()
+        assert theirs <= names_of(b)
+        assert all(b.held[name].number > number[name] for name in theirs)
+
+
+async def test_a_killed_server_is_replaced_long_before_its_place_expires(url: str) -> None:
+    async with joined(url, "a", ttl_s=3600.0) as a, joined(url, "b") as b:
+        await settle(a, b)
         disconnect(url, "a")
-        await take_over(b)
-        assert not await a.renew()
-        assert not a.valid
+        async with asyncio.timeout(PATIENCE_S):
+            while len(names_of(b)) < SHARDS + len(SINGLETONS):
+                await b.turn()
+                await asyncio.sleep(0.01)
+        turn = await a.turn()  # a paused server wakes up: it has lost everything
+        assert len(turn.lost) > SHARDS / 6
+        assert not names_of(a)
 
 
-async def test_a_holder_that_hangs_is_replaced_when_its_lease_expires(url: str) -> None:
-    async with lease_of(url, "a") as a, lease_of(url, "b") as b:
-        assert await a.take() is None
+async def test_a_server_that_hangs_is_replaced_when_its_place_expires(url: str) -> None:
+    async with joined(url, "a") as a, joined(url, "b") as b:
+        await settle(a, b)
         expire(url, "a")
-        assert await b.take() is None
-        assert not await a.renew()
+        await b.turn()
+        assert len(names_of(b)) == SHARDS + len(SINGLETONS)
 
 
-async def test_a_holder_that_reconnects_keeps_its_lease(url: str) -> None:
-    async with lease_of(url, "a") as a, lease_of(url, "b") as b:
-        assert await a.take() is None
+async def test_a_server_that_reconnects_keeps_its_leases(url: str) -> None:
+    async with joined(url, "a") as a:
+        await a.turn()
+        held = dict(a.held)
         disconnect(url, "a")
-        assert await a.renew()
-        assert await b.take() is not None
+        await a.turn()
+        assert a.held == held
 
 
-async def test_who_lost_the_lease_writes_nothing(url: str) -> None:
-    async with lease_of(url, "a") as a, lease_of(url, "b") as b:
-        assert await a.take() is None
-        async with store_of(url, a) as old:
-            job = await submit(old, "j1")
-            expire(url, "a")
-            assert await b.take() is None
-            with pytest.raises(LeaseLost):
-                await begin(old, job)
-            with pytest.raises(LeaseLost):
-                await submit(old, "j2")
-            assert await old.job("j1") == job  # it may still read
-            async with store_of(url, b) as new:
-                await begin(new, job)
-                assert await new.unfinished() == ["j1"]
+async def test_a_server_that_cannot_renew_does_not_act(url: str) -> None:
+    async with joined(url, "a", ttl_s=0.05) as a:
+        await a.turn()
+        run(url, "ALTER TABLE cavvy_replicas RENAME TO gone")
+        with pytest.raises(Exception, match="cavvy_replicas"):
+            await a.turn()
+        async with asyncio.timeout(PATIENCE_S):
+            while a.valid:
+                await asyncio.sleep(0.01)
+        run(url, "ALTER TABLE gone RENAME TO cavvy_replicas")
+
+
+async def test_a_pass_that_lost_its_lease_writes_nothing(url: str) -> None:
+    async with joined(url, "a") as a, joined(url, "b") as b, store_of(url) as store:
+        await settle(a, b)
+        job = await submit(store, next(f"j{n}" for n in range(99) if shard_of(f"j{n}") in a.held))
+        old = a.held[shard_of(job.id)]
+        expire(url, "a")
+        await b.turn()
+        with under(old), pytest.raises(LeaseLost):
+            await begin(store, job)
+        assert await store.job(job.id) == job
+        with under(b.held[shard_of(job.id)]):
+            await begin(store, job)
 
 
 async def test_a_takeover_waits_for_the_transaction_of_the_old_holder(url: str) -> None:
     """Otherwise that transaction could be committed after the new holder has read."""
-    async with lease_of(url, "a") as a, lease_of(url, "b") as b:
-        assert await a.take() is None
-        assert a.fence is not None
-        with closing(make_driver(url, journal="auto").connect()) as writer:
+    async with joined(url, "a") as a, joined(url, "b") as b:
+        await settle(a, b)
+        fence = next(iter(a.held.values()))
+        with session_of(url) as writer:
             writer.begin()
-            values = (a.fence.name, a.fence.holder, a.fence.number)
-            checked = "SELECT 1 FROM cavvy_leases WHERE name = ? AND holder = ? AND fence = ?"
-            assert writer.run(f"{checked} FOR SHARE", values).fetchone()
+            checked = "SELECT 1 FROM cavvy_leases WHERE name = ? FOR SHARE"
+            writer.run(checked, (fence.name,))
             expire(url, "a")
-            taking = asyncio.create_task(b.take())
-            done, _ = await asyncio.wait([taking], timeout=0.5)
-            assert not done
+            await b.turn()
+            assert fence.name not in b.held
+            assert len(b.held) == SHARDS + len(SINGLETONS)  # with the machine's, less this one
             writer.commit()
-            assert await taking is None
+        await b.turn()
+        assert fence.name in b.held
 
 
-async def test_the_lease_of_a_newer_programs_database_is_refused(url: str) -> None:
-    async with lease_of(url, "a") as a:
-        assert await a.take() is None
-        async with store_of(url, a) as store:
-            await submit(store, "j1")
-        await a.release()
-    run(url, f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0999'")
-    async with lease_of(url, "b") as b:
-        with pytest.raises(StoreUnusable, match="revision 0999"):
-            await b.take()
-        assert b.fence is None
+async def test_servers_that_take_at_the_same_time_never_hold_the_same_lease(url: str) -> None:
+    async with joined(url, "a") as a, joined(url, "b") as b, joined(url, "c") as c:
+        for _ in range(5):
+            await asyncio.gather(a.turn(), b.turn(), c.turn())
+        held = [name for each in (a, b, c) for name in each.held]
+        assert len(held) == len(set(held)) == SHARDS + len(SINGLETONS) + 1
 
 
-async def test_of_two_that_wait_for_the_same_lease_the_second_finds_the_first_alive(
-    url: str,
-) -> None:
-    """Both see that the holder is dead, and wait for its last transaction."""
-    async with (
-        lease_of(url, "a") as a,
-        lease_of(url, "b") as b,
-        lease_of(url, "c") as c,
-    ):
-        assert await a.take() is None
-        assert a.fence is not None
-        with closing(make_driver(url, journal="auto").connect()) as writer:
-            writer.begin()
-            writer.run("SELECT 1 FROM cavvy_leases FOR SHARE")
-            expire(url, "a")
-            taking = [asyncio.create_task(each.take()) for each in (b, c)]
-            done, _ = await asyncio.wait(taking, timeout=0.5)
-            assert not done
-            writer.commit()
-            told = await asyncio.gather(*taking)
-        assert sum(each is None for each in told) == 1
-        (holder,) = [each for each in (b, c) if each.fence is not None]
-        assert await holder.renew()
+async def test_a_much_newer_database_is_refused_and_the_next_one_is_not(url: str) -> None:
+    async with store_of(url):
+        pass
+    following = f"{int(migrate.HEAD) + 1:04}"
+    for number, refused in ((following, False), ("0999", True)):
+        run(url, f"UPDATE {migrate.VERSION_TABLE} SET version_num = '{number}'")
+        leases = ReplicaLeases(
+            url, Replica(id=number, host="h", pid=1, folder="/f", address="unix:/a")
+        )
+        try:
+            if refused:
+                with pytest.raises(StoreUnusable, match="revision 0999"):
+                    await leases.join()
+                with pytest.raises(StoreUnusable, match="revision 0999"):
+                    await SqlStore(url).open()
+            else:
+                await leases.join()
+                async with store_of(url) as store:
+                    await submit(store, "j1")
+        finally:
+            await leases.leave()
 
 
-async def test_a_lease_that_was_waited_for_is_as_long_as_any_other(url: str) -> None:
-    clock = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"
-    async with lease_of(url, "a") as a, lease_of(url, "b") as b:
-        assert await a.take() is None
-        with closing(make_driver(url, journal="auto").connect()) as writer:
-            writer.begin()
-            writer.run("SELECT 1 FROM cavvy_leases FOR SHARE")
-            expire(url, "a")
-            taking = asyncio.create_task(b.take())
-            done, _ = await asyncio.wait([taking], timeout=0.5)
-            assert not done
-            taken_after = writer.run(f"SELECT {clock}").fetchone()
-            writer.commit()
-            assert await taking is None
-            until = writer.run("SELECT until FROM cavvy_replicas WHERE id = 'b'").fetchone()
-        assert taken_after is not None
-        assert until is not None
-        assert until[0] >= taken_after[0] + 60_000_000
-
-
-async def test_who_lost_the_lease_does_not_change_the_schema(url: str) -> None:
-    """A newer program that hung before its migration must not change the schema of the program that
-    has taken over.
-    """
-    async with lease_of(url, "a") as a, lease_of(url, "b") as b:
-        assert await a.take() is None
-        expire(url, "a")
-        assert await b.take() is None
-        store = SqlStore(url, fence=a.fence)
-        with pytest.raises(LeaseLost):
-            await store.open()
-        async with store_of(url, b) as new:
-            assert await new.unfinished() == []
-            run(url, f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0001'")
-            with pytest.raises(LeaseLost):
-                await store.open()
+@pytest.mark.parametrize("revision", [None, "0001"])
+async def test_a_server_that_is_too_old_to_share_is_named(url: str, revision: str | None) -> None:
+    old = Replica(id="a", host="h", pid=7, folder="/f", address="unix:/a", revision=revision)
+    first = ReplicaLeases(url, old)
+    try:
+        await first.join()
+        with pytest.raises(StoreUnusable, match="process 7 on h"):
+            async with joined(url, "b"):
+                pass
+    finally:
+        await first.leave()

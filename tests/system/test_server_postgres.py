@@ -1,4 +1,4 @@
-"""The server on PostgreSQL: one at a time, replaced at once when it was killed."""
+"""The server on PostgreSQL: what it remembers, and which set-ups it refuses."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from cavvy.client.embedded import ensure_server, stop_server
 from cavvy.client.state import read_server, server_holds_lock
 
 pytestmark = pytest.mark.system
-DATABASE = "CAVVY_SERVER_DATABASE"
+DATABASE, FILES = "CAVVY_SERVER_DATABASE", "CAVVY_SERVER_FILES"
 
 
 @pytest.fixture
@@ -70,57 +70,50 @@ def test_the_database_is_remembered_and_jobs_outlive_their_server(home: Path, ur
     assert (home / "database").stat().st_mode & 0o077 == 0
 
 
-def test_a_second_server_is_refused_with_the_name_of_the_first(
-    home: Path, url: str, tmp_path: Path
-) -> None:
+def test_a_server_with_other_files_is_refused(home: Path, url: str, tmp_path: Path) -> None:
+    twin = tmp_path / "two" / "home"
     with home_at(home, **{DATABASE: url}):
         first = ensure_server()
-        with home_at(tmp_path / "two" / "home", **{DATABASE: url}):
+        twin.mkdir(mode=0o700)
+        for name in ("files.id", "key", "agents.key"):  # a copy of the folder is not the folder
+            if (home / name).exists():
+                (twin / name).write_bytes((home / name).read_bytes())
+        with home_at(twin, **{DATABASE: url}):
             refused = refusal()
-        assert refused.code == "database-in-use"
+        assert refused.code == "settings-invalid"
         assert f"process {first.pid} on {first.host}" in refused.message
         assert read_server(str(home)) == first
+        with home_at(tmp_path / "two" / "other", **{DATABASE: url, FILES: str(home)}):
+            refused = refusal()  # jobs on this machine could read its folder
+        assert "could read the state folder" in refused.message
         stop_server()
-        with home_at(tmp_path / "two" / "home", **{DATABASE: url}):
+        with home_at(tmp_path / "two" / "third", **{DATABASE: url}):
             refused = refusal()  # its folder lacks the keys, logs and files
         assert refused.code == "settings-invalid"
         assert f"in {home} on" in refused.message
         ensure_server()
 
 
-def test_a_server_that_hangs_is_replaced_and_then_writes_nothing(
-    home: Path, url: str, tmp_path: Path
+def test_a_server_that_hangs_is_replaced_and_shares_the_work_when_it_wakes_up(
+    home: Path, url: str
 ) -> None:
-    """Two processes with the same files, as on two machines with a shared file system."""
-    twin = tmp_path / "two" / "home"
     with home_at(home, **{DATABASE: url}):
         first = ensure_server()
-        twin.mkdir(mode=0o700)
-        for name in ("files.id", "key", "agents.key"):
-            if (home / name).exists():
-                (twin / name).write_bytes((home / name).read_bytes())
-        os.kill(first.pid, signal.SIGSTOP)
-        try:
-            with home_at(twin, **{DATABASE: url}):
-                wait_until(_starts)
+        with home_at(home / "twin", **{DATABASE: url, FILES: str(home)}):
+            ensure_server()
+            os.kill(first.pid, signal.SIGSTOP)
+            try:
                 with connect() as client:
                     client.submit("{name: taken, run: 'true'}")
                     follow_to_end(client, "taken")
+            finally:
                 os.kill(first.pid, signal.SIGCONT)
-                # It finds that it has lost the database, and its new start is refused.
-                wait_until(lambda: "taken over the database" in (home / "server.log").read_text())
-                with connect() as client:
-                    assert [each.name for each in client.jobs().jobs] == ["taken"]
-        finally:
-            os.kill(first.pid, signal.SIGCONT)
-
-
-def _starts() -> bool:
-    try:
-        ensure_server()
-    except StartFailed:
-        return False
-    return True
+            stop_server()
+        with connect() as client:
+            assert [each.phase for each in client.jobs().jobs] == ["done"]
+            client.submit("{name: more, run: 'true'}")
+            follow_to_end(client, "more")
+            assert read_server(str(home)) == first
 
 
 def test_a_folder_with_jobs_in_sqlite_is_not_hidden_behind_another_database(

@@ -17,15 +17,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import cast
 
-from cavvy.api.database import SCHEMES, BindsFolder, bind_folder, hold_database
+from cavvy.api.database import SCHEMES, BindsFolder, bind_folder, hold_alone
 from cavvy.api.folder_copy import copy_files
 from cavvy.api.state_dir import StateDir, StateDirBusy, StateDirError
 from cavvy.client.state import write_private
 from cavvy.domain.values import Struct
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseSession, make_driver, translate
-from cavvy.store.fence import check_fence
-from cavvy.store.leases import DatabaseLease
+from cavvy.store.fence import Fence, check_fence
 from cavvy.store.migrate import prepare
 from cavvy.store.open import open_store
 from cavvy.store.table_copy import TableDigest, copy_rows, digest_rows, refuse_rows
@@ -79,48 +78,43 @@ class _Move:
         self._home = home
         self._url = url
         self._origin = origin
-        self._lost = False
 
     async def run(self) -> AdoptedServer:
-        async with hold_database(self._url, self._home, "", self._note_loss) as lease:
-            done = await asyncio.to_thread(self._copy, lease)
-            store = open_store(self._url, fence=lease.fence)
+        async with hold_alone(self._url, self._home) as fence:
+            done = await asyncio.to_thread(self._copy, fence)
+            store = open_store(self._url)
             await store.open()
             try:
-                await bind_folder(cast(BindsFolder, store), self._home, self._url)
+                await bind_folder(cast(BindsFolder, store), self._home, self._home, self._url)
             finally:
                 await store.close()
             self._mark()
         return done
 
-    def _note_loss(self) -> None:
-        self._lost = True  # the fence prevents the commit
-
-    def _copy(self, lease: DatabaseLease) -> AdoptedServer:
+    def _copy(self, fence: Fence) -> AdoptedServer:
         source = make_driver(f"sqlite:///{self._origin.file(DATABASE)}", journal="auto")
         target = make_driver(self._url, journal="auto")
         try:
             source = prepare(source, lambda: secrets.token_hex(16))
-            target = prepare(target, lambda: secrets.token_hex(16), lease.fence)
+            target = prepare(target, lambda: secrets.token_hex(16))
             with closing(source.connect()) as one, closing(target.connect()) as two:
                 one.begin()  # no other process can write meanwhile
                 self._refuse_running(one)
                 files = 0
                 if self._origin is not self._home:
                     files = copy_files(Path(self._origin.path), Path(self._home.path))
-                return self._copy_rows(one, two, lease, files)
+                return self._copy_rows(one, two, fence, files)
         except Exception as error:
             if (told := translate(error, target)) is error:
                 raise
             raise told from error
 
     def _copy_rows(
-        self, one: DatabaseSession, two: DatabaseSession, lease: DatabaseLease, files: int
+        self, one: DatabaseSession, two: DatabaseSession, fence: Fence, files: int
     ) -> AdoptedServer:
-        assert lease.fence is not None
         two.begin()
         try:
-            check_fence(two, lease.fence)
+            check_fence(two, fence)
             try:
                 refuse_rows(two)
             except StoreUnusable:

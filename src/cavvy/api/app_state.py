@@ -15,6 +15,7 @@ from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.project_credentials import ProjectCredentials
 from cavvy.api.tokens import GangTokens
 from cavvy.control.control_plane import ControlPlane
+from cavvy.control.share import WorkShare
 from cavvy.domain.jobs import Order
 from cavvy.domain.values import Struct, field
 from cavvy.settings import Settings
@@ -48,6 +49,7 @@ class AppState(Struct, kw_only=True):
     started_at: datetime
     stop: Callable[[], None] = field(default=lambda: None)  # a function that stops the server
     database: str = ""  # kind of store, e.g. "sqlite"
+    share: WorkShare | None = None  # None if this is the only server
     on_network: bool = False
     downloads: NodeDownloads | None = None  # None if nodes outside this machine cannot connect
     node_endpoint: str | None = None  # the address that nodes outside this machine use

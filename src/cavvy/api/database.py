@@ -1,5 +1,5 @@
-"""The PostgreSQL database of a server: which one it uses, the lease on it, and the folder whose
-files belong to it.
+"""The PostgreSQL database of a server: which one it uses, its place among the servers that share
+the database, and the folder whose files belong to it.
 """
 
 import asyncio
@@ -7,28 +7,26 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Protocol
 
 from cavvy.api.state_dir import StateDir, StateDirBusy, StateDirError
 from cavvy.client.state import host_name, write_private
 from cavvy.settings import Settings
-from cavvy.store.base import StoreError, StoreUnusable
-from cavvy.store.leases import RENEW_S, DatabaseLease, Replica, find_holder
+from cavvy.store.base import StoreUnusable
+from cavvy.store.fence import Fence
+from cavvy.store.leases import RENEW_S, SWEEP_LEASE, Replica, ReplicaLeases, list_replicas
 
 SCHEMES = ("postgresql://", "postgresql+psycopg://")
 _REMEMBERED = "database"  # the file with the URL that a server of the folder used last
+_FILES_REMEMBERED = "files"  # the file with the `server.files` that it used last
 _FOLDER_ID = "files.id"
-# A killed server counts as running until PostgreSQL notices that its connections have ended.
-_TAKE_TRIES = 15
-_TAKE_PAUSE_S = 0.2
+_SERVERS = "servers"  # the folder with a file for each server, by which they see that they share it
+_LOCAL = "local"  # the provider of this machine
 _TURN_PAUSE_S = 1.0  # interval at which a waiting server looks again
 _log = logging.getLogger(__name__)
-
-
-class DatabaseInUse(StateDirError):
-    """Another server works with the database."""
 
 
 class BindsFolder(Protocol):
@@ -62,9 +60,33 @@ def choose_database(home: StateDir, settings: Settings) -> str | None:
     return url
 
 
+def choose_files(home: StateDir, settings: Settings, url: str | None) -> StateDir:
+    """The folder with the keys, logs, uploads and checkpoints: the setting `server.files`, or else
+    the state folder. Raises StateDirError.
+    """
+    given = settings.text("server.files") or _read(home.file(_FILES_REMEMBERED))
+    if not given or os.path.realpath(given) == os.path.realpath(home.path):
+        return home
+    if url is None:
+        raise StateDirError(
+            "settings-invalid",
+            "server.files is set, but the database is a file of the state folder",
+            "set server.database too: only servers on PostgreSQL share files",
+        )
+    files = StateDir(os.path.abspath(given))
+    files.prepare()
+    if _uses_machine(settings) and Path(files.path) not in Path(home.path).parents:
+        raise StateDirError(
+            "settings-invalid",
+            f"jobs on this machine could read the state folder {home.path}, because it is not in "
+            f"server.files ({files.path})",
+            f"use a state folder in {files.path}, or set enabled = false in [providers.local]",
+        )
+    return files
+
+
 def wait_for_turn(home: StateDir, settings: Settings) -> None:
-    """Lock the folder as soon as no other server works with it or with its database. Blocks. Raises
-    StateDirError."""
+    """Lock the folder as soon as no other server works with it. Blocks. Raises StateDirError."""
     shown = ""
     while True:
         reason = _claim(home, choose_database(home, settings))
@@ -79,9 +101,9 @@ def wait_for_turn(home: StateDir, settings: Settings) -> None:
 def _claim(home: StateDir, url: str | None) -> str:
     """Lock the folder. Returns why this is not possible now, or ""."""
     try:
-        holder = find_holder(url) if url else None
-        if holder is not None:
-            return f"process {holder.pid} on {holder.host} works with the database"
+        for each in list_replicas(url) if url else ():
+            if each.folder == home.path:
+                return f"process {each.pid} on {each.host} works with {home.path}"
         home.claim(wait_s=0.0, alone=url is not None)
     except StoreUnusable as error:
         return str(error)
@@ -95,12 +117,11 @@ def _claim(home: StateDir, url: str | None) -> str:
 
 
 @asynccontextmanager
-async def hold_database(
-    url: str, home: StateDir, address: str, lost: Callable[[], None]
-) -> AsyncIterator[DatabaseLease]:
-    """Hold the lease on the database. `lost` is called if another server takes over, or if a
-    renewal fails for a reason that may not pass. Raises StateDirError if another server works with
-    the database, StoreError.
+async def join_servers(
+    url: str, home: StateDir, files: StateDir, settings: Settings, address: str
+) -> AsyncIterator[ReplicaLeases]:
+    """Join the servers that work with the database. Raises StateDirError if they cannot share it
+    with this one, StoreError.
     """
     me = Replica(
         id=secrets.token_hex(16),
@@ -109,26 +130,94 @@ async def hold_database(
         folder=home.path,
         address=address,
     )
-    lease = DatabaseLease(url, me)
+    leases = ReplicaLeases(url, me)
+    mark = files.file(_SERVERS, me.id)
     try:
-        await _take(lease)
-        keeping = asyncio.create_task(_keep(lease), name="lease")
-        keeping.add_done_callback(lambda task: _tell_end(task, lost))
-        try:
-            yield lease
-        finally:
-            keeping.cancel()
-            await asyncio.wait([keeping])
+        os.makedirs(os.path.dirname(mark), mode=0o700, exist_ok=True)
+        write_private(mark, f"{home.path} on {me.host}".encode())
+        check_others(await leases.join(), files, settings, me.host)
+        yield leases
     finally:
-        await lease.release()
+        await leases.leave()
+        Path(mark).unlink(missing_ok=True)
 
 
-async def bind_folder(store: BindsFolder, home: StateDir, url: str) -> None:
-    """Check that the keys, logs and uploaded files of this database are in this folder, and
+@asynccontextmanager
+async def hold_alone(url: str, home: StateDir) -> AsyncIterator[Fence]:
+    """Keep all servers away from the database, for a command that changes all of it. The fence lets
+    it write only while no server can have joined. Raises StateDirError if a server works with the
+    database, StoreError.
+    """
+    me = Replica(
+        id=secrets.token_hex(16),
+        host=host_name(),
+        pid=os.getpid(),
+        folder=home.path,
+        address="",
+        revision=None,  # no server can share the database with it
+    )
+    leases = ReplicaLeases(url, me)
+    try:
+        for each in await leases.join():
+            raise StateDirError(
+                "server-running",
+                f"process {each.pid} on {each.host} works with the database",
+                f"stop it first: CAVVY_HOME={each.folder} cavvy server stop; jobs keep running",
+            )
+        await leases.turn()
+        if SWEEP_LEASE not in leases.held:
+            raise StateDirError(
+                "server-running",
+                "another process has just begun to work with the database",
+                "try again when it has ended",
+            )
+        staying = asyncio.create_task(_stay(leases), name="stay")
+        try:
+            yield leases.held[SWEEP_LEASE]
+        finally:
+            staying.cancel()
+            await asyncio.wait([staying])
+    finally:
+        await leases.leave()
+
+
+async def _stay(leases: ReplicaLeases) -> None:
+    while True:
+        await asyncio.sleep(RENEW_S)
+        with suppress(StoreUnusable):  # the fence refuses to write if this lasts too long
+            await leases.turn()
+
+
+def check_others(others: Sequence[Replica], files: StateDir, settings: Settings, host: str) -> None:
+    """Check that this server can share the work with the others. Raises StateDirError."""
+    for each in others:
+        if not os.path.exists(files.file(_SERVERS, each.id)):
+            raise StateDirError(
+                "settings-invalid",
+                f"process {each.pid} on {each.host} works with this database and keeps keys, logs "
+                f"and uploads in another folder than {files.path}, perhaps a copy of it",
+                "set server.files to the same folder for all servers, on a shared file system if "
+                "they are on several machines; or stop that server first",
+            )
+        if each.host != host and _uses_machine(settings):
+            raise StateDirError(
+                "settings-invalid",
+                f"process {each.pid} on {each.host} works with this database, and jobs on the "
+                "server's own machine are enabled, which other machines cannot see",
+                "set enabled = false in [providers.local] for all servers",
+            )
+
+
+def _uses_machine(settings: Settings) -> bool:
+    return settings.providers.get(_LOCAL, {}).get("enabled", True) is not False
+
+
+async def bind_folder(store: BindsFolder, home: StateDir, files: StateDir, url: str) -> None:
+    """Check that the keys, logs and uploaded files of this database are in the folder `files`, and
     remember the database for later starts. A new database is bound to the folder. Raises
     StateDirError.
     """
-    path = home.file(_FOLDER_ID)
+    path = files.file(_FOLDER_ID)
     mine = _read(path)
     if not mine:
         mine = secrets.token_hex(16)
@@ -138,48 +227,15 @@ async def bind_folder(store: BindsFolder, home: StateDir, url: str) -> None:
         raise StateDirError(
             "settings-invalid",
             f"the keys, logs and uploaded files of this database are in {where}, not in "
-            f"{home.path}",
-            "start the server there, or copy that folder to this machine and set CAVVY_HOME to "
-            "the copy; a new folder needs a new database",
+            f"{files.path}",
+            "set server.files to that folder to share the work with its servers; or stop them, "
+            "copy the folder, and set CAVVY_HOME to the copy; a new folder needs a new database",
         )
-    await store.bind("files_at", f"{home.path} on {host_name()}")
+    await store.bind("files_at", f"{files.path} on {host_name()}")
     if _read(home.file(_REMEMBERED)) != url:
         write_private(home.file(_REMEMBERED), url.encode())
-
-
-async def _take(lease: DatabaseLease) -> None:
-    for _ in range(_TAKE_TRIES):
-        holder = await lease.take()
-        if holder is None:
-            return
-        await asyncio.sleep(_TAKE_PAUSE_S)
-    assert holder is not None
-    raise DatabaseInUse(
-        "database-in-use",
-        f"process {holder.pid} on {holder.host} works with this database, with the state folder "
-        f"{holder.folder}; two servers must not share it",
-        f"use cavvy on {holder.host}, or stop that server first: cavvy server stop",
-    )
-
-
-async def _keep(lease: DatabaseLease) -> None:
-    """Renew the lease until another server has it. While the database cannot be reached, continue:
-    writes are not possible then either."""
-    while True:
-        await asyncio.sleep(RENEW_S)
-        with suppress(StoreError):
-            if not await lease.renew():
-                _log.error("another server has taken over the database; this server starts anew")
-                return
-
-
-def _tell_end(keeping: asyncio.Task[None], lost: Callable[[], None]) -> None:
-    """Call `lost` if the renewals ended by themselves: without them, the server starts no pass."""
-    if keeping.cancelled():
-        return
-    if error := keeping.exception():
-        _log.error("the lease cannot be renewed; this server starts anew", exc_info=error)
-    lost()
+    if files is not home:
+        write_private(home.file(_FILES_REMEMBERED), files.path.encode())
 
 
 def _read(path: str) -> str:

@@ -23,7 +23,13 @@ from cavvy import __version__, settings
 from cavvy.api.state_dir import LogFile, StateDir, StateDirBusy, StateDirError, home_error
 from cavvy.client import API, REVISION
 from cavvy.client.launch import StartupReport
-from cavvy.client.state import ServerFile, host_name, process_mark, write_server
+from cavvy.client.state import (
+    ServerFile,
+    host_name,
+    process_mark,
+    write_private,
+    write_server,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -32,9 +38,10 @@ if TYPE_CHECKING:
     from cavvy.api.audit import AuditMiddleware
     from cavvy.api.auth import AuthMiddleware
     from cavvy.api.doors import BoundedServer
+    from cavvy.api.machine_socket import MachineSocket
     from cavvy.api.node_listener.listener import NodeListener
     from cavvy.api.user_listener import UserListener
-    from cavvy.store.leases import DatabaseLease
+    from cavvy.store.leases import ReplicaLeases
 
 _CHORES_S = 5.0
 _MIB = 1024 * 1024
@@ -65,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (StateDirError, settings.SettingsError) as error:
         return word.fail(error.code, error.message, error.hint)
     _start_log()
-    again = _serve(home, configured, word, waits=bool(waits))
+    again = _serve(home, configured, word)
     if again:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "cavvy.api.embedded", *waits])
     return 0 if word.said_ready else 1
@@ -79,15 +86,10 @@ def _load_modules() -> None:
     import cavvy.api.open_state  # noqa: F401
 
 
-def _serve(
-    home: StateDir, configured: settings.Settings, word: "_Word", *, waits: bool = False
-) -> bool:
-    """Serve until stopped. Returns True if the server must restart at once. A server that `waits`
-    for its turn also restarts if it did not get the database or cannot reach it.
-    """
+def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool:
+    """Serve until stopped. Returns True if the server must restart at once."""
     import uvloop
 
-    from cavvy.api.database import DatabaseInUse
     from cavvy.providers.base import ProviderError
     from cavvy.store.base import StoreError
     from cavvy.store.reserve import Reserve, is_full
@@ -97,10 +99,7 @@ def _serve(
             return runner.run(_ServerRun(home, configured, word).run())
     except (StateDirError, settings.SettingsError, StoreError, OSError) as error:
         if not word.said_ready and is_full(home.path) and Reserve(Path(home.path)).give_up():
-            return _serve(home, configured, word, waits=waits)
-        if waits and isinstance(error, DatabaseInUse):
-            _log.info("waiting again: %s", error.message)
-            return True
+            return _serve(home, configured, word)
         _fail(home, word, error)
     except ProviderError as error:
         word.fail(
@@ -153,9 +152,9 @@ class _ServerRun:
         listener, address = self._home.listen()
         again = served = False
         try:
-            async with self._hold_database(address) as lease:
+            async with self._join_servers(address) as (files, leases):
                 served = True
-                again = await self._work(listener, address, lease)
+                again = await self._work(listener, address, files, leases)
         except Exception as error:
             if not self._broken:
                 raise
@@ -168,20 +167,27 @@ class _ServerRun:
         return again
 
     async def _work(
-        self, listener: "socket.socket", address: str, lease: "DatabaseLease | None"
+        self,
+        listener: "socket.socket",
+        address: str,
+        files: StateDir,
+        leases: "ReplicaLeases | None",
     ) -> bool:
         """Serve until stopped. Returns True if the server must restart at once."""
         from cavvy.api.node_listener.listener import listen_for_nodes
         from cavvy.api.open_state import open_state
 
-        node_endpoint = listen_for_nodes(self._home, self._settings)
+        with files.setting_up():
+            node_endpoint = listen_for_nodes(files, self._settings, shared=leases is not None)
+            self._share_token(files)
         try:
             async with open_state(
                 self._home,
                 self._settings,
                 address,
                 self._stopping.set,
-                database=lease,
+                database=leases,
+                files=files,
                 node_endpoint=node_endpoint,
             ) as app_state:
                 await self._serve(app_state, listener, address, node_endpoint)
@@ -194,20 +200,26 @@ class _ServerRun:
                 node_endpoint.sock.close()
 
     @contextlib.asynccontextmanager
-    async def _hold_database(self, address: str) -> "AsyncIterator[DatabaseLease | None]":
-        """Hold the lease on the PostgreSQL database, if the server uses one."""
-        from cavvy.api.database import choose_database, hold_database
+    async def _join_servers(
+        self, address: str
+    ) -> "AsyncIterator[tuple[StateDir, ReplicaLeases | None]]":
+        """Join the servers of the PostgreSQL database, if the server uses one. Returns the folder
+        for files, and the place among the servers.
+        """
+        from cavvy.api.database import choose_database, choose_files, join_servers
 
         url = choose_database(self._home, self._settings)
+        files = choose_files(self._home, self._settings, url)
         if url is None:
-            yield None
+            yield files, None
             return
-        async with hold_database(url, self._home, address, self._yield_place) as lease:
-            yield lease
+        async with join_servers(url, self._home, files, self._settings, address) as leases:
+            yield files, leases
 
-    def _yield_place(self) -> None:
-        self._broken = True
-        self._stopping.set()
+    def _share_token(self, files: StateDir) -> None:
+        """Let all servers that share their files accept the same token of the user."""
+        if files is not self._home:
+            write_private(self._home.file("token"), files.token().encode() + b"\n")
 
     async def _serve(
         self,
@@ -216,18 +228,13 @@ class _ServerRun:
         address: str,
         node_endpoint: "NodeListener | None",
     ) -> None:
-        from cavvy.api.app import make_app
-        from cavvy.api.audit import AuditMiddleware
-        from cavvy.api.auth import AuthMiddleware
         from cavvy.api.user_listener import listen_for_users
 
-        auth = AuthMiddleware(make_app(app_state), self._home.token(), app_state)
-        app_state.idle_s = lambda: auth.idle_s
+        auth, app = _make_apps(app_state, self._home.token())
         user_listener = listen_for_users(self._settings)
         listen = user_listener.address if user_listener is not None else None
-        servers = _make_servers(
-            AuditMiddleware(auth, app_state), listener, user_listener, node_endpoint
-        )
+        servers = _make_servers(app, listener, user_listener, node_endpoint)
+        machine_socket = _share_machine(app, app_state)
         async with asyncio.TaskGroup() as group:
             serving = [group.create_task(server.serve(own)) for server, own in servers]
             # uvicorn has no event for its start, only this flag
@@ -242,6 +249,7 @@ class _ServerRun:
             await self._stopping.wait()
             self._home.forget()
             app_state.close_polls()
+            await machine_socket.close()
             for server, _ in servers:
                 server.should_exit = True
             await asyncio.gather(*serving)
@@ -332,6 +340,17 @@ class _Word:
         return 1
 
 
+def _make_apps(app_state: "AppState", token: str) -> "tuple[AuthMiddleware, AuditMiddleware]":
+    """Make the application with its check of tokens, and with the audit log around it."""
+    from cavvy.api.app import make_app
+    from cavvy.api.audit import AuditMiddleware
+    from cavvy.api.auth import AuthMiddleware
+
+    auth = AuthMiddleware(make_app(app_state), token, app_state)
+    app_state.idle_s = lambda: auth.idle_s
+    return auth, AuditMiddleware(auth, app_state)
+
+
 def _make_servers(
     app: "AuditMiddleware",
     own: "socket.socket",
@@ -353,6 +372,19 @@ def _make_servers(
         server = BoundedServer(nodes, tls, ONLY_DOWNLOADS)
         servers.append((server, [node_endpoint.sock]))
     return servers
+
+
+def _share_machine(app: "AuditMiddleware", app_state: "AppState") -> "MachineSocket":
+    """Serve the agents on this machine whenever it is this server's turn; never, if it is the only
+    server, because they use its own socket then.
+    """
+    from cavvy.api.machine_socket import MachineSocket
+
+    machine_socket = MachineSocket(app, app_state.address.removeprefix("unix:"))
+    if (share := app_state.share) is not None:
+        share.on_turn = lambda: machine_socket.update(share.serves_machine)
+        share.on_turn()
+    return machine_socket
 
 
 def _read_fd(arguments: Sequence[str]) -> int | None:

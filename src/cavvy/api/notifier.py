@@ -3,7 +3,18 @@ answered when its poll times out.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from cavvy.store.channel import ServerSignal, SignalKind
+
+
+class SharesSignals(Protocol):
+    """Sends signals to the other servers, and receives theirs."""
+
+    on_signal: Callable[[ServerSignal], None]
+
+    def send(self, kind: SignalKind, key: str = "") -> None: ...
 
 
 class ChangeNotifier:
@@ -14,8 +25,24 @@ class ChangeNotifier:
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self.closed = False
+        self._others: SharesSignals | None = None
+
+    def share_with(self, others: SharesSignals) -> None:
+        """Also wake the requests that other servers have, and those here when others say so."""
+        self._others = others
+        others.on_signal = self._receive
 
     def wake(self, *keys: str) -> None:
+        self._wake(keys)
+        if self._others is not None:
+            for key in keys:
+                self._others.send(SignalKind.WAKE, key)
+
+    def _receive(self, signal: ServerSignal) -> None:
+        if signal.kind is SignalKind.WAKE:
+            self._wake([signal.key])
+
+    def _wake(self, keys: Iterable[str]) -> None:
         for key in keys:
             for future in self._waiting.pop(key, ()):
                 if not future.done():
@@ -30,7 +57,7 @@ class ChangeNotifier:
     def close(self) -> None:
         """Wake all listeners. Called when the server stops."""
         self.closed = True
-        self.wake(*list(self._waiting))
+        self._wake(list(self._waiting))
 
     def _add(self, keys: Iterable[str], future: "asyncio.Future[None]") -> None:
         for key in keys:

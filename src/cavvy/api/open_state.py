@@ -29,20 +29,23 @@ from cavvy.control.agents.deposit_objects import DepositManifest
 from cavvy.control.agents.deposits import DepositDependencies
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
+from cavvy.control.share import WorkShare
 from cavvy.costs.discounts import Discount, parse_discounts
 from cavvy.domain.credentials import mark_account, name_account
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec, Scalar, SpotPolicy
 from cavvy.domain.units import Money, UnitError
-from cavvy.domain.values import replace
+from cavvy.domain.values import Struct, replace
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
 from cavvy.settings import Settings, SettingsError
 from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.blobs import ProjectBlobs
+from cavvy.store.channel import ReplicaChannel
 from cavvy.store.checkpoints.folders import CheckpointFolders
+from cavvy.store.contacts import AgentContacts
 from cavvy.store.keys import KEY_PLACES, KeyPlaceInvalid, KeyRing
-from cavvy.store.leases import DatabaseLease
+from cavvy.store.leases import ReplicaLeases
 from cavvy.store.logs import LogStore
 from cavvy.store.open import open_store
 from cavvy.store.reserve import StopNotes
@@ -54,6 +57,7 @@ from cavvy.store.snapshot.layout import SnapshotError
 _MIB = 1024 * 1024
 _FORGOTTEN = timedelta(days=7)  # how long uploaded files that no job uses are kept
 _TIDY_EVERY = timedelta(days=1)
+_CLOCK = WallClock()
 _MOST_INSTANCES = 4096  # cached answers about instance types
 _log = logging.getLogger(__name__)
 
@@ -89,38 +93,37 @@ async def open_state(
     address: str,
     stop: Callable[[], None],
     *,
-    database: str | DatabaseLease | None = None,
+    database: str | ReplicaLeases | None = None,
+    files: StateDir | None = None,
     node_endpoint: NodeListener | None = None,
 ) -> AsyncIterator[AppState]:
     """Open the application state and start its control plane. `database` is the URL of a store, or
-    the lease that this server holds on a PostgreSQL database; None means the database file in the
-    state folder.
+    this server's place among those that share a PostgreSQL database; None means the database file
+    in the state folder. `files` is the folder with keys, logs and uploads, by default `home`.
 
     Raises StoreError, ProviderError, StateDirError.
     """
-    lease = database if isinstance(database, DatabaseLease) else None
-    if isinstance(database, DatabaseLease):
+    leases = database if isinstance(database, ReplicaLeases) else None
+    if isinstance(database, ReplicaLeases):
         database = database.url
     url = database or f"sqlite:///{home.file('cavvy.db')}"
     # The file contains a copy of the installation's ID. If the database is lost, nodes can still be
     # found by this ID.
     kept = read_text(home.file("installation")) if database is None else None
-    store = open_store(
-        url,
-        journal="delete" if home.shared else "wal",
-        installation=kept,
-        fence=None if lease is None else lease.fence,
-    )
+    store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()
+    share = None if leases is None else _make_share(leases)
     try:
-        if lease is not None:
-            await bind_folder(cast(BindsFolder, store), home, url)
+        files = files or home
+        if leases is not None:
+            await bind_folder(cast(BindsFolder, store), home, files, url)
+            address = f"unix:{files.agents_path()}"
         installation = await store.installation()
         if database is None and kept != installation:
             write_private(home.file("installation"), installation.encode())
-        app_state = _make_state(home, settings, address, store, installation, node_endpoint)
-        if lease is not None:
-            app_state.control_plane.may_act = lambda: lease.valid
+        parts = _ServerParts(home, files, settings, address, store, installation, share)
+        with files.setting_up():
+            app_state = _make_state(parts, node_endpoint)
         app_state.stop = stop
         app_state.database = url.partition(":")[0].partition("+")[0]
         async with app_state.credentials.opened():
@@ -133,33 +136,41 @@ async def open_state(
         await store.close()
 
 
-def _make_state(
-    home: StateDir,
-    settings: Settings,
-    address: str,
-    store: Store,
-    installation: str,
-    node_endpoint: NodeListener | None,
-) -> AppState:
-    clock, watch, root = WallClock(), ChangeNotifier(), Path(home.path)
-    seen, blobs = watched(store, watch), ProjectBlobs(root / "folders")
-    tokens, sealer = load_tokens(home.file("agents.key")), open_sealer(settings, root)
+def _make_share(leases: ReplicaLeases) -> WorkShare:
+    server = leases.me.id
+    return WorkShare(leases, ReplicaChannel(leases.url, server), AgentContacts(leases.url, server))
+
+
+class _ServerParts(Struct, frozen=True):
+    """What the application state is made from."""
+
+    home: StateDir
+    files: StateDir
+    settings: Settings
+    address: str  # of the socket for agents on this machine
+    store: Store
+    installation: str
+    share: WorkShare | None
+
+    @property
+    def root(self) -> Path:
+        """The folder with keys, logs and uploads."""
+        return Path(self.files.path)
+
+
+def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppState:
+    watch, root, settings = ChangeNotifier(), parts.root, parts.settings
+    if parts.share is not None:
+        watch.share_with(parts.share)
+    tokens, sealer = load_tokens(parts.files.file("agents.key")), open_sealer(settings, root)
+    seen, blobs = watched(parts.store, watch), ProjectBlobs(root / "folders")
     downloads, endpoint = _serve_nodes(node_endpoint, tokens, root)
-    dependencies = make_dependencies(seen, sealer, tokens, blobs, address, root / "storage")
-    deposits = make_deposits(settings, root)
-    context = make_context(installation, root, address, endpoint, clock.now)
-    control_plane = ControlPlane(
-        seen,
-        load_providers(settings, context, store),
-        clock,
-        installation=installation,
-        dependencies=replace(
-            dependencies,
-            notes=make_notes(home),
-            deposits=deposits,
-            discounts=read_discounts(settings),
-        ),
-    )
+    folders = CheckpointFolders(root / "storage", shared=parts.share is not None)
+    dependencies = make_dependencies(seen, sealer, tokens, blobs, parts.address, folders)
+    deposits = make_deposits(settings, root, shared=parts.share is not None)
+    dependencies = replace(dependencies, deposits=deposits, share=parts.share)
+    context = make_context(parts.installation, root, parts.address, endpoint, _CLOCK.now)
+    control_plane = _make_control_plane(parts, seen, context, dependencies)
     return AppState(
         store=control_plane.store,
         control_plane=control_plane,
@@ -171,12 +182,32 @@ def _make_state(
         execs=JobExecs(watch),
         watch=watch,
         settings=settings,
-        now=clock.now,
-        address=address,
-        started_at=clock.now(),
-        on_network=home.shared,
+        now=_CLOCK.now,
+        address=parts.address,
+        started_at=_CLOCK.now(),
+        share=parts.share,
+        on_network=parts.files.shared,
         downloads=downloads,
         node_endpoint=endpoint.address if endpoint else None,
+    )
+
+
+def _make_control_plane(
+    parts: _ServerParts,
+    seen: Store,
+    context: ProviderContext,
+    dependencies: ControlPlaneDependencies,
+) -> ControlPlane:
+    return ControlPlane(
+        seen,
+        load_providers(parts.settings, context, parts.store),
+        _CLOCK,
+        installation=parts.installation,
+        dependencies=replace(
+            dependencies,
+            notes=make_notes(parts.home),
+            discounts=read_discounts(parts.settings),
+        ),
     )
 
 
@@ -208,11 +239,13 @@ def open_sealer(settings: Settings, root: Path) -> SecretSealer:
         raise SettingsError(f"secrets.key or secrets.former_keys: {error}", KEY_PLACES) from error
 
 
-def make_deposits(settings: Settings, root: Path) -> DepositDependencies:
-    """Make what the control plane needs to apply results that nodes have stored in a bucket."""
+def make_deposits(settings: Settings, root: Path, *, shared: bool) -> DepositDependencies:
+    """Make what the control plane needs to apply results that nodes have stored in a bucket.
+    `shared` says whether other servers write logs too.
+    """
     return DepositDependencies(
         url=settings.text("server.results_url"),
-        logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB),
+        logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB, shared=shared),
         read=lambda body, now: read_batch(body, now, DepositManifest),
     )
 
@@ -368,7 +401,7 @@ def make_dependencies(
     tokens: GangTokens,
     blobs: ProjectBlobs,
     address: str,
-    storage: Path,
+    folders: CheckpointFolders,
 ) -> ControlPlaneDependencies:
     """Make the services that the control plane needs from the server: the address that agents use,
     decrypted secrets, and the folders that are kept between attempts.
@@ -389,8 +422,8 @@ def make_dependencies(
         tidy=make_tidy(store, blobs),
         agent_endpoint=lambda gang: AgentEndpoint(address=address, token=tokens.of(gang)),
         open_secrets=open_secrets,
-        storage=lambda job: str(storage / job.project / job.id),
-        folders=CheckpointFolders(storage),
+        storage=lambda job: str(folders.root / job.project / job.id),
+        folders=folders,
         read_blob=lambda project, name: to_thread(read, project, name),
         environment=os.environ,
         egress=lambda: to_thread(read_egress),

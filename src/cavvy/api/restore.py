@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from cavvy.api.backup import DATABASE, ArchiveManifest
-from cavvy.api.database import BindsFolder, bind_folder, choose_database, hold_database
+from cavvy.api.database import BindsFolder, bind_folder, choose_database, hold_alone
 from cavvy.api.open_state import load_providers, make_context, make_credentials, open_sealer
 from cavvy.api.state_dir import StateDir, StateDirBusy, StateDirError
 from cavvy.api.unpacked import unpack
@@ -32,8 +32,7 @@ from cavvy.providers.abilities import CLOSEABLE, ability
 from cavvy.providers.base import Provider
 from cavvy.settings import Settings
 from cavvy.store.drivers import make_driver, translate
-from cavvy.store.fence import check_fence
-from cavvy.store.leases import DatabaseLease
+from cavvy.store.fence import Fence, check_fence
 from cavvy.store.migrate import prepare
 from cavvy.store.open import open_store
 from cavvy.store.table_copy import copy_rows, refuse_rows
@@ -97,7 +96,7 @@ async def _compare_copy(
     unpacked: Path, settings: Settings, manifest: ArchiveManifest, *, dry_run: bool
 ) -> RestoreReport:
     url = f"sqlite:///{unpacked / DATABASE}"
-    return await _compare(url, unpacked, settings, None, manifest.made_at, dry_run=dry_run)
+    return await _compare(url, unpacked, settings, manifest.made_at, dry_run=dry_run)
 
 
 async def _check_in_place(
@@ -106,23 +105,22 @@ async def _check_in_place(
     root = Path(home.path)
     if url is None:
         local = f"sqlite:///{home.file(DATABASE)}"
-        return await _compare(local, root, settings, None, None, dry_run=dry_run)
-    async with hold_database(url, home, "", lambda: None) as lease:
-        return await _compare(url, root, settings, lease, None, dry_run=dry_run)
+        return await _compare(local, root, settings, None, dry_run=dry_run)
+    async with hold_alone(url, home):
+        return await _compare(url, root, settings, None, dry_run=dry_run)
 
 
 async def _compare(
     url: str,
     root: Path,
     settings: Settings,
-    lease: DatabaseLease | None,
     made_at: datetime | None,
     *,
     dry_run: bool,
 ) -> RestoreReport:
     clock = WallClock()
     async with AsyncExitStack() as stack:
-        store = open_store(url, journal="delete", fence=None if lease is None else lease.fence)
+        store = open_store(url, journal="delete")
         await store.open()
         stack.push_async_callback(store.close)
         installation = await store.installation()
@@ -174,26 +172,25 @@ def _put_in_place(home: StateDir, unpacked: Path, url: str | None) -> None:
 
 
 async def _fill_database(home: StateDir, copy: Path, url: str) -> None:
-    async with hold_database(url, home, "", lambda: None) as lease:
-        await asyncio.to_thread(_copy, copy, url, lease)
-        store = open_store(url, fence=lease.fence)
+    async with hold_alone(url, home) as fence:
+        await asyncio.to_thread(_copy, copy, url, fence)
+        store = open_store(url)
         await store.open()
         try:
-            await bind_folder(cast(BindsFolder, store), home, url)
+            await bind_folder(cast(BindsFolder, store), home, home, url)
         finally:
             await store.close()
 
 
-def _copy(copy: Path, url: str, lease: DatabaseLease) -> None:
+def _copy(copy: Path, url: str, fence: Fence) -> None:
     source = make_driver(f"sqlite:///{copy}", journal="delete")
     target = make_driver(url, journal="auto")
-    assert lease.fence is not None
     try:
-        prepare(target, lambda: "", lease.fence)
+        prepare(target, lambda: "")
         with closing(source.connect()) as one, closing(target.connect()) as two:
             two.begin()
             try:
-                check_fence(two, lease.fence)
+                check_fence(two, fence)
                 refuse_rows(two)
                 copy_rows(one, two)
                 two.commit()

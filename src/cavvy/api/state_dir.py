@@ -11,6 +11,8 @@ import socket
 import stat
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cavvy.client.state import host_name, read_server, read_token, write_private
 from cavvy.mounts import is_shared, read_mounts
@@ -53,13 +55,11 @@ class StateDir:
         starting. `alone` says that the database knows of no server on another host. Raises
         StateDirBusy, StateDirError.
         """
+        self.prepare()
         try:
-            os.makedirs(self.path, mode=0o700, exist_ok=True)
-            self._make_private()
             lock = os.open(self.file("server.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise home_error(self.path, error) from error
-        self.shared = is_shared(self.path, read_mounts())
         try:
             if self.shared and not alone:
                 self._check_other_host()
@@ -70,6 +70,24 @@ class StateDir:
         self._lock = lock
         if self.shared:
             _touch(self.file("server.beat"))
+
+    def prepare(self) -> None:
+        """Create the folder, and let only this user read it. Raises StateDirError."""
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            self._make_private()
+        except OSError as error:
+            raise home_error(self.path, error) from error
+        self.shared = is_shared(self.path, read_mounts())
+
+    @contextmanager
+    def setting_up(self) -> Iterator[None]:
+        """Keep other servers that start with this folder from creating its files meanwhile.
+        Blocks.
+        """
+        with open(self.file("setup.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _wait_for_lock(self, lock: int, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
@@ -99,30 +117,19 @@ class StateDir:
         address.
         """
         path = self.socket_path()
-        folder = os.path.dirname(path)
-        if folder != self.path:
+        if os.path.dirname(path) != self.path:
             write_private(self.file("server.socket"), path.encode())
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        found = os.lstat(folder)
-        if (
-            found.st_uid != os.getuid()
-            or stat.S_IMODE(found.st_mode) & 0o077
-            or not stat.S_ISDIR(found.st_mode)
-        ):
-            raise StateDirError(
-                "socket-folder-unsafe",
-                f"{folder} belongs to another user or others can access it",
-                f"remove it, or restrict its access: chmod 700 {folder}",
-            )
-        if os.path.lexists(path):
-            # this process holds the lock, so the socket was left behind by a killed server
-            os.unlink(path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(path)
-        os.chmod(path, 0o600)
-        listener.listen(1024)
-        listener.setblocking(False)
-        return listener, f"unix:{path}"
+        # this process holds the lock, so an existing socket was left behind by a killed server
+        return listen_at(path), f"unix:{path}"
+
+    def agents_path(self) -> str:
+        """The path of the socket for agents on this machine, if several servers share the folder.
+        One of those on the machine listens on it.
+        """
+        path = self.file("agents.sock")
+        if _fits(path) and not self.shared:
+            return path
+        return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.agents.sock"
 
     def socket_path(self) -> str:
         """The path of the socket. It is in the state folder or, if that file system cannot have
@@ -229,6 +236,33 @@ class LogFile:
         os.dup2(fresh, 2)
         os.close(fresh)
         return True
+
+
+def listen_at(path: str) -> socket.socket:
+    """Open a Unix socket that only this user can connect to, in place of an existing one. Raises
+    StateDirError if other users can access its folder.
+    """
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if (
+        found.st_uid != os.getuid()
+        or stat.S_IMODE(found.st_mode) & 0o077
+        or not stat.S_ISDIR(found.st_mode)
+    ):
+        raise StateDirError(
+            "socket-folder-unsafe",
+            f"{folder} belongs to another user or others can access it",
+            f"remove it, or restrict its access: chmod 700 {folder}",
+        )
+    if os.path.lexists(path):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(1024)
+    listener.setblocking(False)
+    return listener
 
 
 def peer_is_us(connection: socket.socket) -> bool:

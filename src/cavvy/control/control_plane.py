@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import cached_property, partial
+from functools import partial
 
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
 from cavvy.control.agents.checkpoints import Checkpoints
@@ -34,6 +34,13 @@ from cavvy.control.reconcile import (
     JobReconcilerDependencies,
 )
 from cavvy.control.schedules import ScheduleReconciler
+from cavvy.control.share import (
+    HOSTS,
+    QUEUE_RECHECK,
+    RECHECK,
+    WorkShare,
+    changed_ids,
+)
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
@@ -59,13 +66,15 @@ from cavvy.providers.base import (
     ProviderError,
 )
 from cavvy.providers.hosts.configs import LEAVES_AFTER_S
-from cavvy.store.base import RowNotFound, Store
+from cavvy.store.base import LeaseLost, RowNotFound, Store, StoreError
+from cavvy.store.channel import ServerSignal, SignalKind
 from cavvy.store.checkpoints.folders import CheckpointFolders
+from cavvy.store.leases import RELAY_LEASE, LeaseTurn
 
-_HOSTS = "hosts"  # the worklist's key for publishing shared hosts
 _HOSTS_EVERY = timedelta(minutes=1)
 _ROOM_PAUSE = timedelta(seconds=2)  # pause between two tries to write to a full disk
 _SIGNALS_PAUSE = timedelta(seconds=15)
+_NOW = timedelta(0)
 _LEASE_PAUSE = timedelta(seconds=1)  # pause before a server without a valid lease looks again
 _log = logging.getLogger(__name__)
 
@@ -97,6 +106,7 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     notes: Notes | None = None  # where stops are recorded while the disk is full
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
     discounts: Sequence[Discount] = ()
+    share: WorkShare | None = None  # this server's share; None: it is the only server
 
 
 class ControlPlane:
@@ -105,9 +115,7 @@ class ControlPlane:
     """
 
     _task: asyncio.Task[None] | None = None
-    _group: asyncio.TaskGroup | None = None  # None before the reconcilers run
-    # whether no other server can have taken over the work; None if there can be no other server
-    may_act: Callable[[], bool] | None = None
+    _group: asyncio.TaskGroup | None = None  # the tasks of the control plane, while it runs
 
     def __init__(
         self,
@@ -121,8 +129,8 @@ class ControlPlane:
     ) -> None:
         self._deferred = Deferred(store, dependencies.notes)
         self.store = store = self._store = self._deferred.as_store()
-        self._providers = providers
-        self._clock = clock
+        self._providers, self._clock = providers, clock
+        self._outside, self._share = dependencies, dependencies.share
         self._worklist = Worklist(clock.now)
         self.pool = ProviderPool(providers, clock, store)
         self.checkpoints = self._make_checkpoints(dependencies)
@@ -132,21 +140,27 @@ class ControlPlane:
         self.advisor = self._make_advisor(dependencies)
         self._operator = self._make_operator(installation, dependencies)
         self._name_gang: NameGang = partial(gang_name, installation)
-        self._warm = WarmPool(store, clock, self.agents)
+        self._warm = self._make_warm()
         self._queue = self._make_queue()
         self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)
-        self._outside = dependencies
         self._webhooks = Webhooks(store, clock, dependencies.post)
         self.jobs = self._make_jobs(ids or JobIds(clock))
         self.machines = self._make_machines()
         self._driver = ReconcilerDriver(self, self._worklist, clock)
+        # tasks that serve each account's provider
+        self._attending: dict[str, asyncio.Task[None]] = {}
+        self._relays: dict[str, asyncio.Task[None]] = {}
 
     def _make_advisor(self, outside: ControlPlaneDependencies) -> DeadlineAdvisor:
         history, egress = MarketHistory(self._store, self._clock), outside.egress
         advisor = DeadlineAdvisor(self._store, self.pool, self._clock, history, egress)
         advisor.read_egress_dates = outside.egress_dates
         return advisor
+
+    def _make_warm(self) -> WarmPool:
+        shared = self._share is not None
+        return WarmPool(self._store, self._clock, self.agents, shared=shared)
 
     def _make_jobs(self, ids: JobIds) -> JobService:
         return JobService(
@@ -157,6 +171,7 @@ class ControlPlane:
             arrived=self._arrived,
             notify=self._notify,
             remove_checkpoints=self._remove_files,
+            defers=self._share is None,
         )
 
     async def _remove_files(self, job: JobRecord) -> RemovedCheckpoints:
@@ -257,23 +272,38 @@ class ControlPlane:
         )
         return JobReconciler(self._deferred, self._clock, dependencies)
 
-    @cached_property
-    def _attending(self) -> dict[str, list[asyncio.Task[None]]]:
-        """The tasks that serve each account's provider."""
-        return {}
-
     def hint(self, key: str) -> None:
         """Reconcile this key now. Call this when the state behind the key has changed."""
-        self._worklist.hint(key)
+        self._hint_after(key, timedelta(0))
+
+    def _hint_after(self, key: str, after: timedelta) -> None:
+        if self._share is None or self._share.owns(key):
+            self._worklist.hint(key, after)
+        else:
+            self._share.send(SignalKind.HINT, key)
+
+    def receive(self, signal: ServerSignal) -> None:
+        """Act on a signal of another server."""
+        match signal.kind:
+            case SignalKind.HINT if self._share is not None and self._share.owns(signal.key):
+                after = self._queue.delay_of_arrival() if signal.key == QUEUE else _NOW
+                self._worklist.hint(signal.key, after)
+            case SignalKind.GANG:
+                self.agents.wake(signal.key)
+            case SignalKind.LOOK:
+                self._operator.look_now(signal.key)
+            case SignalKind.MARKET:
+                self.pool.learn_freed()
 
     async def start(self) -> None:
         """Start the reconcilers, which resume all unfinished jobs."""
         await self._publish_hosts()
         await self._stop_again()
-        for key in (QUEUE, *await self._store.unfinished(), *await self._webhooks.unfinished()):
-            self._worklist.hint(key)
-        self._worklist.hint(SWEEP, EVERY)
-        self._worklist.hint(_HOSTS, _HOSTS_EVERY)
+        if self._share is None:
+            await self._resume()
+        else:
+            self._share.on_signal = self._share_with(self._share)
+            await self._take_up(await self._share.start())
         for provider in self._providers.values():
             if host := ability(provider, RUNS_AGENTS_HERE):
                 host.connect(self.agents)
@@ -295,11 +325,49 @@ class ControlPlane:
     async def drop_account(self, account: str) -> None:
         """Stop using the provider with this name, if there is one. Its gangs are left alone."""
         provider = self._providers.pop(account, None)
-        for task in self._attending.pop(account, []):
-            task.cancel()
+        for tasks in (self._attending, self._relays):
+            if account in tasks:
+                tasks.pop(account).cancel()
         self.pool.expire()
         if provider is not None and (closeable := ability(provider, CLOSEABLE)):
             await closeable.close()
+
+    def _share_with(self, share: WorkShare) -> Callable[[ServerSignal], None]:
+        """Tell the other servers what they cannot see in the database, and act on what they tell.
+        Returns what handles a signal.
+        """
+        self.agents.memory.shares = True
+        self.agents.notify_others = lambda gang: share.send(SignalKind.GANG, gang)
+        self.pool.tell_expired = lambda: share.send(SignalKind.MARKET)
+        others = share.on_signal
+
+        def receive(signal: ServerSignal) -> None:
+            self.receive(signal)
+            others(signal)
+
+        return receive
+
+    async def _take_up(self, turn: LeaseTurn) -> None:
+        """Resume the work of new leases. What this server knew of gangs may be outdated."""
+        if turn.lost or turn.gained:
+            self._operator.start_over()
+        if turn.gained:
+            await self._resume()
+        if self._group is None or RELAY_LEASE not in (*turn.gained, *turn.lost):
+            return
+        while self._relays:
+            self._relays.popitem()[1].cancel()
+        if RELAY_LEASE in turn.gained:
+            for name, provider in self._providers.items():
+                self._run_relay(self._group, name, provider)
+
+    async def _resume(self) -> None:
+        """Put all work of this server on the worklist."""
+        after = {SWEEP: EVERY, HOSTS: _HOSTS_EVERY}
+        keys = [QUEUE, *after, *await self._store.unfinished(), *await self._webhooks.unfinished()]
+        for key in keys:
+            if self._share is None or self._share.owns(key):
+                self._worklist.hint(key, after.get(key, _NOW))
 
     async def stop(self) -> None:
         """Stop the reconcilers. The next start resumes everything from the store."""
@@ -311,6 +379,8 @@ class ControlPlane:
             with suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+        if self._share is not None:
+            await self._share.close()
         await self.agents.close()
         await self.deposits.close()
         await self._deferred.write_pending()
@@ -364,9 +434,21 @@ class ControlPlane:
         return await self.garbage_collector.sweep(remove=True, at_once=True)
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Pass the key to its reconciler. A server whose lease may have expired does nothing."""
-        if self.may_act is not None and not self.may_act():
+        """Pass the key to its reconciler, unless another server has to do it."""
+        share = self._share
+        if share is None:
+            return await self._reconcile(key)
+        if not share.valid:
             return _LEASE_PAUSE
+        if not share.owns(key):
+            share.send(SignalKind.HINT, key)
+            return None
+        with share.working(key), suppress(LeaseLost):
+            again = await self._reconcile(key)
+            return min(again or QUEUE_RECHECK, QUEUE_RECHECK) if key == QUEUE else again
+        return None
+
+    async def _reconcile(self, key: str) -> timedelta | None:
         if key == QUEUE:
             return await self._queue.reconcile(key)
         if key == SWEEP:
@@ -380,7 +462,7 @@ class ControlPlane:
             await self.uploads.sweep(remove=True)
             await self.deposits.sweep()
             return None  # the next garbage collection retries failed aborts
-        if key == _HOSTS:
+        if key == HOSTS:
             await self._publish_hosts()
             return _HOSTS_EVERY
         if is_webhook_key(key):
@@ -392,16 +474,41 @@ class ControlPlane:
             group.create_task(self._driver.run())
             group.create_task(self._settle())
             self._group = group
+            if self._share is not None:
+                group.create_task(self._share.keep(self._take_up))
+                group.create_task(self._share.exchange(self.agents.memory, self._clock))
+                group.create_task(self._recheck())
             for name, provider in self._providers.items():
                 self._attend(group, name, provider)
 
     def _attend(self, group: asyncio.TaskGroup, name: str, provider: Provider) -> None:
         """Start the tasks that serve one provider."""
-        tasks = self._attending.setdefault(name, [])
         if signals := ability(provider, SIGNALS_CHANGES):
-            tasks.append(group.create_task(self._follow(name, signals)))
+            self._attending[name] = group.create_task(self._follow(name, signals))
+        if self._share is None or self._share.holds(RELAY_LEASE):
+            self._run_relay(group, name, provider)
+
+    def _run_relay(self, group: asyncio.TaskGroup, name: str, provider: Provider) -> None:
+        """Connect the agents that cannot reach a server. Only one of several servers does."""
         if relay := ability(provider, RELAYS_AGENTS):
-            tasks.append(group.create_task(self._carry(name, relay)))
+            self._relays[name] = group.create_task(self._carry(name, relay))
+
+    async def _recheck(self) -> None:
+        """From time to time, reconcile the jobs that other servers have changed, because their
+        hints may have been lost.
+        """
+        seen: dict[str, int] = {}
+        while True:
+            await self._clock.sleep_until(self._clock.now() + RECHECK)
+            try:
+                found = await self._store.live_versions()
+            except StoreError as error:
+                _log.warning("the jobs were not checked for changes: %s", error)
+                continue
+            for job_id in changed_ids(seen, found):
+                if self._share is not None and self._share.owns(job_id):
+                    self._worklist.hint(job_id)
+            seen = found
 
     async def _follow(self, name: str, provider: SignalsChanges) -> None:
         """Poll a gang as soon as its provider signals a change. If signals fail, the regular polls
@@ -425,6 +532,8 @@ class ControlPlane:
                 self.hint(SWEEP)
                 continue
             self._operator.look_now(gang)
+            if self._share is not None and not self._share.owns(attempt.job_id):
+                self._share.send(SignalKind.LOOK, gang)
             self.hint(attempt.job_id)
 
     async def _carry(self, name: str, provider: RelaysAgents) -> None:
@@ -476,7 +585,7 @@ class ControlPlane:
         )
 
     def _arrived(self) -> None:
-        self._worklist.hint(QUEUE, self._queue.delay_of_arrival())
+        self._hint_after(QUEUE, self._queue.delay_of_arrival())
 
     def _notify(self, job_id: str, what: Delivery) -> None:
-        self._worklist.hint(webhook_key(job_id, what))
+        self.hint(webhook_key(job_id, what))

@@ -195,6 +195,10 @@ class Deferred:
         found = [self._attempt(each) for each in await self._store.open_attempts(project)]
         return [each for each in found if each.phase is not AttemptPhase.ENDED]
 
+    async def kept_attempts(self) -> Sequence[Attempt]:
+        found = [self._attempt(each) for each in await self._store.kept_attempts()]
+        return [each for each in found if each.phase is AttemptPhase.KEPT]
+
     async def node(self, attempt_id: str, rank: int) -> Node:
         found = await self._store.node(attempt_id, rank)
         return self._nodes.get((attempt_id, rank), found)

@@ -60,6 +60,13 @@ class GangOperator:
         """What is known about each gang, by the gang's name."""
         return self._looks
 
+    def start_over(self) -> None:
+        """Forget all polls, as after a restart. Called when this server's share of the work has
+        changed, because another server may have acted on the gangs meanwhile.
+        """
+        self._started_at = self._clock.now()
+        self._looks.clear()
+
     def afford(self, attempt: Attempt, pays: timedelta) -> None:
         """Record how long the rest of the job's budget lasts at the current price."""
         self._change(attempt, pays=pays)

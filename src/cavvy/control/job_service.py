@@ -95,7 +95,8 @@ def gang_name(installation: str, attempt: str) -> str:
 
 class JobService:
     """Handles users' requests about jobs. `hint` puts a job on the worklist, `arrived` announces a
-    newly queued job, and `notify` starts the delivery of a webhook.
+    newly queued job, and `notify` starts the delivery of a webhook. `defers` says whether stops are
+    accepted while the disk is full.
     """
 
     def __init__(
@@ -108,9 +109,11 @@ class JobService:
         arrived: Callable[[], None],
         notify: Callable[[str, Delivery], None],
         remove_checkpoints: Callable[[JobRecord], Awaitable[RemovedCheckpoints]],
+        defers: bool = True,
     ) -> None:
         self._store = store.as_store()
-        self._put = store.put
+        # A stop that only this server remembers would be invisible to the one that acts on it.
+        self._put = store.put if defers else store.commit
         self._clock = clock
         self._ids = ids
         self._hint = hint

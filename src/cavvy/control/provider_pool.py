@@ -4,7 +4,7 @@ the name of its account (`domain.credentials`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
@@ -80,6 +80,8 @@ class ProviderPool:
         self._freed = False
         # gangs that their providers may not list yet, keyed by name
         self._placed: dict[str, _Placed] = {}
+        # tells the server that places jobs that its offers are outdated
+        self.tell_expired: Callable[[], None] = lambda: None
 
     async def market(self, age: timedelta = OFFERS_AGE) -> MarketSnapshot:
         """The available offers, at most `age` old."""
@@ -113,6 +115,8 @@ class ProviderPool:
         self._placed.pop(gang, None)
         limited = offer.capacity is not None and not offer.shared
         self._freed |= limited
+        if limited:
+            self.tell_expired()
         return limited
 
     def next_news(self, otherwise: timedelta) -> timedelta:
@@ -137,6 +141,11 @@ class ProviderPool:
     def expire(self) -> None:
         """Discard the cached offers. Called when capacity or prices have changed."""
         self._snapshot = None
+        self.tell_expired()
+
+    def learn_freed(self) -> None:
+        """Another server has seen that capacity or prices have changed."""
+        self._freed = True
 
     async def launch(self, spec: GangSpec) -> None:
         """See `Provider.launch`."""

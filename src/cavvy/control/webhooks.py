@@ -46,6 +46,11 @@ def is_webhook_key(key: str) -> bool:
     return key.startswith(_PREFIX)
 
 
+def job_of_webhook(key: str) -> str:
+    """The ID of the job that a webhook key is about."""
+    return key.removeprefix(_PREFIX).partition(":")[0]
+
+
 class Webhooks:
     """Reconciles webhook keys."""
 

@@ -286,12 +286,18 @@ class Store(Protocol):
     async def unfinished(self) -> Sequence[str]:
         """IDs of the jobs that have not ended, or that have an attempt that has not ended."""
 
+    async def live_versions(self) -> dict[str, int]:
+        """The version of each job that has not ended, by its ID."""
+
     async def attempts(self, job_id: str) -> Sequence[Attempt]: ...
     async def attempt_of_gang(self, gang: str) -> Attempt:
         """The attempt with this gang. Raises RowNotFound."""
 
     async def open_attempts(self, project: ProjectFilter = None) -> Sequence[Attempt]:
         """All attempts that have not ended. These may cost money now."""
+
+    async def kept_attempts(self) -> Sequence[Attempt]:
+        """All attempts whose gangs are kept for other jobs."""
 
     async def gang_spent(self, gang: str) -> Money:
         """The total charges for the gang with this name, over all attempts that used the gang."""

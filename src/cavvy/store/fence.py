@@ -1,6 +1,7 @@
-"""The check that lets only the holder of a lease write; see `leases.py`."""
+"""The check that lets only the holder of a lease write what belongs to it; see `leases.py`."""
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TypeVar
 
 from cavvy.domain.values import Struct
@@ -9,10 +10,6 @@ from cavvy.store.drivers import DatabaseSession
 
 _T = TypeVar("_T")
 _CHECK = "SELECT 1 FROM cavvy_leases WHERE name = ? AND holder = ? AND fence = ? FOR SHARE"
-LOST = (
-    "another server works with this database now, so nothing was written; this server stops "
-    "working with it"
-)
 
 
 class Fence(Struct, frozen=True, kw_only=True):
@@ -21,6 +18,10 @@ class Fence(Struct, frozen=True, kw_only=True):
     name: str
     holder: str
     number: int
+
+
+# The fence of the pass that is running; None for requests, whose writes the rows' versions guard.
+FENCE: ContextVar[Fence | None] = ContextVar("FENCE", default=None)
 
 
 def fenced(work: Callable[[DatabaseSession], _T], fence: Fence) -> Callable[[DatabaseSession], _T]:
@@ -37,9 +38,9 @@ def fenced(work: Callable[[DatabaseSession], _T], fence: Fence) -> Callable[[Dat
 
 
 def check_fence(session: DatabaseSession, fence: Fence) -> None:
-    """Raise LeaseLost if the fence is outdated. The lease stays locked until the transaction
-    ends.
-    """
+    """Check the fence in the open transaction, and lock its row. Raises LeaseLost."""
     values = (fence.name, fence.holder, fence.number)
     if session.run(_CHECK, values).fetchone() is None:
-        raise LeaseLost(LOST)
+        raise LeaseLost(
+            f"another server has taken over the lease {fence.name}, so nothing was written"
+        )

@@ -1,61 +1,75 @@
-"""Leases in PostgreSQL. The server that holds the lease named `control` is the only one that
-changes the database; other servers on the same database wait.
+"""The servers that work with one PostgreSQL database (replicas), and the leases that they hold.
 
-Two tables belong to the leases. They exist before the schema is created or migrated, so that only
-the holder migrates:
+Each lease covers a part of the reconciling work: a shard of the jobs, or a task that exists once.
+Two tables belong to the leases. They exist before the schema is created or migrated:
 
 * `cavvy_replicas` has a row for each server process, which the process renews. A process counts as
   dead if its row has expired or if its connection to the database has ended.
 * `cavvy_leases` has the holder of each lease and a fencing number, which grows with each new
-  holder. A transaction that writes first locks this row in share mode and compares the number. So a
-  process that has lost its lease cannot write, and a new holder waits for transactions of the old
-  one.
+  holder. A transaction of a pass first locks this row in share mode and compares the number. So a
+  process that has lost a lease cannot write under it, and a new holder takes the lease only after
+  the transactions of the old one have ended.
 
 The tables are separate, because renewals would otherwise wait for the transactions that write.
 """
 
 import asyncio
 import time
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
 
 from cavvy.domain.values import Struct
-from cavvy.store.base import LeaseLost, StoreError
-from cavvy.store.drivers import DatabaseSession, Row, make_driver, translate
-from cavvy.store.fence import LOST, Fence
-from cavvy.store.migrate import refuse_newer
+from cavvy.store.base import StoreError, StoreUnusable
+from cavvy.store.drivers import DatabaseSession, make_driver, translate
+from cavvy.store.fence import Fence
+from cavvy.store.migrate import HEAD, is_next, refuse_newer
+from cavvy.store.shares import list_shards, share_leases
 from cavvy.store.workers import StoreWorkers
 
-CONTROL = "control"  # name of the lease that allows changing the database
+QUEUE_LEASE = "queue"  # placing waiting jobs, and the pool of warm gangs
+# Garbage collection, market records and shared hosts. Servers that knew only one active server used
+# this name for it, so they wait while any server of this version is alive.
+SWEEP_LEASE = "control"
+RELAY_LEASE = "relays"  # connecting agents that cannot reach a server
+SINGLETONS = (QUEUE_LEASE, SWEEP_LEASE, RELAY_LEASE)
 TTL_S = 10.0  # a server that cannot renew its row for this long may be replaced
-RENEW_S = 2.0
+RENEW_S = 1.0
 _ADVISORY_LOCK = 0x636176766C  # number of the lock for creating the tables: "cavvl" in ASCII
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS cavvy_replicas (id TEXT PRIMARY KEY, host TEXT NOT NULL, "
     "pid BIGINT NOT NULL, folder TEXT NOT NULL, address TEXT NOT NULL, backend BIGINT NOT NULL, "
     "backend_start BIGINT NOT NULL, until BIGINT NOT NULL)",
+    "ALTER TABLE cavvy_replicas ADD COLUMN IF NOT EXISTS revision TEXT",
     "CREATE TABLE IF NOT EXISTS cavvy_leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, "
     "fence BIGINT NOT NULL)",
 )
 _NOW = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"
 _STARTED = "CAST(EXTRACT(EPOCH FROM a.backend_start) * 1000000 AS BIGINT)"
 _MY_START = f"(SELECT {_STARTED} FROM pg_stat_activity a WHERE a.pid = pg_backend_pid())"
-_UPSERT = (
-    "INSERT INTO cavvy_replicas (id, host, pid, folder, address, backend, backend_start, until) "
-    f"VALUES (?, ?, ?, ?, ?, pg_backend_pid(), {_MY_START}, {_NOW} + ?) ON CONFLICT (id) DO UPDATE "
-    "SET backend = EXCLUDED.backend, backend_start = EXCLUDED.backend_start, "
+_ANNOUNCE = (
+    "INSERT INTO cavvy_replicas (id, host, pid, folder, address, revision, backend, backend_start, "
+    f"until) VALUES (?, ?, ?, ?, ?, ?, pg_backend_pid(), {_MY_START}, {_NOW} + ?) ON CONFLICT (id) "
+    "DO UPDATE SET backend = EXCLUDED.backend, backend_start = EXCLUDED.backend_start, "
     "until = EXCLUDED.until"
 )
 # The start of a connection of another database user is hidden (NULL).
-_CONNECTED = (
-    "EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = r.backend AND "
-    f"(a.backend_start IS NULL OR {_STARTED} = r.backend_start))"
+_ALIVE = (
+    "SELECT r.id, r.host, r.pid, r.folder, r.address, r.revision FROM cavvy_replicas r WHERE "
+    f"r.until > {_NOW} AND EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = r.backend AND "
+    f"(a.backend_start IS NULL OR {_STARTED} = r.backend_start)) ORDER BY r.id"
 )
-_HOLDER = (
-    "SELECT l.holder, l.fence, r.host, r.pid, r.folder, r.address, "
-    f"COALESCE(r.until > {_NOW} AND {_CONNECTED}, FALSE) FROM cavvy_leases l "
-    "LEFT JOIN cavvy_replicas r ON r.id = l.holder WHERE l.name = ?"
+_LEASES = "SELECT name, holder, fence FROM cavvy_leases"
+_CREATE = (
+    "INSERT INTO cavvy_leases (name, holder, fence) SELECT name, '', 0 FROM unnest(CAST(? AS "
+    "TEXT[])) AS n (name) ON CONFLICT DO NOTHING"
 )
-_LOCK = "SELECT 1 FROM cavvy_leases WHERE name = ? FOR UPDATE"
+# A row that a transaction of the former holder has locked is skipped; the next turn takes it.
+_TAKE = (
+    "WITH free AS (SELECT name FROM cavvy_leases WHERE name = ANY(?) AND NOT holder = ANY(?) "
+    "ORDER BY name FOR UPDATE SKIP LOCKED) UPDATE cavvy_leases l SET holder = ?, "
+    "fence = l.fence + 1 FROM free WHERE l.name = free.name"
+)
+_GIVE = "UPDATE cavvy_leases SET holder = '' WHERE holder = ? AND name = ANY(?)"
 
 
 class Replica(Struct, frozen=True, kw_only=True):
@@ -66,130 +80,163 @@ class Replica(Struct, frozen=True, kw_only=True):
     pid: int
     folder: str  # its state folder
     address: str  # the address of its socket, as unix:/path
+    revision: str | None = HEAD  # newest revision of the schema that it knows; None: an old program
 
 
-def find_holder(url: str, *, name: str = CONTROL) -> Replica | None:
-    """The server that holds the lease, or None if it is free or its holder is dead. Blocks. Raises
-    StoreUnusable if the database cannot be reached."""
+class LeaseTurn(Struct, frozen=True, kw_only=True):
+    """What one turn has changed: the leases that this server holds since, and no longer holds."""
+
+    gained: Sequence[str]
+    lost: Sequence[str]
+
+
+class ReplicaLeases:
+    """One server's place among the replicas, and its leases. It has a connection of its own, so
+    that renewals do not wait for the server's queries.
+    """
+
+    def __init__(self, url: str, me: Replica, *, ttl_s: float = TTL_S) -> None:
+        self.url = url
+        self.me = me
+        self.held: Mapping[str, Fence] = {}
+        # leases under which no pass may start, because this server is about to give them back
+        self.leaving: Collection[str] = ()
+        self._names = [*list_shards(), *SINGLETONS]
+        self._ttl_s = ttl_s
+        self._workers = StoreWorkers(make_driver(url, journal="auto"), count=1, group=1)
+        self._renewed: float | None = None  # monotonic time at which the last renewal was sent
+
+    @property
+    def valid(self) -> bool:
+        """Whether no other server can have taken the leases because they expired. Writes are
+        checked by the database; this is for actions outside the database.
+        """
+        return self._renewed is not None and time.monotonic() < self._renewed + self._ttl_s
+
+    @property
+    def host_lease(self) -> str:
+        """The lease that one server on each machine holds."""
+        return f"host:{self.me.host}"
+
+    async def join(self) -> Sequence[Replica]:
+        """Announce this server. Returns the other servers that are alive. Raises StoreUnusable if
+        the database is too new for this program, or this program for one of the servers.
+        """
+        await self._workers.do(_create_tables)
+        sent = time.monotonic()
+        others = await self._workers.do(self._join)
+        self._renewed = sent
+        return others
+
+    async def turn(self, unfinished: Collection[str] = ()) -> LeaseTurn:
+        """Renew this server's place and take leases. A lease that another server should hold is
+        first added to `leaving`, and given back in a later turn in which it is not among
+        `unfinished`, the leases under which a pass runs. Raises StoreUnusable.
+        """
+        sent, before = time.monotonic(), self.held
+        ready = [name for name in self.leaving if name not in unfinished]
+        held, give = await self._workers.do(lambda session: self._turn(session, ready))
+        self._renewed, self.held = sent, held
+        self.leaving = frozenset(give) & held.keys()
+        return LeaseTurn(
+            gained=[name for name, fence in held.items() if before.get(name) != fence],
+            lost=[name for name, fence in before.items() if held.get(name) != fence],
+        )
+
+    async def leave(self) -> None:
+        """Give all leases back and forget this server. Blocks no longer than the connection
+        does.
+        """
+        self.held, self._renewed = {}, None
+        try:
+            with suppress(StoreError):
+                await self._workers.do(self._leave)
+        finally:
+            await asyncio.to_thread(self._workers.close)
+
+    def _join(self, session: DatabaseSession) -> Sequence[Replica]:
+        refuse_newer(session)
+        others = [each for each in _list_alive(session) if each.id != self.me.id]
+        for each in others:
+            if each.revision is None:
+                raise StoreUnusable(
+                    f"process {each.pid} on {each.host} works with the database and cannot share "
+                    "it; stop that server and update it first"
+                )
+            if not is_next(HEAD, each.revision):
+                raise StoreUnusable(
+                    f"process {each.pid} on {each.host} knows the database only up to revision "
+                    f"{each.revision}, and this program needs {HEAD}; update the servers through "
+                    "each version between the two"
+                )
+        self._announce(session)
+        session.run(f"DELETE FROM cavvy_replicas WHERE until < {_NOW} - 86400000000")
+        session.run(_CREATE, ([*self._names, self.host_lease],))
+        return others
+
+    def _turn(
+        self, session: DatabaseSession, ready: Sequence[str]
+    ) -> tuple[Mapping[str, Fence], Sequence[str]]:
+        """Returns the leases that this server holds now, and those that it should give back."""
+        self._announce(session)
+        alive = _list_alive(session)
+        stored = {name: holder for name, holder, _ in session.run(_LEASES).fetchall()}
+        take, give = self._share(stored, alive)
+        if given := [name for name in ready if name in give]:
+            session.run(_GIVE, (self.me.id, given))
+        if take:
+            session.run(_TAKE, (take, [each.id for each in alive], self.me.id))
+        rows = session.run(f"{_LEASES} WHERE holder = ?", (self.me.id,)).fetchall()
+        held = {
+            name: Fence(name=name, holder=holder, number=number) for name, holder, number in rows
+        }
+        return held, give
+
+    def _share(
+        self, stored: Mapping[str, str], alive: Sequence[Replica]
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """The leases to take and those to give back."""
+        ids = [each.id for each in alive]
+        here = [each.id for each in alive if each.host == self.me.host]
+        shared = share_leases(self._names, stored, ids, self.me.id)
+        own = share_leases([self.host_lease], stored, here, self.me.id)
+        return [*shared.take, *own.take], [*shared.give, *own.give]
+
+    def _announce(self, session: DatabaseSession) -> None:
+        me, ttl = self.me, int(self._ttl_s * 1_000_000)
+        values = (me.id, me.host, me.pid, me.folder, me.address, me.revision, ttl)
+        session.run(_ANNOUNCE, values)
+
+    def _leave(self, session: DatabaseSession) -> None:
+        session.run("UPDATE cavvy_leases SET holder = '' WHERE holder = ?", (self.me.id,))
+        session.run("DELETE FROM cavvy_replicas WHERE id = ?", (self.me.id,))
+
+
+def list_replicas(url: str) -> Sequence[Replica]:
+    """The servers that work with the database now. Blocks. Raises StoreUnusable if the database
+    cannot be reached.
+    """
     driver = make_driver(url, journal="auto")
     try:
         with closing(driver.connect()) as session:
-            known = session.run("SELECT to_regclass('cavvy_leases')").fetchone()
+            known = session.run("SELECT to_regclass('cavvy_replicas')").fetchone()
             if known is None or known[0] is None:
-                return None
-            row = session.run(_HOLDER, (name,)).fetchone()
+                return []
+            return _list_alive(session)
     except Exception as error:
         if (told := translate(error, driver)) is error:
             raise
         raise told from error
-    return _holder(row) if row is not None and row[-1] else None
 
 
-class DatabaseLease:
-    """A server's lease on a PostgreSQL database. It has a connection of its own, so that renewals
-    do not wait for the server's queries."""
-
-    def __init__(self, url: str, me: Replica, *, name: str = CONTROL, ttl_s: float = TTL_S) -> None:
-        self.url = url
-        self._me = me
-        self._name = name
-        self._ttl_s = ttl_s
-        self._workers = StoreWorkers(make_driver(url, journal="auto"), count=1, group=1)
-        self._prepared = False
-        self._renewed = 0.0  # monotonic time at which the last renewal was sent
-        self.fence: Fence | None = None
-
-    @property
-    def valid(self) -> bool:
-        """Whether no other server can have taken the lease because it expired. Writes are checked
-        by the database; this is for actions outside the database."""
-        return self.fence is not None and time.monotonic() < self._renewed + self._ttl_s
-
-    async def take(self) -> Replica | None:
-        """Take the lease if it is free or its holder is dead. Returns None if it was taken, or else
-        its holder. Raises StoreUnusable, also if a newer program wrote the database."""
-        if not self._prepared:
-            await self._workers.do(_create_tables)
-            self._prepared = True
-        sent = time.monotonic()
-        found = await self._workers.do(self._take)
-        if isinstance(found, Fence):
-            self._renewed, self.fence = sent, found
-            return None
-        return found
-
-    async def renew(self) -> bool:
-        """Renew the lease. Returns False if another server has it. Raises StoreUnusable."""
-        sent = time.monotonic()
-        try:
-            await self._workers.do(self._renew)
-        except LeaseLost:
-            self.fence = None
-            return False
-        self._renewed = sent
-        return True
-
-    async def release(self) -> None:
-        """Give the lease back, if this server holds it, and forget this server. Blocks no longer
-        than the connection does."""
-        try:
-            with suppress(StoreError):
-                await self._workers.do(self._release)
-        finally:
-            self.fence = None
-            await asyncio.to_thread(self._workers.close)
-
-    def _take(self, session: DatabaseSession) -> Fence | Replica:
-        refuse_newer(session)
-        self._announce(session)
-        insert = "INSERT INTO cavvy_leases (name, holder, fence) VALUES (?, '', 0)"
-        session.run(f"{insert} ON CONFLICT DO NOTHING", (self._name,))
-        # The first look takes no lock, because a lock would delay the writes of the holder. The
-        # lock is a statement of its own: after a wait, PostgreSQL would join the new row of the
-        # lease with the replica of its former holder, and take a new holder for dead.
-        for lock in ("", _LOCK):
-            if lock:
-                session.run(lock, (self._name,))
-                session.run("SELECT pg_stat_clear_snapshot()")  # who is connected after the wait
-            row = session.run(_HOLDER, (self._name,)).fetchone()
-            assert row is not None
-            holder, number, *_, alive = row
-            if alive and holder != self._me.id:
-                return _holder(row)
-        self._announce(session)  # again, since the wait for the lock may have used up the time
-        update = "UPDATE cavvy_leases SET holder = ?, fence = ? WHERE name = ?"
-        session.run(update, (self._me.id, number + 1, self._name))
-        session.run(f"DELETE FROM cavvy_replicas WHERE until < {_NOW} - 86400000000")
-        return Fence(name=self._name, holder=self._me.id, number=number + 1)
-
-    def _announce(self, session: DatabaseSession) -> None:
-        me = self._me
-        values = (me.id, me.host, me.pid, me.folder, me.address, int(self._ttl_s * 1_000_000))
-        session.run(_UPSERT, values)
-
-    def _renew(self, session: DatabaseSession) -> None:
-        assert self.fence is not None
-        row = session.run(
-            "SELECT 1 FROM cavvy_leases WHERE name = ? AND holder = ? AND fence = ?",
-            (self.fence.name, self.fence.holder, self.fence.number),
-        ).fetchone()
-        if row is None:
-            raise LeaseLost(LOST)
-        self._announce(session)
-
-    def _release(self, session: DatabaseSession) -> None:
-        if self.fence is not None:
-            free = "UPDATE cavvy_leases SET holder = '' WHERE name = ? AND holder = ? AND fence = ?"
-            session.run(free, (self.fence.name, self.fence.holder, self.fence.number))
-        session.run("DELETE FROM cavvy_replicas WHERE id = ?", (self._me.id,))
+def _list_alive(session: DatabaseSession) -> Sequence[Replica]:
+    return [
+        Replica(id=id_, host=host, pid=pid, folder=folder, address=address, revision=revision)
+        for id_, host, pid, folder, address, revision in session.run(_ALIVE).fetchall()
+    ]
 
 
 def _create_tables(session: DatabaseSession) -> None:
     session.run(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
     for table in _TABLES:
         session.run(table)
-
-
-def _holder(row: Row) -> Replica:
-    holder, _, host, pid, folder, address, _ = row
-    return Replica(id=holder, host=host, pid=pid, folder=folder, address=address)

@@ -14,12 +14,13 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Lock
 
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 from cavvy.store.base import RowNotFound, StoreFull
+from cavvy.store.file_locks import FileLocks
 from cavvy.store.log_times import LogTimes, is_due, note_arrival
 
 LIMIT = 1 << 30  # maximum bytes of one rank's log on disk
@@ -64,12 +65,14 @@ class _Log(Struct):
 
 
 class LogStore:
-    """A folder with the logs of jobs. Several threads of one process may write and read logs; other
-    processes may only read them.
+    """A folder with the logs of jobs. Several threads of one process may write and read logs. Other
+    processes may only read them, unless the folder is `shared`: then all writers take turns by a
+    lock on a file, and look at the folder each time.
     """
 
-    def __init__(self, root: Path, *, limit: int = LIMIT) -> None:
+    def __init__(self, root: Path, *, limit: int = LIMIT, shared: bool = False) -> None:
         self._root = root
+        self._locks = FileLocks(root / ".locks") if shared else None
         self._part = max(1, limit // _PART)
         self._limit = limit
         self._logs: dict[Path, _Log] = {}
@@ -95,7 +98,7 @@ class LogStore:
         which case nothing is written.
         """
         base = self._base(project, job_id, attempt, rank)
-        with self._lock:
+        with self._writing(base):
             try:
                 log = self._known(base)
                 end = log.end
@@ -176,7 +179,7 @@ class LogStore:
     def remove(self, project: str, job_id: str) -> None:
         """Delete all logs of a job; no error if there are none."""
         folder = self._folder(project, job_id)
-        with self._lock:
+        with self._writing(folder / "all"):
             for base in [base for base in self._logs if base.parent == folder]:
                 del self._logs[base]
             for path in list(folder.glob("*")):
@@ -203,8 +206,18 @@ class LogStore:
             log = self._known(self._base(project, job_id, attempt, rank))
             return _Log(log.base, log.starts.copy(), log.sizes.copy())
 
+    @contextmanager
+    def _writing(self, base: Path) -> Iterator[None]:
+        """Keep other threads from using any log, and other processes from writing a log of this
+        job.
+        """
+        with self._locks.hold(str(base.parent)) if self._locks else nullcontext(), self._lock:
+            yield
+
     def _known(self, base: Path) -> _Log:
         log = self._logs.pop(base, None)
+        if log is not None and self._locks is not None:
+            log = replace(_look(base), noted_s=log.noted_s)
         if log is None:
             if len(self._logs) >= _KNOWN:
                 del self._logs[next(iter(self._logs))]

@@ -15,7 +15,6 @@ from pathlib import Path
 from cavvy.domain.values import replace
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession
-from cavvy.store.fence import Fence, check_fence
 
 SCHEMA = Path(__file__).with_name("schema.sql")
 MIGRATIONS: Mapping[str, Path] = {
@@ -89,25 +88,21 @@ for _name in (*_OF_OFFER, "accelerator_count", "accelerator_part"):
     _POSTGRESQL[f"offer_{_name}"] = f"CAST(a.document AS JSON) #>> '{{offer,{_name}}}'"
 
 
-def prepare(
-    driver: DatabaseDriver, make_id: Callable[[], str], fence: Fence | None = None
-) -> DatabaseDriver:
+def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDriver:
     """Create or migrate the schema. Returns the driver, with the journal mode that the file
-    actually has. With a `fence`, nothing is changed if it is outdated.
+    actually has.
 
-    Raises LeaseLost, StoreUnusable, StoreFull and the driver's own errors.
+    Raises StoreUnusable, StoreFull and the driver's own errors.
     """
     with closing(driver.connect()) as session:
         if driver.is_sqlite:
             session.run(f"PRAGMA busy_timeout={_WAIT_MS}")
             driver = replace(driver, journal=_set_journal(session, driver.journal))
-        bring_to_head(session, make_id, fence)
+        bring_to_head(session, make_id)
     return driver
 
 
-def bring_to_head(
-    session: DatabaseSession, make_id: Callable[[], str], fence: Fence | None = None
-) -> None:
+def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
     """Create or migrate the schema in one transaction, which keeps out other processes. If the
     transaction fails, all changes to the schema are rolled back.
     """
@@ -118,25 +113,36 @@ def bring_to_head(
     try:
         if not session.driver.is_sqlite:
             session.run(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-        if fence is not None:
-            check_fence(session, fence)
         revision = _revision(session)  # another process may have migrated meanwhile
         if revision is None:
             run_file(session, SCHEMA)
             session.run(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES (?)", (HEAD,))
             session.run("INSERT INTO meta (key, value) VALUES ('installation', ?)", (make_id(),))
-        elif revision != HEAD:
+        elif revision < HEAD:
             _migrate(session, revision)
+        else:
+            refuse_newer(session)
         session.commit()
     finally:
         session.rollback()
 
 
+def is_next(revision: str, known: str) -> bool:
+    """Whether a program that knows the schema up to the revision `known` can work with a database
+    at `revision`, because it is at most one newer; see docs/guides/write-a-migration.md.
+    """
+    return int(revision) <= int(known) + 1
+
+
 def refuse_newer(session: DatabaseSession) -> None:
     """Raise StoreUnusable if a newer program wrote the database, or if it belongs to another
-    program."""
+    program. In PostgreSQL, a database that is one revision newer is accepted: its servers are
+    updated one after the other.
+    """
     revision = _revision(session)
-    if revision is not None and revision not in MIGRATIONS:
+    if revision is None or revision in MIGRATIONS:
+        return
+    if session.driver.is_sqlite or not revision.isdigit() or not is_next(revision, HEAD):
         path = session.driver.path
         backup = path and path.with_name(f"{path.name}.backup-…")
         raise StoreUnusable(

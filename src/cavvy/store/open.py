@@ -1,11 +1,6 @@
 """Makes the store that a URL names."""
 
-from typing import TYPE_CHECKING
-
 from cavvy.store.base import Store, StoreUnusable
-
-if TYPE_CHECKING:
-    from cavvy.store.fence import Fence
 
 
 def open_store(
@@ -13,15 +8,13 @@ def open_store(
     *,
     journal: str = "auto",
     installation: str | None = None,
-    fence: "Fence | None" = None,
 ) -> Store:
     """Make the store for a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name. The
     caller must call `await store.open()` before using it.
 
     `journal` is SQLite's journal mode: "wal", "delete" for file systems without safe shared memory,
     such as NFS, or "auto". `installation` is the ID that a new SQLite database gets, by default a
-    random one. `fence` is checked by each write, in PostgreSQL. Raises StoreUnusable for other
-    URLs.
+    random one. Raises StoreUnusable for other URLs.
     """
     if url == "memory:":
         from cavvy.store.memory import MemoryStore
@@ -32,7 +25,7 @@ def open_store(
 
         if installation is not None and url.startswith("sqlite://"):
             return SqlStore(url, journal=journal, make_id=lambda: installation)
-        return SqlStore(url, journal=journal, fence=fence)
+        return SqlStore(url, journal=journal)
     raise StoreUnusable(
         f"cannot open the store {url!r}: expected memory:, sqlite:///path or postgresql+psycopg://…"
     )

@@ -42,7 +42,7 @@ from cavvy.store.base import (
 )
 from cavvy.store.documents import encode, to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translate
-from cavvy.store.fence import Fence, fenced
+from cavvy.store.fence import FENCE, fenced
 from cavvy.store.rows import (
     ALLOCATIONS,
     ATTEMPTS,
@@ -100,14 +100,12 @@ class SqlStore:
         *,
         journal: str = "auto",
         make_id: Callable[[], str] = _new_id,
-        fence: Fence | None = None,
     ) -> None:
         if journal not in ("auto", "wal", "delete"):
             raise StoreUnusable(f"journal is {journal!r}; expected auto, wal or delete")
         self._url = url
         self._journal = journal
         self._make_id = make_id
-        self._fence = fence  # checked by each write; None with SQLite
         self._documents = DocumentCache()
         self._readers: StoreWorkers | None = None
         self._writers: StoreWorkers | None = None
@@ -127,7 +125,7 @@ class SqlStore:
 
         driver = make_driver(self._url, journal=self._journal)
         try:
-            return prepare(driver, self._make_id, self._fence)
+            return prepare(driver, self._make_id)
         except Exception as error:
             if (told := translate(error, driver)) is error:
                 raise
@@ -161,9 +159,8 @@ class SqlStore:
     async def _transact(self, work: Callable[[DatabaseSession], _T]) -> _T:
         if self._writers is None:
             raise StoreUnusable("the store is not open")
-        if self._fence is not None:
-            work = fenced(work, self._fence)
-        return await self._writers.do(work)
+        fence = FENCE.get()
+        return await self._writers.do(work if fence is None else fenced(work, fence))
 
     async def bind(self, key: str, value: str) -> str:
         """Store a fact of the installation unless it is known, and return what is stored."""
@@ -292,6 +289,10 @@ class SqlStore:
     async def unfinished(self) -> Sequence[str]:
         return [job_id for (job_id,) in await self._rows(_UNFINISHED)]
 
+    async def live_versions(self) -> dict[str, int]:
+        sql = f"SELECT id, version FROM jobs WHERE phase IN ({_LIVE})"
+        return {job_id: version for job_id, version in await self._rows(sql)}
+
     # Attempts, nodes and their events
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
@@ -303,6 +304,10 @@ class SqlStore:
     async def open_attempts(self, project: ProjectFilter = None) -> Sequence[Attempt]:
         where, values = in_projects("project", project)
         return await self._all(ATTEMPTS, f"WHERE phase <> 'ended' AND {where} ORDER BY id", *values)
+
+    async def kept_attempts(self) -> Sequence[Attempt]:
+        # the first condition lets the databases use an index that has few rows
+        return await self._all(ATTEMPTS, "WHERE phase <> 'ended' AND phase = 'kept' ORDER BY id")
 
     async def gang_spent(self, gang: str) -> Money:
         sql = (

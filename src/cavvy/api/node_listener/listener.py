@@ -60,9 +60,12 @@ class NodeListener:
         )
 
 
-def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
-    """Bind to `server.tls_listen`, or return None if that setting is empty. Raises
-    StateDirError.
+def listen_for_nodes(
+    home: StateDir, settings: Settings, *, shared: bool = False
+) -> NodeListener | None:
+    """Bind to `server.tls_listen`, or return None if that setting is empty. If the work is
+    `shared`, servers on one machine may listen on the same port, and the kernel chooses one for
+    each connection. Raises StateDirError.
     """
     if not settings.text("server.tls_listen"):
         return None
@@ -71,7 +74,7 @@ def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # fails for the same names as the next line, but before a socket is open
         host.encode("idna")
-        sock = socket.create_server((host, port), family=family, backlog=1024)
+        sock = socket.create_server((host, port), family=family, backlog=1024, reuse_port=shared)
     except (OSError, ValueError) as error:  # ValueError if `host` is not a host name
         raise StateDirError(
             "settings-invalid",

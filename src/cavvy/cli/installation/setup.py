@@ -144,7 +144,7 @@ def _check(text: str) -> None:
     from cavvy import settings
     from cavvy.api.database import SCHEMES
     from cavvy.api.user_listener import listen_for_users
-    from cavvy.store.leases import find_holder
+    from cavvy.store.leases import list_replicas
 
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as draft:
         draft.write(text)
@@ -156,10 +156,10 @@ def _check(text: str) -> None:
     if url := made.text("server.database"):
         if not url.startswith(SCHEMES):
             raise CommandFailure(f"the database is {url!r}; expected {SCHEMES[0]}… or sqlite")
-        if holder := find_holder(url):
+        for server in list_replicas(url):
             raise CommandFailure(
-                f"process {holder.pid} on {holder.host} works with this database",
-                "give a database of its own",
+                f"process {server.pid} on {server.host} works with this database",
+                "give a database of its own; docs/guides/postgresql.md tells how servers share one",
             )
 
 

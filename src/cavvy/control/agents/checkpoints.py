@@ -7,7 +7,9 @@ between this machine and other nodes, its newest state is copied once, before th
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from weakref import WeakValueDictionary
 
@@ -47,6 +49,7 @@ _COMING = 1000  # maximum number of jobs for which the files of a running upload
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOSSES_SINCE = timedelta(days=30)
+_LOCK_PAUSE = timedelta(milliseconds=100)
 _LOSSES_KEPT = timedelta(minutes=1)
 
 
@@ -104,7 +107,7 @@ class Checkpoints:
             self._folders is None or self._shares_files(attempt.offer.provider)
         )
         if self._folders is not None and not stored:
-            async with self._lock(job.id):
+            async with self._alone(job.id):
                 await (self._to_folder if shared else self._from_folder)(
                     self._folders, job, attempt
                 )
@@ -222,11 +225,11 @@ class Checkpoints:
         if fault := find_fault(files):
             raise InvalidManifest(fault)
         if (bucket_checkpoints := await self.bucket_checkpoints(gang)) is not None:
-            async with self._lock(attempt.job_id):
+            async with self._alone(attempt.job_id):
                 return await self._commit_to(bucket_checkpoints, attempt, files, made_at)
         if self._folders is None:
             raise RowNotFound("this server stores no checkpoints")
-        async with self._lock(attempt.job_id):
+        async with self._alone(attempt.job_id):
             blobs = self._folders.blobs(attempt.project, attempt.job_id)
             names = [each.sha256 for each in files if each.link is None]
             if missing := await asyncio.to_thread(blobs.missing, names):
@@ -243,7 +246,7 @@ class Checkpoints:
         """
         policy = job.task.checkpoint
         found: dict[str, RemovedCheckpoints] = {}
-        async with self._lock(job.id):
+        async with self._alone(job.id):
             self._coming.pop(job.id, None)
             try:
                 await self._store.forget_checkpoints(job.id)
@@ -354,6 +357,21 @@ class Checkpoints:
             made_at=min(max(made_at, _EPOCH), now).astimezone(UTC),
             saved_at=now,
         )
+
+    @asynccontextmanager
+    async def _alone(self, job_id: str) -> AsyncIterator[None]:
+        """Let no other task change the job's files, and no other server."""
+        async with self._lock(job_id):
+            locks = None if self._folders is None else self._folders.locks
+            if locks is None:
+                yield
+                return
+            while (held := await asyncio.to_thread(locks.try_hold, job_id)) is None:
+                await self._clock.sleep_until(self._clock.now() + _LOCK_PAUSE)
+            try:
+                yield
+            finally:
+                os.close(held)
 
     def _lock(self, job_id: str) -> asyncio.Lock:
         return self._locks.setdefault(job_id, asyncio.Lock())

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import date, datetime, timedelta
 
 from cavvy.control.agents.claims import find_objection
+from cavvy.control.agents.memory import AgentMemory
 from cavvy.control.agents.reports import (
     ReportOutcome,
     apply_messages,
@@ -123,11 +124,9 @@ class AgentSessions:
         self._clock = clock
         self._hint = hint
         self._dependencies = agent_dependencies
-        self._heard: dict[tuple[str, int], datetime] = {}
-        self._affordable: dict[str, datetime] = {}
-        self._asked: dict[
-            tuple[str, int], datetime
-        ] = {}  # when each agent of a kept gang last asked for work
+        self.memory = AgentMemory()
+        # tells the other servers that the waiting order requests of a gang must be answered
+        self.notify_others: Callable[[str], None] = lambda gang: None
         self._readying: dict[
             str, asyncio.Future[CheckpointWork | None]
         ] = {}  # running copies of checkpoints, keyed by attempt ID, until the claim is granted
@@ -206,7 +205,7 @@ class AgentSessions:
         """The current order for this rank, if it is newer than `after`. Raises RowNotFound."""
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)
-        self._heard[attempt.id, rank] = self._clock.now()
+        self.memory.hear(attempt.id, rank, self._clock.now())
         return node.order if node.order is not None and node.order.seq > after else None
 
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
@@ -232,6 +231,11 @@ class AgentSessions:
 
     def notify(self, gang: str) -> None:
         """Wake all waiting order requests of this gang."""
+        self.wake(gang)
+        self.notify_others(gang)
+
+    def wake(self, gang: str) -> None:
+        """Wake the waiting order requests of this gang that this server has."""
         for waiter in self._waiters.get(gang, ()):
             waiter.set()
 
@@ -243,32 +247,26 @@ class AgentSessions:
         return self._lease(await self._store.job(attempt.job_id), attempt)
 
     def heard(self, attempt_id: str, rank: int) -> datetime | None:
-        """When this process last received a message from this rank, or None."""
-        return self._heard.get((attempt_id, rank))
+        """When a message was last received from this rank, or None if it is not known."""
+        return self.memory.heard_at(attempt_id, rank)
 
     def waits(self, attempt: Attempt) -> bool:
         """Whether every agent of this kept gang has recently asked for its next work."""
         since = self._clock.now() - _WAITS
-        asked = [self._asked.get((attempt.id, rank)) for rank in range(attempt.nodes)]
+        asked = [self.memory.asked_at(attempt.id, rank) for rank in range(attempt.nodes)]
         return all(at is not None and at >= since for at in asked)
 
     def afford(self, attempt_id: str, until: datetime | None) -> None:
         """Limit the leases of the attempt to the time `until`, which is when the budget is used up.
         None removes the limit.
         """
-        if until is None:
-            self._affordable.pop(attempt_id, None)
-        else:
-            self._affordable[attempt_id] = until
+        self.memory.afford(attempt_id, until)
 
     def forget(self, attempt: Attempt) -> None:
         """Drop the state of an attempt that has ended, and answer its waiting order requests."""
-        self._affordable.pop(attempt.id, None)
+        self.memory.forget(attempt.id, range(attempt.nodes))
         if (coming := self._readying.pop(attempt.id, None)) is not None:
             coming.cancel()
-        for rank in range(attempt.nodes):
-            self._heard.pop((attempt.id, rank), None)
-            self._asked.pop((attempt.id, rank), None)
         self.notify(attempt.gang)
 
     async def close(self) -> None:
@@ -301,7 +299,7 @@ class AgentSessions:
                     attempt, rank, f"its protocol {protocol} does not support {unknown}"
                 )
             nodes[rank] = node = await self._grant(job, attempt, node, nonce, address, host, now)
-        self._heard[attempt.id, rank] = now
+        self.memory.hear(attempt.id, rank, now)
         return await self._give(job, attempt, nodes)
 
     async def _give(
@@ -330,8 +328,7 @@ class AgentSessions:
             return ClaimRefused(
                 reason=f"kept nodes need an agent with protocol {PROTOCOL}; this one has {protocol}"
             )
-        asked = attempt.id, node.rank
-        self._asked[asked] = self._heard[asked] = self._clock.now()
+        self.memory.hear(attempt.id, node.rank, self._clock.now(), asks=True)
         until = attempt.kept_until
         keep = None if until is None else max(timedelta(0), until - self._clock.now()) + FAREWELL
         return ClaimWait(after=_KEPT_ASKS_AGAIN, keep=keep)
@@ -451,7 +448,7 @@ class AgentSessions:
         if objection := find_objection(attempt, node, nonce):
             return objection
         if heard_at is None:
-            self._heard[attempt.id, rank] = now
+            self.memory.hear(attempt.id, rank, now)
         job = await self._store.job(attempt.job_id)
         report = apply_messages(job, attempt, node, messages, now, skips=heard_at is not None)
         if report.saved:
@@ -529,7 +526,7 @@ class AgentSessions:
     def _lease(self, job: JobRecord, attempt: Attempt) -> timedelta:
         """The lease that the task declares, or a shorter one if the budget ends earlier."""
         now = self._clock.now()
-        until = self._affordable.get(attempt.id) or _paid_until(job, attempt)
+        until = self.memory.paid_until(attempt.id) or _paid_until(job, attempt)
         lease = job.task.limits.unattended
         return lease if until is None else max(timedelta(0), min(lease, until - now))
 

@@ -2,7 +2,7 @@
 write."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from cavvy.control.clock import ControlClock
@@ -15,6 +15,8 @@ from cavvy.domain.machines import NamedMachine
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import RowNotFound, Store
+
+_SHARED_AGE = timedelta(seconds=1)
 
 Allows = Callable[[Offer], bool]  # returns whether a job may run on an offer now
 
@@ -43,12 +45,18 @@ class WarmGangNotReady(Struct, frozen=True, kw_only=True):
 
 
 class WarmPool:
-    """Knows which gangs are kept. The open attempts are read from the store only once."""
+    """Knows which gangs are kept. They are read from the store once or, if other servers keep gangs
+    too (`shared`), again when they are older than a second.
+    """
 
-    def __init__(self, store: Store, clock: ControlClock, agents: AgentWaits) -> None:
+    def __init__(
+        self, store: Store, clock: ControlClock, agents: AgentWaits, *, shared: bool = False
+    ) -> None:
         self._store = store
         self._clock = clock
         self._agents = agents
+        self._shared = shared
+        self._read_at: datetime | None = None
         self._kept: dict[str, Attempt] | None = None  # the kept gangs' attempts, by attempt ID
 
     def note(self, attempt: Attempt) -> None:
@@ -111,7 +119,10 @@ class WarmPool:
         self._agents.forget(kept.attempt)
 
     async def _of(self, project: str) -> list[Attempt]:
+        now = self._clock.now()
+        if self._shared and self._read_at is not None and now - self._read_at >= _SHARED_AGE:
+            self._kept = None
         if self._kept is None:
-            opened = await self._store.open_attempts()
-            self._kept = {each.id: each for each in opened if each.phase is AttemptPhase.KEPT}
+            kept = await self._store.kept_attempts()
+            self._kept, self._read_at = {each.id: each for each in kept}, now
         return list_kept(self._kept.values(), project)

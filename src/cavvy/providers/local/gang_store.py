@@ -6,6 +6,7 @@ agent starts, and an agent's process is recorded after its start. An agent that 
 recorded is found by its command line.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -107,7 +108,7 @@ class LocalGangStore(Struct):
         """Start those agents that are not started yet. Returns None if the gang has already ended.
         Raises NoCapacity, Refused, TryAgain.
         """
-        with self._lock, _as_try_again():
+        with self._alone(), _as_try_again():
             if _NAME.fullmatch(spec.name) is None or spec.installation != self.installation:
                 raise Refused(f"{spec.name} is not the name of a gang of this installation")
             if self._over(spec.name) is not None:
@@ -130,7 +131,7 @@ class LocalGangStore(Struct):
         """Return all gangs of this installation, or the named one, and kill the processes that dead
         agents left behind. Raises TryAgain.
         """
-        with self._lock, _as_try_again():
+        with self._alone(), _as_try_again():
             if name is None:
                 self._forget()
             if name is not None:
@@ -150,7 +151,7 @@ class LocalGangStore(Struct):
         """Start the removal of a gang. Returns the time until its remaining processes are killed,
         or None if there is nothing to remove. Raises TryAgain.
         """
-        with self._lock, _as_try_again():
+        with self._alone(), _as_try_again():
             folder = self._folder(name)
             intent = read(folder / "gang.json", LocalIntent) if _NAME.fullmatch(name) else None
             if intent is None or intent.installation != self.installation:
@@ -168,7 +169,7 @@ class LocalGangStore(Struct):
 
     def close(self) -> None:
         """Write the records that were delayed by a full disk."""
-        with self._lock, suppress(OSError):
+        with self._alone(), suppress(OSError):
             self._forget()
 
     def empty_trash(self) -> None:
@@ -178,6 +179,15 @@ class LocalGangStore(Struct):
         self.has_trash = False
         for path in self._scan("trash"):
             shutil.rmtree(path, ignore_errors=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no other thread work with the gangs, and no other server that shares the folder. The
+        processes that the caller starts do not inherit the lock.
+        """
+        with self._lock, _as_try_again(), open(self.home / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     # Launching
 
@@ -482,6 +492,7 @@ class LocalGangStore(Struct):
                 # its end was recorded while the disk was full
                 if self._over(path.name) is not None:
                     self._discard(path)
+        self._learn_ends()
         oldest = self.now() - REMEMBERED
         for name, ended in list(self._remembered().items()):
             if ended.seen_at < oldest:
@@ -507,11 +518,17 @@ class LocalGangStore(Struct):
 
     def _remembered(self) -> dict[str, LocalGangEnd]:
         if self._ended is None:
-            records = [read(path, LocalGangEnd) for path in self._scan("ended")]
-            self._ended = {
-                e.name: e for e in records if e is not None and e.installation == self.installation
-            }
+            self._ended = {}
+            self._learn_ends()
         return self._ended
+
+    def _learn_ends(self) -> None:
+        """Read the records of ended gangs that another server has written."""
+        known = self._remembered()
+        for path in self._scan("ended"):
+            ended = None if path.stem in known else read(path, LocalGangEnd)
+            if ended is not None and ended.installation == self.installation:
+                known[ended.name] = ended
 
     def _scan(self, folder: str) -> Sequence[Path]:
         try:

@@ -24,6 +24,7 @@ from cavvy.agent.allowed_folders import check_regular, open_below, walk_below
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
+from cavvy.store.file_locks import FileLocks
 
 _CHUNK = 1 << 20
 # maximum bytes of a path and of a name in it; even with the state folder's path in front, paths
@@ -38,11 +39,12 @@ NO_ATTEMPT = -1  # the attempt number returned for a folder that was never used
 
 class CheckpointFolders:
     """The checkpoint folders of all jobs. Jobs share no files, so each job's folder can be cleaned
-    on its own.
+    on its own. If other servers use the folders too (`shared`), `locks` has a lock for each job.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, *, shared: bool = False) -> None:
+        self.root = root
+        self.locks = FileLocks(root / ".locks") if shared else None
 
     def blobs(self, project: str, job_id: str) -> BlobStore:
         """The files of the job's uploaded checkpoints, and their manifests."""
@@ -140,7 +142,7 @@ class CheckpointFolders:
         return RemovedCheckpoints(bytes=held - _size_of(job), kept=fault)
 
     def _job(self, project: str, job_id: str) -> Path:
-        return self._root / project / job_id
+        return self.root / project / job_id
 
 
 # an age limit that removes all unwanted blobs, because no new ones can arrive unnoticed

@@ -1,0 +1,45 @@
+"""The socket of the agents on this machine, if several servers work with one database. One of those
+on the machine serves it; when that server ends, another one takes its place, so agents keep their
+address.
+"""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from cavvy.api.state_dir import listen_at
+
+if TYPE_CHECKING:
+    from cavvy.api.doors import BoundedServer
+
+_log = logging.getLogger(__name__)
+
+
+class MachineSocket:
+    """Serves `app` on the Unix socket `path` while it is this server's turn."""
+
+    def __init__(self, app: Any, path: str) -> None:
+        self._app = app
+        self._path = path
+        self._server: BoundedServer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def update(self, mine: bool) -> None:
+        """Start or stop serving. A socket that another server has left behind is replaced."""
+        from cavvy.api.doors import BoundedServer
+
+        if mine and self._server is None:
+            self._server = BoundedServer(self._app)
+            task = asyncio.create_task(self._server.serve([listen_at(self._path)]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            _log.info("serving the agents on this machine", extra={"address": self._path})
+        elif not mine and self._server is not None:
+            self._server.should_exit = True
+            self._server = None
+
+    async def close(self) -> None:
+        """Stop serving. The socket stays for the next server."""
+        self.update(False)
+        if self._tasks:
+            await asyncio.wait(self._tasks)

@@ -1,0 +1,100 @@
+"""What this server remembers of agents: when each was last heard and last asked for work, and until
+when the budget pays for its lease. If there are several servers, each learns what the others know.
+"""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.domain.values import replace
+from cavvy.store.contacts import GANG, AgentContact
+
+_KEPT = timedelta(days=1)
+
+
+class AgentMemory:
+    """Facts about agents, by attempt and rank."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], AgentContact] = {}
+        self._news: set[tuple[str, int]] = set()
+        self.shares = False  # whether `take_news` is called
+
+    def hear(self, attempt_id: str, rank: int, at: datetime, *, asks: bool = False) -> None:
+        """Note a request of an agent. `asks` says that it asked for its next work."""
+        known = self._get(attempt_id, rank)
+        changed = replace(known, heard_at=at, asked_at=at if asks else known.asked_at, server="")
+        self._put(changed)
+
+    def afford(self, attempt_id: str, until: datetime | None) -> None:
+        """Note until when the budget pays; None removes the limit."""
+        known = self._get(attempt_id, GANG)
+        if known.paid_until != until:
+            self._put(replace(known, paid_until=until))
+
+    def heard_at(self, attempt_id: str, rank: int) -> datetime | None:
+        return self._get(attempt_id, rank).heard_at
+
+    def asked_at(self, attempt_id: str, rank: int) -> datetime | None:
+        return self._get(attempt_id, rank).asked_at
+
+    def paid_until(self, attempt_id: str) -> datetime | None:
+        return self._get(attempt_id, GANG).paid_until
+
+    def server_of(self, attempt_id: str, rank: int) -> str:
+        """The other server that the agent talks to, or "" if it talks to this one."""
+        return self._get(attempt_id, rank).server
+
+    def forget(self, attempt_id: str, ranks: Collection[int]) -> None:
+        for rank in (GANG, *ranks):
+            self._known.pop((attempt_id, rank), None)
+            self._news.discard((attempt_id, rank))
+
+    def take_news(self) -> Sequence[AgentContact]:
+        """The facts that have changed here since the last call."""
+        news, self._news = self._news, set()
+        return [self._known[key] for key in news if key in self._known]
+
+    def give_back(self, news: Sequence[AgentContact]) -> None:
+        """These news were not sent."""
+        self._news |= {(each.attempt_id, each.rank) for each in news}
+
+    def learn(self, contacts: Sequence[AgentContact]) -> None:
+        """Add what other servers know, and drop what is old."""
+        for each in contacts:
+            mine = self._get(each.attempt_id, each.rank)
+            newer = _latest(each.heard_at, mine.heard_at) != mine.heard_at
+            self._known[each.attempt_id, each.rank] = replace(
+                mine,
+                heard_at=_latest(each.heard_at, mine.heard_at),
+                asked_at=_latest(each.asked_at, mine.asked_at),
+                paid_until=mine.paid_until if each.paid_until is None else each.paid_until,
+                server=each.server if newer else mine.server,
+            )
+        self._drop_old()
+
+    def _drop_old(self) -> None:
+        """Forget agents that other servers have forgotten: their attempts have ended there."""
+        newest = max(
+            (each.heard_at for each in self._known.values() if each.heard_at), default=None
+        )
+        if newest is None or len(self._known) < 10_000:
+            return
+        for key, each in list(self._known.items()):
+            if each.heard_at is not None and each.heard_at < newest - _KEPT:
+                del self._known[key]
+
+    def _get(self, attempt_id: str, rank: int) -> AgentContact:
+        known = self._known.get((attempt_id, rank))
+        return known or AgentContact(attempt_id=attempt_id, rank=rank)
+
+    def _put(self, contact: AgentContact) -> None:
+        key = contact.attempt_id, contact.rank
+        self._known[key] = contact
+        if self.shares:
+            self._news.add(key)
+
+
+def _latest(one: datetime | None, other: datetime | None) -> datetime | None:
+    if one is None or other is None:
+        return one or other
+    return max(one, other)

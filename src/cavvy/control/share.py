@@ -1,0 +1,157 @@
+"""The share of the work that this server does if several servers work with one database. A key
+belongs to a lease, and only the server that holds the lease reconciles it; hints about other keys
+are sent to the other servers.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+from cavvy.control.agents.memory import AgentMemory
+from cavvy.control.clock import ControlClock
+from cavvy.control.garbage_collector import SWEEP
+from cavvy.control.reconcile import QUEUE, UPLOADS
+from cavvy.control.webhooks import is_webhook_key, job_of_webhook
+from cavvy.store.base import StoreError
+from cavvy.store.channel import ReplicaChannel, ServerSignal, SignalKind
+from cavvy.store.contacts import AgentContacts
+from cavvy.store.fence import FENCE
+from cavvy.store.leases import QUEUE_LEASE, RENEW_S, SWEEP_LEASE, LeaseTurn, ReplicaLeases
+from cavvy.store.shares import shard_of
+
+HOSTS = "hosts"  # the worklist's key for publishing shared hosts
+# A hint may be lost, so this server looks for changes of its jobs by itself.
+RECHECK = timedelta(seconds=15)
+QUEUE_RECHECK = timedelta(seconds=5)
+_EXCHANGE = timedelta(seconds=2)
+_FORGET_EVERY = 1800  # number of exchanges between two deletions of old rows
+_log = logging.getLogger(__name__)
+
+
+def lease_of(key: str) -> str:
+    """The lease that a key belongs to."""
+    if key == QUEUE:
+        return QUEUE_LEASE
+    if key in (SWEEP, UPLOADS, HOSTS):
+        return SWEEP_LEASE
+    return shard_of(job_of_webhook(key) if is_webhook_key(key) else key)
+
+
+class WorkShare:
+    """The leases of this server, and its signals to the other servers."""
+
+    def __init__(
+        self, leases: ReplicaLeases, channel: ReplicaChannel, contacts: AgentContacts
+    ) -> None:
+        self._leases = leases
+        self._channel = channel
+        self._contacts = contacts
+        self._running: Counter[str] = Counter()  # passes that run, by lease
+        self._soon = asyncio.Event()
+        self.on_signal: Callable[[ServerSignal], None] = lambda signal: None
+        self.on_turn: Callable[[], None] = lambda: None  # called after each change of the leases
+
+    @property
+    def valid(self) -> bool:
+        """Whether this server may act on what it holds; see `ReplicaLeases.valid`."""
+        return self._leases.valid
+
+    @property
+    def serves_machine(self) -> bool:
+        """Whether this server is the one that the agents on its machine talk to."""
+        return self._leases.host_lease in self._leases.held
+
+    @property
+    def server(self) -> str:
+        """The ID of this server."""
+        return self._leases.me.id
+
+    def holds(self, lease: str) -> bool:
+        return lease in self._leases.held and lease not in self._leases.leaving
+
+    def owns(self, key: str) -> bool:
+        """Whether this server reconciles the key."""
+        return self.holds(lease_of(key))
+
+    def send(self, kind: SignalKind, key: str = "") -> None:
+        """Send a signal to the other servers. It may be lost."""
+        self._channel.send(ServerSignal(kind, key))
+
+    @contextmanager
+    def working(self, key: str) -> Iterator[None]:
+        """While a pass over the key runs, keep its lease, and fence its writes."""
+        lease = lease_of(key)
+        self._running[lease] += 1
+        token = FENCE.set(self._leases.held[lease])
+        try:
+            yield
+        finally:
+            FENCE.reset(token)
+            self._running[lease] -= 1
+
+    async def start(self) -> LeaseTurn:
+        """Listen to the other servers, and take the first leases. Raises StoreError."""
+        self._channel.start(self._receive)
+        self.send(SignalKind.TURN)
+        return await self._leases.turn()
+
+    async def close(self) -> None:
+        """Give back all leases at once, so that the other servers can continue."""
+        await self._leases.leave()
+        self.send(SignalKind.TURN)
+        await self._channel.close()
+        await asyncio.to_thread(self._contacts.close)
+
+    async def keep(self, changed: Callable[[LeaseTurn], Awaitable[None]]) -> None:
+        """Renew, take and give back leases until cancelled. While the database cannot be reached,
+        no pass starts, because `valid` becomes false.
+        """
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._soon.wait()
+            self._soon.clear()
+            try:
+                turn = await self._leases.turn([each for each, n in self._running.items() if n])
+            except StoreError as error:
+                _log.warning("the leases were not renewed: %s", error)
+                continue
+            if turn.gained or turn.lost:
+                _log.info(
+                    "the leases have changed",
+                    extra={"gained": len(turn.gained), "lost": len(turn.lost)},
+                )
+                await changed(turn)
+                self.on_turn()
+
+    async def exchange(self, memory: AgentMemory, clock: ControlClock) -> None:
+        """Tell the other servers what this one knows of agents, and learn what they know, until
+        cancelled.
+        """
+        count = 0
+        while True:
+            await clock.sleep_until(clock.now() + _EXCHANGE)
+            news = memory.take_news()
+            try:
+                memory.learn(await self._contacts.exchange(news))
+                count += 1
+                if self.holds(SWEEP_LEASE) and count % _FORGET_EVERY == 0:
+                    await self._contacts.forget(clock.now())
+            except StoreError as error:
+                memory.give_back(news)
+                _log.warning("what servers know of agents was not exchanged: %s", error)
+
+    def _receive(self, signals: Sequence[ServerSignal]) -> None:
+        for signal in signals:
+            if signal.kind is SignalKind.TURN:
+                self._soon.set()
+            else:
+                self.on_signal(signal)
+
+
+def changed_ids(before: dict[str, int], now: dict[str, int]) -> Collection[str]:
+    """The jobs that are new or whose version has changed."""
+    return [job_id for job_id, version in now.items() if before.get(job_id) != version]

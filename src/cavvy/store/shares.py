@@ -1,0 +1,58 @@
+"""Decides which server should hold each lease. Each lease has one preferred server among those that
+are alive, found by hashing both names, so that all servers agree without talking to each other, and
+a server that comes or goes moves only its own share.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import sha256
+
+from cavvy.domain.values import Struct
+
+SHARDS = 64  # parts into which jobs are divided; never changes, since two versions must agree
+
+
+class LeaseChanges(Struct, frozen=True, kw_only=True):
+    """The leases that a server should take now, and those that it should give back."""
+
+    take: Sequence[str]
+    give: Sequence[str]
+
+
+def shard_of(job_id: str) -> str:
+    """The lease of a job."""
+    number = int.from_bytes(sha256(job_id.encode()).digest()[:4], "big") % SHARDS
+    return f"shard:{number:02}"
+
+
+def list_shards() -> Sequence[str]:
+    return [f"shard:{number:02}" for number in range(SHARDS)]
+
+
+def share_leases(
+    names: Collection[str],
+    holders: Mapping[str, str],
+    alive: Collection[str],
+    me: str,
+) -> LeaseChanges:
+    """Decide what the server `me` takes and gives back. Of `names`, it takes those that it should
+    hold, if their holder is not alive, and gives back those that another server should hold.
+    """
+    take, give = [], []
+    for name in sorted(names):
+        holder = holders.get(name, "")
+        holder = holder if holder in alive else ""
+        mine = find_preferred(name, alive) == me
+        if holder == me and not mine:
+            give.append(name)
+        elif holder == "" and mine:
+            take.append(name)
+    return LeaseChanges(take=take, give=give)
+
+
+def find_preferred(name: str, alive: Collection[str]) -> str:
+    """The server that should hold a lease (the highest random weight); "" if none is alive."""
+    return max(alive, key=lambda each: (_weigh(name, each), each), default="")
+
+
+def _weigh(name: str, server: str) -> bytes:
+    return sha256(f"{name}\0{server}".encode()).digest()
