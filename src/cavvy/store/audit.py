@@ -14,7 +14,7 @@ from cavvy.store.accounts import in_projects
 from cavvy.store.base import ProjectFilter
 from cavvy.store.documents import to_micros
 from cavvy.store.drivers import DatabaseSession
-from cavvy.store.rows import RowCodec
+from cavvy.store.rows import RowCodec, insert_many
 
 _T = TypeVar("_T")
 RECORDS = RowCodec(SealedRecord, "audit_log")
@@ -38,14 +38,25 @@ PENDING: ContextVar[PendingEntry | None] = ContextVar("PENDING", default=None)
 
 def append(session: DatabaseSession, entry: AuditEntry) -> ChainHead:
     """Append a record, in the open transaction, and return the chain's new end."""
+    return append_all(session, [entry])
+
+
+def append_all(session: DatabaseSession, entries: Sequence[AuditEntry]) -> ChainHead:
+    """Append records, in the open transaction, and return the chain's new end."""
+    if not entries:
+        return EMPTY
     if not session.driver.is_sqlite:
         # Other writers wait until this transaction ends, so that none follows the same record.
         # SQLite has only one writer at a time.
         session.run("LOCK TABLE audit_log IN SHARE ROW EXCLUSIVE MODE")
     row = session.run(_HEAD).fetchone()
-    sealed = seal(entry, EMPTY if row is None else ChainHead(*row))
-    session.run(RECORDS.insert, RECORDS.values(sealed))
-    return ChainHead(sealed.number, sealed.hash)
+    head = EMPTY if row is None else ChainHead(*row)
+    sealed = []
+    for entry in entries:
+        sealed.append(seal(entry, head))
+        head = ChainHead(sealed[-1].number, sealed[-1].hash)
+    insert_many(session, "audit_log", RECORDS.columns, [RECORDS.values(each) for each in sealed])
+    return head
 
 
 def recorded(

@@ -37,7 +37,7 @@ from cavvy.store.documents import (
     to_micros,
     to_time,
 )
-from cavvy.store.drivers import Row
+from cavvy.store.drivers import DatabaseSession, Row
 
 _T = TypeVar("_T")
 _Convert = Callable[[Any], Any]
@@ -60,6 +60,26 @@ def insert_into(table: str, columns: tuple[str, ...], then: str = "") -> str:
     to the SQL."""
     marks = ", ".join("?" * len(columns))
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) {then}"
+
+
+def insert_many(
+    session: DatabaseSession,
+    table: str,
+    columns: tuple[str, ...],
+    rows: Sequence[Sequence[object]],
+    then: str = "",
+) -> list[Row]:
+    """Insert rows with one statement. Returns the rows that it returns, if `then` asks for any."""
+    cursor = session.run(
+        _insert_many(table, columns, len(rows), then), [x for row in rows for x in row]
+    )
+    return cursor.fetchall() if then else []
+
+
+@cache
+def _insert_many(table: str, columns: tuple[str, ...], count: int, then: str) -> str:
+    marks = ", ".join([f"({', '.join('?' * len(columns))})"] * count)
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES {marks} {then}"
 
 
 @cache

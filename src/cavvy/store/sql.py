@@ -64,6 +64,7 @@ from cavvy.store.rows import (
     insert_into,
 )
 from cavvy.store.sign_in import SqlSignIns
+from cavvy.store.submissions import SubmissionGroup
 from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_job, remove_job, save_checkpoint, write_changes
 
@@ -110,6 +111,7 @@ class SqlStore:
         self._readers: StoreWorkers | None = None
         self._writers: StoreWorkers | None = None
         self.sign_ins = SqlSignIns(self._read, self._write)
+        self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:
         driver = await asyncio.to_thread(self._prepare)
@@ -119,6 +121,8 @@ class SqlStore:
             if driver.is_sqlite
             else StoreWorkers(driver, count=4, group=1)
         )
+        if not driver.is_sqlite:
+            self._submissions = SubmissionGroup(self._writers.do)
 
     def _prepare(self) -> DatabaseDriver:
         from cavvy.store.migrate import prepare
@@ -222,7 +226,10 @@ class SqlStore:
                 self._documents.keep(row.job.id, row.job.version, row.job.task, row.job.origin)
 
     async def submit(self, job: JobRecord, event: Event) -> JobRecord:
-        stored = await self._write(lambda session: insert_job(session, job, event))
+        if self._submissions is None or FENCE.get() is not None:
+            stored = await self._write(lambda session: insert_job(session, job, event))
+        else:
+            stored = await self._submissions.submit(job, event)
         self._documents.keep(stored.id, stored.version, stored.task, stored.origin)
         return stored
 

@@ -48,7 +48,7 @@ _OR_NOTHING = "ON CONFLICT DO NOTHING"
 _INSERT_JOB = insert_into("jobs", JOB_COLUMNS, _OR_NOTHING)
 _JOB_KEY = JOB_COLUMNS[:3]  # the first columns, which never change
 _UPDATE_JOB = update_of("jobs", JOB_COLUMNS[3:], (*_JOB_KEY, "version"))
-_DOCUMENT = ("task", "origin", "snapshot", "job_id")
+DOCUMENT_COLUMNS = ("task", "origin", "snapshot", "job_id")
 _NEXT_NUMBER = (
     "INSERT INTO names (project, name, last) VALUES (?, ?, 2)"
     " ON CONFLICT (project, name) DO UPDATE SET last = names.last + 1 RETURNING last"
@@ -117,7 +117,7 @@ def _insert_job(session: DatabaseSession, stored: JobRecord, texts: tuple[str, s
             raise StaleVersion(f"job {stored.id} exists already")
         return False
     values = (*texts, stored.origin.snapshot, stored.id)
-    session.run(insert_into("documents", _DOCUMENT), values)
+    session.run(insert_into("documents", DOCUMENT_COLUMNS), values)
     return True
 
 
@@ -175,7 +175,7 @@ def _write_job(session: DatabaseSession, job: JobRecord, documents: DocumentCach
     if session.run(_UPDATE_JOB, guarded).rowcount == 0:
         raise StaleVersion(f"job {job.id} is no longer at version {job.version}")
     if known is None:
-        update = update_of("documents", _DOCUMENT[:-1], _DOCUMENT[-1:])
+        update = update_of("documents", DOCUMENT_COLUMNS[:-1], DOCUMENT_COLUMNS[-1:])
         session.run(update, (*check_readable(job), job.origin.snapshot, job.id))
     return WrittenJob(stored, documents=known is None)
 
