@@ -15,7 +15,7 @@ from tests.system.postgres import PostgresMissing, new_database
 from tests.system.server_state import home_at, kill_server
 from tests.waits import PATIENCE_S, wait_until
 
-from cavvy.client import ApiClient, connect
+from cavvy.client import ApiClient, ApiError, connect
 from cavvy.client.embedded import ensure_server
 from cavvy.client.patience import Patience
 
@@ -127,3 +127,23 @@ def test_no_crash_loses_a_job_or_runs_it_twice(site: Site) -> None:
 
 def _ended(client: ApiClient) -> int:
     return sum(each.ended_at is not None for each in client.jobs("default", limit=99).jobs)
+
+
+def test_a_command_in_a_job_is_refused_where_its_agent_is_not_heard(site: Site) -> None:
+    for name in site.homes:
+        ensure_server(home=str(site.homes[name]))
+    wait_until(site.shared)
+    with site.connect("a") as a, site.connect("b") as b:
+        job = a.submit("{name: long, run: exec sleep 600}", consent=True).name
+        wait_until(lambda: b.job("default", job).phase == "running")
+
+        def says(client: ApiClient) -> str:
+            try:
+                client.open_tunnel("default", job)
+            except ApiError as error:
+                return error.code
+            return ""
+
+        wait_until(lambda: sorted((says(a), says(b))) == ["", "agent-elsewhere"])
+        a.stop("default", job)  # of either server; the owner of the job acts at once
+        wait_until(lambda: b.job("default", job).ended_at is not None)

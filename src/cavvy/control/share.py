@@ -19,7 +19,14 @@ from cavvy.store.base import StoreError
 from cavvy.store.channel import ReplicaChannel, ServerSignal, SignalKind
 from cavvy.store.contacts import AgentContacts
 from cavvy.store.fence import FENCE
-from cavvy.store.leases import QUEUE_LEASE, RENEW_S, SWEEP_LEASE, LeaseTurn, ReplicaLeases
+from cavvy.store.leases import (
+    QUEUE_LEASE,
+    RENEW_S,
+    SWEEP_LEASE,
+    LeaseTurn,
+    Replica,
+    ReplicaLeases,
+)
 from cavvy.store.shares import shard_of
 
 HOSTS = "hosts"  # the worklist's key for publishing shared hosts
@@ -64,10 +71,9 @@ class WorkShare:
         """Whether this server is the one that the agents on its machine talk to."""
         return self._leases.host_lease in self._leases.held
 
-    @property
-    def server(self) -> str:
-        """The ID of this server."""
-        return self._leases.me.id
+    def find_server(self, server_id: str) -> Replica | None:
+        """The server with this ID, if it is alive."""
+        return next((each for each in self._leases.alive if each.id == server_id), None)
 
     def holds(self, lease: str) -> bool:
         return lease in self._leases.held and lease not in self._leases.leaving

@@ -101,6 +101,7 @@ class ReplicaLeases:
         self.held: Mapping[str, Fence] = {}
         # leases under which no pass may start, because this server is about to give them back
         self.leaving: Collection[str] = ()
+        self.alive: Sequence[Replica] = ()  # the servers at the last turn
         self._names = [*list_shards(), *SINGLETONS]
         self._ttl_s = ttl_s
         self._workers = StoreWorkers(make_driver(url, journal="auto"), count=1, group=1)
@@ -135,7 +136,7 @@ class ReplicaLeases:
         """
         sent, before = time.monotonic(), self.held
         ready = [name for name in self.leaving if name not in unfinished]
-        held, give = await self._workers.do(lambda session: self._turn(session, ready))
+        held, give, self.alive = await self._workers.do(lambda session: self._turn(session, ready))
         self._renewed, self.held = sent, held
         self.leaving = frozenset(give) & held.keys()
         return LeaseTurn(
@@ -176,8 +177,10 @@ class ReplicaLeases:
 
     def _turn(
         self, session: DatabaseSession, ready: Sequence[str]
-    ) -> tuple[Mapping[str, Fence], Sequence[str]]:
-        """Returns the leases that this server holds now, and those that it should give back."""
+    ) -> tuple[Mapping[str, Fence], Sequence[str], Sequence[Replica]]:
+        """Returns the leases that this server holds now, those that it should give back, and the
+        servers that are alive.
+        """
         self._announce(session)
         alive = _list_alive(session)
         stored = {name: holder for name, holder, _ in session.run(_LEASES).fetchall()}
@@ -190,7 +193,7 @@ class ReplicaLeases:
         held = {
             name: Fence(name=name, holder=holder, number=number) for name, holder, number in rows
         }
-        return held, give
+        return held, give, alive
 
     def _share(
         self, stored: Mapping[str, str], alive: Sequence[Replica]

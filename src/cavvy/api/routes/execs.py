@@ -36,7 +36,7 @@ _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
         ask=wire.ExecAsk,
         answer=wire.ExecStarted,
         status=201,
-        errors=("job-not-found", "job-not-running"),
+        errors=("job-not-found", "job-not-running", "agent-elsewhere"),
     ),
 )
 async def start(request: Request, project: ProjectPath, name: JobPath) -> Response:
@@ -63,6 +63,7 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
         if attempt.phase is AttemptPhase.RUNNING and ask.rank < attempt.nodes:
             node = await app_state.store.node(attempt.id, ask.rank)
             if node.phase in _ALIVE:
+                _check_server(app_state, attempt, ask.rank)
                 made = app_state.execs.start(
                     token_hex(8), job.id, attempt.gang, ask.rank, ask.command, session=ask.session
                 )
@@ -165,6 +166,18 @@ async def _find(app_state: AppState, project: str, name: str) -> JobRecord:
     with suppress(RowNotFound):  # the machine's last job has already been removed
         return await app_state.store.find_job(project, machine.job_id or name)
     return job or await find_job(app_state, project, name)
+
+
+def _check_server(app_state: AppState, attempt: Attempt, rank: int) -> None:
+    """Raise ApiProblem if the agent talks to another server, because it would never learn of the
+    command.
+    """
+    share, memory = app_state.share, app_state.control_plane.agents.memory
+    server = share and share.find_server(memory.server_of(attempt.id, rank))
+    if server:
+        told = f"rank {rank} of this job talks to the server with process {server.pid}"
+        told += f" on {server.host}, whose state folder is {server.folder}"
+        raise ApiProblem("agent-elsewhere", told)
 
 
 async def _tell(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wire.ExecAsk) -> None:
