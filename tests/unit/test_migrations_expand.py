@@ -1,0 +1,68 @@
+"""A migration only expands the schema, so that servers of the version before still work with it;
+see docs/guides/write-a-migration.md. One that contracts says so in its name.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cavvy.store.migrate import MIGRATIONS, is_next
+
+_FIRST = "0015"  # earlier migrations were made before several servers shared a database
+_EXPANDS = (
+    r"CREATE TABLE \w+ \(",
+    r"CREATE INDEX \w+ ON",
+    r"ALTER TABLE \w+ ADD COLUMN \w+ [\w{}]+( DEFAULT ('[^']*'|-?\d+)( NOT NULL)?)?$",
+    r"UPDATE \w+ SET",
+    r"INSERT INTO",
+)
+_CONTRACTS = (r"DROP (TABLE|INDEX) \w+$", r"ALTER TABLE \w+ DROP COLUMN \w+$")
+
+
+def list_objections(name: str, text: str) -> Sequence[str]:
+    """The statements that a server of the version before may not survive."""
+    allowed = _CONTRACTS if name.split("_")[1] == "contract" else _EXPANDS
+    bare = "\n".join(line.partition("--")[0] for line in text.splitlines())
+    statements = [" ".join(each.split()) for each in bare.split(";")]
+    return [
+        each for each in statements if each and not any(re.match(word, each) for word in allowed)
+    ]
+
+
+def new_migrations() -> Sequence[Path]:
+    return [file for number, file in MIGRATIONS.items() if number >= _FIRST]
+
+
+@pytest.mark.parametrize("file", new_migrations(), ids=lambda file: file.stem)
+def test_a_migration_only_expands(file: Path) -> None:
+    assert list_objections(file.name, file.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "expands", "contracts"),
+    [
+        ("ALTER TABLE jobs ADD COLUMN more TEXT", True, False),
+        ("ALTER TABLE jobs ADD COLUMN more BIGINT DEFAULT 0 NOT NULL", True, False),
+        ("ALTER TABLE jobs ADD COLUMN more BIGINT NOT NULL", False, False),
+        ("ALTER TABLE jobs RENAME COLUMN name TO title", False, False),
+        ("ALTER TABLE jobs ALTER COLUMN name SET NOT NULL", False, False),
+        ("CREATE UNIQUE INDEX jobs_one ON jobs (name)", False, False),
+        ("CREATE INDEX jobs_one ON jobs (name)", True, False),
+        ("ALTER TABLE jobs DROP COLUMN more", False, True),
+        ("DROP TABLE names -- unused; since 0016", False, True),
+    ],
+)
+def test_the_check_knows_what_expands(statement: str, expands: bool, contracts: bool) -> None:
+    assert (list_objections("0099_more.sql", statement) == []) is expands
+    assert (list_objections("0099_contract_more.sql", statement) == []) is contracts
+
+
+def test_a_program_works_with_the_next_revision_only() -> None:
+    assert [is_next(revision, "0016") for revision in ("0001", "0016", "0017", "0018")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
