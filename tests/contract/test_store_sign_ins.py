@@ -1,5 +1,6 @@
 """Trusts and sign-ins, in every store."""
 
+import asyncio
 from datetime import timedelta
 
 import pytest
@@ -86,6 +87,7 @@ async def test_a_service_signs_in_only_while_it_exists(store: Store) -> None:
     trust = replace(TRUST, name="ci", account="ci", groups=())
     await store.sign_ins.put_trust(trust)
     found = SignIn(account="ci", trust=trust)
+    changed = replace(trust, scopes=())
     await store.add_account(Account(name="ci", created_at=NOW))  # a person
     with pytest.raises(SignInConflict):
         await sign_in(store, found, "1")
@@ -101,6 +103,22 @@ async def test_a_service_signs_in_only_while_it_exists(store: Store) -> None:
     await sign_in(store, found, "2")
     with pytest.raises(RowNotFound):
         await store.disable_account("nobody", NOW)
+    await store.sign_ins.put_trust(changed, replace=True)
+    with pytest.raises(SignInConflict):  # by a trust that has changed since the claims were judged
+        await sign_in(store, found, "3")
+    await sign_in(store, replace(found, trust=changed), "3")
+
+
+async def test_of_sign_ins_at_the_same_time_each_id_token_counts_once(store: Store) -> None:
+    await store.sign_ins.put_trust(TRUST)
+    outcomes = await asyncio.gather(
+        *(sign_in(store, ADA, f"{number % 4}") for number in range(12)), return_exceptions=True
+    )
+    assert outcomes.count(None) == 4
+    assert all(isinstance(each, SignInConflict) for each in outcomes if each is not None)
+    assert [each.name for each in await store.accounts()] == ["ada"]
+    assert [each.id for each in await store.tokens()] == ["0", "1", "2", "3"]
+    assert len(await store.roles()) == 1
 
 
 async def test_a_project_with_roles_of_groups_is_in_use(store: Store) -> None:

@@ -75,11 +75,12 @@ def _put_trust(session: DatabaseSession, trust: IssuerTrust, replace: bool) -> N
 
 def _delete_trust(session: DatabaseSession, name: str) -> None:
     """Its tokens and the roles that it gave end with it. Raises RowNotFound."""
+    # The trust first, so that no sign-in by it is in progress when its tokens are deleted.
+    if session.run("DELETE FROM trusts WHERE name = ?", (name,)).rowcount == 0:
+        raise RowNotFound(f"no trust {name}")
     session.run(
         "DELETE FROM tokens WHERE id IN (SELECT token FROM sign_ins WHERE trust = ?)", (name,)
     )
-    if session.run("DELETE FROM trusts WHERE name = ?", (name,)).rowcount == 0:
-        raise RowNotFound(f"no trust {name}")
 
 
 def _sign_in(
@@ -91,6 +92,10 @@ def _sign_in(
 ) -> None:
     """See `SignInStore.sign_in`. `id_token` is its digest, and the time at which it expires."""
     now, trust = token.created_at, found.trust
+    # It locks the row, so that the trust cannot be changed or removed meanwhile.
+    lock = "UPDATE trusts SET document = document WHERE name = ? AND document = ?"
+    if session.run(lock, (trust.name, encode(trust))).rowcount == 0:
+        raise SignInConflict("the trust has just been changed; sign in again")
     _forget(session, now)
     used, expires_at = id_token
     until = max(expires_at, token.expires_at or now)
@@ -106,14 +111,17 @@ def _sign_in(
     if known.disabled_at is not None:
         raise SignInConflict(f"the account {account} is disabled")
     add_token(session, token, digest)
+    _replace_roles(session, found, now)  # its account is the token's
+
+
+def _replace_roles(session: DatabaseSession, found: SignIn, now: datetime) -> None:
+    """Store the roles that the groups of a person give in place of those of earlier sign-ins."""
+    account, trust = found.account, found.trust
     session.run("DELETE FROM group_roles WHERE account = ? AND trust = ?", (account, trust.name))
+    until = now + trust.lifetime
     for project, role in sorted({(each.project, each.role) for each in found.roles}):
         binding = RoleBinding(
-            account=account,
-            project=project,
-            role=role,
-            trust=trust.name,
-            until=now + trust.lifetime,
+            account=account, project=project, role=role, trust=trust.name, until=until
         )
         session.run(GROUP_ROLES.insert, GROUP_ROLES.values(binding))
 
