@@ -31,6 +31,11 @@ _OPTIONS = {
     "max_connections": "200",
     "shared_buffers": "32MB",
     "log_min_messages": "fatal",
+    # The server outlives its tests, and its hundreds of databases would keep these busy.
+    "autovacuum": "off",
+    "bgwriter_lru_maxpages": "0",
+    "bgwriter_delay": "10s",
+    "wal_writer_delay": "10s",
 }
 _numbers = count(1)
 
