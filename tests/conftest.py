@@ -44,6 +44,10 @@ sys.dont_write_bytecode = False
 # A process that a test forks would have gRPC's threads, whose errors end in its program's output.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
+# Threads of NumPy and PyTorch that wait for work spin on a core that other processes need.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 os.environ["TZ"] = "UTC"  # commands show local time
 time.tzset()
 
