@@ -3,7 +3,9 @@
 import errno
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 import pytest
 from hypothesis import given, settings
@@ -282,3 +284,24 @@ def test_any_appends(steps: list[tuple[int, int, bool, bool]], limit: int) -> No
             == sum(path.stat().st_size for path in Path(folder).rglob("*.log*"))
             <= max(limit, 20)
         )
+
+
+def test_two_servers_that_share_the_folder_append_in_turn(tmp_path: Path) -> None:
+    """An agent may send a part to one server, and repeat it and go on with another one."""
+    one, other = (LogStore(tmp_path / "logs", limit=1000, shared=True) for _ in range(2))
+    sent = bytes(65 + n % 26 for n in range(600))
+    lock, at = Lock(), [0]
+
+    def send(store: LogStore) -> None:
+        while at[0] < len(sent):
+            with lock:
+                begin = max(0, at[0] - 7)
+            expected = store.append(*KEY, begin, sent[begin : begin + 20])
+            with lock:
+                at[0] = max(at[0], expected)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(send, (one, other)))
+    for store in (one, other):
+        assert store.size(*KEY) == len(sent)
+    assert read_all(other) == (sent, 0)

@@ -357,7 +357,7 @@ class ControlPlane:
             return
         while self._relays:
             self._relays.popitem()[1].cancel()
-        if RELAY_LEASE in turn.gained:
+        if self._share is not None and self._share.holds(RELAY_LEASE):
             for name, provider in self._providers.items():
                 self._run_relay(self._group, name, provider)
 

@@ -115,6 +115,7 @@ class WorkShare:
         """Renew, take and give back leases until cancelled. While the database cannot be reached,
         no pass starts, because `valid` becomes false.
         """
+        owed, failing = LeaseTurn(), False
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_S):
@@ -122,16 +123,17 @@ class WorkShare:
             self._soon.clear()
             try:
                 turn = await self._leases.turn([each for each, n in self._running.items() if n])
-            except StoreError as error:
-                _log.warning("the leases were not renewed: %s", error)
-                continue
-            if turn.gained or turn.lost:
-                _log.info(
-                    "the leases have changed",
-                    extra={"gained": len(turn.gained), "lost": len(turn.lost)},
-                )
-                await changed(turn)
-                self.on_turn()
+                owed = owed.then(turn)
+                if owed.gained or owed.lost:
+                    await changed(owed)
+                    self.on_turn()
+                    told = {"gained": len(owed.gained), "lost": len(owed.lost)}
+                    _log.info("the leases have changed", extra=told)
+                owed, failing = LeaseTurn(), False
+            except StoreError as error:  # the next turn does what is still owed
+                if not failing:
+                    _log.warning("the leases are not kept: %s", error)
+                failing = True
 
     async def exchange(self, memory: AgentMemory, clock: ControlClock) -> None:
         """Tell the other servers what this one knows of agents, and learn what they know, until

@@ -86,8 +86,12 @@ class Replica(Struct, frozen=True, kw_only=True):
 class LeaseTurn(Struct, frozen=True, kw_only=True):
     """What one turn has changed: the leases that this server holds since, and no longer holds."""
 
-    gained: Sequence[str]
-    lost: Sequence[str]
+    gained: Sequence[str] = ()
+    lost: Sequence[str] = ()
+
+    def then(self, later: "LeaseTurn") -> "LeaseTurn":
+        """Both turns as one. A lease may be in both lists, if it was lost and came back."""
+        return LeaseTurn(gained=[*self.gained, *later.gained], lost=[*self.lost, *later.lost])
 
 
 class ReplicaLeases:
