@@ -19,7 +19,7 @@ from typing import cast
 
 from cavvy.api.database import SCHEMES, BindsFolder, bind_folder, hold_alone
 from cavvy.api.folder_copy import copy_files
-from cavvy.api.state_dir import StateDir, StateDirBusy, StateDirError
+from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.client.state import write_private
 from cavvy.domain.values import Struct
 from cavvy.store.base import StoreUnusable
@@ -53,7 +53,7 @@ def adopt(home: StateDir, url: str, source: StateDir | None = None) -> AdoptedSe
             f"write {SCHEMES[0]}USER@HOST/NAME",
         )
     for folder in (home,) if source is None else (source, home):
-        _claim(folder)
+        folder.claim_idle()
     origin = source or home
     if not os.path.exists(origin.file(DATABASE)):
         raise StateDirError(
@@ -155,14 +155,3 @@ class _Move:
         for tail in ("-wal", "-shm"):
             if os.path.exists(self._origin.file(DATABASE + tail)):
                 os.replace(self._origin.file(DATABASE + tail), self._origin.file(MOVED + tail))
-
-
-def _claim(folder: StateDir) -> None:
-    try:
-        folder.claim(wait_s=0.0)
-    except StateDirBusy as error:
-        raise StateDirError(
-            "server-running",
-            f"a server works with {folder.path}",
-            f"stop it first: CAVVY_HOME={folder.path} cavvy server stop; jobs keep running",
-        ) from error

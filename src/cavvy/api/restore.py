@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 from cavvy.api.backup import DATABASE, ArchiveManifest
 from cavvy.api.database import BindsFolder, bind_folder, choose_database, hold_alone
 from cavvy.api.open_state import load_providers, make_context, make_credentials, open_sealer
-from cavvy.api.state_dir import StateDir, StateDirBusy, StateDirError
+from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.api.unpacked import unpack
 from cavvy.control.clock import WallClock
 from cavvy.control.decide.restored import RestoreComparison
@@ -56,7 +56,7 @@ def restore(
     """Restore an archive into a new state folder and, with `url`, into an empty PostgreSQL
     database. Raises StateDirError, StoreError, ProviderError, OSError.
     """
-    _claim(home)
+    home.claim_idle()
     for name in (DATABASE, "database"):
         if os.path.exists(home.file(name)):
             raise StateDirError(
@@ -81,7 +81,7 @@ def check_restored(home: StateDir, settings: Settings, *, dry_run: bool) -> Rest
     """Compare the server's database, which was restored by other means, with the providers, and
     mark it. Raises StateDirError, StoreError, ProviderError.
     """
-    _claim(home)
+    home.claim_idle()
     url = choose_database(home, settings)
     if url is None and not os.path.exists(home.file(DATABASE)):
         raise StateDirError(
@@ -200,14 +200,3 @@ def _copy(copy: Path, url: str, fence: Fence) -> None:
         if (told := translate(error, target)) is error:
             raise
         raise told from error
-
-
-def _claim(home: StateDir) -> None:
-    try:
-        home.claim(wait_s=0.0)
-    except StateDirBusy as error:
-        raise StateDirError(
-            "server-running",
-            f"a server works with {home.path}",
-            "stop it first: cavvy server stop; jobs keep running",
-        ) from error

@@ -89,6 +89,19 @@ class StateDir:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
+    def claim_idle(self) -> None:
+        """Lock the folder for a command that needs its server to be stopped. Raises
+        StateDirError.
+        """
+        try:
+            self.claim(wait_s=0.0)
+        except StateDirBusy as error:
+            raise StateDirError(
+                "server-running",
+                f"a server works with {self.path}",
+                f"stop it first: CAVVY_HOME={self.path} cavvy server stop; jobs keep running",
+            ) from error
+
     def _wait_for_lock(self, lock: int, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while not _try_lock(lock):

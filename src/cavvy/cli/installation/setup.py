@@ -91,23 +91,13 @@ def _complete(
     given: Mapping[str, str | None], jobs_here: bool | None, *, starts: bool
 ) -> dict[str, str]:
     """All answers: from the options, or else by questions. Files get absolute paths."""
-    from getpass import getuser
-
     found = {name: text for name, text in given.items() if text is not None}
     if jobs_here is not None:
         found["jobs_here"] = "yes" if jobs_here else "no"
-    questions = {
-        "listen": ("Address and port for users", "0.0.0.0:7443"),
-        "tls_cert": ("File with the certificate, in PEM", None),
-        "tls_key": ("File with its key", None),
-        "database": ("URL of a PostgreSQL database, or sqlite", "sqlite"),
-        "jobs_here": ("May jobs run on this machine? (yes or no)", "no"),
-        "admin": ("Name of the admin", getuser()),
-    }
     found.setdefault("url", "")
     if not starts:
         found.setdefault("admin", "")
-    for name, (question, default) in questions.items():
+    for name, (question, default) in _questions().items():
         if name.startswith("tls_") and _is_local(found["listen"]):
             found.setdefault(name, "")  # without TLS, behind a proxy or for tests
         if name not in found:
@@ -120,6 +110,20 @@ def _complete(
     for name in ("tls_cert", "tls_key"):
         found[name] = found[name] and os.path.abspath(found[name])
     return found
+
+
+def _questions() -> Mapping[str, tuple[str, str | None]]:
+    """The question for each answer, and its default."""
+    from getpass import getuser
+
+    return {
+        "listen": ("Address and port for users", "0.0.0.0:7443"),
+        "tls_cert": ("File with the certificate, in PEM", None),
+        "tls_key": ("File with its key", None),
+        "database": ("URL of a PostgreSQL database, or sqlite", "sqlite"),
+        "jobs_here": ("May jobs run on this machine? (yes or no)", "no"),
+        "admin": ("Name of the admin", getuser()),
+    }
 
 
 def _is_local(listen: str) -> bool:
