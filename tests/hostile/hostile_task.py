@@ -239,6 +239,7 @@ def list_more() -> Iterator[tuple[str, Callable[[], bool]]]:
     yield "systemd", lambda: connect(f"/run/user/{os.getuid()}/bus")
     yield "cron", lambda: runs("crontab", "-", text="* * * * * true\n")
     yield "system's cron", lambda: writes("/etc/cron.d/planted")
+    yield "server's program", lambda: os.access(HUNT["program"], os.W_OK)
     yield "container engine", lambda: connect("/run/docker.sock")
     yield "root", become_root
     yield "setuid program", run_setuid

@@ -238,6 +238,7 @@ def attack(user: Nobody) -> dict[str, bool]:
         "agent": find_process(f"{gang}/0/config.json") or pid,
         "command": str(gang),
         "address": int(read_log("good", "victim").split("ready")[1].split()[0]),
+        "program": os.path.dirname(separate.__file__),
         "user_home": user.variables["HOME"],
     }
     submit(user, "evil", "attacker", ATTACKS.read_text(), HUNT=json.dumps(hunt))

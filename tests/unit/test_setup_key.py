@@ -31,7 +31,7 @@ def manifest(**changes: str) -> bytes:
     return json.dumps({"files": entries}).encode()
 
 
-def key(content: bytes, **changes: object) -> str | None:
+def key(content: bytes, project: str = "p", **changes: object) -> str | None:
     task = TaskSpec(
         name="t", run="x", setup="pip install", workdir=Workdir(path="."), params={"lr": 0.1}
     )
@@ -39,7 +39,7 @@ def key(content: bytes, **changes: object) -> str | None:
     snapshot = sha256(content).hexdigest()
     job = JobRecord(
         id="j",
-        project="p",
+        project=project,
         name="t",
         task=task,
         origin=RunOrigin(snapshot=snapshot),
@@ -55,6 +55,10 @@ USES = ("requirements.txt", "src/pkg")
 def test_without_uses_any_file_counts() -> None:
     assert key(manifest()) == key(manifest())
     assert key(manifest()) != key(manifest(train_DOT_py="y"))
+
+
+def test_projects_share_no_setup() -> None:
+    assert key(manifest(), "a") != key(manifest(), "b")
 
 
 def test_with_uses_only_these_files_count() -> None:

@@ -30,6 +30,8 @@ else:  # this file runs as a program
 
 CLONE_NEWIPC, CLONE_NEWPID = 0x8000000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
+_MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME = 0x400, 0x800, 0x200000
+_ST_RELATIME = 0x1000  # in the answer of statvfs, which otherwise has the same numbers
 _SOCKETS = (
     "/run/docker.sock",
     "/run/podman/podman.sock",
@@ -105,14 +107,19 @@ def list_covers(folder: str, uid: int) -> list[str]:
 
 
 def list_programs() -> list[str]:
-    """The folders of this Python, which stay visible even if they are below a covered folder."""
-    return sorted({os.path.realpath(each) for each in (sys.prefix, sys.base_prefix)} - {"/usr"})
+    """The folders of this Python and of this program. They stay visible even if they are below a
+    covered folder, but the work cannot change what the server runs.
+    """
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    found = {os.path.realpath(each) for each in (sys.prefix, sys.base_prefix, package)}
+    return sorted(each for each in found - {"/usr"} if os.path.isdir(each))
 
 
 def _cover(folder: str, shown: list[str], uid: int, devices: Iterable[str]) -> None:
     covers = list_covers(folder, uid)
-    kept = [each for each in (*list_programs(), *shown) if os.path.isdir(each)]
-    kept = [each for each in kept if any(_is_below(each, cover) for cover in covers)]
+    programs = list_programs()
+    below = [each for each in shown if any(_is_below(each, cover) for cover in covers)]
+    kept = [*programs, *(each for each in below if os.path.isdir(each))]
     hide.mount("none", "/", None, hide.MS_REC | hide.MS_PRIVATE)
     opened = [(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY)) for path in kept]
     for cover in covers:
@@ -124,6 +131,8 @@ def _cover(folder: str, shown: list[str], uid: int, devices: Iterable[str]) -> N
         os.makedirs(path, exist_ok=True)
         hide.mount(f"/proc/self/fd/{fd}", path, None, hide.MS_BIND | hide.MS_REC)
         os.close(fd)
+    for path in programs:
+        _protect(path)
     closed = hide.MS_REMOUNT | hide.MS_BIND | hide.MS_RDONLY | MS_NOSUID | MS_NODEV
     hide.mount("none", folder, None, closed)
     for path in (*_SOCKETS, *devices):
@@ -148,6 +157,19 @@ def list_other_gpus(own: list[str] | None) -> list[str]:
         if named.get("GPU UUID") not in own:
             found.append(f"/dev/nvidia{named.get('Device Minor', '')}")
     return [each for each in found if each != "/dev/nvidia"]
+
+
+def _protect(path: str) -> None:
+    """Make what is mounted at the path read-only."""
+    flags = hide.MS_REMOUNT | hide.MS_BIND | hide.MS_RDONLY | _read_flags(path)
+    hide.mount("none", path, None, flags)
+
+
+def _read_flags(path: str) -> int:
+    """The flags of the mount at the path, which a new mount in a user namespace must keep."""
+    flags = os.statvfs(path).f_flag
+    same = MS_NOSUID | MS_NODEV | MS_NOEXEC | _MS_NOATIME | _MS_NODIRATIME
+    return (flags & same) | (_MS_RELATIME if flags & _ST_RELATIME else 0)
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -152,6 +152,7 @@ def setup_key(job: JobRecord, manifest: bytes | None = None) -> str | None:
         return None
     params = _params(task) if names_params(task.setup) else None
     parts = [
+        job.project,  # the setup may have used the project's secrets, and another could change it
         task.setup,
         task.image or _plain(task.image_build),
         sorted(task.env.items()),
