@@ -16,8 +16,10 @@ from cavvy.domain.accounts import (
     Role,
     RoleBinding,
 )
+from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, SealedSecret
 
@@ -84,6 +86,9 @@ async def make_team(api: Api) -> Team:
                 updated_at=api.app_state.now(),
             )
         )
+        budget = f"budget-of-{name}-mark"
+        limit, now = Money(10**12), api.app_state.now()
+        await store.put_budget(SpendingBudget(name=budget, project=name, limit=limit, since=now))
         team.jobs[name], team.gangs[name] = job["name"], attempt.gang
         team.marks[name] = {
             job["id"],
@@ -91,6 +96,7 @@ async def make_team(api: Api) -> Team:
             f"job-of-{name}-mark",
             f"machine-of-{name}-mark",
             f"SECRET_OF_{name.upper()}_MARK",
+            budget,
             str(7_000_000 + number),
         }
     return team

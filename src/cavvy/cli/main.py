@@ -59,6 +59,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Account and clean up": {
         "cost": "Show what was spent, by job, tag, user, project, GPU or provider.",
+        "budget": "Limit what a project, a user or a tag may spend in a month.",
         "diff": "Show what differed between two runs.",
         "nodes": "List nodes that run or are billed now.",
         "quota": "Show the account's quotas, and print the commands that request more.",

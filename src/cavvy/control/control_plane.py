@@ -14,6 +14,7 @@ from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, Open
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.audit import BillAudit
+from cavvy.control.budgets import BUDGETS, BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
 from cavvy.control.discounts import post_discounts
@@ -28,6 +29,7 @@ from cavvy.control.markets.standby import StandbyGangs
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.queue import QueueReconciler
 from cavvy.control.reconcile import (
+    HOSTS,
     QUEUE,
     UPLOADS,
     JobReconciler,
@@ -35,7 +37,6 @@ from cavvy.control.reconcile import (
 )
 from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.share import (
-    HOSTS,
     QUEUE_RECHECK,
     RECHECK,
     WorkShare,
@@ -141,10 +142,10 @@ class ControlPlane:
         self._operator = self._make_operator(installation, dependencies)
         self._name_gang: NameGang = partial(gang_name, installation)
         self._warm = self._make_warm()
+        self.budgets, self._webhooks = self._make_reporters(dependencies.post)
         self._queue = self._make_queue()
         self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)
-        self._webhooks = Webhooks(store, clock, dependencies.post)
         self.jobs = self._make_jobs(ids or JobIds(clock))
         self.machines = self._make_machines()
         self._driver = ReconcilerDriver(self, self._worklist, clock)
@@ -161,6 +162,10 @@ class ControlPlane:
     def _make_warm(self) -> WarmPool:
         shared = self._share is not None
         return WarmPool(self._store, self._clock, self.agents, shared=shared)
+
+    def _make_reporters(self, post: Post | None) -> tuple[BudgetKeeper, Webhooks]:
+        given = self._store, self._clock, post
+        return BudgetKeeper(*given), Webhooks(*given)
 
     def _make_jobs(self, ids: JobIds) -> JobService:
         return JobService(
@@ -248,6 +253,7 @@ class ControlPlane:
             advisor=self.advisor,
             warm=self._warm,
             machines=MachinePool(self._store, self._warm),
+            budgets=self.budgets,
             name_gang=self._name_gang,
             hint=self.hint,
             notify=self._notify,
@@ -264,6 +270,7 @@ class ControlPlane:
             deposits=self.deposits,
             uploads=self.uploads,
             operator=self._operator,
+            budgets=self.budgets,
             hint=self.hint,
             notify=self._notify,
             standbys=StandbyGangs(self._clock, self.advisor, self._name_gang),
@@ -364,7 +371,8 @@ class ControlPlane:
     async def _resume(self) -> None:
         """Put all work of this server on the worklist."""
         after = {SWEEP: EVERY, HOSTS: _HOSTS_EVERY}
-        keys = [QUEUE, *after, *await self._store.unfinished(), *await self._webhooks.unfinished()]
+        keys = [QUEUE, BUDGETS, *after]
+        keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
         for key in keys:
             if self._share is None or self._share.owns(key):
                 self._worklist.hint(key, after.get(key, _NOW))
@@ -458,6 +466,8 @@ class ControlPlane:
             if self._outside.tidy is not None:
                 await self._outside.tidy(self._clock.now())
             return await self.garbage_collector.reconcile(key)
+        if key == BUDGETS:
+            return await self.budgets.reconcile()
         if key == UPLOADS:
             await self.uploads.sweep(remove=True)
             await self.deposits.sweep()

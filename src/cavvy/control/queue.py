@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 
+from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.job import AdvanceJob
 from cavvy.control.decide.machines import MachineIsBusy, MachineIsUnfit
@@ -38,6 +39,7 @@ from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.transitions import advance_job
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.provider_pool import ProviderPool
+from cavvy.control.reconcile import HOSTS
 from cavvy.control.unit_of_work import make_write
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
@@ -47,7 +49,7 @@ from cavvy.domain.tasks import Delivery
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
 from cavvy.planner.placements import PlanningContext
-from cavvy.scheduler.queue import JobScheduler, JobWait, QueueCapacity
+from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, QueueCapacity
 from cavvy.store.base import (
     PER_MACHINE,
     AllocationConflict,
@@ -60,9 +62,9 @@ from cavvy.store.base import (
 _HEAD = 16  # jobs read by one pass
 _DEEP = 1000  # jobs read by a pass that also looks behind blocked first jobs
 _DEEP_PER_MACHINE = 100  # jobs of each machine that such a pass reads
-_HOSTS = "hosts"  # the worklist's key for publishing shared hosts
 # delay before a job tries again to take over a kept gang that was not ready
 _SOON = timedelta(milliseconds=200)
+_BUDGET_POLL = timedelta(seconds=30)  # interval for a job that waits because of a budget
 _MACHINE_POLL = timedelta(seconds=1)  # interval for checking a machine while a job waits for it
 _LOOK_AGAIN = timedelta(
     seconds=5
@@ -82,6 +84,7 @@ class QueueReconciler:
         advisor: DeadlineAdvisor,
         warm: WarmPool,
         machines: MachinePool,
+        budgets: BudgetKeeper,
         name_gang: Callable[[str], str],
         hint: Callable[[str], None],
         notify: Callable[[str, Delivery], None],
@@ -92,6 +95,7 @@ class QueueReconciler:
         self._advisor = advisor
         self._warm = warm
         self._machines = machines
+        self._budgets = budgets
         self._name_gang = name_gang
         self._hint = hint
         self._notify = notify
@@ -123,7 +127,7 @@ class QueueReconciler:
             AllocationConflict,
             RowNotFound,
         ):  # the host's allocations were changed meanwhile, or the store does not know the host
-            self._hint(_HOSTS)
+            self._hint(HOSTS)
             return timedelta(seconds=1)
 
     async def _place_all(
@@ -183,6 +187,8 @@ class QueueReconciler:
         """Start the job if it can start now. If it can never start, end it as failed. Otherwise
         return why it waits."""
         if job.task.machine is not None:
+            if blocked := await self._find_wait(job):
+                return blocked
             return await self._give_machine(job, scheduler, snapshot, now)
         match await self._take_warm(job, scheduler, snapshot, now):
             case WarmGang():
@@ -233,12 +239,26 @@ class QueueReconciler:
             case QueueWait():
                 return decision
             case Start(place=place, candidates=candidates):
+                if blocked := await self._find_block(job, place):
+                    return blocked
                 changes = place_job(place, candidates, snapshot, self._name_gang, now)
                 changes = replace(changes, machine=machine)
             case AdvanceJob():
                 changes = advance_job(job, decision, now)
         await self._commit(job, changes)
         return None
+
+    async def _find_block(self, job: JobRecord, place: JobPlacement) -> QueueWait | None:
+        """Why the job must wait because of a budget. Free offers are never blocked."""
+        if not place.offer.rate.micros_per_hour:
+            return None
+        return await self._find_wait(job)
+
+    async def _find_wait(self, job: JobRecord) -> QueueWait | None:
+        reason = await self._budgets.find_block(job)
+        wait = JobWait(job=job, reason=reason, behind=())
+        again_at = self._clock.now() + _BUDGET_POLL
+        return QueueWait(wait=wait, again_at=again_at) if reason else None
 
     async def _commit(self, job: JobRecord, changes: RowChanges) -> None:
         await self._store.commit(make_write(changes))
@@ -259,6 +279,8 @@ class QueueReconciler:
         """
         if is_steered(job) or not await self._warm.any_for(job):
             return None
+        if await self._budgets.find_block(job):
+            return None  # also the time of a kept gang is paid
         soon: WarmGangNotReady | None = None
         for each in jobs_of(job):
             situation, objections = await self._situation(each, now), self._pool.objections

@@ -12,11 +12,13 @@ from datetime import datetime, timedelta
 from cavvy.control.agents.deposits import Deposits
 from cavvy.control.agents.sessions import AgentSessions, lease_paid_by
 from cavvy.control.agents.uploads import UnfinishedUploads
+from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
 from cavvy.control.decide.attempt_snapshot import AttemptSnapshot
 from cavvy.control.decide.bills import budget_left, paid_time, spending
+from cavvy.control.decide.budgets import BudgetAllowance
 from cavvy.control.decide.deposits import is_gone, list_unreported
 from cavvy.control.decide.rows import NEVER, JobRows
 from cavvy.control.decide.standby import take_over
@@ -45,6 +47,7 @@ from cavvy.store.base import RowNotFound, StaleVersion
 
 QUEUE = "queue"  # the queue reconciler's key on the same worklist
 UPLOADS = "uploads"  # the worklist's key for aborting the uploads of ended attempts
+HOSTS = "hosts"  # the worklist's key for publishing shared hosts
 _LONGEST = timedelta(days=1)  # maximum time between two passes of a job
 _STEPS = 50  # maximum steps of one pass; the next pass takes further steps
 _AT_ONCE = timedelta(0)
@@ -60,6 +63,7 @@ class JobReconcilerDependencies(Struct, frozen=True, kw_only=True):
     deposits: Deposits
     uploads: UnfinishedUploads
     operator: GangOperator
+    budgets: BudgetKeeper
     hint: Callable[[str], None]
     notify: Notify
     standbys: StandbyGangs
@@ -149,11 +153,13 @@ class JobReconciler:
         return None
 
     async def _job_view(self, uow: UnitOfWork, now: datetime) -> jobs.JobSnapshot:
-        spent, rate = Money(0), HourlyRate(0)
-        if uow.job.phase not in JOB_ENDS and jobs.cap_of(uow.job) is not None:
+        spent, rate, allowance = Money(0), HourlyRate(0), None
+        capped = jobs.cap_of(uow.job) is not None
+        if uow.job.phase not in JOB_ENDS and (capped or await self._out.budgets.watches(uow.job)):
             stored = await self._store.charges(uow.job.id)
             spent, rate = spending(uow.rows, stored, self._operator.looks, now)
-            self._bound_leases(uow.rows, spent, rate, now)
+            allowance = await self._out.budgets.find_allowance(uow.job, spent, rate)
+            self._bound_leases(uow.rows, spent, rate, now, allowance)
             uow.set_spent(spent)
         own = uow.rows.own
         return jobs.JobSnapshot(
@@ -161,13 +167,24 @@ class JobReconciler:
             attempt=own,
             spent=spent,
             rate=rate,
+            allowance=allowance,
             ran=uow.rows.ran(now),
             standby=bool(uow.rows.standbys),
             awaits_end=own is not None and self._out.pool.reports_cancelled(own.offer.account),
         )
 
-    def _bound_leases(self, rows: JobRows, spent: Money, rate: HourlyRate, now: datetime) -> None:
+    def _bound_leases(
+        self,
+        rows: JobRows,
+        spent: Money,
+        rate: HourlyRate,
+        now: datetime,
+        allowance: BudgetAllowance | None,
+    ) -> None:
         left = budget_left(rows.job, spent)
+        if allowance is not None:
+            rest = Money(max(0, allowance.most.micros - spent.micros))
+            left = rest if left is None else min(left, rest)
         if left is None or not rate.micros_per_hour:
             return
         for attempt in rows.open:

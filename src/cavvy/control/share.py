@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from cavvy.control.agents.memory import AgentMemory
+from cavvy.control.budgets import BUDGETS
 from cavvy.control.clock import ControlClock
 from cavvy.control.garbage_collector import SWEEP
-from cavvy.control.reconcile import QUEUE, UPLOADS
+from cavvy.control.reconcile import HOSTS, QUEUE, UPLOADS
 from cavvy.control.webhooks import is_webhook_key, job_of_webhook
 from cavvy.store.base import StoreError
 from cavvy.store.channel import ReplicaChannel, ServerSignal, SignalKind
@@ -29,7 +30,6 @@ from cavvy.store.leases import (
 )
 from cavvy.store.shares import shard_of
 
-HOSTS = "hosts"  # the worklist's key for publishing shared hosts
 # A hint may be lost, so this server looks for changes of its jobs by itself.
 RECHECK = timedelta(seconds=15)
 QUEUE_RECHECK = timedelta(seconds=5)
@@ -42,7 +42,7 @@ def lease_of(key: str) -> str:
     """The lease that a key belongs to."""
     if key == QUEUE:
         return QUEUE_LEASE
-    if key in (SWEEP, UPLOADS, HOSTS):
+    if key in (SWEEP, UPLOADS, HOSTS, BUDGETS):
         return SWEEP_LEASE
     return shard_of(job_of_webhook(key) if is_webhook_key(key) else key)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.markets import Observation
@@ -75,6 +76,7 @@ class SimScenario(Struct, frozen=True, kw_only=True):
     crashes: tuple[ServerCrash, ...] = ()
     stale: frozenset[int] = frozenset()
     broken: frozenset[int] = frozenset()
+    budgets: tuple[SpendingBudget, ...] = ()
     store_s: float = 0.0  # the maximum delay before and after each call to the store
     longest: timedelta = timedelta(days=14)
     # The egress price per GB; the keys are "provider/region" or the provider

@@ -22,6 +22,7 @@ from typing import Protocol
 from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
+from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.credentials import CredentialBook, SealedCredential
 from cavvy.domain.events import Charge, Event
@@ -474,6 +475,18 @@ class Store(Protocol):
 
     async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
         """Replace or, for None, delete the policy of a project or of the INSTALLATION."""
+
+    async def budgets(self) -> Sequence[SpendingBudget]:
+        """All budgets, by name."""
+
+    async def put_budget(self, budget: SpendingBudget) -> None:
+        """Insert or replace the budget of this name."""
+
+    async def delete_budget(self, name: str) -> None:
+        """Delete a budget. Raises RowNotFound."""
+
+    async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
+        """Record that an alert is sent. Returns False if it was recorded before."""
 
     async def grant_role(self, binding: RoleBinding) -> None:
         """Store a role; if it exists, nothing changes. Raises RowNotFound if the account does not

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, get_type_hints
 
 import msgspec
 
+from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, JobRecord, Node, RunOrigin
 from cavvy.domain.machines import NamedMachine
@@ -57,6 +58,7 @@ decode_rest: Callable[[str], Any] = msgspec.json.Decoder(_rest_fields).decode
 decode_attempt = msgspec.json.Decoder(Attempt).decode
 decode_machine = msgspec.json.Decoder(NamedMachine).decode
 decode_trust = msgspec.json.Decoder(IssuerTrust).decode
+decode_budget = msgspec.json.Decoder(SpendingBudget).decode
 decode_policy = msgspec.json.Decoder(ProjectPolicy).decode
 decode_node = msgspec.json.Decoder(Node).decode
 decode_tags = msgspec.json.Decoder(dict[str, str]).decode

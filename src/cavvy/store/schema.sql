@@ -347,6 +347,7 @@ CREATE INDEX ledger_project ON ledger (project, since);
 {ledger_function};
 {ledger_no_change};
 {ledger_no_removal};
+
 -- Issuers whose ID tokens are accepted.
 CREATE TABLE trusts (
     name TEXT NOT NULL,
@@ -387,6 +388,7 @@ CREATE TABLE group_roles (
     FOREIGN KEY(trust) REFERENCES trusts (name) ON DELETE CASCADE
 );
 CREATE INDEX group_roles_project ON group_roles (project);
+
 -- What each server knows of the agents that it talks to, for the server that reconciles their job.
 CREATE TABLE agent_contacts (
     attempt_id {id} NOT NULL,
@@ -399,3 +401,19 @@ CREATE TABLE agent_contacts (
     PRIMARY KEY (attempt_id, rank)
 );
 CREATE INDEX agent_contacts_written ON agent_contacts (written_at);
+
+-- How much projects, users and the jobs with a tag may spend in a month.
+CREATE TABLE budgets (
+    name TEXT NOT NULL,
+    document TEXT NOT NULL,
+    PRIMARY KEY (name)
+);
+
+-- Alerts of budgets that were sent, so that each is sent once in a month.
+CREATE TABLE budget_alerts (
+    budget TEXT NOT NULL,
+    month BIGINT NOT NULL,
+    percent BIGINT NOT NULL,
+    PRIMARY KEY (budget, month, percent),
+    FOREIGN KEY(budget) REFERENCES budgets (name) ON DELETE CASCADE
+);

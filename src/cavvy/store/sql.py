@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
+from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.credentials import CredentialBook, SealedCredential
 from cavvy.domain.events import Charge, Event
@@ -46,6 +47,7 @@ from cavvy.store.fence import FENCE, fenced
 from cavvy.store.rows import (
     ALLOCATIONS,
     ATTEMPTS,
+    BUDGETS,
     CHARGES,
     CHECKPOINTS,
     CREDENTIALS,
@@ -83,6 +85,11 @@ _WAITING = (
 _UNFINISHED = (
     f"SELECT id FROM jobs WHERE phase IN ({_LIVE}) UNION SELECT job_id FROM attempts "
     "WHERE phase <> 'ended' ORDER BY 1"
+)
+
+_INSERT_BUDGET = insert_into("budgets", ("name", "document"))
+_CLAIM_ALERT = insert_into(
+    "budget_alerts", ("budget", "month", "percent"), "ON CONFLICT DO NOTHING"
 )
 
 
@@ -541,6 +548,21 @@ class SqlStore:
         insert = insert_into("project_policies", ("project", "document"))
         sql = f"{insert} ON CONFLICT (project) DO UPDATE SET document = excluded.document"
         await self._change(sql, project, encode(policy))
+
+    async def budgets(self) -> Sequence[SpendingBudget]:
+        return await self._all(BUDGETS, "ORDER BY name")
+
+    async def put_budget(self, budget: SpendingBudget) -> None:
+        sql = f"{_INSERT_BUDGET} ON CONFLICT (name) DO UPDATE SET document = excluded.document"
+        await self._change(sql, budget.name, encode(budget))
+
+    async def delete_budget(self, name: str) -> None:
+        missing = RowNotFound(f"there is no budget {name}")
+        await self._change_or(missing, "DELETE FROM budgets WHERE name = ?", name)
+
+    async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
+        values = (budget, to_micros(month), percent)
+        return await self._change(_CLAIM_ALERT, *values) > 0
 
     async def grant_role(self, binding: RoleBinding) -> None:
         await self._write(lambda session: accounts.grant_role(session, binding))

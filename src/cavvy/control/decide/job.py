@@ -1,8 +1,9 @@
 """Decides the next step of one job from its latest attempt, its limits and its spending."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
+from cavvy.control.decide.budgets import BudgetAllowance
 from cavvy.control.decide.failures import cooldown_after, failure_of
 from cavvy.control.decide.rows import NEVER, SOON
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobPhase, JobRecord, StopCause
@@ -26,6 +27,7 @@ class JobSnapshot(Struct, frozen=True, kw_only=True):
     # whether the server must wait for the gang's end to know if a person cancelled it at the
     # provider
     awaits_end: bool = False
+    allowance: BudgetAllowance | None = None  # what budgets of its project, user and tags permit
 
 
 class AdvanceJob(Struct, frozen=True, kw_only=True):
@@ -247,8 +249,7 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
             )
         if job.phase is JobPhase.RUNNING:
             times.append(duration - view.ran)
-    cap = cap_of(job)
-    if cap is not None:
+    for cap, words in _list_caps(view):
         # At most half of the budget is reserved for the cost of the grace period.
         ending = view.rate.over(job.task.grace + MARGIN)
         left = cap.micros - view.spent.micros - min(ending.micros, cap.micros // 2)
@@ -257,13 +258,20 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
                 f", {format_usd(ending)} reserved for the grace period" if view.spent < cap else ""
             )
             return StopAtLimit(
-                cause=StopCause.BUDGET,
-                reason=f"spending limit of {format_usd(cap)} reached: "
-                f"{format_usd(view.spent)} spent{rest}",
+                cause=StopCause.BUDGET, reason=f"{words}: {format_usd(view.spent)} spent{rest}"
             )
         if view.rate.micros_per_hour:
             times.append(timedelta(hours=left / view.rate.micros_per_hour))
     return RecheckJob(after=min(times))
+
+
+def _list_caps(view: JobSnapshot) -> Iterator[tuple[Money, str]]:
+    """The most that the job may spend, by its own limits and by budgets, and why in words."""
+    cap, allowance = cap_of(view.job), view.allowance
+    if cap is not None:
+        yield cap, f"spending limit of {format_usd(cap)} reached"
+    if allowance is not None:
+        yield allowance.most, f"the budget {allowance.budget} is used up by its running jobs"
 
 
 def gives_back(job: JobRecord) -> bool:

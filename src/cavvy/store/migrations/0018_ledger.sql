@@ -76,3 +76,19 @@ SELECT c.attempt_id, c.rank,
     c.rate, c.amount, 'opening'
 FROM charges c
 ORDER BY c.attempt_id, c.rank, c.since, c.kind;
+
+-- How much projects, users and the jobs with a tag may spend in a month.
+CREATE TABLE budgets (
+    name TEXT NOT NULL,
+    document TEXT NOT NULL,
+    PRIMARY KEY (name)
+);
+
+-- Alerts of budgets that were sent, so that each is sent once in a month.
+CREATE TABLE budget_alerts (
+    budget TEXT NOT NULL,
+    month BIGINT NOT NULL,
+    percent BIGINT NOT NULL,
+    PRIMARY KEY (budget, month, percent),
+    FOREIGN KEY(budget) REFERENCES budgets (name) ON DELETE CASCADE
+);

@@ -1,0 +1,253 @@
+"""Routes for budgets of projects, users and tags."""
+
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.audit import note_change
+from cavvy.api.errors import ApiProblem
+from cavvy.api.openapi import document
+from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.rules import (
+    filter_projects,
+    in_path,
+    in_query,
+    name_user,
+    on_installation,
+)
+from cavvy.api.wire import done, read, reply
+from cavvy.client import budget_wire as wire
+from cavvy.control.budgets import BUDGETS, sum_budget
+from cavvy.control.decide.budgets import month_limit
+from cavvy.costs.forecast import DAYS, forecast_month
+from cavvy.domain.accounts import Permission
+from cavvy.domain.budgets import BudgetRequest, SpendingBudget
+from cavvy.domain.postings import month_of
+from cavvy.domain.units import Money
+from cavvy.domain.values import replace
+from cavvy.store.base import LedgerFilter
+
+router = APIRouter(prefix="/v1", tags=["costs"])
+NamePath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+_MOST_PERCENT = 1000
+_LONGEST = 2000  # characters of a text
+
+
+@router.get(
+    "/budgets",
+    **document(
+        "The budgets with what was spent this month and a forecast. Budgets of all projects are "
+        "listed only for those who may see the costs of all projects.",
+        rule=in_query(Permission.SPENDING),
+        answer=list[wire.BudgetView],
+    ),
+)
+async def list_budgets(
+    request: Request, project: Annotated[str | None, Query(max_length=63)] = None
+) -> Response:
+    app_state = app_state_of(request)
+    visible = filter_projects(request, Permission.SPENDING, project)
+    found = await app_state.store.budgets()
+    if visible is not None:
+        names = {visible} if isinstance(visible, str) else visible
+        found = [each for each in found if each.project in names]
+    return reply([await _view(app_state, each) for each in found])
+
+
+@router.put(
+    "/budgets/{name}",
+    **document(
+        "Set a budget. A request for another amount is dropped.",
+        rule=on_installation(Permission.MANAGE),
+        ask=wire.BudgetAsk,
+        status=204,
+    ),
+)
+async def put(request: Request, name: NamePath) -> Response:
+    app_state, ask = app_state_of(request), await read(request, wire.BudgetAsk)
+    _check(ask)
+    before = await _find(app_state, name)
+    budget = SpendingBudget(
+        name=name,
+        limit=Money(ask.limit_micros),
+        project=ask.project,
+        user=ask.user,
+        tag=ask.tag,
+        alerts=tuple(sorted(set(ask.alerts))),
+        soft_percent=ask.soft_percent,
+        hard_percent=ask.hard_percent,
+        carry_over=ask.carry_over,
+        webhook=ask.webhook,
+        since=app_state.now() if before is None else before.since,
+    )
+    return await _store(request, before, budget)
+
+
+@router.delete(
+    "/budgets/{name}",
+    **document(
+        "Delete a budget.",
+        rule=on_installation(Permission.MANAGE),
+        status=204,
+        errors=("budget-not-found",),
+    ),
+)
+async def delete(request: Request, name: NamePath) -> Response:
+    app_state = app_state_of(request)
+    note_change(request, before=_facts(await _get(app_state, name)), after=None)
+    await app_state.store.delete_budget(name)
+    app_state.control_plane.budgets.expire()
+    return done()
+
+
+@router.post(
+    "/projects/{project}/budgets/{name}/request",
+    **document(
+        "Request another amount for a budget of the project, or for one without a project.",
+        rule=in_path(Permission.RUN),
+        ask=wire.BudgetRequestAsk,
+        status=204,
+        errors=("budget-not-found",),
+    ),
+)
+async def request_amount(request: Request, project: ProjectPath, name: NamePath) -> Response:
+    app_state, ask = app_state_of(request), await read(request, wire.BudgetRequestAsk)
+    budget = await _get(app_state, name)
+    if budget.project not in ("", project):
+        raise _missing(name)
+    if ask.limit_micros < 0 or len(ask.reason) > _LONGEST:
+        raise ApiProblem("invalid-request", "the amount or the reason is not valid")
+    wanted = BudgetRequest(
+        limit=Money(ask.limit_micros),
+        reason=ask.reason,
+        account=name_user(request, ""),
+        at=app_state.now(),
+    )
+    return await _store(request, budget, replace(budget, request=wanted))
+
+
+@router.post(
+    "/budgets/{name}/approve",
+    **document(
+        "Approve the request for another amount.",
+        rule=on_installation(Permission.MANAGE),
+        status=204,
+        errors=("budget-not-found", "nothing-requested"),
+    ),
+)
+async def approve(request: Request, name: NamePath) -> Response:
+    budget = await _get(app_state_of(request), name)
+    if budget.request is None:
+        raise ApiProblem("nothing-requested", f"no other amount is requested for {name}")
+    return await _store(request, budget, replace(budget, limit=budget.request.limit, request=None))
+
+
+async def _store(
+    request: Request, before: SpendingBudget | None, budget: SpendingBudget
+) -> Response:
+    app_state = app_state_of(request)
+    note_change(request, before=_facts(before), after=_facts(budget))
+    await app_state.store.put_budget(budget)
+    app_state.control_plane.budgets.expire()
+    app_state.control_plane.hint(BUDGETS)
+    return done()
+
+
+def _facts(budget: SpendingBudget | None) -> dict[str, object] | None:
+    """What the audit log records. A webhook's URL may contain a secret."""
+    if budget is None:
+        return None
+    wanted = None if budget.request is None else budget.request.limit.micros
+    return {
+        "limit_micros": budget.limit.micros,
+        "project": budget.project,
+        "user": budget.user,
+        "tag": budget.tag,
+        "soft_percent": budget.soft_percent,
+        "hard_percent": budget.hard_percent,
+        "requested_micros": wanted,
+    }
+
+
+def _check(ask: wire.BudgetAsk) -> None:
+    """Raises ApiProblem."""
+    percents = [*ask.alerts, *(each for each in (ask.soft_percent, ask.hard_percent) if each)]
+    problem = ""
+    if ask.limit_micros < 0:
+        problem = "the amount is negative"
+    elif not all(0 < each <= _MOST_PERCENT for each in percents):
+        problem = f"percentages are from 1 to {_MOST_PERCENT}"
+    elif ask.tag and not all(ask.tag.partition("=")[::2]):
+        problem = "a tag is NAME=VALUE"
+    elif ask.webhook and not ask.webhook.startswith(("http://", "https://")):
+        problem = "the webhook is no http or https address"
+    elif max(map(len, (ask.project, ask.user, ask.tag, ask.webhook))) > _LONGEST:
+        problem = "a text is too long"
+    if problem:
+        raise ApiProblem("invalid-request", problem)
+
+
+async def _find(app_state: AppState, name: str) -> SpendingBudget | None:
+    return next((each for each in await app_state.store.budgets() if each.name == name), None)
+
+
+async def _get(app_state: AppState, name: str) -> SpendingBudget:
+    found = await _find(app_state, name)
+    if found is None:
+        raise _missing(name)
+    return found
+
+
+def _missing(name: str) -> ApiProblem:
+    return ApiProblem("budget-not-found", f"there is no budget {name}")
+
+
+async def _view(app_state: AppState, budget: SpendingBudget) -> wire.BudgetView:
+    now, store = app_state.now(), app_state.store
+    spent = await sum_budget(store, budget, month_of(now))
+    last = await sum_budget(store, budget, month_of(month_of(now) - timedelta(days=1)))
+    forecast = forecast_month(spent, await _read_days(app_state, budget), now)
+    asked = budget.request
+    return wire.BudgetView(
+        name=budget.name,
+        project=budget.project,
+        user=budget.user,
+        tag=budget.tag,
+        limit_micros=budget.limit.micros,
+        month_limit_micros=month_limit(budget, last, now).micros,
+        spent_micros=spent.micros,
+        expected_micros=None if forecast is None else forecast.expected.micros,
+        low_micros=None if forecast is None else forecast.low.micros,
+        high_micros=None if forecast is None else forecast.high.micros,
+        alerts=list(budget.alerts),
+        soft_percent=budget.soft_percent,
+        hard_percent=budget.hard_percent,
+        carry_over=budget.carry_over,
+        request=None
+        if asked is None
+        else wire.BudgetRequestView(
+            limit_micros=asked.limit.micros, reason=asked.reason, account=asked.account, at=asked.at
+        ),
+    )
+
+
+async def _read_days(app_state: AppState, budget: SpendingBudget) -> list[int]:
+    """What was spent on each of the last days, from the first with spending on."""
+    now, days = app_state.now(), []
+    for back in range(DAYS, 0, -1):
+        since = now - timedelta(days=back)
+        which = LedgerFilter(
+            projects=budget.project or None,
+            user=budget.user or None,
+            tag=budget.tag_pair,
+            since=since,
+            until=since + timedelta(days=1),
+        )
+        sums = await app_state.store.sum_ledger(which, ())
+        days.append(sums[0].amount.micros if sums else 0)
+    first = next((i for i, each in enumerate(days) if each), len(days))
+    return days[first:]

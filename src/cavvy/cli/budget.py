@@ -1,0 +1,213 @@
+"""`cavvy budget`: manages budgets of projects, users and tags."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view import formatting
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client.budget_wire import BudgetView
+
+_NEVER = "never"
+
+
+@click.group("budget")
+def command() -> None:
+    """Limit what a project, a user, or the jobs with a tag may spend in a month.
+
+    At the soft share, no new paid work starts. At the hard share, running jobs save a checkpoint
+    and stop.
+    """
+
+
+def _read_usd(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    from cavvy.domain.units import UnitError, parse_usd
+
+    try:
+        return parse_usd(value).micros
+    except UnitError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _read_percent(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
+    text = value.removesuffix("%")
+    if value == _NEVER:
+        return None
+    if not text.isdigit():
+        raise click.BadParameter(f"expected a percentage such as 90%, or never, not {value!r}")
+    return int(text)
+
+
+@command.command("set")
+@click.argument("name")
+@click.argument("amount", metavar="USD", callback=_read_usd)
+@click.option("--project", default="", help="Only jobs of this project.")
+@click.option("--user", default="", help="Only jobs of this user.")
+@click.option("--tag", default="", metavar="NAME=VALUE", help="Only jobs with this tag.")
+@click.option(
+    "--alert",
+    "alerts",
+    multiple=True,
+    metavar="PERCENT",
+    default=("50%", "80%", "100%"),
+    show_default=True,
+    help="Send an alert at this share; repeatable.",
+)
+@click.option(
+    "--soft",
+    metavar="PERCENT",
+    default="100%",
+    show_default=True,
+    callback=_read_percent,
+    help="The share at which no new paid work starts, or never.",
+)
+@click.option(
+    "--hard",
+    metavar="PERCENT",
+    default=_NEVER,
+    show_default=True,
+    callback=_read_percent,
+    help="The share at which running jobs stop, or never.",
+)
+@click.option("--carry-over", is_flag=True, help="Add what the last month left.")
+@click.option("--webhook", default="", metavar="URL", help="Post alerts to this address.")
+def set_budget(
+    name: str,
+    amount: int,
+    alerts: tuple[str, ...],
+    soft: int | None,
+    hard: int | None,
+    carry_over: bool,
+    **texts: str,
+) -> None:
+    """Set the budget NAME to an amount for each month. Options that are left out get their
+    defaults.
+    """
+    from cavvy.client.budget_wire import BudgetAsk, put_budget
+
+    if not all(each.removesuffix("%").isdigit() for each in alerts):
+        raise click.UsageError("--alert takes percentages, such as 80%")
+    ask = BudgetAsk(
+        limit_micros=amount,
+        alerts=[int(each.removesuffix("%")) for each in alerts],
+        soft_percent=soft,
+        hard_percent=hard,
+        carry_over=carry_over,
+        **texts,
+    )
+    with session() as client:
+        put_budget(client, name, ask)
+    click.echo(f"the budget {name} is set")
+
+
+@command.command("list")
+@output_option
+def list_all(output: str) -> None:
+    """List the budgets with what was spent this month."""
+    from cavvy.client.budget_wire import list_budgets
+
+    with session() as client:
+        found = list_budgets(client)
+    show = formatting.make_money_format(
+        micros for each in found for micros in (each.spent_micros, each.month_limit_micros)
+    )
+    columns = [
+        TableColumn("name"),
+        TableColumn("project", drop=3),
+        TableColumn("user", drop=3),
+        TableColumn("tag", drop=3),
+        TableColumn("spent_micros", "SPENT", show),
+        TableColumn("month_limit_micros", "LIMIT", show),
+        TableColumn("expected_micros", "FORECAST", show, drop=1),
+        TableColumn("soft_percent", "SOFT", drop=2),
+        TableColumn("hard_percent", "HARD", drop=2),
+    ]
+    rows_out(columns, found, output, empty="there are no budgets")
+
+
+@command.command("show")
+@click.argument("name")
+@json_option
+def show(name: str, output: str) -> None:
+    """Show a budget, with a forecast for the end of the month."""
+    from cavvy.client.budget_wire import list_budgets
+
+    with session() as client:
+        found = next((each for each in list_budgets(client) if each.name == name), None)
+    if found is None:
+        raise CommandFailure(f"there is no budget {name}", "`cavvy budget list` lists the budgets")
+    if output == "json":
+        import msgspec
+
+        from cavvy.cli.view.output import json_out
+
+        json_out(msgspec.to_builtins(found))
+        return
+    pairs_out(_describe(found))
+
+
+def _describe(budget: "BudgetView") -> list[tuple[str, object]]:
+    usd = formatting.make_money_format([budget.spent_micros, budget.month_limit_micros])
+    scope = [("project", budget.project), ("user", budget.user), ("tag", budget.tag)]
+    forecast = "unknown, since there are fewer than two days of spending"
+    if budget.expected_micros is not None:
+        low, high = usd(budget.low_micros or 0), usd(budget.high_micros or 0)
+        forecast = f"{usd(budget.expected_micros)} ({low} to {high} with about 80 %)"
+    rows: list[tuple[str, object]] = [(head, text) for head, text in scope if text]
+    rows += [
+        ("spent", f"{usd(budget.spent_micros)} of {usd(budget.month_limit_micros)} this month"),
+        ("forecast", forecast),
+        ("alerts", ", ".join(f"{each}%" for each in budget.alerts) or "none"),
+        ("soft stop", _share(budget.soft_percent)),
+        ("hard stop", _share(budget.hard_percent)),
+    ]
+    if budget.request is not None:
+        asked = budget.request
+        text = f"{usd(asked.limit_micros)} by {asked.account or 'the owner'}"
+        rows.append(("requested", f"{text}: {asked.reason}" if asked.reason else text))
+    return rows
+
+
+def _share(percent: int | None) -> str:
+    return _NEVER if percent is None else f"at {percent}%"
+
+
+@command.command("remove")
+@click.argument("name")
+def remove(name: str) -> None:
+    """Remove a budget. What waits because of it may start."""
+    from cavvy.client.budget_wire import delete_budget
+
+    with session() as client:
+        delete_budget(client, name)
+    click.echo(f"the budget {name} is removed")
+
+
+@command.command("request")
+@click.argument("name")
+@click.argument("amount", metavar="USD", callback=_read_usd)
+@project_option
+@click.option("--reason", default="", help="Why the amount is needed.")
+def request(name: str, amount: int, project: str, reason: str) -> None:
+    """Request another amount for a budget. An admin approves it with `cavvy budget approve`."""
+    from cavvy.client.budget_wire import BudgetRequestAsk, request_amount
+
+    with session() as client:
+        ask = BudgetRequestAsk(limit_micros=amount, reason=reason)
+        request_amount(client, project, name, ask)
+    click.echo(f"the amount is requested; `cavvy budget approve {name}` approves it")
+
+
+@command.command("approve")
+@click.argument("name")
+def approve(name: str) -> None:
+    """Approve the amount that was requested for a budget."""
+    from cavvy.client.budget_wire import approve_request
+
+    with session() as client:
+        approve_request(client, name)
+    click.echo(f"the budget {name} has the requested amount")

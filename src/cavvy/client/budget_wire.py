@@ -1,0 +1,95 @@
+"""The requests and answers of the routes for budgets, and the client's methods for them."""
+
+from datetime import datetime
+from urllib.parse import quote
+
+from msgspec import field
+from msgspec.json import decode, encode
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import project_path
+from cavvy.client.wire import Answer, Ask
+
+
+class BudgetAsk(Ask, frozen=True, kw_only=True):
+    """A budget for each month. Empty texts match every project, user and tag; `tag` is NAME=VALUE.
+    Percentages are of the month's amount; null means never.
+    """
+
+    limit_micros: int
+    project: str = ""
+    user: str = ""
+    tag: str = ""
+    alerts: list[int] = field(default_factory=lambda: [50, 80, 100])
+    soft_percent: int | None = 100
+    hard_percent: int | None = None
+    carry_over: bool = False
+    webhook: str = ""
+
+
+class BudgetRequestAsk(Ask, frozen=True, kw_only=True):
+    """A request for another amount."""
+
+    limit_micros: int
+    reason: str = ""
+
+
+class BudgetRequestView(Answer, frozen=True, kw_only=True):
+    """A request for another amount that waits for an answer."""
+
+    limit_micros: int
+    reason: str
+    account: str
+    at: datetime
+
+
+class BudgetView(Answer, frozen=True, kw_only=True):
+    """A budget in this month. `month_limit_micros` includes what the last month left, if that is
+    carried over. The forecast is of the end of the month, with an interval of about 80 %; its
+    values are null in the first two days of spending.
+    """
+
+    name: str
+    project: str
+    user: str
+    tag: str
+    limit_micros: int
+    month_limit_micros: int
+    spent_micros: int
+    expected_micros: int | None
+    low_micros: int | None
+    high_micros: int | None
+    alerts: list[int]
+    soft_percent: int | None
+    hard_percent: int | None
+    carry_over: bool
+    request: BudgetRequestView | None
+
+
+def list_budgets(client: ApiClient) -> list[BudgetView]:
+    answer = client.repeat(lambda: client.send("GET", "/v1/budgets"))
+    return decode(answer.body, type=list[BudgetView])
+
+
+def put_budget(client: ApiClient, name: str, ask: BudgetAsk) -> None:
+    """Set a budget. Raises ApiError."""
+    body = encode(ask)
+    client.repeat(lambda: client.send("PUT", _path(name), body))
+
+
+def delete_budget(client: ApiClient, name: str) -> None:
+    client.repeat(lambda: client.send("DELETE", _path(name)))
+
+
+def request_amount(client: ApiClient, project: str, name: str, ask: BudgetRequestAsk) -> None:
+    """Request another amount, as a member of the budget's project or, if it has none, of any."""
+    body, path = encode(ask), f"{project_path(project)}/budgets/{quote(name, safe='')}/request"
+    client.repeat(lambda: client.send("POST", path, body))
+
+
+def approve_request(client: ApiClient, name: str) -> None:
+    client.repeat(lambda: client.send("POST", f"{_path(name)}/approve"))
+
+
+def _path(name: str) -> str:
+    return f"/v1/budgets/{quote(name, safe='')}"

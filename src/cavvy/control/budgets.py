@@ -1,0 +1,176 @@
+"""Keeps watch over budgets: sums up what was spent, sends alerts, and limits running jobs."""
+
+import json
+import logging
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from cavvy.control.clock import ControlClock
+from cavvy.control.decide.budgets import (
+    BudgetAllowance,
+    BudgetState,
+    SeenSpending,
+    find_allowance,
+    find_block,
+    list_alerts,
+    month_limit,
+)
+from cavvy.control.decide.rows import make_event
+from cavvy.control.webhooks import Post, post_json
+from cavvy.costs.statements import month_period
+from cavvy.domain.budgets import SpendingBudget
+from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
+from cavvy.domain.postings import month_of
+from cavvy.domain.units import HourlyRate, Money, format_usd
+from cavvy.domain.values import replace
+from cavvy.store.base import AtomicWrite, JobSummary, LedgerFilter, Store
+
+BUDGETS = "budgets"  # the worklist's key
+_REFRESH = timedelta(seconds=15)  # how old the sums of the ledger may be
+_LIVE = [phase for phase in JobPhase if phase not in JOB_ENDS]
+_PAGE = 500
+_log = logging.getLogger(__name__)
+
+
+class BudgetKeeper:
+    """Answers for the queue and the jobs' reconciler, from sums that are at most 15 s old and from
+    what running jobs have spent since.
+    """
+
+    def __init__(self, store: Store, clock: ControlClock, post: Post | None = None) -> None:
+        self._store = store
+        self._clock = clock
+        self._post = post or post_json
+        self._states: list[BudgetState] = []
+        self._read_at: datetime | None = None
+        self._seen: dict[str, SeenSpending] = {}  # by job ID
+
+    def expire(self) -> None:
+        """Read the budgets again before the next answer."""
+        self._read_at = None
+
+    async def find_block(self, job: JobRecord) -> str:
+        """Why the job may start no paid work; "" if it may."""
+        await self._refresh()
+        return find_block(self._covering(job), self._clock.now())
+
+    async def watches(self, job: JobRecord) -> bool:
+        """Whether a budget may stop the job while it runs."""
+        await self._refresh()
+        return any(each.budget.hard_percent is not None for each in self._covering(job))
+
+    async def find_allowance(
+        self, job: JobRecord, spent: Money, rate: HourlyRate
+    ) -> BudgetAllowance | None:
+        """How much a running job may spend in all, given what it has spent until now."""
+        now, known = self._clock.now(), self._seen.get(job.id)
+        posted = spent if known is None else known.posted
+        self._seen[job.id] = SeenSpending(at=now, spent=spent, rate=rate, posted=posted)
+        if known is None:
+            self.expire()
+        await self._refresh()
+        return find_allowance(self._covering(job), job.id, now)
+
+    async def reconcile(self) -> timedelta | None:
+        """Send the alerts that are due. Without budgets, nothing is done until a hint."""
+        self.expire()
+        await self._refresh()
+        now = self._clock.now()
+        for state in self._states:
+            spent = self._with_running(state).spent(now)
+            for percent in list_alerts(state, spent):
+                await self._alert(state, percent, spent, now)
+        return _REFRESH if self._states else None
+
+    def _covering(self, job: JobRecord) -> list[BudgetState]:
+        return [
+            self._with_running(state)
+            for state in self._states
+            if state.budget.covers(job.project, job.user, job.task.tags)
+        ]
+
+    def _with_running(self, state: BudgetState) -> BudgetState:
+        running = {job_id: self._seen[job_id] for job_id in state.running if job_id in self._seen}
+        return replace(state, running=running)
+
+    async def _refresh(self) -> None:
+        now = self._clock.now()
+        if self._read_at is not None and now - self._read_at < _REFRESH:
+            return
+        self._read_at = now
+        budgets = await self._store.budgets()
+        live = await self._read_live() if budgets else []
+        posted = {job.id: job.spent for job in live}
+        # The ledger is read after the jobs' sums, so that no spending is missing from both.
+        self._states = [await self._read_state(each, live, now) for each in budgets]
+        self._seen = {
+            job_id: replace(seen, posted=posted[job_id])
+            for job_id, seen in self._seen.items()
+            if job_id in posted
+        }
+
+    async def _read_live(self) -> list[JobSummary]:
+        found: list[JobSummary] = []
+        cursor: str | None = None
+        while True:
+            page = await self._store.list_jobs(None, _LIVE, cursor, _PAGE)
+            found += [job for job in page.jobs if job.attempt]
+            cursor = page.cursor
+            if cursor is None:
+                return found
+
+    async def _read_state(
+        self, budget: SpendingBudget, live: Sequence[JobSummary], now: datetime
+    ) -> BudgetState:
+        this = month_of(now)
+        last = Money()
+        if budget.carry_over:
+            last = await sum_budget(self._store, budget, month_of(this - timedelta(days=1)))
+        # only the IDs matter here; what the jobs have spent is filled in when it is asked for
+        unknown = SeenSpending(at=now, spent=Money(), rate=HourlyRate())
+        return BudgetState(
+            budget=budget,
+            limit=month_limit(budget, last, now),
+            posted=await sum_budget(self._store, budget, this),
+            running={
+                job.id: unknown for job in live if budget.covers(job.project, job.user, job.tags)
+            },
+        )
+
+    async def _alert(self, state: BudgetState, percent: int, spent: Money, now: datetime) -> None:
+        """Tell running jobs and the webhook, once in a month for each share."""
+        budget = state.budget
+        if not await self._store.claim_alert(budget.name, month_of(now), percent):
+            return
+        text = f"{percent}% of the budget {budget.name} are spent: {format_usd(spent)} of "
+        text += format_usd(state.limit)
+        jobs = [await self._store.job(job_id) for job_id in state.running]
+        events = [make_event(job, now, "budget", text, fact=budget.name) for job in jobs]
+        if events:
+            await self._store.commit(AtomicWrite(events=events))
+        if budget.webhook:
+            told = {
+                "event": "budget",
+                "budget": budget.name,
+                "percent": percent,
+                "spent_micros": spent.micros,
+                "limit_micros": state.limit.micros,
+                "text": text,
+            }
+            problem = await self._post(budget.webhook, json.dumps(told).encode())
+            if problem:
+                _log.warning("a budget's webhook failed", extra={"budget": budget.name})
+
+
+async def sum_budget(store: Store, budget: SpendingBudget, month: datetime) -> Money:
+    """What the ledger contains for a budget in a month."""
+    since, until = month_period(month)
+    which = LedgerFilter(
+        projects=budget.project or None,
+        user=budget.user or None,
+        tag=budget.tag_pair,
+        since=since,
+        until=until,
+    )
+    sums = await store.sum_ledger(which, ())
+    return sums[0].amount if sums else Money()

@@ -1,0 +1,97 @@
+"""Decides what budgets of projects, users and tags permit."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from cavvy.domain.budgets import SpendingBudget
+from cavvy.domain.postings import month_of
+from cavvy.domain.units import HourlyRate, Money, format_usd
+from cavvy.domain.values import Struct
+
+
+class SeenSpending(Struct, frozen=True, kw_only=True):
+    """What a running job had spent at a time, and its hourly rate then. `posted` is the part of it
+    that the sums of the ledger contain.
+    """
+
+    at: datetime
+    spent: Money
+    rate: HourlyRate
+    posted: Money = Money()
+
+    def unposted(self, now: datetime) -> int:
+        """The micro-dollars that the job has spent by now and that the ledger does not contain."""
+        reached = self.spent.micros + self.rate.over(now - self.at).micros
+        return max(0, reached - self.posted.micros)
+
+
+class BudgetState(Struct, frozen=True, kw_only=True):
+    """A budget in the current month: its amount, what the ledger contains, and the running jobs by
+    ID.
+    """
+
+    budget: SpendingBudget
+    limit: Money
+    posted: Money
+    running: Mapping[str, SeenSpending] = {}
+
+    def spent(self, now: datetime) -> Money:
+        """What has been spent by now."""
+        more = sum(each.unposted(now) for each in self.running.values())
+        return Money(self.posted.micros + more)
+
+    def part(self, percent: int) -> Money:
+        return Money(self.limit.micros * percent // 100)
+
+
+def month_limit(budget: SpendingBudget, last_month: Money, now: datetime) -> Money:
+    """The amount of the current month. `last_month` is what was spent in the month before."""
+    if not budget.carry_over or budget.since >= month_of(now):
+        return budget.limit
+    return Money(budget.limit.micros + max(0, budget.limit.micros - last_month.micros))
+
+
+def find_block(states: Iterable[BudgetState], now: datetime) -> str:
+    """Why no new paid work may start; "" if it may."""
+    for state in states:
+        percents = (state.budget.soft_percent, state.budget.hard_percent)
+        reached = min((each for each in percents if each is not None), default=None)
+        spent = state.spent(now)
+        if reached is not None and spent >= state.part(reached):
+            return (
+                f"the budget {state.budget.name} permits no new paid work: {format_usd(spent)} of "
+                f"{format_usd(state.limit)} are spent this month"
+            )
+    return ""
+
+
+class BudgetAllowance(Struct, frozen=True, kw_only=True):
+    """The most that a job may spend in all, and the budget that says so."""
+
+    budget: str
+    most: Money
+
+
+def find_allowance(
+    states: Iterable[BudgetState], job_id: str, now: datetime
+) -> BudgetAllowance | None:
+    """The tightest allowance of a running job. The rest of a budget is divided among its running
+    jobs in proportion to their rates, so that all of them reach it at the same time. None if no
+    budget stops the job, or if it has no rate.
+    """
+    found: list[BudgetAllowance] = []
+    for state in states:
+        seen = state.running.get(job_id)
+        if state.budget.hard_percent is None or seen is None or not seen.rate.micros_per_hour:
+            continue
+        left = max(0, state.part(state.budget.hard_percent).micros - state.spent(now).micros)
+        total = sum(each.rate.micros_per_hour for each in state.running.values())
+        reached = seen.spent.micros + seen.rate.over(now - seen.at).micros
+        most = Money(reached + left * seen.rate.micros_per_hour // total)
+        found.append(BudgetAllowance(budget=state.budget.name, most=most))
+    return min(found, key=lambda each: each.most, default=None)
+
+
+def list_alerts(state: BudgetState, spent: Money) -> list[int]:
+    """The shares, in percent, at which an alert is due when so much is spent."""
+    return [each for each in sorted(state.budget.alerts) if spent >= state.part(each)]

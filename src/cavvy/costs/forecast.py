@@ -1,0 +1,45 @@
+"""Forecasts what will have been spent at the end of a month."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from math import sqrt
+from statistics import fmean, stdev
+
+from cavvy.costs.statements import month_period
+from cavvy.domain.postings import month_of
+from cavvy.domain.units import Money
+from cavvy.domain.values import Struct
+
+DAYS = 14  # how many whole days before now the forecast is made from
+# 80 % of a normal distribution lie within this many standard deviations of its mean
+_Z80 = 1.2816
+
+
+class SpendingForecast(Struct, frozen=True, kw_only=True):
+    """What will probably have been spent at the end of the month, and an interval that contains it
+    with a probability of about 80 %, if the days that follow are like those before and independent.
+    """
+
+    expected: Money
+    low: Money
+    high: Money
+
+
+def forecast_month(spent: Money, daily: Sequence[int], now: datetime) -> SpendingForecast | None:
+    """Forecast the month that contains `now` from what was spent in it so far, and from the
+    micro-dollars of each of the last days. None with fewer than two days.
+
+    With mean m and standard deviation s of the days and d days that remain (with fractions):
+    expected = spent + m d, and the interval is expected ± 1.2816 s √d, at least what was spent.
+    """
+    if len(daily) < 2:
+        return None
+    _, end = month_period(month_of(now))
+    left = (end - now).total_seconds() / 86400
+    expected = spent.micros + fmean(daily) * left
+    spread = _Z80 * stdev(daily) * sqrt(left)
+    return SpendingForecast(
+        expected=Money(round(expected)),
+        low=Money(max(spent.micros, round(expected - spread))),
+        high=Money(max(spent.micros, round(expected + spread))),
+    )

@@ -1,0 +1,54 @@
+"""Budgets: how much a project, a user, or the jobs with a tag may spend in a month."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from cavvy.domain.units import Money
+from cavvy.domain.values import Struct
+
+
+class BudgetRequest(Struct, frozen=True, kw_only=True):
+    """A request for another amount, until it is approved or the budget is set."""
+
+    limit: Money
+    reason: str
+    account: str
+    at: datetime
+
+
+class SpendingBudget(Struct, frozen=True, kw_only=True):
+    """A budget for each month, in UTC, of the jobs that match all of `project`, `user` and `tag`;
+    empty texts match every job.
+
+    Percentages are of the month's amount. At `soft_percent`, no new paid work starts. At
+    `hard_percent`, running work saves a checkpoint and stops. None means never. With `carry_over`,
+    what the last month left is added to the month's amount.
+    """
+
+    name: str
+    limit: Money
+    project: str = ""
+    user: str = ""
+    tag: str = ""  # NAME=VALUE
+    alerts: tuple[int, ...] = (50, 80, 100)
+    soft_percent: int | None = 100
+    hard_percent: int | None = None
+    carry_over: bool = False
+    webhook: str = ""  # URL to which alerts are posted
+    since: datetime  # when the budget was first set
+    request: BudgetRequest | None = None
+
+    @property
+    def tag_pair(self) -> tuple[str, str] | None:
+        """The name and the value of the tag."""
+        name, _, value = self.tag.partition("=")
+        return (name, value) if self.tag else None
+
+    def covers(self, project: str, user: str, tags: Mapping[str, str]) -> bool:
+        """Whether what such a job spends counts for the budget."""
+        pair = self.tag_pair
+        return (
+            self.project in ("", project)
+            and self.user in ("", user)
+            and (pair is None or tags.get(pair[0]) == pair[1])
+        )

@@ -1,0 +1,44 @@
+"""Budgets over HTTP: set, seen, requested, approved and removed, each with its record."""
+
+import pytest
+from tests.api.api_state import Api
+
+pytestmark = pytest.mark.anyio
+BASE = "/v1/budgets/vision"
+
+
+async def test_a_budget_is_set_requested_approved_and_removed(api: Api) -> None:
+    missing = await api.http.post(f"{BASE}/approve")
+    assert (missing.status_code, missing.json()["code"]) == (404, "budget-not-found")
+    ask = {"limit_micros": 5_000_000, "project": "default", "hard_percent": 110}
+    assert (await api.http.put(BASE, json=ask)).status_code == 204
+    wanted = "/v1/projects/{}/budgets/vision/request"
+    more = {"limit_micros": 9_000_000, "reason": "a longer run"}
+    assert (await api.http.post(wanted.format("other"), json=more)).status_code == 404
+    early = await api.http.post(f"{BASE}/approve")
+    assert (early.status_code, early.json()["code"]) == (409, "nothing-requested")
+    assert (await api.http.post(wanted.format("default"), json=more)).status_code == 204
+    [seen] = (await api.http.get("/v1/budgets")).json()
+    assert (seen["limit_micros"], seen["request"]["limit_micros"]) == (5_000_000, 9_000_000)
+    assert (seen["spent_micros"], seen["expected_micros"]) == (0, None)
+    assert (await api.http.post(f"{BASE}/approve")).status_code == 204
+    [seen] = (await api.http.get("/v1/budgets")).json()
+    assert (seen["month_limit_micros"], seen["request"]) == (9_000_000, None)
+    records = await api.app_state.store.audit_records()
+    assert [each.text.count("9000000") for each in records][-2:] == [1, 2]
+    assert (await api.http.delete(BASE)).status_code == 204
+    assert (await api.http.get("/v1/budgets")).json() == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"limit_micros": -1},
+        {"limit_micros": 1, "alerts": [0]},
+        {"limit_micros": 1, "tag": "team"},
+        {"limit_micros": 1, "webhook": "ftp://x"},
+    ],
+)
+async def test_wrong_budgets_are_refused(api: Api, wrong: dict[str, object]) -> None:
+    answer = await api.http.put(BASE, json=wrong)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")

@@ -1,0 +1,104 @@
+"""What budgets permit, and what will have been spent at the end of the month."""
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cavvy.control.decide.budgets import (
+    BudgetState,
+    SeenSpending,
+    find_allowance,
+    find_block,
+    list_alerts,
+    month_limit,
+)
+from cavvy.costs.forecast import forecast_month
+from cavvy.domain.budgets import SpendingBudget
+from cavvy.domain.units import HourlyRate, Money
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def budget(**fields: object) -> SpendingBudget:
+    return SpendingBudget(**{"name": "b", "limit": Money(1000), "since": NOW, **fields})  # type: ignore[arg-type]  # tests name valid fields
+
+
+def seen(rate: int, spent: int = 0, posted: int = 0, ago: timedelta = timedelta(0)) -> SeenSpending:
+    return SeenSpending(
+        at=NOW - ago, spent=Money(spent), rate=HourlyRate(rate), posted=Money(posted)
+    )
+
+
+def state(posted: int, running: dict[str, SeenSpending], **fields: object) -> BudgetState:
+    made = budget(**fields)
+    return BudgetState(budget=made, limit=made.limit, posted=Money(posted), running=running)
+
+
+def test_a_budget_covers_the_jobs_that_match_all_it_names() -> None:
+    made = budget(project="p", user="ada", tag="team=x=y")
+    assert made.covers("p", "ada", {"team": "x=y"})
+    assert not made.covers("q", "ada", {"team": "x=y"})
+    assert not made.covers("p", "bob", {"team": "x=y"})
+    assert not made.covers("p", "ada", {})
+
+
+def test_spending_since_the_last_entry_counts() -> None:
+    running = {"a": seen(100, spent=50, posted=20, ago=HOUR), "b": seen(0, spent=5, posted=9)}
+    assert state(500, running).spent(NOW) == Money(500 + 50 - 20 + 100)
+
+
+def test_no_new_paid_work_starts_at_the_lower_of_the_two_shares() -> None:
+    assert find_block([state(999, {})], NOW) == ""
+    assert "the budget b permits no new paid work" in find_block([state(1000, {})], NOW)
+    assert find_block([state(800, {}, soft_percent=None)], NOW) == ""
+    assert find_block([state(800, {}, soft_percent=None, hard_percent=80)], NOW)
+    assert find_block([state(800, {}), state(800, {}, soft_percent=80)], NOW)
+
+
+def test_the_rest_of_a_budget_is_divided_by_rate() -> None:
+    running = {"a": seen(300, spent=10, posted=10), "b": seen(100)}
+    made = state(600, running, hard_percent=100)
+    allowed = [find_allowance([made], job, NOW) for job in ("a", "b")]
+    assert [each and each.most for each in allowed] == [Money(10 + 300), Money(100)]
+    assert find_allowance([state(600, running)], "a", NOW) is None
+    assert find_allowance([made], "unknown", NOW) is None
+
+
+@given(
+    st.integers(0, 2000),
+    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 10**9), max_size=4),
+)
+def test_allowances_never_exceed_the_rest_of_the_budget(posted: int, rates: dict[str, int]) -> None:
+    made = state(posted, {job: seen(rate) for job, rate in rates.items()}, hard_percent=100)
+    allowed = [find_allowance([made], job, NOW) for job in rates]
+    assert sum(each.most.micros for each in allowed if each) <= max(0, 1000 - posted)
+
+
+def test_alerts_are_due_at_their_shares() -> None:
+    assert list_alerts(state(0, {}), Money(499)) == []
+    assert list_alerts(state(0, {}), Money(800)) == [50, 80]
+
+
+def test_what_the_last_month_left_is_carried_over() -> None:
+    october = datetime(2026, 10, 3, tzinfo=UTC)
+    carrying = budget(carry_over=True, since=october)
+    assert month_limit(carrying, Money(300), NOW) == Money(1700)
+    assert month_limit(carrying, Money(1300), NOW) == Money(1000)
+    assert month_limit(budget(carry_over=True), Money(0), NOW) == Money(1000)  # set this month
+    assert month_limit(budget(since=october), Money(0), NOW) == Money(1000)
+
+
+def test_the_forecast_follows_its_formula() -> None:
+    found = forecast_month(Money(2000), [90, 110, 100], NOW)  # ten days remain
+    assert found is not None
+    assert found.expected == Money(3000)
+    assert (found.low, found.high) == (Money(3000 - 41), Money(3000 + 41))  # 1.2816 * 10 * √10
+    assert forecast_month(Money(2000), [90], NOW) is None
+
+
+def test_a_forecast_is_never_below_what_was_spent() -> None:
+    found = forecast_month(Money(2000), [0] * 9 + [9000], NOW)
+    assert found is not None
+    assert found.low == Money(2000)
