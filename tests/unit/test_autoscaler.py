@@ -18,7 +18,8 @@ from cavvy.autoscaler.observations import (
 )
 from cavvy.autoscaler.staffing import count_for_wait, count_replicas
 from cavvy.autoscaler.state import ScalingState
-from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights, TargetKind
+from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
+from cavvy.domain.services import TargetKind
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 

@@ -11,6 +11,7 @@ from cavvy.importers.detect import Dialect, find_dialect
 from cavvy.importers.skypilot.rules import NEEDS
 from cavvy.importers.skypilot.rules import TASK as SKYPILOT
 from cavvy.spec.fields.resources import RESOURCES
+from cavvy.spec.fields.service import SERVICE
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import compose_all
@@ -108,8 +109,11 @@ def test_every_key_of_ours_is_ours_or_shared() -> None:
         "inputs",
         "outputs",
         "volumes",
+        "service",
     }
     assert top - shared == set(detect._OURS)
+    # SkyPilot's service has `replicas`, too.
+    assert {field.name for field in SERVICE.fields} - {"replicas"} == set(detect._OUR_SERVICE)
     assert needs - {"memory", "any_of", "ordered"} == set(detect._OUR_NEEDS)
     assert {*SKYPILOT.fields, "execution"} >= detect._SKYPILOT
     assert {*NEEDS.fields} - {

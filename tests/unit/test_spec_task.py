@@ -25,7 +25,7 @@ from cavvy.domain.tasks import (
     Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.importers import load_task, parse_task
+from cavvy.importers import load_task, parse_file, parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.task import TASK
@@ -451,6 +451,13 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         document = {
             part: document if part not in ("inputs", "outputs", "any_of", "ordered") else [document]
         }
+    if name in ("metric", "value") and path == "service.replicas.target":
+        document["service"]["replicas"]["target"] = {"metric": "waiting", "value": 4, **beside}
+    if "service" in document:  # which can be read, but not run
+        document["service"] = {"port": 80, **document["service"]}
+        (served,) = parse_file(json.dumps({"run": "x", **document}), now=NOW).tasks
+        assert served.service is not None
+        return
     document = {
         "run": "x",
         "params": {"lr": 1},

@@ -81,7 +81,7 @@ def _record_need(
 ) -> tuple[tuple[int, int], ...]:
     minute = int(seen.now_s // _MINUTE_S)
     needs = dict(state.needs)
-    needs[minute] = max(need, needs.get(minute, 0))
+    needs[minute] = need
     return tuple(each for each in needs.items() if each[0] > minute - terms.weights.agree_min)
 
 

@@ -4,7 +4,8 @@ from math import ceil, erf, exp, pi, sqrt
 
 from cavvy.autoscaler.load import ServiceLoad
 from cavvy.autoscaler.observations import ServiceObservation
-from cavvy.autoscaler.terms import ScalingTerms, TargetKind
+from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.domain.services import TargetKind
 
 # A reading this close to its target changes nothing, as in the autoscaler of Kubernetes.
 _TOLERANCE = 0.1

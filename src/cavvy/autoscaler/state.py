@@ -11,7 +11,7 @@ class ScalingState(Struct, frozen=True, kw_only=True):
 
     `began_s` is the time of the first decision, and `wanted` the result of the last one.
     `budget` is the number of requests that may still be late; it is negative if too many were.
-    `needs` has the highest need of each of the last minutes, oldest first, as (minute, replicas).
+    `needs` has the last need of each of the last minutes, oldest first, as (minute, replicas).
     `idle_since_s` is when the service last became idle, None if it is not. `cold_starts` are by
     market. `spot` is the record of the spot policy.
     """

@@ -1,23 +1,7 @@
 """What a service asks of the autoscaler, and the constants of the rule."""
 
-from enum import StrEnum
-
+from cavvy.domain.services import TargetKind
 from cavvy.domain.values import Struct
-
-
-class TargetKind(StrEnum):
-    """What the number of replicas is computed from."""
-
-    # requests shall be on time as often as the service asks
-    QUEUE_WAIT = "queue_wait"
-    # the requests that one replica works on at once
-    CONCURRENCY = "concurrency"
-    # the requests per second of one replica
-    RATE = "rate"
-    # the mean share of time in which the GPUs of the replicas are busy
-    GPU_UTILISATION = "gpu_utilisation"
-    # the mean of a number that the replicas report
-    METRIC = "metric"
 
 
 class ScalingWeights(Struct, frozen=True, kw_only=True):
@@ -26,26 +10,26 @@ class ScalingWeights(Struct, frozen=True, kw_only=True):
     """
 
     # an average of arrivals looks back about this long, and the search for bursts this long
-    slow_s: float = 300.0
+    slow_s: float = 200.0
     fast_s: float = 30.0
     # the recent arrivals are a burst if they exceed the average by this many standard deviations
-    burst: float = 4.0
+    burst: float = 6.0
     # the unevenness of arrivals is measured over this long, in steps of these lengths
-    uneven_s: float = 1800.0
+    uneven_s: float = 600.0
     short_s: int = 5
     long_s: int = 30
     # a new service is assumed to be this uneven, as if this many counts had shown it
     assumed_uneven: float = 4.0
-    assumed_counts: float = 5.0
+    assumed_counts: float = 2.0
     # how strongly the spent budget changes the share of late requests that the rule accepts, the
     # most that it accepts, and the time whose budget it remembers
-    thrift: float = 2.0
-    most_late: float = 0.5
-    budget_s: float = 1200.0
+    thrift: float = 1.0
+    most_late: float = 0.8
+    budget_s: float = 3600.0
     # how many times the allowed late requests it remembers as owed
     debt: float = 3.0
     # replicas end only if each of the last minutes, this many, agrees
-    agree_min: int = 5
+    agree_min: int = 4
 
 
 class ScalingTerms(Struct, frozen=True, kw_only=True):

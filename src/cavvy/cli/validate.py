@@ -94,6 +94,8 @@ def _explain(file: str, found: "Translation") -> None:
         pairs_out(describe_task(task))
     for each in found.kept:
         click.echo(f"{'not supported' if each.refused else 'note'}: {each}")
+    if _serves(found):
+        click.echo("note: Cavvy cannot run services yet; `cavvy run` would refuse this file.")
     if found.refused:
         click.echo("`cavvy run` would refuse this file; `cavvy plan` works with it.")
 
@@ -111,10 +113,14 @@ def _right(file: str, found: "Translation") -> object:
         "what": found.what,
         "task": to_builtins(found.task),
         "tasks": to_builtins(found.tasks),
-        "runs": not found.refused,
+        "runs": not found.refused and not _serves(found),
         "kept": to_builtins(found.kept),
         "problems": [],
     }
+
+
+def _serves(found: "Translation") -> bool:
+    return any(task.service is not None for task in found.tasks)
 
 
 def _wrong(file: str, error: "SpecError") -> object:

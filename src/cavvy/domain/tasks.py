@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from math import ceil
 
+from cavvy.domain.services import ServiceSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, field, replace
 
@@ -392,3 +393,4 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     # whether this is interactive work, which counts as successful when it ends because it is idle
     session: bool = False
     machine: str | None = None  # name of the machine that the task runs on, see `NamedMachine`
+    service: ServiceSpec | None = None  # how the task answers requests; None for a job

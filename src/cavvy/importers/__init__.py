@@ -157,6 +157,13 @@ def _make_ready(found: Translation, notes: ProblemNotes) -> TaskSpec:
         )
         message = f"`{each.key}` of this {found.kind} file is not supported: {each.reason}"
         notes.add(SourceMark(line=each.line, column=each.column), message, suggestion=hint)
+    if found.task is not None and found.task.service is not None:
+        notes.outside(
+            "service",
+            "the file describes a service, and Cavvy cannot run services yet",
+            suggestion="`cavvy validate` explains the service; without `service`, the commands run "
+            "as a job",
+        )
     notes.check()
     assert found.task is not None  # A file that describes no task was already refused above.
     if found.kind == Dialect.CAVVY:

@@ -35,6 +35,8 @@ _OURS = _words(
 _OUR_NEEDS = _words(
     "gpu accelerator cpu disk spot instance providers regions network max_price check options"
 )
+# Keys of `service`, which Cavvy's and SkyPilot's files have, that only Cavvy's have.
+_OUR_SERVICE = _words("port concurrency probe drain timeouts slo regions residency budget")
 # Keys that only SkyPilot's files have.
 _SKYPILOT = _words(
     "num_nodes envs file_mounts service pool volume_mounts managed_secrets event_callback config "
@@ -101,7 +103,17 @@ def _is_neutral(node: "Node") -> bool:
         return False
     needs = node.get("resources")
     inner = _list_keys(needs) if isinstance(needs, MapNode) else set()
-    return not ({key.text for key, _ in node.entries} & _OURS or inner & _OUR_NEEDS)
+    return not (
+        {key.text for key, _ in node.entries} & _OURS
+        or inner & _OUR_NEEDS
+        or _is_our_service(node.get("service"))
+    )
+
+
+def _is_our_service(node: "Node | None") -> bool:
+    from cavvy.spec.tree import MapNode
+
+    return isinstance(node, MapNode) and bool(_list_keys(node) & _OUR_SERVICE)
 
 
 def _find_one(node: "Node") -> Dialect:
@@ -118,7 +130,7 @@ def _find_one(node: "Node") -> Dialect:
             return Dialect.DSTACK
     needs = node.get("resources")
     inner = _list_keys(needs) if isinstance(needs, MapNode) else set()
-    if keys & _OURS or inner & _OUR_NEEDS:
+    if keys & _OURS or inner & _OUR_NEEDS or _is_our_service(node.get("service")):
         return Dialect.CAVVY
     theirs = keys & _SKYPILOT or inner & _SKYPILOT_NEEDS or _has_their_tables(node)
     return Dialect.SKYPILOT if theirs or _mentions(node) else Dialect.CAVVY

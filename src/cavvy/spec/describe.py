@@ -15,6 +15,7 @@ from cavvy.domain.tasks import (
     Workdir,
 )
 from cavvy.domain.units import format_duration, format_memory, format_rate, format_usd
+from cavvy.spec.describe_service import describe_service
 from cavvy.spec.problems import listed
 
 
@@ -28,6 +29,7 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
             task.name if task.project == "default" else f"{task.name}, in project {task.project}",
         ),
         ("runs", _run(task)),
+        *(describe_service(task.service) if task.service is not None else ()),
         ("on", describe_nodes(task)),
         ("where", _where(task.resources)),
         *_others(task.resources),

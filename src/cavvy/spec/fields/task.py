@@ -26,6 +26,7 @@ from cavvy.spec.fields.kinds import (
 from cavvy.spec.fields.limits import LIMITS, RETRY
 from cavvy.spec.fields.params import PARAMS
 from cavvy.spec.fields.resources import RESOURCES
+from cavvy.spec.fields.service import SERVICE
 from cavvy.spec.fields.setup import COMMANDS, SETUP
 from cavvy.spec.fields.times import SCHEDULE, length_kind
 from cavvy.spec.fields.transfers import INPUTS, OUTPUTS
@@ -118,6 +119,7 @@ def _build(table: SectionReader) -> TaskSpec | None:
             "the image is built from the working folder, but `workdir` is missing",
             suggestion="add `workdir: .`",
         )
+    _check_service(table)
     check_volumes(table)
     for outside in list_outside(
         table.get("inputs", ()), table.get("outputs", ()), table.get("resources", ResourceSpec())
@@ -161,6 +163,15 @@ def _check_keep(table: SectionReader, limits: JobLimits) -> None:
             "time is over"
         )
         table.wrong("keep", message, suggestion="delete `keep` or `limits.duration`")
+
+
+def _check_service(table: SectionReader) -> None:
+    """Add a problem for each key that ends, starts or repeats a job, because a service runs until
+    it is stopped.
+    """
+    if not table.has("service"):
+        return
+    table.reject_beside("service", ("schedule", "window", "work", "keep", "session", "machine"))
 
 
 def _check_uses(table: SectionReader) -> None:
@@ -231,6 +242,7 @@ TASK = section(
     window=WINDOW,
     work=WORK,
     webhooks=WEBHOOKS,
+    service=SERVICE,
     grace=length_kind(timedelta(0), timedelta(hours=1)),
     keep=length_kind(timedelta(0), timedelta(hours=24)),
     machine=_NAME,

@@ -1,0 +1,192 @@
+"""Services: programs that answer requests on one or more replicas. The module `spec` reads a
+`ServiceSpec` from a file.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import Struct
+
+
+class TargetKind(StrEnum):
+    """What the number of replicas is computed from."""
+
+    # requests shall be on time as often as the service asks
+    QUEUE_WAIT = "queue_wait"
+    # the requests that one replica works on at once
+    CONCURRENCY = "concurrency"
+    # the requests per second of one replica
+    RATE = "rate"
+    # the mean share of time in which the GPUs of the replicas are busy
+    GPU_UTILISATION = "gpu_utilisation"
+    # the mean of a number that the replicas report
+    METRIC = "metric"
+
+
+class ReplicaTarget(Struct, frozen=True, kw_only=True):
+    """What the autoscaler aims at. `value` is in the unit of the kind: requests, requests per
+    second, a share of 1, or the unit of the metric; for `QUEUE_WAIT` it is the wait in seconds.
+    `metric` names the metric.
+    """
+
+    kind: TargetKind = TargetKind.QUEUE_WAIT
+    value: float = 10.0
+    metric: str | None = None
+
+
+class ReplicaCount(Struct, frozen=True, kw_only=True):
+    """The bounds of the number of replicas, what decides within them, and after which time without
+    a request the service goes down to `least`.
+    """
+
+    least: int = 0
+    most: int = 1
+    target: ReplicaTarget = ReplicaTarget()
+    idle: timedelta = timedelta(minutes=5)
+
+
+class ReadinessProbe(Struct, frozen=True, kw_only=True):
+    """How to find out whether a replica answers: a GET of `path` is answered with 200 to 399 within
+    `timeout`. A replica is asked `every` so often, has `start` for its first answer, and is
+    unhealthy after `failures` failures in a row.
+    """
+
+    path: str = "/"
+    every: timedelta = timedelta(seconds=10)
+    timeout: timedelta = timedelta(seconds=5)
+    start: timedelta = timedelta(minutes=20)
+    failures: int = 3
+
+
+class ServiceTimeouts(Struct, frozen=True, kw_only=True):
+    """How long a request may wait for a replica, take until its answer begins, and go without a
+    byte in either direction after that.
+    """
+
+    queue: timedelta = timedelta(minutes=10)
+    response: timedelta = timedelta(minutes=5)
+    silence: timedelta = timedelta(minutes=5)
+
+
+class ServiceLevel(Struct, frozen=True, kw_only=True):
+    """What the service promises: 95 of 100 requests are answered within `p95`, and `availability`
+    is the share of requests that are answered. None if nothing is promised.
+    """
+
+    p95: timedelta | None = None
+    availability: float | None = None
+
+
+class ServiceSpec(Struct, frozen=True, kw_only=True):
+    """How a task serves requests.
+
+    `concurrency` is the number of requests that a replica can work on at once. A replica that is to
+    end has `drain` for its requests. `regions` are where replicas run and `residency` is the area
+    that requests and replicas must not leave; () and None permit all. `budget` limits the price of
+    all replicas together.
+    """
+
+    port: int
+    replicas: ReplicaCount = ReplicaCount()
+    concurrency: int = 1
+    probe: ReadinessProbe = ReadinessProbe()
+    drain: timedelta = timedelta(minutes=2)
+    timeouts: ServiceTimeouts = ServiceTimeouts()
+    slo: ServiceLevel = ServiceLevel()
+    regions: tuple[str, ...] = ()
+    residency: str | None = None
+    budget: HourlyRate | None = None
+
+
+class ReplicaState(StrEnum):
+    """The state of a replica. `REPLICA_MOVES` has the moves between them."""
+
+    ORDERED = "ordered"  # recorded; the provider may not know it yet
+    STARTING = "starting"  # its node starts, or its program does not answer yet
+    READY = "ready"  # it answers its probe and gets requests
+    UNHEALTHY = "unhealthy"  # it has stopped to answer its probe and gets no requests
+    DRAINING = "draining"  # it gets no more requests and finishes those it has
+    ENDING = "ending"  # its node is being removed
+    ENDED = "ended"  # the provider no longer has it, and its bill is closed
+
+
+# For each state, the states that may follow, with the reason for each.
+REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
+    ReplicaState.ORDERED: {
+        ReplicaState.STARTING: "the provider accepted the launch, or its node was found",
+        ReplicaState.ENDING: "the launch failed or is no longer needed; a node that may exist is "
+        "removed",
+    },
+    ReplicaState.STARTING: {
+        ReplicaState.READY: "it answered its probe for the first time",
+        ReplicaState.ENDING: "it did not answer in time, its node was lost, or it is no longer "
+        "needed",
+    },
+    ReplicaState.READY: {
+        ReplicaState.UNHEALTHY: "it failed its probe too often in a row",
+        ReplicaState.DRAINING: "fewer replicas are needed, a new revision replaces it, or its node "
+        "will be reclaimed",
+        ReplicaState.ENDING: "its node was lost",
+    },
+    ReplicaState.UNHEALTHY: {
+        ReplicaState.READY: "it answered its probe again",
+        ReplicaState.ENDING: "it did not recover, its node was lost, or it is no longer needed",
+    },
+    ReplicaState.DRAINING: {
+        ReplicaState.READY: "it is needed again, and its node was not going to be reclaimed",
+        ReplicaState.ENDING: "its requests ended, the time for them is over, or its node was lost",
+    },
+    ReplicaState.ENDING: {ReplicaState.ENDED: "the provider no longer has its node"},
+    ReplicaState.ENDED: {},
+}
+# states in which a replica may get requests
+SERVING = frozenset({ReplicaState.READY})
+# states of replicas that will serve without a further decision
+COMING_REPLICAS = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING})
+
+
+class ServiceReplica(Struct, frozen=True, kw_only=True):
+    """One replica of a revision of a service, in one market. Times are None until they happened.
+    `reason` is the reason of the last move.
+    """
+
+    id: str
+    service: str
+    revision: int
+    market: str
+    state: ReplicaState = ReplicaState.ORDERED
+    reason: str = ""
+    ordered_at: datetime
+    ready_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class ServiceRevision(Struct, frozen=True, kw_only=True):
+    """One version of a service. Numbers begin with 1 and are never used again. `digest` is the hash
+    of the file and its snapshot.
+    """
+
+    service: str
+    number: int
+    digest: str
+    created_at: datetime
+
+
+class TrafficWeight(Struct, frozen=True, kw_only=True):
+    """The share of requests, in percent, that a revision gets."""
+
+    revision: int
+    percent: int
+
+
+def explain_weights(weights: Sequence[TrafficWeight]) -> str:
+    """Why these weights cannot be used; "" if they can."""
+    numbers = [weight.revision for weight in weights]
+    if len(set(numbers)) < len(numbers):
+        return "a revision has two weights"
+    if any(not 0 <= weight.percent <= 100 for weight in weights):
+        return "a weight is not between 0 and 100 percent"
+    total = sum(weight.percent for weight in weights)
+    return "" if total == 100 else f"the weights add up to {total} percent, not to 100"

@@ -1,0 +1,61 @@
+"""Describes the service of a task in plain words."""
+
+from collections.abc import Iterator
+
+from cavvy.domain.services import ReplicaCount, ServiceSpec, TargetKind
+from cavvy.domain.units import format_duration, format_rate
+from cavvy.spec.problems import listed
+
+
+def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
+    """The description as rows of name and text."""
+    probe = service.probe
+    yield (
+        "serves",
+        f"on port {service.port}, {_count(service.concurrency, 'request')} at once in each replica",
+    )
+    yield "replicas", _replicas(service.replicas)
+    yield (
+        "ready",
+        f"when GET {probe.path} is answered, within {format_duration(probe.start)} of the start",
+    )
+    yield (
+        "requests",
+        f"wait at most {format_duration(service.timeouts.queue)}; a replica that ends has "
+        f"{format_duration(service.drain)} for those it has",
+    )
+    promises = []
+    if service.slo.p95 is not None:
+        promises.append(f"95% answered within {format_duration(service.slo.p95)}")
+    if service.slo.availability is not None:
+        promises.append(f"{100 * service.slo.availability:g}% answered")
+    yield "promises", listed(promises, "and") if promises else ""
+    yield "in regions", ", ".join(service.regions)
+    yield "stays in", service.residency or ""
+    yield "costs at most", format_rate(service.budget) if service.budget is not None else ""
+
+
+def _replicas(replicas: ReplicaCount) -> str:
+    if replicas.least == replicas.most:
+        return str(replicas.least)
+    text = f"{replicas.least} to {replicas.most}, {_target(replicas)}"
+    return f"{text}; {replicas.least} after {format_duration(replicas.idle)} without a request"
+
+
+def _target(replicas: ReplicaCount) -> str:
+    target = replicas.target
+    match target.kind:
+        case TargetKind.QUEUE_WAIT:
+            return f"so that requests wait at most {target.value:g}s"
+        case TargetKind.CONCURRENCY:
+            return f"for {target.value:g} requests at once in each"
+        case TargetKind.RATE:
+            return f"for {target.value:g} requests per second in each"
+        case TargetKind.GPU_UTILISATION:
+            return f"so that GPUs are busy {100 * target.value:g}% of the time"
+        case TargetKind.METRIC:
+            return f"so that {target.metric} is {target.value:g} on average"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,205 @@
+"""The section `service`: how a task answers requests, and on how many replicas."""
+
+import re
+from datetime import timedelta
+from typing import Any
+
+from cavvy.catalog.regions import AREAS
+from cavvy.domain.services import (
+    ReadinessProbe,
+    ReplicaCount,
+    ReplicaTarget,
+    ServiceLevel,
+    ServiceSpec,
+    ServiceTimeouts,
+    TargetKind,
+)
+from cavvy.domain.units import parse_rate
+from cavvy.domain.values import replace
+from cavvy.spec.fields.kinds import (
+    FieldSpec,
+    ListKind,
+    ScalarKind,
+    SectionReader,
+    WrongValue,
+    either,
+    filled,
+    number,
+    read_text,
+    section,
+    text_kind,
+    whole,
+)
+from cavvy.spec.fields.times import length_kind
+from cavvy.spec.problems import shown
+from cavvy.spec.tree import ScalarNode
+
+_LENGTH = length_kind(timedelta(milliseconds=1), timedelta(hours=24))
+_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+
+
+def _read_metric(text: str) -> str:
+    if not _METRIC.fullmatch(text):
+        raise WrongValue(f"{shown(text)} cannot be the name of a Prometheus metric")
+    return text
+
+
+def _read_path(text: str) -> str:
+    text = filled(text)
+    if not text.startswith("/") or any(char.isspace() for char in text):
+        raise WrongValue(f"{shown(text)} is not a path", suggestion="write a path such as /health")
+    return text
+
+
+def _read_share(node: ScalarNode) -> float:
+    """A share of 1, which may be written in percent."""
+    text = read_text(node).strip()
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise WrongValue(f"{shown(text)} is not a share") from None
+    if not 0 < value < 1:
+        raise WrongValue(f"{shown(text)} is not between 0 and 1", suggestion="write 99.9% or 0.999")
+    return value
+
+
+_SHARE = ScalarKind("a share such as 0.999 or 99.9%", _read_share, {"type": ["number", "string"]})
+_AMOUNT = number("a number above 0", 0, 1e9, above=True)
+# the key of each target, and the kind that it stands for
+_TARGETS = {
+    "queue_wait": TargetKind.QUEUE_WAIT,
+    "concurrency": TargetKind.CONCURRENCY,
+    "rate": TargetKind.RATE,
+    "gpu_utilisation": TargetKind.GPU_UTILISATION,
+    "metric": TargetKind.METRIC,
+}
+
+
+def _build_target(table: SectionReader) -> ReplicaTarget | None:
+    given = [name for name in _TARGETS if table.has(name)]
+    if len(given) != 1:
+        message = "the target is empty" if not given else f"{' and '.join(given)} are both targets"
+        table.notes.add(
+            table.node.mark, message, expected="one target", suggestion=f"keep one of {_names()}"
+        )
+        return None
+    (name,) = given
+    value: Any = table.get(name)
+    if name == "queue_wait":
+        value = value.total_seconds() if value is not None else None
+    if name == "metric":
+        metric, value = value, table.get("value")
+        if value is None:
+            table.wrong("metric", "a metric needs `value`", suggestion="add `value: 10`")
+            return None
+        return ReplicaTarget(kind=TargetKind.METRIC, value=value, metric=metric)
+    if table.has("value"):
+        table.wrong("value", "`value` is for `metric` only", suggestion="delete it")
+    return None if value is None else ReplicaTarget(kind=_TARGETS[name], value=value)
+
+
+def _names() -> str:
+    return ", ".join(_TARGETS)
+
+
+_TARGET = section(
+    "service.replicas.target",
+    _build_target,
+    queue_wait=_LENGTH,
+    concurrency=_AMOUNT,
+    rate=_AMOUNT,
+    gpu_utilisation=_SHARE,
+    metric=text_kind("the name of a Prometheus metric", _read_metric),
+    value=_AMOUNT,
+)
+
+
+def _build_replicas(table: SectionReader) -> ReplicaCount:
+    count = ReplicaCount(**table.values())
+    if not table.has("max") and count.least > count.most:
+        count = replace(count, most=count.least)
+    if count.least > count.most:
+        table.wrong(
+            "min",
+            f"the minimum ({count.least}) exceeds the maximum ({count.most})",
+            suggestion="lower `min` or raise `max`",
+        )
+    return count
+
+
+_COUNT = whole(0, 1000)
+_REPLICAS = either(
+    _COUNT,
+    lambda count: ReplicaCount(least=count, most=max(1, count)),
+    section(
+        "service.replicas",
+        _build_replicas,
+        min=FieldSpec(_COUNT, to=("least",)),
+        max=FieldSpec(whole(1, 1000), to=("most",)),
+        target=_TARGET,
+        idle=length_kind(timedelta(seconds=10)),
+    ),
+)
+_PROBE_PATH = text_kind("a path such as /health", _read_path)
+_PROBE = either(
+    _PROBE_PATH,
+    lambda path: ReadinessProbe(path=path),
+    section(
+        "service.probe",
+        lambda table: table.make(ReadinessProbe),
+        path=_PROBE_PATH,
+        every=_LENGTH,
+        timeout=_LENGTH,
+        start=_LENGTH,
+        failures=whole(1, 100),
+    ),
+)
+_TIMEOUTS = section(
+    "service.timeouts",
+    lambda table: table.make(ServiceTimeouts),
+    queue=_LENGTH,
+    response=_LENGTH,
+    silence=_LENGTH,
+)
+_SLO = section(
+    "service.slo", lambda table: table.make(ServiceLevel), p95=_LENGTH, availability=_SHARE
+)
+
+
+def _read_area(text: str) -> str:
+    if text not in AREAS:
+        raise WrongValue(f"{shown(text)} is not an area", expected=", ".join(sorted(AREAS)))
+    return text
+
+
+def _build(table: SectionReader) -> ServiceSpec | None:
+    spec = table.make(ServiceSpec)
+    if spec is not None and spec.probe.timeout > spec.probe.every:
+        table.wrong(
+            "probe",
+            "the probe's timeout exceeds the time between probes",
+            suggestion="lower `timeout` or raise `every`",
+        )
+    return spec
+
+
+SERVICE = section(
+    "service",
+    _build,
+    port=FieldSpec(whole(1, 65535, "a port, from 1 to 65535"), required=True),
+    replicas=_REPLICAS,
+    concurrency=whole(1, 100_000),
+    probe=_PROBE,
+    drain=length_kind(timedelta(0), timedelta(hours=24)),
+    timeouts=_TIMEOUTS,
+    slo=_SLO,
+    regions=ListKind(
+        text_kind("a region's name, or an area such as eu, us or asia", filled), single=True
+    ),
+    residency=text_kind("an area such as eu, us or asia", _read_area),
+    budget=ScalarKind(
+        "dollars per hour such as 15 or $15/h",
+        lambda node: parse_rate(read_text(node)),
+        {"type": ["number", "string"]},
+    ),
+)

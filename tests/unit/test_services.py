@@ -1,0 +1,154 @@
+"""Services: the section of the task file, and the legal moves of replicas."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cavvy.cli.main import cli
+from cavvy.domain.services import (
+    COMING_REPLICAS,
+    REPLICA_MOVES,
+    SERVING,
+    ReplicaState,
+    ReplicaTarget,
+    ServiceSpec,
+    TargetKind,
+    TrafficWeight,
+    explain_weights,
+)
+from cavvy.domain.units import HourlyRate
+from cavvy.importers import parse_file, parse_task
+from cavvy.spec import SpecError
+from cavvy.spec.describe import describe_task
+
+SMALL = "run: serve\nservice: {port: 8000}\n"
+WHOLE = """\
+name: chat
+run: serve
+service:
+  port: 8000
+  concurrency: 16
+  replicas: {min: 1, max: 8, target: {metric: "vllm:waiting", value: 4}, idle: 10m}
+  probe: {path: /health, every: 5s, timeout: 2s, start: 10m, failures: 5}
+  drain: 30s
+  timeouts: {queue: 1m, response: 2m, silence: 3m}
+  slo: {p95: 2s, availability: 99.9%}
+  regions: [eu]
+  residency: eu
+  budget: $40/h
+"""
+
+
+def read(text: str) -> ServiceSpec:
+    (task,) = parse_file(text).tasks
+    assert task.service is not None
+    return task.service
+
+
+def test_a_service_is_read_with_its_defaults() -> None:
+    service = read(SMALL)
+    assert service == ServiceSpec(port=8000)
+    assert (service.replicas.least, service.replicas.most) == (0, 1)
+    assert service.replicas.target == ReplicaTarget(kind=TargetKind.QUEUE_WAIT, value=10.0)
+
+
+def test_a_service_is_read_with_all_keys() -> None:
+    service = read(WHOLE)
+    assert service.replicas.target.kind is TargetKind.METRIC
+    assert (service.replicas.target.metric, service.replicas.target.value) == ("vllm:waiting", 4.0)
+    assert service.probe.start == timedelta(minutes=10)
+    assert service.slo.availability == pytest.approx(0.999)
+    assert service.budget == HourlyRate(40_000_000)
+    assert (service.regions, service.residency) == (("eu",), "eu")
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "value"),
+    [
+        ("{queue_wait: 500ms}", TargetKind.QUEUE_WAIT, 0.5),
+        ("{concurrency: 8}", TargetKind.CONCURRENCY, 8.0),
+        ("{rate: 2.5}", TargetKind.RATE, 2.5),
+        ("{gpu_utilisation: 70%}", TargetKind.GPU_UTILISATION, 0.7),
+    ],
+)
+def test_each_target_is_read(target: str, kind: TargetKind, value: float) -> None:
+    text = f"run: serve\nservice: {{port: 1, replicas: {{max: 3, target: {target}}}}}\n"
+    assert read(text).replicas.target == ReplicaTarget(kind=kind, value=value)
+    (task,) = parse_file(text).tasks
+    assert "0 to 3" in dict(describe_task(task))["replicas"]
+
+
+def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
+    text = "run: serve\nservice: {readiness_probe: /, replicas: 2}\n"
+    assert parse_file(text).kind == "SkyPilot"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("{drain: 1m}", "`service.port` is missing"),
+        ("{port: 0}", "port"),
+        ("{port: 1, replicas: {min: 5, max: 2}}", "the minimum (5) exceeds the maximum (2)"),
+        ("{port: 1, replicas: {target: {}}}", "the target is empty"),
+        ("{port: 1, replicas: {target: {rate: 1, concurrency: 2}}}", "both targets"),
+        ("{port: 1, replicas: {target: {metric: x}}}", "a metric needs `value`"),
+        ("{port: 1, replicas: {target: {rate: 1, value: 2}}}", "for `metric` only"),
+        ("{port: 1, replicas: {target: {qps: 1}}}", "write `rate`"),
+        ("{port: 1, probe: health}", "write a path such as /health"),
+        ("{port: 1, probe: {every: 1s, timeout: 2s}}", "exceeds the time between probes"),
+        ("{port: 1, slo: {availability: 200%}}", "not between 0 and 1"),
+        ("{port: 1, residency: mars}", "is not an area"),
+        ("{port: 1, readiness_probe: /}", "write `probe`"),
+        ("{port: 1}\nschedule: 0 3 * * *", "`schedule` has no meaning with `service`"),
+        ("{port: 1}\nkeep: 1h", "`keep` has no meaning with `service`"),
+    ],
+)
+def test_a_wrong_service_is_said_with_its_line(changed: str, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_file(f"run: serve\nservice: {changed}\n")
+    assert said in str(caught.value)
+    assert all(problem.line >= 2 for problem in caught.value.problems)
+
+
+def test_a_service_can_be_explained_but_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(WHOLE)
+    shown = CliRunner().invoke(cli, ["validate", str(path)])
+    assert shown.exit_code == 0, shown.output
+    assert "1 to 8" in shown.output
+    assert "cannot run services yet" in shown.output
+    with pytest.raises(SpecError, match="cannot run services yet"):
+        parse_task(WHOLE)
+    ran = CliRunner().invoke(cli, ["run", str(path), "--dry-run"])
+    assert ran.exit_code == 2
+
+
+def test_every_replica_can_end_and_only_ready_ones_serve() -> None:
+    assert set(REPLICA_MOVES) == set(ReplicaState)
+    reached = {ReplicaState.ENDED}
+    for _ in ReplicaState:
+        reached |= {state for state, moves in REPLICA_MOVES.items() if reached & set(moves)}
+    assert reached == set(ReplicaState)
+    assert not REPLICA_MOVES[ReplicaState.ENDED]
+    assert all(reason for moves in REPLICA_MOVES.values() for reason in moves.values())
+    assert not SERVING & COMING_REPLICAS
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ([(1, 95), (2, 5)], ""),
+        ([(1, 95), (2, 6)], "add up to 101"),
+        ([(1, 50), (1, 50)], "two weights"),
+        ([(1, 150), (2, -50)], "between 0 and 100"),
+        ([], "add up to 0"),
+    ],
+)
+def test_traffic_weights_add_up(weights: list[tuple[int, int]], said: str) -> None:
+    found = explain_weights(
+        [TrafficWeight(revision=revision, percent=percent) for revision, percent in weights]
+    )
+    assert said in found
+    assert bool(found) == bool(said)
