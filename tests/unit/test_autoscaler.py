@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.autoscaler.cold_starts import record_cold_starts
+from cavvy.autoscaler.cold_starts import ColdStart, list_starts, record_cold_starts
 from cavvy.autoscaler.decide import decide
 from cavvy.autoscaler.load import ServiceLoad
 from cavvy.autoscaler.observations import (
@@ -101,6 +101,12 @@ def test_replicas_on_their_way_are_not_ordered_twice() -> None:
     counted, _ = decide(TERMS, state, starting)
     assert counted.wanted < alone.wanted
     assert counted.reason is not ScaleReason.BACKLOG
+
+
+def test_a_start_that_takes_far_too_long_does_not_count() -> None:
+    known = {"a": ColdStart(mean_s=60.0, high_s=70.0)}
+    markets = (market(0, [200.0, 100.0, 20.0]), market(0, [20.0], name="b"))
+    assert list_starts(known, markets, 90.0) == [0.0, 40.0, 70.0]
 
 
 def test_replicas_end_only_if_each_of_the_last_minutes_agrees() -> None:

@@ -206,3 +206,30 @@ def test_a_queue_that_cannot_be_read_is_said(
     result = run("fleet", "--jobs", str(jobs), "--pools", str(pools))
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+def test_a_service_is_compared_with_a_rule(tmp_path: Path) -> None:
+    requests = tmp_path / "requests.csv"
+    rows = "".join(f"{at},2\n" for at in range(300))
+    requests.write_text(f"arrival_s,service_s\n{rows}")
+    plot = tmp_path / "late.svg"
+    given = ["serve", "--trace", str(requests), "--rule", "cavvy,keda", "--plot", str(plot)]
+    document = json.loads(run(*given, "--on-time", "0.9", "-o", "json").stdout)
+    assert [each["rule"] for each in document["runs"]] == ["cavvy", "keda"]
+    bound = document["bound_replica_hours"]
+    assert bound == pytest.approx(300 * 2 / 4 / 3600)
+    assert all(each["replica_hours"] >= bound for each in document["runs"])
+    assert "<svg" in plot.read_text()
+    table = run(*given[:-2], "--cold")
+    assert "REPLICA-HOURS" in table.stdout
+    wrong = CliRunner().invoke(cli, ["simulate", *given[:-3], "none"])
+    assert wrong.exit_code == 2
+    assert "expected one of cavvy" in wrong.output
+
+
+def test_a_service_may_run_on_recorded_spot(tmp_path: Path, traces: Path) -> None:
+    requests = tmp_path / "requests.csv"
+    requests.write_text("arrival_s,service_s\n" + "".join(f"{at},2\n" for at in range(300)))
+    given = ("serve", "--trace", str(requests), "--rule", "cavvy,skyserve", "--spot", str(traces))
+    document = json.loads(run(*given, "-o", "json").stdout)
+    assert all(each["usd"] > 0 for each in document["runs"])

@@ -1,5 +1,8 @@
 """The cold starts of replicas, as measured in each market."""
 
+from collections.abc import Iterable, Mapping, Sequence
+
+from cavvy.autoscaler.observations import MarketObservation
 from cavvy.domain.values import Struct
 
 # the weight of the newest measurement, and the step by which the high quantile follows it
@@ -29,3 +32,30 @@ def record_cold_starts(before: ColdStart | None, measured_s: tuple[float, ...]) 
             high_s=before.high_s + step_s * (_QUANTILE if above else _QUANTILE - 1),
         )
     return before
+
+
+def expect_cold_start(
+    measured: Mapping[str, ColdStart], markets: Sequence[MarketObservation], assumed_s: float
+) -> float:
+    """The shortest mean cold start of the markets, in seconds."""
+    return min((_mean(measured, market, assumed_s) for market in markets), default=assumed_s)
+
+
+def list_starts(
+    measured: Mapping[str, ColdStart], markets: Iterable[MarketObservation], assumed_s: float
+) -> list[float]:
+    """In how many seconds each replica on its way will be ready. Those that take twice as long as
+    nine of ten are left out: they may never be ready.
+    """
+    found = []
+    for market in markets:
+        known = measured.get(market.name)
+        longest_s = 2 * (assumed_s if known is None else known.high_s)
+        mean_s = _mean(measured, market, assumed_s)
+        found += [max(0.0, mean_s - age_s) for age_s in market.starting_s if age_s <= longest_s]
+    return found
+
+
+def _mean(measured: Mapping[str, ColdStart], market: MarketObservation, assumed_s: float) -> float:
+    known = measured.get(market.name)
+    return assumed_s if known is None else known.mean_s

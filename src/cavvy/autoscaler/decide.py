@@ -18,10 +18,9 @@ was lower in each of the last `agree_min` minutes; those that were ordered for a
 it. After `idle_s` without a request, `least` replicas remain.
 """
 
-from collections.abc import Mapping
 from math import ceil, exp
 
-from cavvy.autoscaler.cold_starts import ColdStart, record_cold_starts
+from cavvy.autoscaler.cold_starts import expect_cold_start, list_starts, record_cold_starts
 from cavvy.autoscaler.load import ServiceLoad, estimate_load, record_load
 from cavvy.autoscaler.markets import place_replicas
 from cavvy.autoscaler.observations import ScaleReason, ScalingDecision, ServiceObservation
@@ -122,12 +121,10 @@ def _count_for_backlog(
     if not seen.backlog:
         return 0
     service_s, slots = load.service_s, terms.concurrency
-    ahead_s = _soonest(terms, state.cold_starts, seen)
-    served_s = seen.ready * ahead_s
-    for market in seen.markets:
-        cold_s = _expect(terms, state.cold_starts, market.name)
-        for age_s in market.starting_s:
-            served_s += max(0.0, ahead_s - max(0.0, cold_s - age_s))
+    known, assumed_s = state.cold_starts, terms.cold_start_s
+    ahead_s = expect_cold_start(known, seen.markets, assumed_s)
+    starts_s = list_starts(known, seen.markets, assumed_s)
+    served_s = seen.ready * ahead_s + sum(max(0.0, ahead_s - start_s) for start_s in starts_s)
     backlog = seen.backlog + state.load.rate * ahead_s - served_s * slots / service_s
     if backlog * service_s <= terms.wait_s * slots * max(1, replicas):
         # Replicas that drain a backlog stay until it would make no request late by itself.
@@ -135,19 +132,6 @@ def _count_for_backlog(
         return replicas if waits_s > terms.wait_s / 2 else 0
     drain_s = terms.drain_s * exp(surplus)
     return ceil(load.erlangs / slots + backlog * service_s / (slots * drain_s))
-
-
-def _soonest(
-    terms: ScalingTerms, cold_starts: Mapping[str, ColdStart], seen: ServiceObservation
-) -> float:
-    """The shortest cold start of the markets."""
-    expected = [_expect(terms, cold_starts, market.name) for market in seen.markets]
-    return min(expected, default=terms.cold_start_s)
-
-
-def _expect(terms: ScalingTerms, cold_starts: Mapping[str, ColdStart], market: str) -> float:
-    measured = cold_starts.get(market)
-    return terms.cold_start_s if measured is None else measured.mean_s
 
 
 def _bound(terms: ScalingTerms, wanted: int, reason: ScaleReason) -> tuple[int, ScaleReason]:

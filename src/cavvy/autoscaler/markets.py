@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from cavvy.autoscaler.cold_starts import expect_cold_start
 from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
@@ -51,7 +52,7 @@ def _make_policy(
     service = ServiceTerms(
         replicas=wanted,
         zones=len(markets),
-        cold_start_s=terms.cold_start_s,
+        cold_start_s=expect_cold_start(state.cold_starts, markets, terms.cold_start_s),
         tick_s=_TICK_S,
         availability=terms.availability,
         regions=tuple(market.region or market.name for market in markets),
