@@ -3,11 +3,12 @@ other three traces only.
 
     python benchmarks/left_out.py    # about 3 minutes of CPU
 
-The service asks for the availability that SpotHedge reaches in the same windows. The weights are
-the best of 32 random choices of powers of two. The best have the lowest score, averaged over the
-three traces: the cost relative to SpotHedge's, plus a penalty for availability below SpotHedge's.
-One percentage point of missing availability counts as much as the whole cost of SpotHedge. Then,
-for each of ten seeds, random windows of the remaining trace compare the policy with SpotHedge.
+The service asks for at most half of the time with too few replicas that SpotHedge has in the same
+windows: it aims higher than what it must exceed. The weights are the best of 32 random choices of
+powers of two. The best have the lowest score, averaged over the three traces: the cost relative to
+SpotHedge's, plus a penalty for availability below SpotHedge's. One percentage point of missing
+availability counts as much as the whole cost of SpotHedge. Then, for each of ten seeds, random
+windows of the remaining trace compare the policy with SpotHedge.
 """
 
 import time
@@ -37,6 +38,9 @@ TUNING_WINDOWS, DRAWS = 6, 32
 SEEDS, WINDOWS = 10, 10
 # the penalty in the score for availability below SpotHedge's, per fraction of the time
 SHORT = 100.0
+# the share of the time that SpotHedge misses in the same windows for which the service may have too
+# few replicas
+MISSED = 0.5
 CHOICES: Mapping[str, Sequence[float]] = {
     "prior_losses": (0.25, 0.5, 1.0, 2.0),
     "prior_hr": (0.25, 0.5, 1.0, 2.0),
@@ -94,7 +98,7 @@ def compare(
     """The cost and availability of SpotHedge and of `steady` in the windows of one seed."""
     windows = draw_windows(trace, seed, count)
     cost, ready = _serve_hedge(trace, seed, count)
-    return cost, ready, *serve_all(trace, windows, weights, ready)
+    return cost, ready, *serve_all(trace, windows, weights, 1 - MISSED * (1 - ready))
 
 
 @cache

@@ -289,8 +289,8 @@ def _serving(rows: _Rows) -> Iterable[str]:
 
 _LEFT_OUT = """
 For the next table, the weights were chosen anew for each trace, on the other three traces only
-(`python benchmarks/left_out.py`). The service asks for the availability that SpotHedge reaches in the same windows. Each
-of {seeds} seeds draws {windows} windows of the trace that was left out.
+(`python benchmarks/left_out.py`). The service asks for at most half of the time with too few replicas that SpotHedge has
+in the same windows. Each of {seeds} seeds draws {windows} windows of the trace that was left out.
 
 """
 
