@@ -78,6 +78,10 @@ class Talk:
 
     def read_chunk(self) -> bytes:
         size = int(self._until(b"\r\n"), 16)
+        while not size and self._until(b"\r\n") != b"\r\n":
+            pass  # a trailer
+        if not size:
+            return b""
         data = self.exactly(size)
         assert self.exactly(2) == b"\r\n"
         return data

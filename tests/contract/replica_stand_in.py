@@ -201,7 +201,8 @@ class ReplicaStandIn:
         """Changes the protocol and sends back what comes."""
         assert request.get("upgrade") == "websocket"
         writer.write(
-            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n"
         )
         while data := await reader.read(65536):
             writer.write(data)

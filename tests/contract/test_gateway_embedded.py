@@ -26,7 +26,6 @@ SERVICES = (SERVICE, KEYED, SMALL, STICKY, BY_PREFIX, BELOW, ESTIMATED)
 
 class Embedded(GatewayProcess):
     lacks: dict[str, str] = {}  # noqa: RUF012  # nothing
-    reads_leniently: tuple[bytes, ...] = ()
 
     def count_waiting(self, service: str) -> int:
         return self.facts(service)["backlog"]

@@ -37,7 +37,7 @@ class Door:
         self._routes: Routes[ServiceQueue] = Routes(())
         self._connections: set[InboundConnection] = set()
         self._scheme = b"https" if secure else b"http"
-        self._start = start.encode()  # of the ids of requests; each process has another
+        self._start = start.encode() + b"-"  # of the ids of requests; each process has another
         self._numbers = count(1)
         self._calls = calls
         self._ticks = 0

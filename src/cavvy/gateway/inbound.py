@@ -192,7 +192,7 @@ class InboundConnection(asyncio.Protocol):
 
     def _wait_for_head(self, data: bytes) -> None:
         limits = self._door.limits
-        if data[0] not in _FIRST:
+        if data[0] not in _FIRST or data.count(b"\n") > data.count(b"\r\n"):
             self._refuse(400, AnswerCode.BAD_REQUEST, "this is not HTTP/1.1")
         elif len(data) > limits.head_bytes:
             self._refuse(

@@ -48,15 +48,14 @@ async def serve(config: GatewayConfig) -> None:
     """
     tls = None if config.tls is None else make_tls(config.tls)
     calls = DeferredCalls(CallStore(Path(config.state)), config.limits)
-    start = secrets.token_hex(4) + "-"
-    door = Door(config.limits, secure=tls is not None, start=start, calls=calls)
+    door = Door(config.limits, secure=tls is not None, start=secrets.token_hex(4), calls=calls)
     door.set_services(config.services)
     calls.resume(door.services.get)
     stop: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     control = ControlSocket(Path(config.control), door, lambda drain_s: _set(stop, drain_s))
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _set, stop, _DRAIN_S)
+    loop.add_signal_handler(signal.SIGTERM, _set, stop, _DRAIN_S)
+    loop.add_signal_handler(signal.SIGINT, _set, stop, _DRAIN_S)
     server = await loop.create_server(
         lambda: InboundConnection(door),
         config.host,
@@ -74,7 +73,6 @@ async def serve(config: GatewayConfig) -> None:
         door.close_idle()
         await _drain(door, monotonic() + stop.result())
     finally:
-        server.close()
         await control.close()
         await calls.close()
 

@@ -1,0 +1,1 @@
+"""The second data plane: HAProxy takes the requests, and the gateway those that must wait."""

@@ -1,0 +1,142 @@
+"""HAProxy's configuration for a set of services. It is written once; replicas come and go over the
+runtime API.
+
+Each service is a backend whose only fixed server is the gateway, as backup: HAProxy uses it while
+no replica is up. Services with keys, path prefixes or affinity by body are always passed to the
+gateway, which alone can serve them.
+"""
+
+from pathlib import Path
+
+from cavvy.domain.values import Struct
+from cavvy.gateway.config import GatewayLimits, ServiceRoute
+
+HOLD = "hold"
+_IDEMPOTENT = "GET HEAD PUT DELETE OPTIONS TRACE"
+_DROPPED = (
+    "Keep-Alive",
+    "Proxy-Connection",
+    "TE",
+    "Forwarded",
+    "X-Real-IP",
+    "X-Forwarded-For",
+    "X-Forwarded-Host",
+)
+_ERRORS = {  # HAProxy's own answers
+    400: "bad-request",
+    408: "request-too-slow",
+    413: "body-too-large",
+    502: "replica-answer-invalid",
+    503: "replica-lost",
+    504: "replica-silent",
+}
+
+
+class HaproxyListener(Struct, frozen=True, kw_only=True):
+    """Where HAProxy listens, and where it finds the gateway."""
+
+    host: str
+    port: int
+    socket: Path  # of the runtime API
+    gateway_host: str
+    gateway_port: int
+    certificate: Path | None = None  # certificate and key in one PEM file: TLS, with HTTP/2
+
+
+def name_backend(service: str) -> str:
+    return f"svc-{service}"
+
+
+def is_direct(service: ServiceRoute) -> bool:
+    """Whether HAProxy can pass the requests of the service to replicas by itself."""
+    by_body = service.affinity is not None and service.affinity.by == "prefix"
+    return bool(service.hosts) and not (service.prefix or service.keys or by_body)
+
+
+def write_configuration(
+    listener: HaproxyListener, services: tuple[ServiceRoute, ...], limits: GatewayLimits
+) -> str:
+    direct = [service for service in services if is_direct(service)]
+    parts = [
+        _write_global(listener, limits),
+        _write_frontend(listener, direct, limits.connections),
+        f"backend {HOLD}\n    server {HOLD} {listener.gateway_host}:{listener.gateway_port}\n",
+        *(_write_backend(listener, service) for service in direct),
+    ]
+    return "\n".join(parts)
+
+
+def _write_global(listener: HaproxyListener, limits: GatewayLimits) -> str:
+    errors = "".join(
+        f"    http-error status {status} content-type application/json lf-string "
+        f'\'{{"error":{{"code":"{code}","message":"","request_id":"%[unique-id]"}}}}\'\n'
+        for status, code in _ERRORS.items()
+    )
+    return f"""\
+global
+    stats socket {listener.socket} mode 600 level admin
+    tune.bufsize {limits.head_bytes}
+    tune.http.maxhdr {limits.headers}
+
+defaults
+    mode http
+    option http-keep-alive
+    option abortonclose
+    option redispatch 1
+    retries 1
+    retry-on conn-failure empty-response
+    unique-id-format %[uuid]
+    timeout connect 5s
+    timeout http-request {limits.head_s:g}s
+    timeout http-keep-alive {limits.idle_s:g}s
+    timeout client {limits.stall_s:g}s
+    timeout server {limits.stall_s:g}s
+    timeout tunnel 1h
+{errors}"""
+
+
+def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], connections: int) -> str:
+    tls = f" ssl crt {listener.certificate} alpn h2,http/1.1" if listener.certificate else ""
+    lines = [
+        "frontend clients",
+        f"    bind {listener.host}:{listener.port}{tls}",
+        f"    maxconn {connections}",
+        *(f"    http-request del-header {name}" for name in _DROPPED),
+        "    http-request wait-for-body time 1s if { req.hdr(expect) -i 100-continue }",
+        "    http-request del-header Expect",
+        "    http-request set-header X-Request-Id %[unique-id]",
+        "    http-request set-header X-Forwarded-Proto " + ("https" if tls else "http"),
+        "    http-request set-header X-Forwarded-For %[src]",
+        f"    http-request disable-l7-retry unless {{ method {_IDEMPOTENT} }} or "
+        "{ req.hdr(idempotency-key) -m found }",
+        "    http-response set-var(txn.replied) bool(true)",
+        "    http-after-response set-header X-Request-Id %[unique-id]",
+        "    http-after-response set-status 502 if { status 503 } !{ var(txn.replied) -m bool }",
+        f"    use_backend {HOLD} if {{ req.hdr(prefer) -m found }}",
+        f"    use_backend {HOLD} if {{ path_beg /.cavvy/results/ }}",
+    ]
+    for service in direct:
+        hosts = " ".join(host.lower() for host in service.hosts)
+        lines.append(
+            f"    use_backend {name_backend(service.name)} if "
+            f"{{ req.hdr(host),host_only,lower -m str {hosts} }}"
+        )
+    return "\n".join([*lines, f"    default_backend {HOLD}", ""])
+
+
+def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
+    balance = "balance leastconn"
+    if service.affinity is not None:
+        factor = round(service.affinity.load_factor * 100)
+        balance = (
+            f"balance hdr({service.affinity.header})\n    hash-type consistent\n"
+            f"    hash-balance-factor {factor}"
+        )
+    return f"""\
+backend {name_backend(service.name)}
+    {balance}
+    http-reuse safe
+    timeout server {service.response_s:g}s
+    timeout queue {service.wait_s:g}s
+    server {HOLD} {listener.gateway_host}:{listener.gateway_port} backup
+"""

@@ -1,0 +1,101 @@
+"""HAProxy's runtime API: servers are added and change state without a reload.
+
+The socket takes one line of commands and closes. Documented in HAProxy's management guide, 9.3;
+`add server` needs HAProxy 2.6 or newer.
+"""
+
+import csv
+import io
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from cavvy.domain.values import Struct
+from cavvy.gateway.config import ReplicaAddress
+from cavvy.gateway.haproxy.configuration import HOLD, name_backend
+
+_TIMEOUT_S = 5.0
+_CHECK = "check inter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
+
+
+class HaproxyRefused(Exception):
+    """HAProxy did not carry a command out; the text is its answer."""
+
+
+class HaproxyLoad(Struct, frozen=True, kw_only=True):
+    """What HAProxy itself does for a service; what waits in the gateway is not in it."""
+
+    in_flight: int
+    backlog: int
+    arrivals: int
+
+
+class HaproxyRuntime:
+    """The servers of all backends, as this process has set them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, dict[str, ReplicaAddress]] = {}  # service -> server -> address
+        self._numbers: dict[str, int] = {}
+
+    def command(self, text: str) -> str:
+        """The answer to a line. Raises OSError."""
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(_TIMEOUT_S)
+            line.connect(str(self._path))
+            line.sendall(text.encode() + b"\n")
+            parts = []
+            while data := line.recv(65536):
+                parts.append(data)
+        return b"".join(parts).decode().strip()
+
+    def set_replicas(
+        self, service: str, addresses: Iterable[ReplicaAddress], concurrency: int
+    ) -> None:
+        """Make these the servers of the service. Raises HaproxyRefused, OSError.
+
+        New servers are ready before old ones are taken out, so that there is always one.
+        """
+        backend = name_backend(service)
+        known = self._known.setdefault(service, {})
+        wanted = set(addresses)
+        for address in wanted - set(known.values()):
+            number = self._numbers[service] = self._numbers.get(service, 0) + 1
+            name = f"{address.id}.{number}"
+            most = address.concurrency or concurrency
+            where = f"{address.host}:{address.port}"
+            self._must(f"add server {backend}/{name} {where} maxconn {most} {_CHECK}", "registered")
+            self._must(f"enable health {backend}/{name}; enable server {backend}/{name}")
+            known[name] = address
+        for name in [each for each, address in known.items() if address not in wanted]:
+            self._must(f"set server {backend}/{name} state maint")
+            del known[name]
+        self._delete_old(backend, known)
+
+    def _delete_old(self, backend: str, known: dict[str, ReplicaAddress]) -> None:
+        """Delete servers whose last request has ended; HAProxy refuses for the others."""
+        for row in self._list_rows(backend):
+            name = row["svname"]
+            if name not in known and name not in (HOLD, "BACKEND") and row["scur"] == "0":
+                self.command(f"del server {backend}/{name}")
+
+    def read_load(self, service: str) -> HaproxyLoad:
+        """Raises OSError."""
+        rows = self._list_rows(name_backend(service))
+        servers = [row for row in rows if row["svname"] not in (HOLD, "BACKEND")]
+        whole = next(row for row in rows if row["svname"] == "BACKEND")
+        return HaproxyLoad(
+            in_flight=sum(int(row["scur"]) for row in servers),
+            backlog=int(whole["qcur"]),
+            arrivals=int(whole["stot"]),
+        )
+
+    def _list_rows(self, backend: str) -> list[dict[str, str]]:
+        text = self.command(f"show stat {backend} -1 -1").removeprefix("# ")
+        rows = csv.DictReader(io.StringIO(text))
+        return [row for row in rows if row["pxname"] == backend]
+
+    def _must(self, text: str, expected: str = "") -> None:
+        answer = self.command(text)
+        if answer and not (expected and expected in answer):
+            raise HaproxyRefused(f"{text}: {answer}")
