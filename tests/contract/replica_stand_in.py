@@ -34,6 +34,7 @@ class ReplicaStandIn:
     most_in_flight: int = 0
     aborted: int = 0  # connections that ended in the middle of a request
     connections: int = 0
+    broken: list[str] = field(default_factory=list)  # requests that could not be read
     release: threading.Event = field(default_factory=threading.Event)  # ends what /hold began
 
     def start(self) -> "ReplicaStandIn":
@@ -75,6 +76,8 @@ class ReplicaStandIn:
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
+        except Exception as error:  # noqa: BLE001  # what came was not valid: tests look at it
+            self.broken.append(repr(error))
         except asyncio.CancelledError:
             writer.transport.abort()
         finally:
