@@ -145,6 +145,8 @@ class ReplicaStandIn:
             event = b"data: %d\n\n" % number
             writer.write(b"%x;note=1\r\n%b\r\n" % (len(event), event))
             await writer.drain()
+            if "pause_ms" in asked:
+                await asyncio.sleep(int(asked["pause_ms"]) / 1000)
             if "paced" in asked:
                 while not self.release.is_set():
                     if reader.at_eof():

@@ -100,7 +100,7 @@ def _try_one(port: int, data: bytes, number: int) -> int | None:
                 talk.send(write_request("GET", "/echo?tail", connection="close"))
                 talk.socket.shutdown(socket.SHUT_WR)
             raw = talk.rest()
-        except ConnectionError:
+        except OSError:  # the gateway has closed the connection
             return None
     return _check_answers(raw, data)
 

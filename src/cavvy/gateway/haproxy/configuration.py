@@ -19,7 +19,6 @@ _DROPPED = (
     "TE",
     "Forwarded",
     "X-Real-IP",
-    "X-Forwarded-For",
     "X-Forwarded-Host",
 )
 _ERRORS = {  # HAProxy's own answers
@@ -85,7 +84,7 @@ defaults
     option redispatch 1
     retries 1
     retry-on conn-failure empty-response
-    unique-id-format %[uuid]
+    unique-id-format %{{+X}}o%pid-%Ts-%rt
     timeout connect 5s
     timeout http-request {limits.head_s:g}s
     timeout http-keep-alive {limits.idle_s:g}s

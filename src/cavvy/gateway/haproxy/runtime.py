@@ -15,6 +15,9 @@ from cavvy.gateway.config import ReplicaAddress
 from cavvy.gateway.haproxy.configuration import HOLD, name_backend
 
 _TIMEOUT_S = 5.0
+# Without both, HAProxy 2.6 keeps no connection to a server that was added: each request would open
+# one, at four times the CPU time.
+_POOL = "pool-max-conn 4096 pool-purge-delay 5s"
 _CHECK = "check inter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
 
 
@@ -63,8 +66,8 @@ class HaproxyRuntime:
             number = self._numbers[service] = self._numbers.get(service, 0) + 1
             name = f"{address.id}.{number}"
             most = address.concurrency or concurrency
-            where = f"{address.host}:{address.port}"
-            self._must(f"add server {backend}/{name} {where} maxconn {most} {_CHECK}", "registered")
+            where = f"{address.host}:{address.port} maxconn {most}"
+            self._must(f"add server {backend}/{name} {where} {_POOL} {_CHECK}", "registered")
             self._must(f"enable health {backend}/{name}; enable server {backend}/{name}")
             known[name] = address
         for name in [each for each, address in known.items() if address not in wanted]:

@@ -1,0 +1,143 @@
+"""The gateway's pure parts: heads, bodies, balance, rates and estimates."""
+
+from typing import Any
+
+import httptools
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.hostile.gateway_fuzz import make_requests
+
+from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, hash_key, make_ring
+from cavvy.gateway.bodies import ChunkedBody
+from cavvy.gateway.client_keys import TokenBucket
+from cavvy.gateway.cold_starts import estimate_retry_s
+from cavvy.gateway.config import GatewayLimits
+from cavvy.gateway.heads import HeadError, parse_request
+from cavvy.gateway.preferences import Preferences, read_prefer
+from cavvy.gateway.statistics import bucket_of, find_quantile, upper_bound_of
+
+
+class SecondOpinion:
+    """What httptools finds in a head."""
+
+    def __init__(self, head: bytes) -> None:
+        self.fields: list[tuple[bytes, bytes]] = []
+        self.target = b""
+        parser: Any = httptools.HttpRequestParser(self)
+        parser.feed_data(head)
+        self.method = parser.get_method()
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.fields.append((name.lower(), value.strip()))
+
+
+def test_heads_that_are_accepted_mean_the_same_to_another_parser() -> None:
+    accepted = 0
+    for data in make_requests(3, 3000):
+        head = data[: data.find(b"\r\n\r\n") + 4]
+        try:
+            ours = parse_request(head, GatewayLimits())
+            other = SecondOpinion(head)
+        except (HeadError, httptools.HttpParserUpgrade):
+            continue
+        except httptools.HttpParserInvalidMethodError:
+            continue  # it knows only some methods
+        accepted += 1
+        assert ours.method == other.method
+        assert other.target.endswith(ours.target.lstrip(b"/"))
+        fields = dict(other.fields)
+        assert int(fields.get(b"content-length", 0)) == max(ours.length, 0)
+        assert (ours.length == -1) == (b"transfer-encoding" in fields)
+        assert {line.partition(b":")[0].lower() for line in ours.fields.split(b"\r\n")[:-1]} <= {
+            *fields,
+            b"host",
+        }
+    assert accepted > 300
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(1, 40)), st.lists(st.integers(1, 9)))
+def test_a_chunked_body_is_read_however_it_is_cut(
+    body: bytes, sizes: list[int], cuts: list[int]
+) -> None:
+    data, left = b"", body
+    for size in [*sizes, 400]:
+        piece, left = left[:size], left[size:]
+        if piece:
+            data += b"%X;a=b\r\n%b\r\n" % (len(piece), piece)
+    data += b"0\r\nX: y\r\n\r\nnext"
+    reader, found = ChunkedBody(), b""
+    for cut in cuts:
+        found += reader.feed(data[:cut]) if not reader.done else b""
+        data = reader.rest + data[cut:] if reader.done else data[cut:]
+    if not reader.done:
+        found += reader.feed(data)
+        assert reader.rest == b"next"
+    assert found == body
+
+
+def test_the_least_loaded_replica_is_chosen_in_turns() -> None:
+    assert choose_least([], 0) == -1
+    assert choose_least([FULL, FULL], 1) == -1
+    assert choose_least([3, 1, 2], 0) == 1
+    assert [choose_least([1, 1, 1], start) for start in range(3)] == [0, 1, 2]
+    assert choose_least([0, 1, 1], 2) == 0
+
+
+def test_a_key_keeps_its_replica_until_it_is_overloaded() -> None:
+    ring = make_ring(["a", "b", "c", "d"])
+    keys = [hash_key(b"%d" % number) for number in range(400)]
+    idle = [choose_by_key(ring, key, [0, 0, 0, 0], 0, 1.25) for key in keys]
+    assert {idle.count(position) > 40 for position in range(4)} == {True}
+    fewer = make_ring(["a", "b", "c"])
+    moved = [choose_by_key(fewer, key, [0, 0, 0], 0, 1.25) for key in keys]
+    assert all(now == before for now, before in zip(moved, idle, strict=True) if before < 3)
+    loads = [10 if position == idle[0] else 2 for position in range(4)]
+    assert choose_by_key(ring, keys[0], loads, sum(loads), 1.25) != idle[0]
+    assert choose_by_key(ring, keys[0], [FULL] * 4, 0, 1.25) == -1
+
+
+@given(st.integers(0, 10**10))
+def test_a_bucket_is_at_most_a_quarter_above_its_latencies(latency_us: int) -> None:
+    bound = upper_bound_of(bucket_of(latency_us))
+    assert latency_us < bound <= max(latency_us * 1.25 + 1, 4)
+
+
+def test_quantiles_come_from_buckets() -> None:
+    assert find_quantile({}, 0.5) is None
+    assert find_quantile({bucket_of(100): 9, bucket_of(90_000): 1}, 0.5) < 0.00013
+    assert find_quantile({bucket_of(100): 9, bucket_of(90_000): 1}, 0.99) > 0.09
+
+
+def test_a_rate_has_a_burst_and_then_its_pace() -> None:
+    bucket = TokenBucket(2.0, 3, 0.0)
+    assert [bucket.take(0.0) for _ in range(4)] == [0, 0, 0, 0.5]
+    assert bucket.take(0.5) == 0
+    assert bucket.take(100.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("cold", "waited", "ready", "backlog", "expected"),
+    [
+        (None, 0, 0, 5, None),
+        (40, 10, 0, 5, 30),
+        (40, 55, 0, 5, 55),
+        (40, 0, 2, 10, 5),
+        (None, 0, 1, 0, 1),
+    ],
+)
+def test_retry_after_is_what_is_left(
+    cold: float | None, waited: float, ready: int, backlog: int, expected: int | None
+) -> None:
+    found = estimate_retry_s(
+        cold_start_s=cold, waited_s=waited, ready=ready, backlog=backlog, slots=4, service_s=2.0
+    )
+    assert found == expected
+
+
+def test_preferences_that_are_not_valid_are_ignored() -> None:
+    assert read_prefer(b"respond-async, wait=10") == Preferences(respond_async=True, wait_s=10)
+    assert read_prefer(b"wait=-1, handling=lenient;x, =") == Preferences()
