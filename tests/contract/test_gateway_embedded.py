@@ -1,12 +1,14 @@
 """The embedded data plane keeps the contract of both planes, and what it alone promises."""
 
 import os
+import ssl
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certificates import Authority
 from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.gateway_suite import KEYED, SERVICE, GatewaySuite, replicas
 from tests.contract.http_talk import Background, Talk, ask, write_request
@@ -211,5 +213,23 @@ def test_a_service_that_changes_keeps_its_requests(replicas: list[ReplicaStandIn
         assert call.result().status == 200
         plane.set_services()
         assert ask(plane.port, "GET", "/echo").status == 404
+    finally:
+        plane.remove()
+
+
+def test_tls_comes_from_files(replicas: list[ReplicaStandIn], tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue()
+    replicas[0].reset()
+    plane = Embedded(services=[SERVICE], tls={"certificate": str(certificate), "key": str(key)})
+    try:
+        plane.set_replicas("svc", replicas[:1])
+        with Talk(plane.port, ssl.create_default_context(cafile=authority.ca)) as talk:
+            body = b"x" * 300_000
+            assert talk.ask("POST", "/echo", body).json["size"] == len(body)
+            assert replicas[0].seen[-1].get("x-forwarded-proto") == "https"
+            talk.send(write_request("GET", "/hold"))
+            wait_for(lambda: replicas[0].in_flight == 1)
+        wait_for(lambda: replicas[0].in_flight == 0)
     finally:
         plane.remove()
