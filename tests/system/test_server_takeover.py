@@ -152,6 +152,7 @@ def test_kills_of_the_active_server_lose_and_repeat_nothing(
         for number in range(JOBS):
             follow_to_end(client, f"j{number:02}")
         check_jobs(client, tmp_path)
+        wait_until(lambda: not client.nodes())  # bills are complete when the gangs have ended
         check_bills(url)
 
 
