@@ -33,6 +33,7 @@ from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_wi
 from cavvy.client import (
     account_wire,
     audit_wire,
+    budget_wire,
     credential_wire,
     key_wire,
     policy_wire,
@@ -65,6 +66,23 @@ TRUST = sign_in_wire.TrustView(
     project=PROJECT,
     lifetime_s=43_200,
     client_id="cavvy",
+)
+BUDGET = budget_wire.BudgetView(
+    name="b" * 63,
+    project=PROJECT,
+    user=USER,
+    tag="study=ablations",
+    limit_micros=10**13,
+    month_limit_micros=10**13,
+    spent_micros=10**13 - 1,
+    expected_micros=None,
+    low_micros=None,
+    high_micros=None,
+    alerts=[50],
+    soft_percent=100,
+    hard_percent=None,
+    carry_over=False,
+    request=None,
 )
 POLICY = policy_wire.ProjectPolicyView(
     project=PROJECT,
@@ -185,6 +203,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(credential_wire, "list_credentials", lambda *_: [CREDENTIAL])
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
     monkeypatch.setattr(sign_in_wire, "list_trusts", lambda *_: [TRUST])
+    monkeypatch.setattr(budget_wire, "list_budgets", lambda *_: [BUDGET])
     monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
 
@@ -249,6 +268,7 @@ TABLES = {  # command -> the names that its table must contain
     f"policy show -p {PROJECT}": [PROJECT],
     f"credential list -p {PROJECT}": ["primeintellect"],
     "trust list": ["company"],
+    "budget list": ["b" * 63, PROJECT],
     "check": ["kubernetes"],
     "init --list": ["hpo-sweep"],
     "offers --gpu H100:8 --limit 40": ["p5.48xlarge", "datacrunch"],

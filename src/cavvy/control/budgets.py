@@ -1,5 +1,6 @@
 """Keeps watch over budgets: sums up what was spent, sends alerts, and limits running jobs."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ class BudgetKeeper:
         self._post = post or post_json
         self._states: list[BudgetState] = []
         self._read_at: datetime | None = None
+        self._reading = asyncio.Lock()
         self._seen: dict[str, SeenSpending] = {}  # by job ID
 
     def expire(self) -> None:
@@ -94,10 +96,13 @@ class BudgetKeeper:
         return replace(state, running=running)
 
     async def _refresh(self) -> None:
-        now = self._clock.now()
-        if self._read_at is not None and now - self._read_at < _REFRESH:
-            return
-        self._read_at = now
+        async with self._reading:  # all wait for the first answer, so that none starts without it
+            now = self._clock.now()
+            if self._read_at is None or now - self._read_at >= _REFRESH:
+                await self._read(now)
+                self._read_at = now
+
+    async def _read(self, now: datetime) -> None:
         budgets = await self._store.budgets()
         live = await self._read_live() if budgets else []
         posted = {job.id: job.spent for job in live}
