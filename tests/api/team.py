@@ -88,7 +88,7 @@ async def make_team(api: Api) -> Team:
         )
         budget = f"budget-of-{name}-mark"
         limit, now = Money(10**12), api.app_state.now()
-        await store.put_budget(SpendingBudget(name=budget, project=name, limit=limit, since=now))
+        await store.budgets.put(SpendingBudget(name=budget, project=name, limit=limit, since=now))
         team.jobs[name], team.gangs[name] = job["name"], attempt.gang
         team.marks[name] = {
             job["id"],

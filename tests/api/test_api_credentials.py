@@ -61,7 +61,7 @@ async def test_no_answer_record_or_file_has_the_key(api: Api, tmp_path: Path) ->
     assert listed.json()[0]["problem"] == ""
     log = await api.http.get("/v1/audit-log")
     assert f"PUT {PATH.replace('/p/', '/{project}/').replace('/fake', '/{provider}')}" in log.text
-    (sealed,) = await api.app_state.store.sealed_credentials()
+    (sealed,) = await api.app_state.store.provider_credentials.list()
     assert KEY.encode() not in sealed.sealed
     assert KEY not in listed.text + log.text
     assert (await api.http.get(PATH)).status_code == 405
@@ -89,7 +89,7 @@ async def test_without_its_credential_a_project_uses_that_of_the_server_again(ap
 async def test_a_key_that_the_provider_refuses_is_not_stored(api: Api) -> None:
     answer = await put(api, "wrong")
     assert (answer.status_code, answer.json()["code"]) == (502, "provider-refused")
-    assert not await api.app_state.store.sealed_credentials()
+    assert not await api.app_state.store.provider_credentials.list()
     for path, asked in (
         (PATH, {"keys": {}}),
         (PATH, {"keys": {"key_file": "k"}, "settings": {"script": "/etc/passwd"}}),
@@ -103,13 +103,13 @@ async def test_a_key_that_the_provider_refuses_is_not_stored(api: Api) -> None:
 async def test_a_credential_that_cannot_be_opened_is_told_and_tried_again(api: Api) -> None:
     await put(api, regions="eu")
     await put(api, path="/v1/projects/q/credentials/fake")
-    stored = {each.project: each for each in await api.app_state.store.sealed_credentials()}
+    stored = {each.project: each for each in await api.app_state.store.provider_credentials.list()}
     control_plane, credentials = api.app_state.control_plane, api.app_state.credentials
     before = dict(control_plane.pool.providers)
     for account in ("fake@p", "fake@q"):
         await control_plane.drop_account(account)  # as after a restart
     damaged = replace(stored["q"], sealed=stored["q"].sealed[:-1] + b"?")
-    await api.app_state.store.put_credential(damaged)
+    await api.app_state.store.provider_credentials.put(damaged)
     await credentials.open_missing()
     assert control_plane.pool.providers["fake@p"] is not before["fake@p"]
     assert "fake@q" not in control_plane.pool.providers
@@ -117,17 +117,17 @@ async def test_a_credential_that_cannot_be_opened_is_told_and_tried_again(api: A
     assert "cannot be used" in row["problem"]
     answer = await api.post_job(TASK % "t", project="q", consent=True)
     assert answer.status_code == 201  # it waits, and does not use the account of the server
-    await api.app_state.store.put_credential(stored["q"])
+    await api.app_state.store.provider_credentials.put(stored["q"])
     await credentials.open_missing()
     assert (await launched(api, answer.json()["id"])).offer.account == "fake@q"
 
 
 async def test_a_key_rotation_covers_credentials(api: Api) -> None:
     await put(api)
-    (before,) = await api.app_state.store.sealed_credentials()
+    (before,) = await api.app_state.store.provider_credentials.list()
     done = (await api.http.post("/v1/secret-keys/rotate")).json()
     assert (done["encrypted"], done["unreadable"]) == (1, [])
-    (after,) = await api.app_state.store.sealed_credentials()
+    (after,) = await api.app_state.store.provider_credentials.list()
     assert after.sealed != before.sealed
     sealer = api.app_state.sealer
     assert KEY in sealer.unseal("p", after.bound_name, after.sealed)

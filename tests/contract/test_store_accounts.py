@@ -163,21 +163,21 @@ async def test_policies_are_replaced_and_deleted(store: Store) -> None:
 
 
 async def test_credentials_are_replaced_resealed_and_deleted(store: Store) -> None:
-    assert not await store.credential_book()
+    assert not await store.provider_credentials.book()
     await store.add_project(Project(name="team", parent=None), adopt=False)
     old = SealedCredential(project="team", provider="aws", sealed=b"1", updated_at=NOW)
-    await store.put_credential(old)
-    await store.put_credential(replace(old, sealed=b"2"))
-    await store.put_credential(replace(old, project="other"))
-    assert not await store.reseal_credential(old, b"3")
-    assert await store.reseal_credential(replace(old, sealed=b"2"), b"3")
-    rows = [(each.project, each.sealed) for each in await store.sealed_credentials()]
+    await store.provider_credentials.put(old)
+    await store.provider_credentials.put(replace(old, sealed=b"2"))
+    await store.provider_credentials.put(replace(old, project="other"))
+    assert not await store.provider_credentials.reseal(old, b"3")
+    assert await store.provider_credentials.reseal(replace(old, sealed=b"2"), b"3")
+    rows = [(each.project, each.sealed) for each in await store.provider_credentials.list()]
     assert rows == [("other", b"1"), ("team", b"3")]
-    book = await store.credential_book()
+    book = await store.provider_credentials.book()
     assert book.find_account("team", "aws") == "aws@team"
-    await store.delete_credential("team", "aws")
+    await store.provider_credentials.delete("team", "aws")
     with pytest.raises(RowNotFound, match="no credential for aws"):
-        await store.delete_credential("team", "aws")
+        await store.provider_credentials.delete("team", "aws")
 
 
 async def test_a_secret_is_encrypted_again_only_if_it_is_still_the_same(store: Store) -> None:

@@ -126,14 +126,20 @@ async def open_state(
             app_state = _make_state(parts, node_endpoint)
         app_state.stop = stop
         app_state.database = url.partition(":")[0].partition("+")[0]
-        async with app_state.credentials.opened():
-            await app_state.control_plane.start()
-            try:
-                yield app_state
-            finally:
-                await app_state.control_plane.stop()
+        async with _running(app_state):
+            yield app_state
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def _running(app_state: AppState) -> AsyncIterator[None]:
+    async with app_state.credentials.opened():
+        await app_state.control_plane.start()
+        try:
+            yield
+        finally:
+            await app_state.control_plane.stop()
 
 
 def _make_share(leases: ReplicaLeases) -> WorkShare:
@@ -157,6 +163,11 @@ class _ServerParts(Struct, frozen=True):
         """The folder with keys, logs and uploads."""
         return Path(self.files.path)
 
+    @property
+    def shares(self) -> bool:
+        """Whether several servers share the work."""
+        return self.share is not None
+
 
 def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppState:
     watch, root, settings = ChangeNotifier(), parts.root, parts.settings
@@ -165,12 +176,13 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
     tokens, sealer = load_tokens(parts.files.file("agents.key")), open_sealer(settings, root)
     seen, blobs = watched(parts.store, watch), ProjectBlobs(root / "folders")
     downloads, endpoint = _serve_nodes(node_endpoint, tokens, root)
-    folders = CheckpointFolders(root / "storage", shared=parts.share is not None)
+    folders = CheckpointFolders(root / "storage", shared=parts.shares)
     dependencies = make_dependencies(seen, sealer, tokens, blobs, parts.address, folders)
-    deposits = make_deposits(settings, root, shared=parts.share is not None)
-    dependencies = replace(dependencies, deposits=deposits, share=parts.share)
+    deposits = make_deposits(settings, root, shared=parts.shares)
     context = make_context(parts.installation, root, parts.address, endpoint, _CLOCK.now)
-    control_plane = _make_control_plane(parts, seen, context, dependencies)
+    control_plane = _make_control_plane(
+        parts, seen, context, replace(dependencies, deposits=deposits)
+    )
     return AppState(
         store=control_plane.store,
         control_plane=control_plane,
@@ -205,6 +217,7 @@ def _make_control_plane(
         installation=parts.installation,
         dependencies=replace(
             dependencies,
+            share=parts.share,
             notes=make_notes(parts.home),
             discounts=read_discounts(parts.settings),
         ),

@@ -89,7 +89,7 @@ class ProjectCredentials:
     async def open_missing(self) -> None:
         """Open the stored credentials that are not open yet. What fails is tried again later."""
         async with self._changing:
-            for each in await self._store.sealed_credentials():
+            for each in await self._store.provider_credentials.list():
                 account = name_account(each.provider, each.project)
                 if account in self._accounts.pool.providers:
                     continue
@@ -145,7 +145,7 @@ class ProjectCredentials:
                     project=project, provider=provider, sealed=b"", updated_at=self._now()
                 )
                 sealed = await to_thread(self._sealer.seal, project, bound.bound_name, plain)
-                await self._store.put_credential(
+                await self._store.provider_credentials.put(
                     SealedCredential(
                         project=project, provider=provider, sealed=sealed, updated_at=self._now()
                     )
@@ -165,7 +165,7 @@ class ProjectCredentials:
                 raise ApiProblem(
                     "credential-in-use", f"{running[0]} still runs with it, or ends at the moment"
                 )
-            await self._store.delete_credential(project, provider)
+            await self._store.provider_credentials.delete(project, provider)
             await self._accounts.drop_account(account)
             self.problems.pop(account, None)
             _close_files(self._files.pop(account, []))

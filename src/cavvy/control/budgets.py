@@ -103,7 +103,7 @@ class BudgetKeeper:
                 self._read_at = now
 
     async def _read(self, now: datetime) -> None:
-        budgets = await self._store.budgets()
+        budgets = await self._store.budgets.list()
         live = await self._read_live() if budgets else []
         posted = {job.id: job.spent for job in live}
         # The ledger is read after the jobs' sums, so that no spending is missing from both.
@@ -145,7 +145,7 @@ class BudgetKeeper:
     async def _alert(self, state: BudgetState, percent: int, spent: Money, now: datetime) -> None:
         """Tell running jobs and the webhook, once in a month for each share."""
         budget = state.budget
-        if not await self._store.claim_alert(budget.name, month_of(now), percent):
+        if not await self._store.budgets.claim_alert(budget.name, month_of(now), percent):
             return
         text = f"{percent}% of the budget {budget.name} are spent: {format_usd(spent)} of "
         text += format_usd(state.limit)

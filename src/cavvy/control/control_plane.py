@@ -27,6 +27,7 @@ from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress, 
 from cavvy.control.markets.history import MarketHistory
 from cavvy.control.markets.standby import StandbyGangs
 from cavvy.control.provider_pool import ProviderPool
+from cavvy.control.provider_tasks import ProviderTasks
 from cavvy.control.queue import QueueReconciler
 from cavvy.control.reconcile import (
     HOSTS,
@@ -53,12 +54,8 @@ from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.abilities import (
     CLOSEABLE,
-    RELAYS_AGENTS,
     RUNS_AGENTS_HERE,
     SHARES_HOSTS,
-    SIGNALS_CHANGES,
-    RelaysAgents,
-    SignalsChanges,
     ability,
 )
 from cavvy.providers.base import (
@@ -74,7 +71,6 @@ from cavvy.store.leases import RELAY_LEASE, LeaseTurn
 
 _HOSTS_EVERY = timedelta(minutes=1)
 _ROOM_PAUSE = timedelta(seconds=2)  # pause between two tries to write to a full disk
-_SIGNALS_PAUSE = timedelta(seconds=15)
 _NOW = timedelta(0)
 _LEASE_PAUSE = timedelta(seconds=1)  # pause before a server without a valid lease looks again
 _log = logging.getLogger(__name__)
@@ -116,7 +112,6 @@ class ControlPlane:
     """
 
     _task: asyncio.Task[None] | None = None
-    _group: asyncio.TaskGroup | None = None  # the tasks of the control plane, while it runs
 
     def __init__(
         self,
@@ -131,7 +126,7 @@ class ControlPlane:
         self._deferred = Deferred(store, dependencies.notes)
         self.store = store = self._store = self._deferred.as_store()
         self._providers, self._clock = providers, clock
-        self._outside, self._share = dependencies, dependencies.share
+        self._outside = dependencies
         self._worklist = Worklist(clock.now)
         self.pool = ProviderPool(providers, clock, store)
         self.checkpoints = self._make_checkpoints(dependencies)
@@ -146,12 +141,14 @@ class ControlPlane:
         self._queue = self._make_queue()
         self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)
-        self.jobs = self._make_jobs(ids or JobIds(clock))
+        self.jobs = self._make_jobs(ids)
         self.machines = self._make_machines()
         self._driver = ReconcilerDriver(self, self._worklist, clock)
-        # tasks that serve each account's provider
-        self._attending: dict[str, asyncio.Task[None]] = {}
-        self._relays: dict[str, asyncio.Task[None]] = {}
+        self._tasks = ProviderTasks(clock, self._look_at)
+
+    @property
+    def _share(self) -> WorkShare | None:
+        return self._outside.share
 
     def _make_advisor(self, outside: ControlPlaneDependencies) -> DeadlineAdvisor:
         history, egress = MarketHistory(self._store, self._clock), outside.egress
@@ -167,11 +164,11 @@ class ControlPlane:
         given = self._store, self._clock, post
         return BudgetKeeper(*given), Webhooks(*given)
 
-    def _make_jobs(self, ids: JobIds) -> JobService:
+    def _make_jobs(self, ids: JobIds | None) -> JobService:
         return JobService(
             self._deferred,
             self._clock,
-            ids,
+            ids or JobIds(self._clock),
             hint=self.hint,
             arrived=self._arrived,
             notify=self._notify,
@@ -324,17 +321,14 @@ class ControlPlane:
         self._providers[account] = provider
         if host := ability(provider, RUNS_AGENTS_HERE):
             host.connect(self.agents)
-        if self._group is not None:
-            self._attend(self._group, account, provider)
+        self._tasks.add(account, provider)
         self.pool.expire()
         self.hint(QUEUE)
 
     async def drop_account(self, account: str) -> None:
         """Stop using the provider with this name, if there is one. Its gangs are left alone."""
         provider = self._providers.pop(account, None)
-        for tasks in (self._attending, self._relays):
-            if account in tasks:
-                tasks.pop(account).cancel()
+        self._tasks.drop(account)
         self.pool.expire()
         if provider is not None and (closeable := ability(provider, CLOSEABLE)):
             await closeable.close()
@@ -360,13 +354,11 @@ class ControlPlane:
             self._operator.start_over()
         if turn.gained:
             await self._resume()
-        if self._group is None or RELAY_LEASE not in (*turn.gained, *turn.lost):
-            return
-        while self._relays:
-            self._relays.popitem()[1].cancel()
-        if self._share is not None and self._share.holds(RELAY_LEASE):
-            for name, provider in self._providers.items():
-                self._run_relay(self._group, name, provider)
+        if RELAY_LEASE in (*turn.gained, *turn.lost):
+            self._tasks.set_relaying(self._providers, self._relays_agents())
+
+    def _relays_agents(self) -> bool:
+        return self._share is None or self._share.holds(RELAY_LEASE)
 
     async def _resume(self) -> None:
         """Put all work of this server on the worklist."""
@@ -483,25 +475,11 @@ class ControlPlane:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._driver.run())
             group.create_task(self._settle())
-            self._group = group
             if self._share is not None:
                 group.create_task(self._share.keep(self._take_up))
                 group.create_task(self._share.exchange(self.agents.memory, self._clock))
                 group.create_task(self._recheck())
-            for name, provider in self._providers.items():
-                self._attend(group, name, provider)
-
-    def _attend(self, group: asyncio.TaskGroup, name: str, provider: Provider) -> None:
-        """Start the tasks that serve one provider."""
-        if signals := ability(provider, SIGNALS_CHANGES):
-            self._attending[name] = group.create_task(self._follow(name, signals))
-        if self._share is None or self._share.holds(RELAY_LEASE):
-            self._run_relay(group, name, provider)
-
-    def _run_relay(self, group: asyncio.TaskGroup, name: str, provider: Provider) -> None:
-        """Connect the agents that cannot reach a server. Only one of several servers does."""
-        if relay := ability(provider, RELAYS_AGENTS):
-            self._relays[name] = group.create_task(self._carry(name, relay))
+            self._tasks.start(group, self._providers, relay=self._relays_agents())
 
     async def _recheck(self) -> None:
         """From time to time, reconcile the jobs that other servers have changed, because their
@@ -520,46 +498,19 @@ class ControlPlane:
                     self._worklist.hint(job_id)
             seen = found
 
-    async def _follow(self, name: str, provider: SignalsChanges) -> None:
-        """Poll a gang as soon as its provider signals a change. If signals fail, the regular polls
-        find the change later."""
-        while True:
-            try:
-                gang = await provider.changed()
-            except (ProviderError, OSError) as error:
-                _log.warning(
-                    "a provider's signals failed; its gangs are polled instead",
-                    exc_info=error,
-                    extra={"provider": name},
-                )
-                await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
-                continue
-            try:
-                attempt = await self._store.attempt_of_gang(gang)
-            except RowNotFound:
-                # No job polls an unknown gang, but its provider may make progress only when it is
-                # polled.
-                self.hint(SWEEP)
-                continue
-            self._operator.look_now(gang)
-            if self._share is not None and not self._share.owns(attempt.job_id):
-                self._share.send(SignalKind.LOOK, gang)
-            self.hint(attempt.job_id)
-
-    async def _carry(self, name: str, provider: RelaysAgents) -> None:
-        """Run a provider's relay, which connects agents with the server, and restart it whenever it
-        fails. Agents continue their work meanwhile.
-        """
-        while True:
-            try:
-                await provider.relay()
-            except (ProviderError, OSError) as error:
-                _log.warning(
-                    "a provider's relay failed and is restarted",
-                    exc_info=error,
-                    extra={"provider": name},
-                )
-            await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
+    async def _look_at(self, gang: str) -> None:
+        """Poll a gang whose provider signals a change."""
+        try:
+            attempt = await self._store.attempt_of_gang(gang)
+        except RowNotFound:
+            # No job polls an unknown gang, but its provider may make progress only when it is
+            # polled.
+            self.hint(SWEEP)
+            return
+        self._operator.look_now(gang)
+        if self._share is not None and not self._share.owns(attempt.job_id):
+            self._share.send(SignalKind.LOOK, gang)
+        self.hint(attempt.job_id)
 
     async def _settle(self) -> None:
         """As soon as there is space, write changes that were delayed because the disk was full."""

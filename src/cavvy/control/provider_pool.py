@@ -38,6 +38,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.objections import list_objections
 from cavvy.scheduler.pools import take
+from cavvy.store.base import CredentialStore
 
 T = TypeVar("T")
 CALL_TIMEOUT = timedelta(seconds=120)  # clouds can take this long to accept a launch of many nodes
@@ -58,7 +59,8 @@ class HasPolicies(Protocol):
     """The part of a store that a pool needs."""
 
     async def policies(self) -> PolicyBook: ...
-    async def credential_book(self) -> CredentialBook: ...
+    @property
+    def provider_credentials(self) -> CredentialStore: ...
 
 
 class ProviderPool:
@@ -219,7 +221,9 @@ class ProviderPool:
         """Query all providers at the same time. Each call has a time limit of OFFERS_TIMEOUT, so
         that a slow provider cannot delay the result for longer."""
         stored = self._store
-        credentials = CredentialBook() if stored is None else await stored.credential_book()
+        credentials = (
+            CredentialBook() if stored is None else await stored.provider_credentials.book()
+        )
         asked = {name: each for name, each in self.providers.items() if credentials.holds(name)}
         answers = await asyncio.gather(*(self._ask(name, place) for name, place in asked.items()))
         return OfferedMarket(

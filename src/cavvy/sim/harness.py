@@ -46,7 +46,7 @@ class _Harness:
         self._cloud = FakeCloud(MANIFEST, scenario.script, self._clock.now)
         self._memory = MemoryStore(make_id=lambda: "sim")
         for budget in scenario.budgets:
-            await self._memory.put_budget(budget)
+            await self._memory.budgets.put(budget)
         self._crash_point = CrashPoint(scenario.crashes)
         self._store = FaultyStore(
             self._memory, self._crash_point, scenario.stale, scenario.store_s, scenario.broken

@@ -222,6 +222,41 @@ class SignInStore(Protocol):
         """
 
 
+class CredentialStore(Protocol):
+    """The credentials of projects at providers, which are sealed."""
+
+    async def book(self) -> CredentialBook:
+        """Which projects have credentials at providers."""
+
+    async def list(self) -> Sequence[SealedCredential]:
+        """The credentials of all projects, by project and provider."""
+
+    async def put(self, credential: SealedCredential) -> None:
+        """Insert or replace a credential."""
+
+    async def reseal(self, credential: SealedCredential, sealed: bytes) -> bool:
+        """Like `Store.reseal_secret`."""
+
+    async def delete(self, project: str, provider: str) -> None:
+        """Delete a credential. Raises RowNotFound."""
+
+
+class BudgetStore(Protocol):
+    """Budgets, and the alerts that were sent for them."""
+
+    async def list(self) -> Sequence[SpendingBudget]:
+        """All budgets, by name."""
+
+    async def put(self, budget: SpendingBudget) -> None:
+        """Insert or replace the budget of this name."""
+
+    async def delete(self, name: str) -> None:
+        """Delete a budget. Raises RowNotFound."""
+
+    async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
+        """Record that an alert is sent. Returns False if it was recorded before."""
+
+
 class Store(Protocol):
     """A store of jobs and of the rows that belong to jobs. Methods that read rows of a project get
     the project's name, and those that list rows of several projects get a ProjectFilter.
@@ -399,18 +434,9 @@ class Store(Protocol):
     async def delete_secret(self, project: str, name: str) -> None:
         """Delete a secret. Raises RowNotFound."""
 
-    async def credential_book(self) -> CredentialBook:
-        """Which projects have credentials at providers."""
-
-    async def sealed_credentials(self) -> Sequence[SealedCredential]:
-        """The credentials of all projects, by project and provider."""
-
-    async def put_credential(self, credential: SealedCredential) -> None: ...
-    async def reseal_credential(self, credential: SealedCredential, sealed: bytes) -> bool:
-        """Like `reseal_secret`."""
-
-    async def delete_credential(self, project: str, provider: str) -> None:
-        """Delete a credential. Raises RowNotFound."""
+    @property
+    def provider_credentials(self) -> CredentialStore:
+        """The credentials of projects at providers."""
 
     async def record(self, entry: AuditEntry) -> ChainHead:
         """Append a record to the audit log, and return the new end of the chain."""
@@ -476,17 +502,9 @@ class Store(Protocol):
     async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
         """Replace or, for None, delete the policy of a project or of the INSTALLATION."""
 
-    async def budgets(self) -> Sequence[SpendingBudget]:
-        """All budgets, by name."""
-
-    async def put_budget(self, budget: SpendingBudget) -> None:
-        """Insert or replace the budget of this name."""
-
-    async def delete_budget(self, name: str) -> None:
-        """Delete a budget. Raises RowNotFound."""
-
-    async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
-        """Record that an alert is sent. Returns False if it was recorded before."""
+    @property
+    def budgets(self) -> BudgetStore:
+        """Budgets, and the alerts that were sent for them."""
 
     async def grant_role(self, binding: RoleBinding) -> None:
         """Store a role; if it exists, nothing changes. Raises RowNotFound if the account does not

@@ -6,9 +6,9 @@ import errno
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from cavvy.domain.values import Struct
 from cavvy.mounts import is_shared, read_mounts
@@ -37,6 +37,7 @@ _PATIENCE = {
 # seconds after which PostgreSQL ends a transaction of a server that has vanished, whose locks would
 # otherwise delay the server that takes over; no transaction of ours waits for anything else
 _ABANDONED_S = 20
+_T = TypeVar("_T")
 _STREAMED = 2000  # rows that a query with many rows fetches at once
 
 
@@ -291,3 +292,9 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
 def is_passing(error: Exception) -> bool:
     """Whether the same transaction may succeed if it is repeated at once (PostgreSQL only)."""
     return getattr(error, "sqlstate", None) in ("40001", "40P01")
+
+
+class RunTransaction(Protocol):
+    """Runs a function with an open session, in one transaction."""
+
+    def __call__(self, work: Callable[[DatabaseSession], _T], /) -> Awaitable[_T]: ...

@@ -35,7 +35,7 @@ async def list_keys(store: Store, sealer: SecretSealer) -> list[KeyUse]:
     """
     keys = await to_thread(lambda: list(sealer.keys.all()))
     sealed = [each.sealed for each in await store.all_secrets()]
-    sealed += [each.sealed for each in await store.sealed_credentials()]
+    sealed += [each.sealed for each in await store.provider_credentials.list()]
     used = Counter(map(find_key_id, sealed))
     found: dict[str, KeyUse] = {}
     for key in keys:
@@ -63,11 +63,11 @@ async def rotate_key(store: Store, sealer: SecretSealer) -> KeyRotation:
             encrypted += await _reseal(store, sealer, secret)
         except StoreUnusable as error:
             unreadable.append((secret.project, secret.name, str(error)))
-    for credential in await store.sealed_credentials():
+    for credential in await store.provider_credentials.list():
         project, name = credential.project, credential.bound_name
         try:
             sealed = await to_thread(_seal_again, sealer, project, name, credential.sealed)
-            encrypted += await store.reseal_credential(credential, sealed)
+            encrypted += await store.provider_credentials.reseal(credential, sealed)
         except StoreUnusable as error:
             unreadable.append((project, name, str(error)))
     return KeyRotation(key=key, encrypted=encrypted, unreadable=unreadable)

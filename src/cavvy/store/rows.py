@@ -10,9 +10,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, Generic, TypeVar, cast, get_args, get_type_hints
 
 from cavvy.domain.allocations import Allocation, Host
-from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.checkpoints import SavedCheckpoint
-from cavvy.domain.credentials import SealedCredential
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobRecord, Node, RunOrigin
 from cavvy.domain.machines import NamedMachine
@@ -25,7 +23,6 @@ from cavvy.store.base import JobSummary, SealedSecret
 from cavvy.store.documents import (
     JOB_FIELDS,
     decode_attempt,
-    decode_budget,
     decode_devices,
     decode_machine,
     decode_node,
@@ -184,7 +181,6 @@ TALLIES = RowCodec(
 HOSTS = RowCodec(Host, "hosts", only=("name", "cpus", "memory_mib", "devices"), key=("name",))
 ALLOCATIONS = RowCodec(Allocation, "allocations")
 SECRETS = RowCodec(SealedSecret, "secrets", key=("project", "name"))
-CREDENTIALS = RowCodec(SealedCredential, "provider_credentials", key=("project", "provider"))
 SUMMARIES = RowCodec(
     JobSummary,
     "jobs",
@@ -199,9 +195,6 @@ MACHINES: RowReader[NamedMachine] = RowReader(
 POLICIES: RowReader[BoundPolicy] = RowReader(
     "SELECT project, document FROM project_policies",
     lambda row: BoundPolicy(row[0], decode_policy(row[1])),
-)
-BUDGETS: RowReader[SpendingBudget] = RowReader(
-    "SELECT document FROM budgets", lambda row: decode_budget(row[0])
 )
 NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: decode_node(row[0]))
 

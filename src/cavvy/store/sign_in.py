@@ -1,27 +1,21 @@
 """Trusted issuers, and sign-ins with their ID tokens: `SqlStore.sign_ins`."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from cavvy.domain.accounts import Account, AccountKind, AccountToken, RoleBinding
 from cavvy.domain.trusts import AccountRule, IssuerTrust, SignIn
 from cavvy.store.accounts import GROUP_ROLES, add_account, add_token, find_account
 from cavvy.store.base import NameConflict, RowNotFound, SignInConflict
 from cavvy.store.documents import decode_trust, encode, to_micros
-from cavvy.store.drivers import DatabaseSession
+from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import insert_into
 
 _T = TypeVar("_T")
 _OR_NOTHING = "ON CONFLICT DO NOTHING"
 # How long a token is kept after it cannot be used any more, so that lists and messages show it.
 _KEPT = timedelta(days=7)
-
-
-class RunTransaction(Protocol):
-    """Runs a function with an open session, in one transaction."""
-
-    def __call__(self, work: Callable[[DatabaseSession], _T], /) -> Awaitable[_T]: ...
 
 
 class SqlSignIns:

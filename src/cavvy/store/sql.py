@@ -14,9 +14,7 @@ from typing import Any, TypeVar
 from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
-from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.checkpoints import SavedCheckpoint
-from cavvy.domain.credentials import CredentialBook, SealedCredential
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord, Node
 from cavvy.domain.ledger import LedgerLine, LedgerSum
@@ -41,16 +39,16 @@ from cavvy.store.base import (
     SummaryPage,
     make_page,
 )
+from cavvy.store.budgets import SqlBudgets
+from cavvy.store.credentials import SqlCredentials
 from cavvy.store.documents import encode, to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translate
 from cavvy.store.fence import FENCE, fenced
 from cavvy.store.rows import (
     ALLOCATIONS,
     ATTEMPTS,
-    BUDGETS,
     CHARGES,
     CHECKPOINTS,
-    CREDENTIALS,
     EVENTS,
     HOSTS,
     MACHINES,
@@ -87,11 +85,6 @@ _UNFINISHED = (
     "WHERE phase <> 'ended' ORDER BY 1"
 )
 
-_INSERT_BUDGET = insert_into("budgets", ("name", "document"))
-_CLAIM_ALERT = insert_into(
-    "budget_alerts", ("budget", "month", "percent"), "ON CONFLICT DO NOTHING"
-)
-
 
 def _new_id() -> str:
     return secrets.token_hex(16)
@@ -118,6 +111,8 @@ class SqlStore:
         self._readers: StoreWorkers | None = None
         self._writers: StoreWorkers | None = None
         self.sign_ins = SqlSignIns(self._read, self._write)
+        self.budgets = SqlBudgets(self._read, self._write)
+        self.provider_credentials = SqlCredentials(self._read, self._write)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:
@@ -450,24 +445,6 @@ class SqlStore:
         missing = RowNotFound(f"project {project} has no secret named {name}")
         await self._change_or(missing, SECRETS.delete, project, name)
 
-    async def credential_book(self) -> CredentialBook:
-        held = [(each.project, each.provider) for each in await self.sealed_credentials()]
-        return CredentialBook(held, await self.projects() if held else ())
-
-    async def sealed_credentials(self) -> Sequence[SealedCredential]:
-        return await self._all(CREDENTIALS, "ORDER BY project, provider")
-
-    async def put_credential(self, credential: SealedCredential) -> None:
-        await self._change(CREDENTIALS.upsert, *CREDENTIALS.values(credential))
-
-    async def reseal_credential(self, credential: SealedCredential, sealed: bytes) -> bool:
-        owner = credential.project, credential.provider, credential.sealed
-        return await self._change(CREDENTIALS.reseal, sealed, *owner) > 0
-
-    async def delete_credential(self, project: str, provider: str) -> None:
-        missing = RowNotFound(f"project {project} has no credential for {provider}")
-        await self._change_or(missing, CREDENTIALS.delete, project, provider)
-
     # The audit log
 
     async def record(self, entry: AuditEntry) -> ChainHead:
@@ -548,21 +525,6 @@ class SqlStore:
         insert = insert_into("project_policies", ("project", "document"))
         sql = f"{insert} ON CONFLICT (project) DO UPDATE SET document = excluded.document"
         await self._change(sql, project, encode(policy))
-
-    async def budgets(self) -> Sequence[SpendingBudget]:
-        return await self._all(BUDGETS, "ORDER BY name")
-
-    async def put_budget(self, budget: SpendingBudget) -> None:
-        sql = f"{_INSERT_BUDGET} ON CONFLICT (name) DO UPDATE SET document = excluded.document"
-        await self._change(sql, budget.name, encode(budget))
-
-    async def delete_budget(self, name: str) -> None:
-        missing = RowNotFound(f"there is no budget {name}")
-        await self._change_or(missing, "DELETE FROM budgets WHERE name = ?", name)
-
-    async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
-        values = (budget, to_micros(month), percent)
-        return await self._change(_CLAIM_ALERT, *values) > 0
 
     async def grant_role(self, binding: RoleBinding) -> None:
         await self._write(lambda session: accounts.grant_role(session, binding))

@@ -51,7 +51,7 @@ async def list_budgets(
 ) -> Response:
     app_state = app_state_of(request)
     visible = filter_projects(request, Permission.SPENDING, project)
-    found = await app_state.store.budgets()
+    found = await app_state.store.budgets.list()
     if visible is not None:
         names = {visible} if isinstance(visible, str) else visible
         found = [each for each in found if each.project in names]
@@ -99,7 +99,7 @@ async def put(request: Request, name: NamePath) -> Response:
 async def delete(request: Request, name: NamePath) -> Response:
     app_state = app_state_of(request)
     note_change(request, before=_facts(await _get(app_state, name)), after=None)
-    await app_state.store.delete_budget(name)
+    await app_state.store.budgets.delete(name)
     app_state.control_plane.budgets.expire()
     return done()
 
@@ -151,7 +151,7 @@ async def _store(
 ) -> Response:
     app_state = app_state_of(request)
     note_change(request, before=_facts(before), after=_facts(budget))
-    await app_state.store.put_budget(budget)
+    await app_state.store.budgets.put(budget)
     app_state.control_plane.budgets.expire()
     app_state.control_plane.hint(BUDGETS)
     return done()
@@ -192,7 +192,7 @@ def _check(ask: wire.BudgetAsk) -> None:
 
 
 async def _find(app_state: AppState, name: str) -> SpendingBudget | None:
-    return next((each for each in await app_state.store.budgets() if each.name == name), None)
+    return next((each for each in await app_state.store.budgets.list() if each.name == name), None)
 
 
 async def _get(app_state: AppState, name: str) -> SpendingBudget:

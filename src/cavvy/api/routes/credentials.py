@@ -40,7 +40,7 @@ async def list_own(request: Request, project: ProjectPath) -> Response:
             updated_at=each.updated_at,
             problem=problems.get(name_account(each.provider, project), ""),
         )
-        for each in await app_state.store.sealed_credentials()
+        for each in await app_state.store.provider_credentials.list()
         if each.project == project
     ]
     return reply(found)

@@ -1,0 +1,106 @@
+"""The tasks that serve the provider of each account: one follows its signals, one relays agents."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+
+from cavvy.control.clock import ControlClock
+from cavvy.providers.abilities import (
+    RELAYS_AGENTS,
+    SIGNALS_CHANGES,
+    RelaysAgents,
+    SignalsChanges,
+    ability,
+)
+from cavvy.providers.base import Provider, ProviderError
+
+_PAUSE = timedelta(seconds=15)  # before a failed task starts again
+_log = logging.getLogger(__name__)
+
+
+class ProviderTasks:
+    """The tasks of all accounts. They run in the group that `start` gets; before, there are none.
+
+    `changed` is called with the name of a gang whose provider signals a change. Of several servers
+    only one relays agents.
+    """
+
+    def __init__(self, clock: ControlClock, changed: Callable[[str], Awaitable[None]]) -> None:
+        self._clock = clock
+        self._changed = changed
+        self._group: asyncio.TaskGroup | None = None
+        self._relaying = False
+        self._following: dict[str, asyncio.Task[None]] = {}  # by account, like `_relays`
+        self._relays: dict[str, asyncio.Task[None]] = {}
+
+    def start(
+        self, group: asyncio.TaskGroup, providers: Mapping[str, Provider], *, relay: bool
+    ) -> None:
+        """Serve these providers from now on, and relay agents if `relay` is set."""
+        self._group, self._relaying = group, relay
+        for account, provider in providers.items():
+            self.add(account, provider)
+
+    def add(self, account: str, provider: Provider) -> None:
+        """Serve one more provider."""
+        if self._group is None:
+            return
+        if signals := ability(provider, SIGNALS_CHANGES):
+            self._following[account] = self._group.create_task(self._follow(account, signals))
+        if self._relaying:
+            self._start_relay(self._group, account, provider)
+
+    def drop(self, account: str) -> None:
+        """Serve the provider of this account no longer."""
+        for tasks in (self._following, self._relays):
+            if account in tasks:
+                tasks.pop(account).cancel()
+
+    def set_relaying(self, providers: Mapping[str, Provider], relay: bool) -> None:
+        """Start to relay the agents of these providers, or stop."""
+        while self._relays:
+            self._relays.popitem()[1].cancel()
+        self._relaying = relay
+        if self._group is not None and relay:
+            for account, provider in providers.items():
+                self._start_relay(self._group, account, provider)
+
+    def _start_relay(self, group: asyncio.TaskGroup, account: str, provider: Provider) -> None:
+        if relay := ability(provider, RELAYS_AGENTS):
+            self._relays[account] = group.create_task(self._relay(account, relay))
+
+    async def _follow(self, account: str, provider: SignalsChanges) -> None:
+        """Report each gang that the provider signals. If signals fail, the regular polls find
+        changes later.
+        """
+        while True:
+            try:
+                gang = await provider.changed()
+            except (ProviderError, OSError) as error:
+                _log.warning(
+                    "a provider's signals failed; its gangs are polled instead",
+                    exc_info=error,
+                    extra={"provider": account},
+                )
+                await self._pause()
+                continue
+            await self._changed(gang)
+
+    async def _relay(self, account: str, provider: RelaysAgents) -> None:
+        """Run a provider's relay, which connects agents with the server, and restart it whenever it
+        fails. Agents continue their work meanwhile.
+        """
+        while True:
+            try:
+                await provider.relay()
+            except (ProviderError, OSError) as error:
+                _log.warning(
+                    "a provider's relay failed and is restarted",
+                    exc_info=error,
+                    extra={"provider": account},
+                )
+            await self._pause()
+
+    async def _pause(self) -> None:
+        await self._clock.sleep_until(self._clock.now() + _PAUSE)

@@ -1,0 +1,50 @@
+"""The credentials of projects at providers: `SqlStore.provider_credentials`."""
+
+from collections.abc import Sequence
+
+from cavvy.domain.credentials import CredentialBook, SealedCredential
+from cavvy.store.accounts import list_used_projects
+from cavvy.store.base import RowNotFound
+from cavvy.store.drivers import DatabaseSession, RunTransaction
+from cavvy.store.rows import RowCodec
+
+_CREDENTIALS = RowCodec(SealedCredential, "provider_credentials", key=("project", "provider"))
+_SELECT = f"{_CREDENTIALS.select} ORDER BY project, provider"
+
+
+class SqlCredentials:
+    """The rows of credentials, which are sealed."""
+
+    def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
+        self._read = read
+        self._write = write
+
+    async def book(self) -> CredentialBook:
+        return await self._read(_read_book)
+
+    async def list(self) -> Sequence[SealedCredential]:
+        return await self._read(_list)
+
+    async def put(self, credential: SealedCredential) -> None:
+        values = _CREDENTIALS.values(credential)
+        await self._write(lambda session: session.run(_CREDENTIALS.upsert, values))
+
+    async def reseal(self, credential: SealedCredential, sealed: bytes) -> bool:
+        values = (sealed, credential.project, credential.provider, credential.sealed)
+        changed = self._write(lambda session: session.run(_CREDENTIALS.reseal, values).rowcount)
+        return await changed > 0
+
+    async def delete(self, project: str, provider: str) -> None:
+        values = (project, provider)
+        changed = self._write(lambda session: session.run(_CREDENTIALS.delete, values).rowcount)
+        if await changed == 0:
+            raise RowNotFound(f"project {project} has no credential for {provider}")
+
+
+def _list(session: DatabaseSession) -> Sequence[SealedCredential]:
+    return [_CREDENTIALS.make(row) for row in session.run(_SELECT).fetchall()]
+
+
+def _read_book(session: DatabaseSession) -> CredentialBook:
+    held = [(each.project, each.provider) for each in _list(session)]
+    return CredentialBook(held, list_used_projects(session) if held else ())
