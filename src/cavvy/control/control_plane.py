@@ -1,6 +1,7 @@
 """Assembles the control plane from a store and providers."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -72,6 +73,7 @@ from cavvy.store.leases import RELAY_LEASE, LeaseTurn
 _HOSTS_EVERY = timedelta(minutes=1)
 _ROOM_PAUSE = timedelta(seconds=2)  # pause between two tries to write to a full disk
 _NOW = timedelta(0)
+_WEBHOOKS_EVERY = 20  # rechecks of jobs between two of webhooks
 _LEASE_PAUSE = timedelta(seconds=1)  # pause before a server without a valid lease looks again
 _log = logging.getLogger(__name__)
 
@@ -486,16 +488,19 @@ class ControlPlane:
         hints may have been lost.
         """
         seen: dict[str, int] = {}
-        while True:
+        for count in itertools.count(1):
             await self._clock.sleep_until(self._clock.now() + RECHECK)
             try:
                 found = await self._store.live_versions()
+                keys = list(changed_ids(seen, found))
+                if count % _WEBHOOKS_EVERY == 0:
+                    keys += await self._webhooks.unfinished()
             except StoreError as error:
                 _log.warning("the jobs were not checked for changes: %s", error)
                 continue
-            for job_id in changed_ids(seen, found):
-                if self._share is not None and self._share.owns(job_id):
-                    self._worklist.hint(job_id)
+            for key in keys:
+                if self._share is not None and self._share.owns(key):
+                    self._worklist.hint(key)
             seen = found
 
     async def _look_at(self, gang: str) -> None:
