@@ -5,12 +5,10 @@ matplotlib.
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from cavvy.sim.serving.run import ServingScore
-
-matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # This makes the files of equal plots identical.
+from cavvy.sim.traces.plots import save_figure
 
 
 def plot_scores(scores: Sequence[ServingScore], bound: float, path: Path) -> None:
@@ -34,7 +32,7 @@ def plot_scores(scores: Sequence[ServingScore], bound: float, path: Path) -> Non
     panel.set_title(scores[0].trace)
     panel.grid(alpha=0.3)
     panel.legend()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_replicas(scores: Sequence[ServingScore], path: Path) -> None:
@@ -51,9 +49,4 @@ def plot_replicas(scores: Sequence[ServingScore], path: Path) -> None:
     above.legend(fontsize="small")
     for panel in (above, below):
         panel.grid(alpha=0.3)
-    _save(figure, path)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, metadata=metadata, dpi=120)
+    save_figure(figure, path)

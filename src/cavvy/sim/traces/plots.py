@@ -43,7 +43,7 @@ def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
         "cost / optimum" if results[0].optimum_usd is not None else "mean cost, dollars"
     )
     axes[0].legend()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _score_points(results: Sequence[TrialResult]) -> dict[tuple[float, str, float], float]:
@@ -88,7 +88,7 @@ def plot_gantt(results: Sequence[TrialResult], path: Path) -> None:
     for mode, colour in _COLOURS.items():
         panel.barh(0, 0, color=colour, label=mode)
     panel.legend(ncols=3, loc="upper right")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_fleet(stays: Sequence[QueueStay], gpus: int, path: Path) -> None:
@@ -114,9 +114,10 @@ def plot_fleet(stays: Sequence[QueueStay], gpus: int, path: Path) -> None:
     below.set_xlabel("days")
     for panel in (above, below):
         panel.grid(alpha=0.3)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a plot. The files of equal plots are identical."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata, dpi=120)
