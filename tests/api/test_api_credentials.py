@@ -2,16 +2,19 @@
 of them leaves the server.
 """
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from tests.api.api_state import Api, until
 from tests.api.team import make_team
 
 from cavvy.domain.accounts import Role
 from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.domain.values import replace
+from cavvy.providers.base import Refused, TryAgain
 
 PATH = "/v1/projects/p/credentials/fake"
 KEY = "key-4711-planted"
@@ -110,7 +113,7 @@ async def test_a_credential_that_cannot_be_opened_is_told_and_tried_again(api: A
         await control_plane.drop_account(account)  # as after a restart
     damaged = replace(stored["q"], sealed=stored["q"].sealed[:-1] + b"?")
     await api.app_state.store.provider_credentials.put(damaged)
-    await credentials.open_missing()
+    await credentials.open_changed()
     assert control_plane.pool.providers["fake@p"] is not before["fake@p"]
     assert "fake@q" not in control_plane.pool.providers
     (row,) = (await api.http.get("/v1/projects/q/credentials")).json()
@@ -118,7 +121,7 @@ async def test_a_credential_that_cannot_be_opened_is_told_and_tried_again(api: A
     answer = await api.post_job(TASK % "t", project="q", consent=True)
     assert answer.status_code == 201  # it waits, and does not use the account of the server
     await api.app_state.store.provider_credentials.put(stored["q"])
-    await credentials.open_missing()
+    await credentials.open_changed()
     assert (await launched(api, answer.json()["id"])).offer.account == "fake@q"
 
 
@@ -143,3 +146,32 @@ async def test_a_project_below_inherits_it_and_only_admins_set_it(api: Api) -> N
         assert (await team.http.put(path, json=body, headers=headers)).status_code == status
     assert (await start(api, "sub", "below")).offer.account == "fake@team"
     assert (await start(api, "other", "beside")).offer.account == "fake"
+
+
+async def test_what_another_server_changes_is_used_here(api: Api) -> None:
+    await put(api)
+    pool, credentials = api.app_state.control_plane.pool, api.app_state.credentials
+    stored = api.app_state.store.provider_credentials
+    first = pool.providers["fake@p"]
+    (row,) = await stored.list()
+    await credentials.open_changed()
+    assert pool.providers["fake@p"] is first
+    await stored.put(replace(row, updated_at=row.updated_at + timedelta(seconds=1)))
+    await credentials.open_changed()
+    assert pool.providers["fake@p"] is not first
+    await stored.delete("p", "fake")
+    await credentials.open_changed()
+    assert "fake@p" not in pool.providers
+
+    # A server that has not read a new credential yet is no reason to give up a job.
+    with pytest.raises(Refused, match="no working credential"):
+        await pool.gangs("fake@p")
+    pool.accounts_read_at = None
+    with pytest.raises(TryAgain):
+        await pool.gangs("fake@p")
+    await stored.put(row)
+
+    async def look() -> bool:
+        return "fake@p" in pool.providers
+
+    await until(look)

@@ -9,7 +9,7 @@ import os
 import re
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.credentials import SealedCredential, name_account
 from cavvy.domain.gangs import GangState
 from cavvy.domain.tasks import Scalar
-from cavvy.domain.values import Struct, field
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.abilities import CLOSEABLE, WHO_AM_I, ability
 from cavvy.providers.base import Manifest, Provider, ProviderError, Refused, SettingKind, TryAgain
 from cavvy.providers.registry import (
@@ -83,15 +83,26 @@ class ProjectCredentials:
         self._accounts = accounts
         self._make = make_provider
         self._files: dict[str, list[int]] = {}  # account -> descriptors of its key files
+        self._opened: dict[str, datetime] = {}  # account -> `updated_at` of what is open
         self._changing = asyncio.Lock()
+        self._soon = asyncio.Event()
+        accounts.pool.read_accounts = self._soon.set
         self.problems = accounts.pool.unusable
 
-    async def open_missing(self) -> None:
-        """Open the stored credentials that are not open yet. What fails is tried again later."""
+    async def open_changed(self) -> None:
+        """Open the stored credentials that are not open, and forget those that are no longer
+        stored: another server may have changed them. What fails is tried again later.
+        """
         async with self._changing:
-            for each in await self._store.provider_credentials.list():
-                account = name_account(each.provider, each.project)
-                if account in self._accounts.pool.providers:
+            pool = self._accounts.pool
+            stored = {
+                name_account(each.provider, each.project): each
+                for each in await self._store.provider_credentials.list()
+            }
+            for account in self._opened.keys() - stored.keys():
+                await self._drop(account)
+            for account, each in stored.items():
+                if account in pool.providers and self._opened.get(account) == each.updated_at:
                     continue
                 try:
                     text = await to_thread(
@@ -105,14 +116,15 @@ class ProjectCredentials:
                         _log.warning("project %s: %s", each.project, why)
                     self.problems[account] = why
                     continue
-                await self._use(account, provider, files)
+                await self._use(account, provider, files, each.updated_at)
+            pool.accounts_read_at = self._now()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Open the stored credentials, and try again regularly what fails. At the end, forget
         them.
         """
-        await self.open_missing()
+        await self.open_changed()
         retrying = asyncio.create_task(self._keep_open())
         try:
             yield
@@ -145,17 +157,13 @@ class ProjectCredentials:
                     project=project, provider=provider, sealed=b"", updated_at=self._now()
                 )
                 sealed = await to_thread(self._sealer.seal, project, bound.bound_name, plain)
-                await self._store.provider_credentials.put(
-                    SealedCredential(
-                        project=project, provider=provider, sealed=sealed, updated_at=self._now()
-                    )
-                )
+                await self._store.provider_credentials.put(replace(bound, sealed=sealed))
             except BaseException:
                 _close_files(files)
                 if closeable := ability(made, CLOSEABLE):
                     await closeable.close()
                 raise
-            await self._use(account, made, files)
+            await self._use(account, made, files, bound.updated_at)
 
     async def remove(self, project: str, provider: str) -> None:
         """Delete a credential with which nothing runs. Raises RowNotFound, ApiProblem, TryAgain."""
@@ -166,21 +174,30 @@ class ProjectCredentials:
                     "credential-in-use", f"{running[0]} still runs with it, or ends at the moment"
                 )
             await self._store.provider_credentials.delete(project, provider)
-            await self._accounts.drop_account(account)
-            self.problems.pop(account, None)
-            _close_files(self._files.pop(account, []))
+            await self._drop(account)
 
     async def _keep_open(self) -> None:
         while True:
-            await asyncio.sleep(_RETRY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RETRY_S):
+                    await self._soon.wait()
+            self._soon.clear()
             try:
-                await self.open_missing()
+                await self.open_changed()
             except StoreError as error:
                 _log.warning("cannot read the credentials of projects", exc_info=error)
 
-    async def _use(self, account: str, provider: Provider, files: list[int]) -> None:
+    async def _drop(self, account: str) -> None:
+        await self._accounts.drop_account(account)
+        self.problems.pop(account, None)
+        self._opened.pop(account, None)
+        _close_files(self._files.pop(account, []))
+
+    async def _use(
+        self, account: str, provider: Provider, files: list[int], updated_at: datetime
+    ) -> None:
         former = self._files.pop(account, [])
-        self._files[account] = files
+        self._files[account], self._opened[account] = files, updated_at
         self.problems.pop(account, None)
         await self._accounts.put_account(account, provider)
         _close_files(former)

@@ -129,7 +129,7 @@ async def _compare(
         stack.push_async_callback(accounts.close)
         credentials = make_credentials(store, open_sealer(settings, root), accounts, context)
         stack.callback(credentials.forget)
-        await credentials.open_missing()
+        await credentials.open_changed()
         comparison, silent = await compare_with_providers(
             store, accounts.pool, partial(gang_name, installation)
         )

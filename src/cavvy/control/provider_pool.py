@@ -43,6 +43,7 @@ from cavvy.store.base import CredentialStore
 T = TypeVar("T")
 CALL_TIMEOUT = timedelta(seconds=120)  # clouds can take this long to accept a launch of many nodes
 OFFERS_TIMEOUT = timedelta(seconds=20)
+_ACCOUNTS_AGE = timedelta(seconds=5)  # how old the knowledge of accounts may be
 OFFERS_AGE = timedelta(seconds=5)
 FREED_AGE = timedelta(seconds=1)  # maximum age of offers after capacity was freed
 
@@ -75,6 +76,10 @@ class ProviderPool:
         self.providers = providers
         # accounts of projects that cannot be used, with the reasons
         self.unusable: dict[str, str] = {}
+        # when the accounts of projects were last compared with the stored credentials, and what
+        # does so again, because another server may have set one
+        self.accounts_read_at: datetime | None = None
+        self.read_accounts: Callable[[], None] = lambda: None
         self._store = store
         self._clock = clock
         self._snapshot: MarketSnapshot | None = None
@@ -267,6 +272,10 @@ class ProviderPool:
             return self.providers[name]
         provider, project = split_account(name)
         if project:
+            read_at, now = self.accounts_read_at, self._clock.now()
+            if name not in self.unusable and (read_at is None or now - read_at > _ACCOUNTS_AGE):
+                self.read_accounts()
+                raise TryAgain(f"the credential of project {project} for {provider} is being read")
             raise Refused(
                 f"project {project} has no working credential for {provider}; "
                 f"set it again: cavvy credential set {provider} -p {project} --key-file FILE"
