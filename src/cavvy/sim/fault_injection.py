@@ -67,8 +67,10 @@ class FaultyStore:
         self._commits = 0
 
     def __getattr__(self, name: str) -> object:
-        method = getattr(self._store, name)
+        found = getattr(self._store, name)
+        return self._slow(found) if callable(found) else _SlowPart(found, self._slow)
 
+    def _slow(self, method: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
         async def slowly(*args: object, **named: object) -> object:
             await self._pass_time()
             answer = await method(*args, **named)
@@ -91,6 +93,21 @@ class FaultyStore:
 
     def as_store(self) -> Store:
         return cast(Store, self)  # `__getattr__` provides all methods except `commit`
+
+
+class _SlowPart:
+    """A part of a store, such as its budgets, whose methods take time."""
+
+    def __init__(
+        self,
+        part: object,
+        slow: Callable[[Callable[..., Awaitable[object]]], Callable[..., Awaitable[object]]],
+    ) -> None:
+        self._part = part
+        self._slow = slow
+
+    def __getattr__(self, name: str) -> object:
+        return self._slow(getattr(self._part, name))
 
 
 class FaultyProvider:
