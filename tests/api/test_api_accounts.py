@@ -76,6 +76,16 @@ async def test_revoked_tokens_and_removed_accounts_are_refused_at_once(api: Api)
     assert code(await api.http.delete("/v1/accounts/ada")) == (404, "account-not-found")
 
 
+async def test_a_token_ends_with_the_one_that_it_was_created_with(api: Api) -> None:
+    token = await add(api, "ada")
+    [first] = (await api.http.get("/v1/tokens?account=ada")).json()
+    child = (await call(api, token, "POST", "/tokens", {})).json()["token"]
+    second = await add(api, "ada")  # by the owner, and so by no token of ada
+    assert (await api.http.delete(f"/v1/tokens/{first['id']}")).status_code == 204
+    for each, status in ((token, 401), (child, 401), (second, 200)):
+        assert (await call(api, each, "GET", "/whoami")).status_code == status
+
+
 async def test_the_last_use_of_a_token_is_known(api: Api) -> None:
     token = await add(api, "ada")
     before = (await api.http.get("/v1/tokens?account=ada")).json()[0]

@@ -131,3 +131,16 @@ async def test_a_project_with_roles_of_groups_is_in_use(store: Store) -> None:
     assert await store.roles() == []
     await store.sign_ins.delete_trust("company")
     assert await store.tokens() == []
+
+
+async def test_tokens_made_in_a_sign_in_end_with_it(store: Store) -> None:
+    await store.sign_ins.put_trust(TRUST)
+    await sign_in(store, ADA, "1")
+    for name, parent in (("child", "1"), ("grandchild", "child"), ("own", None)):
+        token = AccountToken(id=name, account="ada", created_at=NOW, parent=parent)
+        await store.add_token(token, f"hash-{name}")
+    await store.revoke_token("child", "ada", NOW)
+    ended = {each.id for each in await store.tokens("ada") if each.revoked_at is not None}
+    assert ended == {"child", "grandchild"}
+    await store.sign_ins.delete_trust("company")
+    assert [each.id for each in await store.tokens("ada")] == ["own"]

@@ -51,7 +51,8 @@ class Account(Struct, frozen=True, kw_only=True):
 
 class AccountToken(Struct, frozen=True, kw_only=True):
     """A token of an account, without its secret. Empty `scopes` stand for all permissions of the
-    account. With a `project`, the token is valid only for that project and those below it.
+    account. With a `project`, the token is valid only for that project and those below it. `parent`
+    is the token of the same account with which it was created; it ends with that one.
     """
 
     id: str
@@ -63,6 +64,7 @@ class AccountToken(Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     last_used_at: datetime | None = None  # written at most once a minute
+    parent: str | None = None
 
 
 class Project(Struct, frozen=True, kw_only=True):

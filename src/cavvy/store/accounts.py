@@ -103,13 +103,25 @@ def add_token(session: DatabaseSession, token: AccountToken, digest: str) -> Non
 def revoke_token(
     session: DatabaseSession, token_id: str, account: str | None, at: datetime
 ) -> None:
-    """Revoke a token, of this account if it is given. Raises RowNotFound."""
-    values: tuple[object, ...] = (to_micros(at), token_id)
-    sql = "UPDATE tokens SET revoked_at = COALESCE(revoked_at, ?) WHERE id = ?"
+    """Revoke a token, of this account if it is given, with the tokens that were created with it.
+    Raises RowNotFound.
+    """
+    first, values = "SELECT id FROM tokens WHERE id = ?", [token_id]
     if account is not None:
-        sql, values = f"{sql} AND account = ?", (*values, account)
-    if session.run(sql, values).rowcount == 0:
+        first, values = f"{first} AND account = ?", [*values, account]
+    sql = f"UPDATE tokens SET revoked_at = COALESCE(revoked_at, ?) WHERE id IN {family_of(first)}"
+    if session.run(sql, (to_micros(at), *values)).rowcount == 0:
         raise RowNotFound(f"no token {token_id}")
+
+
+def family_of(first: str) -> str:
+    """A query, in parentheses, for the IDs of the tokens that the query `first` selects, and of all
+    that were created with them.
+    """
+    return (
+        f"(WITH RECURSIVE family (id) AS ({first} UNION SELECT t.id FROM tokens t "
+        "JOIN family f ON t.parent = f.id) SELECT id FROM family)"
+    )
 
 
 def add_project(session: DatabaseSession, project: Project, *, adopt: bool) -> None:

@@ -249,6 +249,7 @@ CREATE TABLE tokens (
     expires_at BIGINT,
     revoked_at BIGINT,
     last_used_at BIGINT,
+    parent {id},
     PRIMARY KEY (id),
     CONSTRAINT tokens_hash UNIQUE (hash),
     FOREIGN KEY(account) REFERENCES accounts (name) ON DELETE CASCADE

@@ -6,7 +6,13 @@ from typing import TypeVar
 
 from cavvy.domain.accounts import Account, AccountKind, AccountToken, RoleBinding
 from cavvy.domain.trusts import AccountRule, IssuerTrust, SignIn
-from cavvy.store.accounts import GROUP_ROLES, add_account, add_token, find_account
+from cavvy.store.accounts import (
+    GROUP_ROLES,
+    add_account,
+    add_token,
+    family_of,
+    find_account,
+)
 from cavvy.store.base import NameConflict, RowNotFound, SignInConflict
 from cavvy.store.documents import decode_trust, encode, to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
@@ -72,9 +78,7 @@ def _delete_trust(session: DatabaseSession, name: str) -> None:
     # The trust first, so that no sign-in by it is in progress when its tokens are deleted.
     if session.run("DELETE FROM trusts WHERE name = ?", (name,)).rowcount == 0:
         raise RowNotFound(f"no trust {name}")
-    session.run(
-        "DELETE FROM tokens WHERE id IN (SELECT token FROM sign_ins WHERE trust = ?)", (name,)
-    )
+    _delete_tokens(session, "SELECT token FROM sign_ins WHERE trust = ?", name)
 
 
 def _sign_in(
@@ -123,11 +127,14 @@ def _replace_roles(session: DatabaseSession, found: SignIn, now: datetime) -> No
 def _forget(session: DatabaseSession, now: datetime) -> None:
     """Delete what is needed no more of old sign-ins and of their tokens and roles."""
     old = to_micros(now - _KEPT)
-    session.run(
-        "DELETE FROM tokens WHERE id IN (SELECT token FROM sign_ins WHERE until < ?)", (old,)
-    )
+    _delete_tokens(session, "SELECT token FROM sign_ins WHERE until < ?", old)
     session.run("DELETE FROM sign_ins WHERE until < ?", (old,))
     session.run("DELETE FROM group_roles WHERE until < ?", (old,))
+
+
+def _delete_tokens(session: DatabaseSession, first: str, value: object) -> None:
+    """Delete the tokens whose IDs a query selects, and those that were created with them."""
+    session.run(f"DELETE FROM tokens WHERE id IN {family_of(first)}", (value,))
 
 
 def _find_identity(session: DatabaseSession, issuer: str, subject: str) -> str | None:

@@ -232,8 +232,9 @@ async def add_token(request: Request) -> Response:
         require(request, Permission.MANAGE, INSTALLATION)
     now = app_state.now()
     ends = [] if ask.expires_s is None else [now + timedelta(seconds=ask.expires_s)]
-    if account == principal.account and principal.token and principal.token.expires_at:
-        ends.append(principal.token.expires_at)  # a token must not prolong its own life
+    parent = principal.token if account == principal.account else None
+    if parent is not None and parent.expires_at:
+        ends.append(parent.expires_at)  # a token must not prolong its own life
     token = AccountToken(
         id=token_hex(8),
         account=account,
@@ -242,6 +243,7 @@ async def add_token(request: Request) -> Response:
         project=ask.project,
         created_at=now,
         expires_at=min(ends, default=None),
+        parent=None if parent is None else parent.id,
     )
 
     note_change(request, after=_token_facts(token))

@@ -1,6 +1,9 @@
 -- Accounts that an admin has disabled keep their tokens and roles, but cannot use them.
 ALTER TABLE accounts ADD COLUMN disabled_at BIGINT;
 
+-- The token with which a token of the same account was created.
+ALTER TABLE tokens ADD COLUMN parent {id};
+
 -- Issuers whose ID tokens are accepted.
 CREATE TABLE trusts (
     name TEXT NOT NULL,
