@@ -12,6 +12,18 @@ from cavvy.providers.hosts.records import AgentExit, read, write
 from cavvy.providers.hosts.supervisor.files import open_own, read_json, read_own
 from cavvy.providers.local import processes
 from cavvy.providers.local.gang_store import LocalGangStore
+from cavvy.providers.local.records import LocalGangEnd, LocalIntent
+
+
+def make_store(home: Path) -> LocalGangStore:
+    return LocalGangStore(
+        home=home,
+        installation="i",
+        command=[],
+        environ={},
+        engine=lambda: None,
+        now=lambda: datetime.now(UTC),
+    )
 
 
 def test_records_are_read_and_written_through_no_link(tmp_path: Path) -> None:
@@ -33,14 +45,7 @@ def test_the_log_of_an_agent_is_no_link_to_another_file(tmp_path: Path) -> None:
     rank.mkdir(parents=True)
     secret.write_text("secret")
     (rank / "agent.log").symlink_to(secret)
-    store = LocalGangStore(
-        home=tmp_path,
-        installation="i",
-        command=[],
-        environ={},
-        engine=lambda: None,
-        now=lambda: datetime.now(UTC),
-    )
+    store = make_store(tmp_path)
     assert store._complaint("g", 0) == ""
     for flags in (os.O_RDONLY, os.O_WRONLY | os.O_APPEND):
         with pytest.raises(OSError):
@@ -69,3 +74,30 @@ def test_two_that_write_one_record_at_once_do_not_take_each_others_file(tmp_path
     assert found is not None
     assert found.exit_code in range(4)
     assert [each.name for each in tmp_path.iterdir()] == ["exit.json"]
+
+
+def test_work_that_was_started_without_separation_counts_until_it_has_ended(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    intents = {
+        name: LocalIntent(
+            name=name,
+            installation="i",
+            nodes=1,
+            launched_at=now,
+            grace_s=1.0,
+            devices=[],
+            separates=name == "new",
+        )
+        for name in ("new", "old")
+    }
+    assert make_store(tmp_path).is_separated()
+    for name, intent in intents.items():
+        (tmp_path / "gangs" / name).mkdir(parents=True)
+        write(tmp_path / "gangs" / name / "gang.json", intent)
+        assert make_store(tmp_path).is_separated() is (name == "new")
+    (tmp_path / "ended").mkdir()
+    end = LocalGangEnd(
+        name="old", installation="i", reason="done", exit_code=0, ranks=[], seen_at=now
+    )
+    write(tmp_path / "ended/old.json", end)
+    assert make_store(tmp_path).is_separated()

@@ -147,6 +147,18 @@ class LocalGangStore(Struct):
                 *self._remembered().values(),
             ]
 
+    def is_separated(self) -> bool:
+        """Whether the work of all gangs that have not ended is separated from that of others: it
+        keeps the mode in which it was started. Raises TryAgain.
+        """
+        with self._alone(), _as_try_again():
+            intents = [
+                read(path / "gang.json", LocalIntent)
+                for path in self._scan("gangs")
+                if self._over(path.name) is None
+            ]
+            return all(each.separates for each in intents if each is not None)
+
     def remove(self, name: str) -> timedelta | None:
         """Start the removal of a gang. Returns the time until its remaining processes are killed,
         or None if there is nothing to remove. Raises TryAgain.
@@ -220,6 +232,7 @@ class LocalGangStore(Struct):
             launched_at=self.now(),
             grace_s=spec.grace.total_seconds(),
             devices=[device for config in configs for device in config.devices],
+            separates=all(config.separates for config in configs),
         )
         fresh = self._folder(f".new-{spec.name}-{os.getpid()}-{get_ident()}")
         shutil.rmtree(fresh, ignore_errors=True)

@@ -89,7 +89,9 @@ class LocalProvider:
 
     async def hosts(self) -> Sequence[Host]:
         host = make_host(await self._discovered())
-        together = self._isolation is HostIsolation.NONE or await self._separates()
+        together = self._isolation is HostIsolation.NONE
+        if not together and await self._separates():
+            together = await asyncio.to_thread(self._gang_store.is_separated)
         return [replace(host, separates=together)]
 
     async def launch(self, gang: GangSpec) -> None:

@@ -26,6 +26,7 @@ class LocalIntent(Struct, frozen=True, kw_only=True):
     launched_at: datetime
     grace_s: float
     devices: Sequence[str] = ()  # the devices of all ranks together
+    separates: bool = False  # whether the work is separated from that of other projects
 
 
 class LocalRemoval(Struct, frozen=True, kw_only=True):
