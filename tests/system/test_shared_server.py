@@ -1,5 +1,6 @@
-"""A server for a team: it starts with a certificate, makes its first admin, and people of other
-machines sign in and work.
+"""A server for a company: it starts with a certificate and makes its first admin, who sets up two
+teams. A member of each signs in from another machine, works, is refused and asks for more, and an
+auditor verifies the log.
 """
 
 import json
@@ -29,7 +30,7 @@ def free_port() -> int:
 def test_a_team_shares_a_server(tmp_path: Path, stack: ExitStack) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue()
-    root, ada, ben = (stack.enter_context(user_at(tmp_path / name)) for name in "rab")
+    root, ada, ben, cal = (stack.enter_context(user_at(tmp_path / name)) for name in "rabc")
     root.settings("[providers.local]\n")
     assert "cavvy server start --listen" in root.cli("server", "init", "--admin", "ada", code=1)
     root.cli("server", "stop")
@@ -62,7 +63,7 @@ def test_a_team_shares_a_server(tmp_path: Path, stack: ExitStack) -> None:
     (ben.root / "token").write_text(token)
     ben.cli("login", url, "--token-file", str(ben.root / "token"), "--name", "team", *trust)
     check_work(ada, ben, root)
-
+    check_second_team(ada, ben, cal, (url, *trust))
     check_audit(ada, ben, tmp_path / "audit.jsonl")
 
     # A renewed certificate needs no restart; connections that began stay.
@@ -75,6 +76,31 @@ def test_a_team_shares_a_server(tmp_path: Path, stack: ExitStack) -> None:
     assert ben.cli("server", "status", code=3)  # no server of ben's own was ever started
 
 
+def check_second_team(ada: User, ben: User, cal: User, server: tuple[str, ...]) -> None:
+    """A member of another team sees only that team, is refused by its policy, and asks for a larger
+    budget, which only an admin can approve.
+    """
+    ada.cli("project", "create", "speech")
+    ada.cli("user", "add", "cal")
+    ada.cli("role", "grant", "cal", "member", "-p", "speech")
+    token = ada.output("token", "create", "--user", "cal")
+    cal.cli("login", server[0], "--token", token.strip(), "--name", "team", *server[1:])
+    for user, other in ((ben, "speech"), (cal, "vision")):
+        assert "project" in user.cli("ps", "-p", other, code=1)
+    (cal.work / "task.yaml").write_text("name: hello\nrun: echo hello from cal\n")
+    ada.cli("policy", "set", "-p", "speech", "--providers", "aws")
+    assert "policy" in cal.cli("run", "task.yaml", "-p", "speech", "--yes", code=1)
+    ada.cli("policy", "set", "-p", "speech", "--providers", "any")
+    assert "hello from cal" in cal.cli("run", "task.yaml", "-p", "speech", "--yes")
+
+    ada.cli("budget", "set", "speech-month", "10", "--project", "speech")
+    cal.cli("budget", "request", "speech-month", "20", "-p", "speech", "--reason", "more data")
+    assert "role" in cal.cli("budget", "approve", "speech-month", code=1)
+    ada.cli("budget", "approve", "speech-month")
+    (budget,) = ada.json("budget", "list")
+    assert budget["month_limit_micros"] == 20_000_000
+
+
 def check_audit(ada: User, ben: User, exported: Path) -> None:
     """An auditor sees what happened, and finds a change in an exported log."""
     ada.cli("user", "add", "eve")
@@ -84,7 +110,8 @@ def check_audit(ada: User, ben: User, exported: Path) -> None:
     ben.variables["SSL_CERT_FILE"] = str(exported.with_name("ca.pem"))  # trusted by the system
     ben.cli("login", url, "--token", token, "--name", "audit")
     told = ben.cli("audit", "list")
-    for text in ("POST /v1/projects/{project}/jobs", "role-needed", "ben", "127.0.0.1"):
+    asked = "POST /v1/projects/{project}/budgets/{name}/request"
+    for text in ("POST /v1/projects/{project}/jobs", asked, "role-needed", "ben", "127.0.0.1"):
         assert text in told
     assert token not in told
     assert [each["code"] for each in ben.json("audit", "list", "--refused", "--account", "ben")]
