@@ -23,7 +23,7 @@ from cavvy.agent.work.folder import CannotBuild
 
 pytestmark = pytest.mark.system
 DATA = bytes(range(256)) * 16384  # 4 MiB
-CONFIG: Any = SimpleNamespace(hides="")
+CONFIG: Any = SimpleNamespace(hides="", separates=False)
 
 
 class Storage(ThreadingHTTPServer):

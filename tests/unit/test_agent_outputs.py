@@ -311,7 +311,10 @@ def send_to(monkeypatch: pytest.MonkeyPatch) -> SendTo:
     def send(storage: Storage, path: Path) -> tuple[dict[str, list[int]], int]:
         known: dict[str, list[int]] = {}
         meter = TransferProgress("output", lambda text: None)
-        config, folders = SimpleNamespace(hides=""), AllowedFolders([str(path.parent)])
+        config, folders = (
+            SimpleNamespace(hides="", separates=False),
+            AllowedFolders([str(path.parent)]),
+        )
         monkeypatch.setattr(upload, "TransferClient", lambda *_: storage)
         try:
             send_file(config, folders, 0, str(path), "model", meter, known)  # type: ignore[arg-type]

@@ -43,6 +43,12 @@ TABLES: dict[str, Any] = {
     "schedule": keys.Schedule,
     "work": keys.Work,
     "webhooks": keys.Webhook,
+    "service": keys.Service,
+    "service.replicas": keys.ServiceReplicas,
+    "service.replicas.target": keys.ServiceTarget,
+    "service.probe": keys.ServiceProbe,
+    "service.timeouts": keys.ServiceTimeoutKeys,
+    "service.slo": keys.ServiceSlo,
 }
 
 

@@ -215,6 +215,66 @@ class Webhook(TypedDict):
     ]
 
 
+class ServiceTarget(TypedDict, total=False):
+    """How much load each replica of a service should have."""
+
+    queue_wait: Length
+    concurrency: Number
+    rate: Number
+    gpu_utilisation: Number | str
+    metric: str
+    value: Number
+
+
+class ServiceReplicas(TypedDict, total=False):
+    """How many copies of a service run."""
+
+    min: Whole
+    max: Whole
+    target: ServiceTarget
+    idle: Length
+
+
+class ServiceProbe(TypedDict, total=False):
+    """How a replica of a service is found to be ready."""
+
+    path: str
+    every: Length
+    timeout: Length
+    start: Length
+    failures: Whole
+
+
+class ServiceTimeoutKeys(TypedDict, total=False):
+    """How long requests to a service may take."""
+
+    queue: Length
+    response: Length
+    silence: Length
+
+
+class ServiceSlo(TypedDict, total=False):
+    """What a service promises."""
+
+    p95: Length
+    availability: Number | str
+
+
+class Service(TypedDict):
+    """How a task answers requests, and on how many replicas."""
+
+    port: Whole
+    replicas: NotRequired[Whole | ServiceReplicas]
+    concurrency: NotRequired[Whole]
+    probe: NotRequired[str | ServiceProbe]
+    drain: NotRequired[Length]
+    timeouts: NotRequired[ServiceTimeoutKeys]
+    slo: NotRequired[ServiceSlo]
+    regions: NotRequired[str | Sequence[str]]
+    residency: NotRequired[str]
+    budget: NotRequired[Dollars]
+
+
 class TaskKeys(TypedDict, total=False):
     """All keys of a task except `run`."""
 
@@ -244,3 +304,4 @@ class TaskKeys(TypedDict, total=False):
     keep: Length
     machine: str
     session: Switch
+    service: Service
