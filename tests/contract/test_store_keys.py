@@ -4,6 +4,7 @@ import asyncio
 import base64
 import os
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -139,12 +140,38 @@ async def test_a_new_key_protects_everything_and_the_former_one_is_kept(
         (before.id, False, 0),
     ]
     assert again.unseal("p", "A", former["A"]) == "1"  # as from a backup
-    for path in key.parent.iterdir():
+    for path in key.parent.glob("key*"):
         assert path.stat().st_mode & 0o777 == 0o600
     (key.parent / f"key.{before.id}").unlink()
     assert await read(store, SecretSealer(KeyRing(key))) == {"A": "1", "B": "2"}
     with pytest.raises(StoreUnusable, match=before.id):
         SecretSealer(KeyRing(key)).unseal("p", "A", former["A"])
+
+
+async def test_servers_that_share_the_folder_use_the_key_that_one_of_them_has_renewed(
+    store: Store, key: Path
+) -> None:
+    one, two = SecretSealer(KeyRing(key)), SecretSealer(KeyRing(key))
+    await put(store, one, A="1")
+    former = two.keys.current().id
+    assert await read(store, two) == {"A": "1"}
+    done = await rotate_key(store, one)
+    assert await read(store, two) == {"A": "1"}
+    await put(store, two, B="2")
+    assert [use.secrets for use in await list_keys(store, two)] == [2, 0]
+    (key.parent / f"key.{former}").unlink()  # as the guide says, when nothing uses it
+    assert await read(store, one) == await read(store, two) == {"A": "1", "B": "2"}
+    again = two.keys.renew()
+    assert one.keys.current().id == again.id
+    assert one.keys.find(done.key.id).id == done.key.id
+
+
+def test_two_servers_that_renew_the_key_at_once_lose_none(key: Path) -> None:
+    rings = [KeyRing(key) for _ in range(4)]
+    first = rings[0].current().id
+    with ThreadPoolExecutor() as threads:
+        made = [each.id for each in threads.map(KeyRing.renew, rings)]
+    assert {each.id for each in rings[0].all()} == {first, *made}
 
 
 @pytest.mark.parametrize("step", ["link", "replace", "_flush_folder"])

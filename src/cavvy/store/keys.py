@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from cavvy.domain.values import Struct
 from cavvy.packages import extra_command
 from cavvy.store.base import StoreFull, StoreUnusable
+from cavvy.store.file_locks import FileLocks
 
 KEY_BYTES = 32  # AES-256
 # AES-GCM uses a nonce of this length directly, and would hash any other: NIST SP 800-38D 5.2.1.1
@@ -164,7 +165,7 @@ class KeyRing:
         """
         if self._given:
             return self._open(self._given)
-        return self._folder_current
+        return self._read_folder_key()
 
     def all(self) -> Iterator[WrappingKey]:
         """All keys, the current one first. Raises StoreUnusable for one that cannot be read."""
@@ -191,19 +192,20 @@ class KeyRing:
         crash between the two steps leaves the old one in use.
         """
         assert self.renewable
-        path, old = self._folder_key, self._folder_current
-        with _explained(path):
+        self._read_folder_key()  # it exists from now on
+        path = self._folder_key
+        with _explained(path), FileLocks(path.with_name(".locks")).hold("key"):
+            old = _load(path)  # another server may just have renewed it
             with suppress(FileExistsError):
                 os.link(path, path.with_name(f"{path.name}.{old.id}"))
             _flush_folder(path.parent)
             part = _write_part(path)
             os.replace(part, path)
             _flush_folder(path.parent)
-        del self._folder_current
-        return self._folder_current
+            return _load(path)
 
-    @cached_property
-    def _folder_current(self) -> AesKey:
+    def _read_folder_key(self) -> AesKey:
+        """Read the key again at each use, because other servers that share the folder renew it."""
         with _explained(self._folder_key):
             try:
                 return _load(self._folder_key)
