@@ -5,8 +5,9 @@ interrupted move leaves an empty database behind, and can be repeated. The file 
 read, and renamed at the end.
 
 Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. They stay
-there, unless the move begins in another folder: then they are copied, and no job may be running,
-because agents on this machine look for their server in the old folder.
+there, unless the move begins in another folder or `server.files` names another one: then they are
+copied, and no job may be running, because agents on this machine look for their server in the old
+folder.
 """
 
 import asyncio
@@ -17,11 +18,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import cast
 
-from cavvy.api.database import SCHEMES, BindsFolder, bind_folder, hold_alone
+from cavvy.api.database import (
+    SCHEMES,
+    BindsFolder,
+    bind_folder,
+    choose_files,
+    hold_alone,
+    refuse_used,
+)
 from cavvy.api.folder_copy import copy_files
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.client.state import write_private
 from cavvy.domain.values import Struct
+from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseSession, make_driver, translate
 from cavvy.store.fence import Fence, check_fence
@@ -34,7 +43,7 @@ MOVED = "cavvy.db.moved"
 
 
 class AdoptedServer(Struct, frozen=True, kw_only=True):
-    """What arrived in the database, and how many files were copied to the new state folder. `again`
+    """What arrived in the database, and how many files were copied to the new folder. `again`
     says that an earlier run had copied the rows."""
 
     tables: Sequence[TableDigest]
@@ -42,7 +51,9 @@ class AdoptedServer(Struct, frozen=True, kw_only=True):
     again: bool = False
 
 
-def adopt(home: StateDir, url: str, source: StateDir | None = None) -> AdoptedServer:
+def adopt(
+    home: StateDir, settings: Settings, url: str, source: StateDir | None = None
+) -> AdoptedServer:
     """Move the jobs of `source`, or else of `home` itself, to the PostgreSQL database, for servers
     that use `home`. Raises StateDirError, StoreError.
     """
@@ -68,14 +79,20 @@ def adopt(home: StateDir, url: str, source: StateDir | None = None) -> AdoptedSe
             f"the state folder {home.path} has jobs of its own in {DATABASE}",
             "set CAVVY_HOME to a new folder",
         )
-    return asyncio.run(_Move(home, url, origin).run())
+    files = choose_files(home, settings, url)
+    if os.path.realpath(files.path) == os.path.realpath(origin.path):
+        files = origin
+    elif files is not home:
+        refuse_used(files)
+    return asyncio.run(_Move(home, files, url, origin).run())
 
 
 class _Move:
     """One run of the command."""
 
-    def __init__(self, home: StateDir, url: str, origin: StateDir) -> None:
+    def __init__(self, home: StateDir, files: StateDir, url: str, origin: StateDir) -> None:
         self._home = home
+        self._files = files
         self._url = url
         self._origin = origin
 
@@ -85,7 +102,7 @@ class _Move:
             store = open_store(self._url)
             await store.open()
             try:
-                await bind_folder(cast(BindsFolder, store), self._home, self._home, self._url)
+                await bind_folder(cast(BindsFolder, store), self._home, self._files, self._url)
             finally:
                 await store.close()
             self._mark()
@@ -101,8 +118,8 @@ class _Move:
                 one.begin()  # no other process can write meanwhile
                 self._refuse_running(one)
                 files = 0
-                if self._origin is not self._home:
-                    files = copy_files(Path(self._origin.path), Path(self._home.path))
+                if self._origin is not self._files:
+                    files = copy_files(Path(self._origin.path), Path(self._files.path))
                 return self._copy_rows(one, two, fence, files)
         except Exception as error:
             if (told := translate(error, target)) is error:
@@ -130,7 +147,7 @@ class _Move:
 
     def _refuse_running(self, session: DatabaseSession) -> None:
         """Raise StateDirError if gangs run and their server would move to another folder."""
-        if self._origin is self._home:
+        if self._origin is self._home is self._files:
             return
         rows = session.run(
             "SELECT DISTINCT j.name FROM attempts a JOIN jobs j ON j.id = a.job_id "
@@ -143,7 +160,8 @@ class _Move:
                 f"jobs of {self._origin.path} are running ({names}), and their agents look for the "
                 "server in that folder",
                 f"wait for them or stop them, or leave the server in its folder: CAVVY_HOME="
-                f"{self._origin.path} cavvy server adopt, without --from",
+                f"{self._origin.path} cavvy server adopt, without --from, and with server.files "
+                "empty",
             )
 
     def _mark(self) -> None:

@@ -1,10 +1,10 @@
 """Writes an archive of a whole server: `cavvy server backup`.
 
-The archive is a tar file: `cavvy.db`, the keys, the other files of the state folder, and last
-`manifest.json`, which names the SHA-256 of every file and of the rows of every table. An archive
-without it is incomplete. The database comes first, so all files to which its rows refer exist when
-they are read. A PostgreSQL database is copied from one snapshot into a SQLite file, so an archive
-can be restored into either.
+The archive is a tar file: `cavvy.db`, the keys, the other files of the state folder or of
+`server.files`, and last `manifest.json`, which names the SHA-256 of every file and of the rows of
+every table. An archive without it is incomplete. The database comes first, so all files to which
+its rows refer exist when they are read. A PostgreSQL database is copied from one snapshot into a
+SQLite file, so an archive can be restored into either.
 
 The server may run meanwhile.
 """
@@ -24,7 +24,7 @@ from typing import BinaryIO
 from msgspec.json import encode, format
 
 from cavvy import __version__
-from cavvy.api.database import choose_database
+from cavvy.api.database import choose_database, choose_files
 from cavvy.api.folder_copy import list_files, list_keys
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.client.state import host_name
@@ -58,13 +58,13 @@ def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveMani
     """Write the archive of the server of this state folder. Raises StateDirError, StoreError,
     OSError.
     """
-    url = _find_database(home, settings)
+    url, root = _find_database(home, settings)
     with tempfile.TemporaryDirectory(prefix="backup-", dir=home.path) as folder:
         copy = Path(folder) / DATABASE
         tables, installation = _copy_database(url, copy)
+        _check_keys(root, tables, settings)
         with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
             files = {DATABASE: _add(archive, copy, DATABASE)}
-            root = Path(home.path)
             for name in (*list_keys(root), *list_files(root)):
                 if digest := _add(archive, root / name, str(name)):
                     files[str(name)] = digest
@@ -74,7 +74,7 @@ def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveMani
                 installation=installation,
                 made_at=datetime.now(UTC),
                 host=host_name(),
-                folder=home.path,
+                folder=str(root),
                 tables=tables,
                 files=files,
             )
@@ -82,9 +82,10 @@ def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveMani
     return manifest
 
 
-def _find_database(home: StateDir, settings: Settings) -> str:
+def _find_database(home: StateDir, settings: Settings) -> tuple[str, Path]:
+    """The database, and the folder whose files belong to it."""
     if os.path.exists(home.file(DATABASE)):
-        return f"sqlite:///{home.file(DATABASE)}"
+        return f"sqlite:///{home.file(DATABASE)}", Path(home.path)
     url = choose_database(home, settings)
     if url is None:
         raise StateDirError(
@@ -92,7 +93,23 @@ def _find_database(home: StateDir, settings: Settings) -> str:
             f"no server has worked with the state folder {home.path}",
             "CAVVY_HOME names the state folder of a server; run this as the server's user",
         )
-    return url
+    return url, Path(choose_files(home, settings, url).path)
+
+
+def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -> None:
+    """Raise StateDirError if a key is missing that the server of these tables has used."""
+    rows = {each.table: each.rows for each in tables}
+    needed = {"agents.key": rows["attempts"]}
+    if not settings.text("secrets.key"):
+        needed["key"] = rows["secrets"] + rows["provider_credentials"]
+    for name, uses in needed.items():
+        if uses and not (root / name).is_file():
+            raise StateDirError(
+                "key-missing",
+                f"the folder {root} has no {name}, without which an archive of this server cannot "
+                "be used",
+                "set server.files to the folder that has the server's keys, or restore the key",
+            )
 
 
 def _copy_database(url: str, copy: Path) -> tuple[Sequence[TableDigest], str]:

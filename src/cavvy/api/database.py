@@ -85,6 +85,19 @@ def choose_files(home: StateDir, settings: Settings, url: str | None) -> StateDi
     return files
 
 
+def refuse_used(files: StateDir) -> None:
+    """Raise StateDirError if a server has worked with this folder for files, whose keys and logs
+    would be replaced by those of another server.
+    """
+    for name in ("cavvy.db", _SERVERS):
+        if os.path.exists(files.file(name)):
+            raise StateDirError(
+                "not-empty",
+                f"server.files ({files.path}) belongs to a server that has jobs: it has {name}",
+                "set server.files to a new folder, or move this one away",
+            )
+
+
 def wait_for_turn(home: StateDir, settings: Settings) -> None:
     """Lock the folder as soon as no other server works with it. Blocks. Raises StateDirError."""
     shown = ""

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from cavvy.api.backup import DATABASE, ArchiveManifest
-from cavvy.api.database import BindsFolder, bind_folder, choose_database, hold_alone
+from cavvy.api.database import (
+    BindsFolder,
+    bind_folder,
+    choose_database,
+    choose_files,
+    hold_alone,
+    refuse_used,
+)
 from cavvy.api.open_state import load_providers, make_context, make_credentials, open_sealer
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.api.unpacked import unpack
@@ -54,7 +61,8 @@ def restore(
     home: StateDir, settings: Settings, archive: BinaryIO, url: str | None, *, dry_run: bool
 ) -> RestoreReport:
     """Restore an archive into a new state folder and, with `url`, into an empty PostgreSQL
-    database. Raises StateDirError, StoreError, ProviderError, OSError.
+    database. The files get into `server.files`, if that is set. Raises StateDirError, StoreError,
+    ProviderError, OSError.
     """
     home.claim_idle()
     for name in (DATABASE, "database"):
@@ -64,14 +72,17 @@ def restore(
                 f"the state folder {home.path} belongs to a server that has jobs: it has {name}",
                 "set CAVVY_HOME to a new folder, or move this one away",
             )
-    unpacked = Path(home.file(_UNPACKED))
+    files = home if dry_run else choose_files(home, settings, url)
+    if files is not home:
+        refuse_used(files)
+    unpacked = Path(files.file(_UNPACKED))
     shutil.rmtree(unpacked, ignore_errors=True)
     unpacked.mkdir(mode=0o700)
     try:
         manifest = unpack(archive, unpacked, whole=not dry_run)
         report = asyncio.run(_compare_copy(unpacked, settings, manifest, dry_run=dry_run))
         if not dry_run:
-            _put_in_place(home, unpacked, url)
+            _put_in_place(home, files, unpacked, url)
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
     return report
@@ -89,7 +100,8 @@ def check_restored(home: StateDir, settings: Settings, *, dry_run: bool) -> Rest
             f"no server has worked with the state folder {home.path}",
             "name an archive, or set CAVVY_HOME to the state folder of the server",
         )
-    return asyncio.run(_check_in_place(home, settings, url, dry_run=dry_run))
+    files = choose_files(home, settings, url)
+    return asyncio.run(_check_in_place(home, files, settings, url, dry_run=dry_run))
 
 
 async def _compare_copy(
@@ -100,9 +112,9 @@ async def _compare_copy(
 
 
 async def _check_in_place(
-    home: StateDir, settings: Settings, url: str | None, *, dry_run: bool
+    home: StateDir, files: StateDir, settings: Settings, url: str | None, *, dry_run: bool
 ) -> RestoreReport:
-    root = Path(home.path)
+    root = Path(files.path)
     if url is None:
         local = f"sqlite:///{home.file(DATABASE)}"
         return await _compare(local, root, settings, None, dry_run=dry_run)
@@ -156,28 +168,28 @@ class _Accounts:
                 await closeable.close()
 
 
-def _put_in_place(home: StateDir, unpacked: Path, url: str | None) -> None:
+def _put_in_place(home: StateDir, files: StateDir, unpacked: Path, url: str | None) -> None:
     """Move the files, and then the database."""
     for each in sorted(unpacked.iterdir()):
         if each.name.startswith(DATABASE):
             continue
-        target = Path(home.file(each.name))
+        target = Path(files.file(each.name))
         if target.is_dir():
             shutil.rmtree(target)
         os.replace(each, target)
     if url is None:
         os.replace(unpacked / DATABASE, home.file(DATABASE))
     else:
-        asyncio.run(_fill_database(home, unpacked / DATABASE, url))
+        asyncio.run(_fill_database(home, files, unpacked / DATABASE, url))
 
 
-async def _fill_database(home: StateDir, copy: Path, url: str) -> None:
+async def _fill_database(home: StateDir, files: StateDir, copy: Path, url: str) -> None:
     async with hold_alone(url, home) as fence:
         await asyncio.to_thread(_copy, copy, url, fence)
         store = open_store(url)
         await store.open()
         try:
-            await bind_folder(cast(BindsFolder, store), home, home, url)
+            await bind_folder(cast(BindsFolder, store), home, files, url)
         finally:
             await store.close()
 

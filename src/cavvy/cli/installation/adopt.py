@@ -22,7 +22,8 @@ _SHOWN = {
     "source",
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False),
-    help="Take over the server of another state folder, and copy its files to this one.",
+    help="Take over the server of another state folder, and copy its files to this one, or to "
+    "server.files.",
 )
 def command(database: str | None, source: str | None) -> None:
     """Move jobs, history, secrets and accounts from the SQLite file of an embedded server to a
@@ -45,10 +46,10 @@ def command(database: str | None, source: str | None) -> None:
         folder = StateDir(os.path.abspath(source)) if source else None
         if folder is not None and os.path.realpath(folder.path) == os.path.realpath(home.path):
             folder = None
-        done = adopt(home, url, folder)
+        done = adopt(home, configured, url, folder)
     rows = {each.table: each.rows for each in done.tables}
     shown = [f"{rows.pop(table)} {text}" for table, text in _SHOWN.items()]
-    copied = f", and copied {done.files} files" if folder is not None else ""
+    copied = f", and copied {done.files} files" if done.files else ""
     click.echo(
         f"{'had moved' if done.again else 'moved'} {', '.join(shown)} and {sum(rows.values())} "
         f"other rows to PostgreSQL{copied}; all rows were compared"
