@@ -117,6 +117,29 @@ async def test_rows_arrive_in_postgresql_and_come_back(urls: tuple[str, str, str
     assert await read_all(back) == known
 
 
+@pytest.mark.parametrize("restored", [True, False])
+async def test_a_copy_may_pause_for_longer_than_other_transactions(
+    urls: tuple[str, str, str], restored: bool
+) -> None:
+    first, middle, _ = urls
+    await prepare(first)
+    await prepare(middle)
+    show = "SHOW idle_in_transaction_session_timeout"
+    with (
+        closing(make_driver(first, journal="wal").connect()) as local,
+        closing(make_driver(middle, journal="wal").connect()) as shared,
+    ):
+        limit = shared.run(show).fetchone()
+        assert limit != ("0",)
+        local.begin()
+        shared.begin()
+        copy_rows(*((local, shared) if restored else (shared, local)))
+        assert shared.run(show).fetchone() == ("0",)
+        local.rollback()
+        shared.rollback()
+        assert shared.run(show).fetchone() == limit
+
+
 async def test_numbers_continue_after_the_copied_ones(urls: tuple[str, str, str]) -> None:
     first, middle, _ = urls
     await fill(first)

@@ -132,6 +132,7 @@ class _Move:
         two.begin()
         try:
             check_fence(two, fence)
+            two.allow_pauses()  # it waits while the source is read
             try:
                 refuse_rows(two)
             except StoreUnusable:

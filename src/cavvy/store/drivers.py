@@ -35,7 +35,7 @@ _PATIENCE = {
     "tcp_user_timeout": 10_000,  # milliseconds
 }
 # seconds after which PostgreSQL ends a transaction of a server that has vanished, whose locks would
-# otherwise delay the server that takes over; no transaction of ours waits for anything else
+# otherwise delay the server that takes over; only copies of a database wait for anything else
 _ABANDONED_S = 20
 _T = TypeVar("_T")
 _STREAMED = 2000  # rows that a query with many rows fetches at once
@@ -133,6 +133,11 @@ class DatabaseSession:
         # Use IMMEDIATE, because otherwise another process could write between the reads and the
         # writes of a transaction.
         self._raw.execute("BEGIN IMMEDIATE" if self.driver.is_sqlite else "BEGIN")
+
+    def allow_pauses(self) -> None:
+        """Let the open transaction wait for work outside the database for as long as needed."""
+        if not self.driver.is_sqlite:
+            self._raw.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     def commit(self) -> None:
         self._raw.execute("COMMIT")

@@ -64,6 +64,8 @@ def copy_rows(source: DatabaseSession, target: DatabaseSession) -> Sequence[Tabl
     """Copy all rows of `source` into the empty `target`, in the open transactions of both, and
     compare what arrived. Returns the digests. Raises HashMismatch, and the drivers' errors.
     """
+    for each in (source, target):  # each waits while the other is read and compared
+        each.allow_pauses()
     target.run(f"DELETE FROM {_META}")
     for table in _tables():
         target.insert_all(table.name, _quoted(table.columns), source.stream(table.select))
