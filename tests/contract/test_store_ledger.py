@@ -135,6 +135,22 @@ async def test_a_discount_is_posted_as_the_difference(store: Store) -> None:
     assert await store.charges("j1") == [make_charge(attempt, 500, until=30)]
 
 
+async def test_a_changed_or_removed_discount_takes_back_the_former_one(store: Store) -> None:
+    attempt = await begin(store, await submit(store, "j1"))
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1000)]))
+
+    async def posted(discounts: str) -> Money:
+        await post_discounts(store, parse_discounts(discounts), NOW)
+        (row,) = await store.sum_ledger(ALL, ("project",))
+        return row.discount
+
+    assert await posted("fake:12%") == Money(-120)
+    assert await posted("fake:15%") == Money(-150)
+    assert await posted("fake@p:95%") == Money(-950)
+    assert await posted("") == Money(0)
+    assert await posted("fake:12%") == Money(-120)
+
+
 @pytest.mark.parametrize("kind", ["sqlite-wal", "postgres"])
 async def test_random_histories_agree_with_an_independent_recount(
     kind: str, tmp_path: Path

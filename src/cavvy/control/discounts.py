@@ -1,6 +1,6 @@
 """Posts the discounts of the settings to the ledger: those of the current month and of the last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.costs.discounts import Discount, list_bases, spread_discounts
@@ -12,18 +12,19 @@ _SUMS = ("subject", "provider", "project")
 
 
 async def post_discounts(store: Store, discounts: Sequence[Discount], now: datetime) -> int:
-    """Post what the discounts take off now, less what was posted before. A discount that is no
-    longer in the settings stays for the months in which it was posted. Returns the number of new
-    entries.
+    """Post what the discounts take off now, less what was posted before. Those that are no longer
+    in the settings are taken back. Returns the number of new entries.
     """
     count = 0
     this = month_of(now)
-    for month in (month_of(this - timedelta(days=1)), this) if discounts else ():
-        since, until = month_period(month)
-        sums = await store.sum_ledger(LedgerFilter(since=since, until=until), _SUMS)
-        charged = list_bases(
-            (each.groups, each.amount.micros - each.discount.micros) for each in sums
-        )
-        for name, parts in spread_discounts(discounts, charged).items():
-            count += await store.post_discount(name, month, parts)
+    for month in (month_of(this - timedelta(days=1)), this):
+        spread: Mapping[str, Mapping[str, int]] = {}
+        if discounts:
+            since, until = month_period(month)
+            sums = await store.sum_ledger(LedgerFilter(since=since, until=until), _SUMS)
+            charged = list_bases(
+                (each.groups, each.amount.micros - each.discount.micros) for each in sums
+            )
+            spread = spread_discounts(discounts, charged)
+        count += await store.post_discounts(month, spread)
     return count

@@ -374,10 +374,11 @@ class Store(Protocol):
     ) -> Sequence[LedgerLine]:
         """Entries whose number is above `after` and that touch the period, by number."""
 
-    async def post_discount(self, name: str, month: datetime, parts: Mapping[str, int]) -> int:
-        """Post what a discount takes off in a month: for each subject (attempt), micro-dollars, 0
-        or more. Only the difference to what was posted for the discount and month is added.
-        Returns the number of new entries. Raises RowNotFound.
+    async def post_discounts(self, month: datetime, spread: Mapping[str, Mapping[str, int]]) -> int:
+        """Post what all discounts take off in a month: for each discount by name and each subject
+        (attempt), micro-dollars, 0 or more. Only the difference to what was posted for the month is
+        added; a discount that is not named is taken back. Returns the number of new entries.
+        Raises RowNotFound.
         """
 
     async def remove_job(self, job: JobRecord) -> None:

@@ -51,8 +51,8 @@ _CORRECTED = (
     "AND line_since = ?"
 )
 _DISCOUNTED = (
-    "SELECT subject, project, CAST(SUM(amount) AS BIGINT) FROM ledger WHERE kind = ? AND line = ? "
-    "AND line_since = ? GROUP BY subject, project"
+    "SELECT line, subject, CAST(SUM(amount) AS BIGINT) FROM ledger WHERE kind = ? "
+    "AND line_since = ? GROUP BY line, subject"
 )
 _ATTEMPT = (
     "SELECT a.document, j.user_name, COALESCE(j.removed, j.name), COALESCE(j.machine, ''), j.tags "
@@ -94,26 +94,23 @@ def append_entries(
         session.run(ENTRIES.insert, ENTRIES.values(entry))
 
 
-def post_discount(
-    session: DatabaseSession, name: str, month: datetime, parts: Mapping[str, int]
+def post_discounts(
+    session: DatabaseSession, month: datetime, spread: Mapping[str, Mapping[str, int]]
 ) -> int:
-    """Post what a discount takes off each subject in a month, less what was posted for it before.
-    Returns the number of new entries.
+    """Post what discounts take off each subject in a month, less what was posted before, also for
+    discounts that are no longer given. Returns the number of new entries.
     """
-    posted = session.run(_DISCOUNTED, (str(EntryKind.DISCOUNT), name, to_micros(month))).fetchall()
-    before = {subject: (project, int(amount)) for subject, project, amount in posted}
+    posted = session.run(_DISCOUNTED, (str(EntryKind.DISCOUNT), to_micros(month))).fetchall()
+    before = {(name, subject): int(amount) for name, subject, amount in posted}
+    wanted = {(name, key): part for name, parts in spread.items() for key, part in parts.items()}
     count = 0
-    for subject in sorted({*before, *parts}):
-        project, amount = before.get(subject, ("", 0))
-        more = -parts.get(subject, 0) - amount
+    for name, subject in (*sorted(before.keys() - wanted.keys()), *wanted):
+        more = -wanted.get((name, subject), 0) - before.get((name, subject), 0)
         if not more:
             continue
-        if not project:
-            row = session.run("SELECT project FROM ledger_subjects WHERE id = ?", (subject,))
-            found = row.fetchone()
-            if found is None:
-                raise RowNotFound(f"nothing was charged for {subject}")
-            project = found[0]
+        row = session.run("SELECT project FROM ledger_subjects WHERE id = ?", (subject,)).fetchone()
+        if row is None:
+            raise RowNotFound(f"nothing was charged for {subject}")
         posting = LedgerPosting(
             kind=EntryKind.DISCOUNT,
             line=name,
@@ -126,7 +123,7 @@ def post_discount(
             amount=Money(more),
             source=EntrySource.SETTING,
         )
-        append_entries(session, subject, project, OF_SUBJECT, [posting])
+        append_entries(session, subject, row[0], OF_SUBJECT, [posting])
         count += 1
     return count
 

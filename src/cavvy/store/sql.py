@@ -376,8 +376,8 @@ class SqlStore:
             lambda session: ledger.read_lines(session, which, after=after, limit=limit)
         )
 
-    async def post_discount(self, name: str, month: datetime, parts: Mapping[str, int]) -> int:
-        return await self._write(lambda session: ledger.post_discount(session, name, month, parts))
+    async def post_discounts(self, month: datetime, spread: Mapping[str, Mapping[str, int]]) -> int:
+        return await self._write(lambda session: ledger.post_discounts(session, month, spread))
 
     async def remove_job(self, job: JobRecord) -> None:
         await self._write(lambda session: remove_job(session, job))
