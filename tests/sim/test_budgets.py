@@ -25,7 +25,9 @@ from cavvy.sim.scenario import ScenarioResult, SimScenario, SimSubmission
 RATE = 3_600_000  # 1000 micro-dollars a second
 
 
-def run_with(budget: SpendingBudget, *at_s: float, rise_s: float = 10**9) -> ScenarioResult:
+def run_with(
+    budget: SpendingBudget, *at_s: float, rise_s: float = 10**9, end_s: float | None = None
+) -> ScenarioResult:
     """Jobs of the project p that are submitted at these times; the price rises tenfold once."""
     story = make_story(0, RecordScript())
     offer = replace(story.script.offers[0], rate=HourlyRate(RATE), minimum_charge=timedelta(0))
@@ -45,7 +47,13 @@ def run_with(budget: SpendingBudget, *at_s: float, rise_s: float = 10**9) -> Sce
     )
     longest = timedelta(hours=12)
     return play(
-        SimScenario(submissions=submissions, script=script, budgets=(budget,), longest=longest)
+        SimScenario(
+            submissions=submissions,
+            script=script,
+            budgets=(budget,),
+            budgets_end_s=end_s,
+            longest=longest,
+        )
     )
 
 
@@ -74,6 +82,14 @@ def test_a_hard_budget_is_used_to_the_end_if_prices_stay() -> None:
     )
     spent = spent_in(run_with(budget, 0, 0))
     assert 5_800_000 < spent <= 6_000_000
+
+
+def test_jobs_of_a_hard_budget_that_is_removed_go_on() -> None:
+    budget = SpendingBudget(
+        name="b", limit=Money(6_000_000), project="p", hard_percent=100, since=START
+    )
+    (trace,) = run_with(budget, 0, end_s=1000).traces
+    assert (trace.job.phase, len(trace.attempts)) == (JobPhase.DONE, 1), tell(trace)
 
 
 def test_after_the_soft_share_nothing_new_starts_and_what_runs_goes_on() -> None:

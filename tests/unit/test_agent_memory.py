@@ -53,6 +53,24 @@ def test_what_others_told_is_no_news_and_an_ended_attempt_is_forgotten() -> None
     assert memory.take_news() == []
 
 
+def test_a_limit_that_ends_is_told_to_others() -> None:
+    memory, other = shared(), shared()
+    memory.afford("j1-1", None)
+    assert memory.take_news() == []  # there was no limit
+    memory.afford("j1-1", after(60))
+    other.learn(memory.take_news())
+    assert other.paid_until("j1-1") == after(60)
+    memory.afford("j1-1", None)
+    assert memory.paid_until("j1-1") is None
+    other.learn(memory.take_news())
+    assert other.paid_until("j1-1") is None
+    memory.afford("j1-1", None)
+    assert memory.take_news() == []
+    memory.afford("j1-1", after(90))
+    other.learn(memory.take_news())
+    assert other.paid_until("j1-1") == after(90)
+
+
 def test_a_server_that_is_alone_keeps_no_news() -> None:
     memory = AgentMemory()
     memory.hear("j1-1", 0, after(1))

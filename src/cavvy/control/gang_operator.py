@@ -67,9 +67,12 @@ class GangOperator:
         self._started_at = self._clock.now()
         self._looks.clear()
 
-    def afford(self, attempt: Attempt, pays: timedelta) -> None:
-        """Record how long the rest of the job's budget lasts at the current price."""
-        self._change(attempt, pays=pays)
+    def afford(self, attempt: Attempt, pays: timedelta | None) -> None:
+        """Record how long the rest of the job's budget lasts at the current price; None if nothing
+        limits the job.
+        """
+        if self._look(attempt).pays != pays:
+            self._change(attempt, pays=pays)
 
     def look_now(self, gang: str) -> None:
         """Poll the gang before its next decision. Called when its provider has signalled a

@@ -161,6 +161,8 @@ class JobReconciler:
             allowance = await self._out.budgets.find_allowance(uow.job, spent, rate)
             self._bound_leases(uow.rows, spent, rate, now, allowance)
             uow.set_spent(spent)
+        elif uow.job.phase not in JOB_ENDS:
+            self._free_leases(uow.rows)
         own = uow.rows.own
         return jobs.JobSnapshot(
             job=uow.job,
@@ -190,6 +192,12 @@ class JobReconciler:
         for attempt in rows.open:
             self._operator.afford(attempt, paid_time(left, rate))
             self._out.agents.afford(attempt.id, now + lease_paid_by(left, rate, rows.job))
+
+    def _free_leases(self, rows: JobRows) -> None:
+        """Nothing limits the job, or nothing does so any more."""
+        for attempt in rows.open:
+            self._operator.afford(attempt, None)
+            self._out.agents.afford(attempt.id, None)
 
     async def _failed_place(self, own: Attempt | None, again: jobs.RequeueJob) -> str:
         """The offer or host that the job must avoid, or ""."""

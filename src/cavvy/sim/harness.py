@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from random import Random
 
+from cavvy.control.budgets import BUDGETS
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.job_service import JobIds, JobServiceError
@@ -58,6 +59,7 @@ class _Harness:
             for i, item in enumerate(scenario.submissions)
         ]
         hands += [asyncio.create_task(self._intervene(item)) for item in scenario.interventions]
+        hands.append(asyncio.create_task(self._end_budgets()))
         keeper = asyncio.create_task(self._keep_alive())
         finished = await self._wait_for_the_end(hands)
         for task in (keeper, *hands):
@@ -132,6 +134,16 @@ class _Harness:
                 await _wish(control_plane, job, item)
         except (JobServiceError, StoreError, TimeoutError):
             return
+
+    async def _end_budgets(self) -> None:
+        if self._scenario.budgets_end_s is None:
+            return
+        await self._clock.sleep_until(START + timedelta(seconds=self._scenario.budgets_end_s))
+        for budget in self._scenario.budgets:
+            await self._memory.budgets.delete(budget.name)
+        control_plane = await self._server()
+        control_plane.budgets.expire()
+        control_plane.hint(BUDGETS)
 
     async def _server(self) -> ControlPlane:
         while self._control_plane is None:

@@ -77,6 +77,7 @@ class SimScenario(Struct, frozen=True, kw_only=True):
     stale: frozenset[int] = frozenset()
     broken: frozenset[int] = frozenset()
     budgets: tuple[SpendingBudget, ...] = ()
+    budgets_end_s: float | None = None  # when the budgets are removed; None: never
     store_s: float = 0.0  # the maximum delay before and after each call to the store
     longest: timedelta = timedelta(days=14)
     # The egress price per GB; the keys are "provider/region" or the provider

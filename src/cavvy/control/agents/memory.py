@@ -3,12 +3,15 @@ when the budget pays for its lease. If there are several servers, each learns wh
 """
 
 from collections.abc import Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.values import replace
 from cavvy.store.contacts import GANG, AgentContact
 
 _KEPT = timedelta(days=1)
+# What `paid_until` is when nothing limits the gang any more: a value, because other servers and the
+# database must forget the former time.
+_NO_LIMIT = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class AgentMemory:
@@ -28,6 +31,8 @@ class AgentMemory:
     def afford(self, attempt_id: str, until: datetime | None) -> None:
         """Note until when the budget pays; None removes the limit."""
         known = self._get(attempt_id, GANG)
+        if until is None and known.paid_until is not None:
+            until = _NO_LIMIT
         if known.paid_until != until:
             self._put(replace(known, paid_until=until))
 
@@ -38,7 +43,8 @@ class AgentMemory:
         return self._get(attempt_id, rank).asked_at
 
     def paid_until(self, attempt_id: str) -> datetime | None:
-        return self._get(attempt_id, GANG).paid_until
+        until = self._get(attempt_id, GANG).paid_until
+        return None if until == _NO_LIMIT else until
 
     def server_of(self, attempt_id: str, rank: int) -> str:
         """The other server that the agent talks to, or "" if it talks to this one."""
