@@ -3,10 +3,11 @@
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.control.clock import ControlClock
+from cavvy.control.decide.bills import ACCRUE
 from cavvy.control.decide.budgets import (
     BudgetAllowance,
     BudgetState,
@@ -19,7 +20,7 @@ from cavvy.control.decide.budgets import (
 from cavvy.control.decide.rows import make_event
 from cavvy.control.webhooks import Post, post_json
 from cavvy.costs.statements import month_period
-from cavvy.domain.budgets import SpendingBudget
+from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.postings import month_of
 from cavvy.domain.units import HourlyRate, Money, format_usd
@@ -30,12 +31,15 @@ BUDGETS = "budgets"  # the worklist's key
 _REFRESH = timedelta(seconds=15)  # how old the sums of the ledger may be
 _LIVE = [phase for phase in JobPhase if phase not in JOB_ENDS]
 _PAGE = 500
+# How long what a pass found counts. A job that no pass has renewed is reconciled by another server.
+_RENEWED = 2 * ACCRUE
 _log = logging.getLogger(__name__)
 
 
 class BudgetKeeper:
     """Answers for the queue and the jobs' reconciler, from sums that are at most 15 s old and from
-    what running jobs have spent since.
+    what running jobs have spent since: those of this server by its own passes, and those of other
+    servers by their newest charges.
     """
 
     def __init__(self, store: Store, clock: ControlClock, post: Post | None = None) -> None:
@@ -92,8 +96,13 @@ class BudgetKeeper:
         ]
 
     def _with_running(self, state: BudgetState) -> BudgetState:
-        running = {job_id: self._seen[job_id] for job_id in state.running if job_id in self._seen}
-        return replace(state, running=running)
+        oldest = self._clock.now() - _RENEWED
+        here = {
+            job_id: self._seen[job_id]
+            for job_id in state.running
+            if job_id in self._seen and self._seen[job_id].at >= oldest
+        }
+        return replace(state, running={**state.running, **here})
 
     async def _refresh(self) -> None:
         async with self._reading:  # all wait for the first answer, so that none starts without it
@@ -106,8 +115,9 @@ class BudgetKeeper:
         budgets = await self._store.budgets.list()
         live = await self._read_live() if budgets else []
         posted = {job.id: job.spent for job in live}
+        rates = await self._store.budgets.charged_rates() if live else {}
         # The ledger is read after the jobs' sums, so that no spending is missing from both.
-        self._states = [await self._read_state(each, live, now) for each in budgets]
+        self._states = [await self._read_state(each, live, rates, now) for each in budgets]
         self._seen = {
             job_id: replace(seen, posted=posted[job_id])
             for job_id, seen in self._seen.items()
@@ -125,20 +135,24 @@ class BudgetKeeper:
                 return found
 
     async def _read_state(
-        self, budget: SpendingBudget, live: Sequence[JobSummary], now: datetime
+        self,
+        budget: SpendingBudget,
+        live: Sequence[JobSummary],
+        rates: Mapping[str, ChargedRate],
+        now: datetime,
     ) -> BudgetState:
         this = month_of(now)
         last = Money()
         if budget.carry_over:
             last = await sum_budget(self._store, budget, month_of(this - timedelta(days=1)))
-        # only the IDs matter here; what the jobs have spent is filled in when it is asked for
-        unknown = SeenSpending(at=now, spent=Money(), rate=HourlyRate())
         return BudgetState(
             budget=budget,
             limit=month_limit(budget, last, now),
             posted=await sum_budget(self._store, budget, this),
             running={
-                job.id: unknown for job in live if budget.covers(job.project, job.user, job.tags)
+                job.id: _by_charges(job, rates.get(job.id), now)
+                for job in live
+                if budget.covers(job.project, job.user, job.tags)
             },
         )
 
@@ -165,6 +179,16 @@ class BudgetKeeper:
             problem = await self._post(budget.webhook, json.dumps(told).encode())
             if problem:
                 _log.warning("a budget's webhook failed", extra={"budget": budget.name})
+
+
+def _by_charges(job: JobSummary, charged: ChargedRate | None, now: datetime) -> SeenSpending:
+    """What a job has spent, as far as the store tells it."""
+    return SeenSpending(
+        at=now if charged is None else charged.until,
+        spent=job.spent,
+        rate=HourlyRate() if charged is None else charged.rate,
+        posted=job.spent,
+    )
 
 
 async def sum_budget(store: Store, budget: SpendingBudget, month: datetime) -> Money:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from cavvy.domain.units import Money
+from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct
 
 
@@ -52,3 +52,11 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
             and self.user in ("", user)
             and (pair is None or tags.get(pair[0]) == pair[1])
         )
+
+
+class ChargedRate(Struct, frozen=True, kw_only=True):
+    """What an open job's nodes cost per hour by their newest charges, which end at `until`."""
+
+    job_id: str
+    until: datetime
+    rate: HourlyRate

@@ -22,7 +22,7 @@ from typing import Protocol
 from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
-from cavvy.domain.budgets import SpendingBudget
+from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.credentials import CredentialBook, SealedCredential
 from cavvy.domain.events import Charge, Event
@@ -255,6 +255,9 @@ class BudgetStore(Protocol):
 
     async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
         """Record that an alert is sent. Returns False if it was recorded before."""
+
+    async def charged_rates(self) -> Mapping[str, ChargedRate]:
+        """What the gangs that may cost money cost by their newest charges, by job ID."""
 
 
 class Store(Protocol):

@@ -1,11 +1,14 @@
 """Budgets, and the alerts that were sent for them: `SqlStore.budgets`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from cavvy.domain.budgets import SpendingBudget
+from cavvy.domain.budgets import ChargedRate, SpendingBudget
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.jobs import AttemptPhase
+from cavvy.domain.units import HourlyRate
 from cavvy.store.base import RowNotFound
-from cavvy.store.documents import decode_budget, encode, to_micros
+from cavvy.store.documents import decode_budget, encode, to_micros, to_time
 from cavvy.store.drivers import RunTransaction
 from cavvy.store.rows import insert_into
 
@@ -17,6 +20,12 @@ _PUT = insert_into(
 )
 _DELETE = "DELETE FROM budgets WHERE name = ?"
 _CLAIM = insert_into("budget_alerts", ("budget", "month", "percent"), "ON CONFLICT DO NOTHING")
+_BY_TIME = (ChargeKind.NODE, ChargeKind.DISK, ChargeKind.ADDRESS)
+_RATES = (
+    "SELECT c.job_id, MAX(c.until), CAST(SUM(c.rate) AS BIGINT) FROM attempts a JOIN charges c "
+    f"ON c.attempt_id = a.id WHERE a.phase <> '{AttemptPhase.ENDED}' AND c.kind IN (?, ?, ?) "
+    "AND c.until = (SELECT MAX(n.until) FROM charges n WHERE n.attempt_id = a.id) GROUP BY c.job_id"
+)
 
 
 class SqlBudgets:
@@ -41,3 +50,11 @@ class SqlBudgets:
     async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
         values = (budget, to_micros(month), percent)
         return await self._write(lambda session: session.run(_CLAIM, values).rowcount) > 0
+
+    async def charged_rates(self) -> Mapping[str, ChargedRate]:
+        values = tuple(str(each) for each in _BY_TIME)
+        rows = await self._read(lambda session: session.run(_RATES, values).fetchall())
+        return {
+            job_id: ChargedRate(job_id=job_id, until=to_time(until), rate=HourlyRate(rate))
+            for job_id, until, rate in rows
+        }
