@@ -35,6 +35,8 @@ async def test_a_budget_is_set_requested_approved_and_removed(api: Api) -> None:
     [
         {"limit_micros": -1},
         {"limit_micros": 1, "alerts": [0]},
+        {"limit_micros": 1, "soft_percent": 0},
+        {"limit_micros": 1, "hard_percent": 0},
         {"limit_micros": 1, "tag": "team"},
         {"limit_micros": 1, "webhook": "ftp://x"},
     ],

@@ -175,7 +175,8 @@ def _facts(budget: SpendingBudget | None) -> dict[str, object] | None:
 
 def _check(ask: wire.BudgetAsk) -> None:
     """Raises ApiProblem."""
-    percents = [*ask.alerts, *(each for each in (ask.soft_percent, ask.hard_percent) if each)]
+    stops = [each for each in (ask.soft_percent, ask.hard_percent) if each is not None]
+    percents = [*ask.alerts, *stops]
     problem = ""
     if ask.limit_micros < 0:
         problem = "the amount is negative"
