@@ -46,6 +46,15 @@ async def test_rates_are_those_of_the_newest_charges_of_open_attempts(store: Sto
     assert await store.budgets.charged_rates() == {}
 
 
+async def test_a_budget_is_replaced_only_if_it_is_the_one_that_was_read(store: Store) -> None:
+    more = replace(_BUDGET, limit=Money(2))
+    assert not await store.budgets.swap(_BUDGET, more)
+    await store.budgets.put(_BUDGET)
+    assert await store.budgets.swap(_BUDGET, more)
+    assert not await store.budgets.swap(_BUDGET, replace(_BUDGET, limit=Money(3)))
+    assert await store.budgets.list() == [more]
+
+
 def test_jobs_of_other_servers_count_by_their_newest_charges() -> None:
     async def play() -> None:
         store = MemoryStore()

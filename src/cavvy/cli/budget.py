@@ -151,7 +151,9 @@ def show(name: str, output: str) -> None:
 
 
 def _describe(budget: "BudgetView") -> list[tuple[str, object]]:
-    usd = formatting.make_money_format([budget.spent_micros, budget.month_limit_micros])
+    amounts = [budget.spent_micros, budget.month_limit_micros]
+    amounts += [budget.request.limit_micros] if budget.request is not None else []
+    usd = formatting.make_money_format(amounts)
     scope = [("project", budget.project), ("user", budget.user), ("tag", budget.tag)]
     forecast = "unknown, since there are fewer than two days of spending"
     if budget.expected_micros is not None:
@@ -195,19 +197,26 @@ def remove(name: str) -> None:
 def request(name: str, amount: int, project: str, reason: str) -> None:
     """Request another amount for a budget. An admin approves it with `cavvy budget approve`."""
     from cavvy.client.budget_wire import BudgetRequestAsk, request_amount
+    from cavvy.domain.units import Money
 
     with session() as client:
         ask = BudgetRequestAsk(limit_micros=amount, reason=reason)
         request_amount(client, project, name, ask)
-    click.echo(f"the amount is requested; `cavvy budget approve {name}` approves it")
+    usd = f"{Money(amount).usd:f}"
+    click.echo(f"the amount is requested; `cavvy budget approve {name} {usd}` approves it")
 
 
 @command.command("approve")
 @click.argument("name")
-def approve(name: str) -> None:
-    """Approve the amount that was requested for a budget."""
-    from cavvy.client.budget_wire import approve_request
+@click.argument("amount", metavar="USD", callback=_read_usd)
+def approve(name: str, amount: int) -> None:
+    """Approve the amount that was requested for a budget, as `cavvy budget show` tells it.
+
+    The command fails if another amount is requested by now.
+    """
+    from cavvy.client.budget_wire import BudgetApprovalAsk, approve_request
+    from cavvy.domain.units import Money, format_usd
 
     with session() as client:
-        approve_request(client, name)
-    click.echo(f"the budget {name} has the requested amount")
+        approve_request(client, name, BudgetApprovalAsk(limit_micros=amount))
+    click.echo(f"the budget {name} is now {format_usd(Money(amount))} a month")

@@ -34,6 +34,12 @@ class BudgetRequestAsk(Ask, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class BudgetApprovalAsk(Ask, frozen=True, kw_only=True):
+    """An approval of the request for this amount."""
+
+    limit_micros: int
+
+
 class BudgetRequestView(Answer, frozen=True, kw_only=True):
     """A request for another amount that waits for an answer."""
 
@@ -87,8 +93,10 @@ def request_amount(client: ApiClient, project: str, name: str, ask: BudgetReques
     client.repeat(lambda: client.send("POST", path, body))
 
 
-def approve_request(client: ApiClient, name: str) -> None:
-    client.repeat(lambda: client.send("POST", f"{_path(name)}/approve"))
+def approve_request(client: ApiClient, name: str, ask: BudgetApprovalAsk) -> None:
+    """Approve what is requested. Raises ApiError, also if another amount is requested."""
+    body = encode(ask)
+    client.repeat(lambda: client.send("POST", f"{_path(name)}/approve", body))
 
 
 def _path(name: str) -> str:

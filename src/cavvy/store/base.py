@@ -250,6 +250,9 @@ class BudgetStore(Protocol):
     async def put(self, budget: SpendingBudget) -> None:
         """Insert or replace the budget of this name."""
 
+    async def swap(self, before: SpendingBudget, budget: SpendingBudget) -> bool:
+        """Replace the budget `before`. Returns False if the stored one is another by now."""
+
     async def delete(self, name: str) -> None:
         """Delete a budget. Raises RowNotFound."""
 

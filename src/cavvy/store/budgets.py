@@ -9,7 +9,7 @@ from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.units import HourlyRate
 from cavvy.store.base import RowNotFound
 from cavvy.store.documents import decode_budget, encode, to_micros, to_time
-from cavvy.store.drivers import RunTransaction
+from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import insert_into
 
 _SELECT = "SELECT document FROM budgets ORDER BY name"
@@ -18,6 +18,8 @@ _PUT = insert_into(
     ("name", "document"),
     "ON CONFLICT (name) DO UPDATE SET document = excluded.document",
 )
+_FIND = "SELECT document FROM budgets WHERE name = ?"
+_SWAP = "UPDATE budgets SET document = ? WHERE name = ? AND document = ?"
 _DELETE = "DELETE FROM budgets WHERE name = ?"
 _CLAIM = insert_into("budget_alerts", ("budget", "month", "percent"), "ON CONFLICT DO NOTHING")
 _BY_TIME = (ChargeKind.NODE, ChargeKind.DISK, ChargeKind.ADDRESS)
@@ -42,6 +44,15 @@ class SqlBudgets:
     async def put(self, budget: SpendingBudget) -> None:
         values = (budget.name, encode(budget))
         await self._write(lambda session: session.run(_PUT, values))
+
+    async def swap(self, before: SpendingBudget, budget: SpendingBudget) -> bool:
+        def write(session: DatabaseSession) -> bool:
+            row = session.run(_FIND, (before.name,)).fetchone()
+            if row is None or decode_budget(row[0]) != before:
+                return False
+            return session.run(_SWAP, (encode(budget), before.name, row[0])).rowcount > 0
+
+        return await self._write(write)
 
     async def delete(self, name: str) -> None:
         if await self._write(lambda session: session.run(_DELETE, (name,)).rowcount) == 0:

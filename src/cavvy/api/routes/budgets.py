@@ -27,7 +27,7 @@ from cavvy.costs.forecast import DAYS, forecast_month
 from cavvy.domain.accounts import Permission
 from cavvy.domain.budgets import BudgetRequest, SpendingBudget
 from cavvy.domain.postings import month_of
-from cavvy.domain.units import Money
+from cavvy.domain.units import Money, format_usd
 from cavvy.domain.values import replace
 from cavvy.store.base import LedgerFilter
 
@@ -107,17 +107,18 @@ async def delete(request: Request, name: NamePath) -> Response:
 @router.post(
     "/projects/{project}/budgets/{name}/request",
     **document(
-        "Request another amount for a budget of the project, or for one without a project.",
+        "Request another amount for a budget of the project. For one without a project, this needs "
+        "the permission to see the costs of all projects.",
         rule=in_path(Permission.RUN),
         ask=wire.BudgetRequestAsk,
         status=204,
-        errors=("budget-not-found",),
+        errors=("budget-not-found", "conflict"),
     ),
 )
 async def request_amount(request: Request, project: ProjectPath, name: NamePath) -> Response:
     app_state, ask = app_state_of(request), await read(request, wire.BudgetRequestAsk)
     budget = await _get(app_state, name)
-    if budget.project not in ("", project):
+    if budget.project != project and (budget.project or not _sees_all(request)):
         raise _missing(name)
     if ask.limit_micros < 0 or len(ask.reason) > _LONGEST:
         raise ApiProblem("invalid-request", "the amount or the reason is not valid")
@@ -127,23 +128,39 @@ async def request_amount(request: Request, project: ProjectPath, name: NamePath)
         account=name_user(request, ""),
         at=app_state.now(),
     )
-    return await _store(request, budget, replace(budget, request=wanted))
+    return await _swap(request, budget, replace(budget, request=wanted))
 
 
 @router.post(
     "/budgets/{name}/approve",
     **document(
-        "Approve the request for another amount.",
+        "Approve the request for another amount, if it is for this amount.",
         rule=on_installation(Permission.MANAGE),
+        ask=wire.BudgetApprovalAsk,
         status=204,
-        errors=("budget-not-found", "nothing-requested"),
+        errors=("budget-not-found", "nothing-requested", "conflict"),
     ),
 )
 async def approve(request: Request, name: NamePath) -> Response:
-    budget = await _get(app_state_of(request), name)
+    app_state, ask = app_state_of(request), await read(request, wire.BudgetApprovalAsk)
+    budget = await _get(app_state, name)
     if budget.request is None:
         raise ApiProblem("nothing-requested", f"no other amount is requested for {name}")
-    return await _store(request, budget, replace(budget, limit=budget.request.limit, request=None))
+    wanted, approved = budget.request.limit, Money(ask.limit_micros)
+    if wanted != approved:
+        raise ApiProblem(
+            "conflict",
+            f"{format_usd(wanted)} is requested for {name}, and not {format_usd(approved)}",
+        )
+    return await _swap(request, budget, replace(budget, limit=wanted, request=None))
+
+
+async def _swap(request: Request, before: SpendingBudget, budget: SpendingBudget) -> Response:
+    """Store the budget, unless it has changed since it was read."""
+    note_change(request, before=_facts(before), after=_facts(budget))
+    if not await app_state_of(request).store.budgets.swap(before, budget):
+        raise ApiProblem("conflict", f"the budget {budget.name} has changed meanwhile")
+    return _done(request)
 
 
 async def _store(
@@ -152,9 +169,19 @@ async def _store(
     app_state = app_state_of(request)
     note_change(request, before=_facts(before), after=_facts(budget))
     await app_state.store.budgets.put(budget)
-    app_state.control_plane.budgets.expire()
-    app_state.control_plane.hint(BUDGETS)
+    return _done(request)
+
+
+def _done(request: Request) -> Response:
+    control_plane = app_state_of(request).control_plane
+    control_plane.budgets.expire()
+    control_plane.hint(BUDGETS)
     return done()
+
+
+def _sees_all(request: Request) -> bool:
+    """Whether budgets without a project are listed for the request."""
+    return filter_projects(request, Permission.SPENDING) is None
 
 
 def _facts(budget: SpendingBudget | None) -> dict[str, object] | None:
