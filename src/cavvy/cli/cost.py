@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cavvy.cli.reach.arguments import complete_jobs, since_option, until_option
-from cavvy.cli.reach.session import list_jobs, project_option, session
+from cavvy.cli.reach.session import any_project_option, list_jobs, project_option, session
 from cavvy.cli.view import formatting, summary
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.ledger_wire import LedgerSumView
     from cavvy.client.wire import AuditReport, CostView, JobDetail
+    from cavvy.costs.reconcile import Difference
     from cavvy.domain.ledger import LedgerLine
 
 _T = TypeVar("_T")
@@ -273,6 +274,119 @@ def _write_statement(
         raise CommandFailure("Parquet needs the package pyarrow", hint) from error
     except OSError as error:
         raise CommandFailure(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _read_map(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    for name, equals, column in pairs:
+        if not (name and equals and column):
+            raise click.BadParameter(f"expected FIELD=COLUMN, not {name!r}")
+    return {name: column for name, _, column in pairs}
+
+
+@command.command("reconcile")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--provider",
+    "form",
+    type=click.Choice(["aws", "azure", "gcp", "csv"]),
+    help="The format of the bill; the default is what its columns show.",
+)
+@click.option(
+    "--map",
+    "columns",
+    multiple=True,
+    metavar="FIELD=COLUMN",
+    callback=_read_map,
+    help="The column of a field in a table of any format: amount, since and gang, and if there are "
+    "such columns until, resource, kind, category, hours, currency and id; `zone=+02:00` is the "
+    "offset of times. Repeatable.",
+)
+@click.option("--of", "provider", metavar="NAME", help="The bill's provider, as in the ledger.")
+@any_project_option
+@since_option
+@until_option
+@output_option
+def reconcile(
+    file: Path,
+    form: str | None,
+    columns: dict[str, str],
+    provider: str | None,
+    project: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    output: str,
+) -> None:
+    """Compare a cloud's bill with the ledger, by resource, day and kind.
+
+    Reads AWS Cost and Usage Reports (CSV, and CUR 2.0 in CSV or Parquet), Azure cost exports,
+    Google's detailed billing export (CSV or lines of JSON), and tables whose columns --map names,
+    also in gzip. By default, the days of the bill are compared. The exit code is 1 if there are
+    differences.
+    """
+    from cavvy.cli.reach.reconciliation import reconcile_file
+    from cavvy.cli.view.failure import CommandFailure
+    from cavvy.importers.bills import BillFileError
+
+    with session() as client:
+        try:
+            report = reconcile_file(client, file, form, columns, provider, (since, until))
+        except BillFileError as error:
+            raise CommandFailure(str(error), error.hint) from error
+        except ImportError as error:
+            from cavvy.packages import extra_command
+
+            hint = f"install it with `{extra_command('parquet')}`, or use a .csv file"
+            raise CommandFailure("Parquet needs the package pyarrow", hint) from error
+    found = [each for each in report.found if project is None or each.project in ("", project)]
+    _differences_out(found, output)
+    if output == "table":
+        click.echo(
+            f"{report.title}, {report.since:%Y-%m-%d} to {report.until:%Y-%m-%d} (UTC): "
+            f"{report.lines} lines compared with {report.charges} charges of the ledger, "
+            f"{len(found)} differences"
+        )
+    if found:
+        raise SystemExit(1)
+
+
+def _differences_out(found: "Sequence[Difference]", output: str) -> None:
+    from cavvy.cli.view.reconciliation import explain_difference
+
+    rows = [
+        (
+            each.day,
+            each.job or "-",
+            each.resource or "-",
+            each.kind or "-",
+            each.ledger_micros,
+            each.bill_micros,
+            each.billed_in,
+            each.more_micros,
+            each.cause,
+            " ".join(map(str, each.lines)),
+            explain_difference(each),
+        )
+        for each in found
+    ]
+    amounts = [each for row in rows for each in (row[4], row[5]) if isinstance(each, int)]
+    show = formatting.make_money_format(amounts)
+    columns = [
+        TableColumn("day", show=str),
+        TableColumn("job"),
+        TableColumn("resource", drop=3),
+        TableColumn("kind", drop=2),
+        TableColumn("ledger_micros", "LEDGER", show),
+        TableColumn("bill_micros", "BILL", show),
+        TableColumn("currency", hidden=True),
+        TableColumn("more_micros", "MORE", show),
+        TableColumn("cause"),
+        TableColumn("lines", drop=4),
+        TableColumn("text", "WHY", wrap=True, drop=1),
+    ]
+    rows_out(columns, rows, output, empty="the bill and the ledger agree")
 
 
 def _audit_out(report: "AuditReport", output: str) -> None:

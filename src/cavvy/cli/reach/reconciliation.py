@@ -1,0 +1,100 @@
+"""Reads a bill and the ledger of its days, for `cavvy cost reconcile`."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cavvy.domain.values import Struct
+
+if TYPE_CHECKING:
+    from cavvy.client import ApiClient
+    from cavvy.costs.reconcile import BillSummary, Difference
+
+
+class ReconciliationReport(Struct, frozen=True, kw_only=True):
+    """The differences of a bill, and what was compared."""
+
+    title: str  # of the bill's format
+    since: datetime
+    until: datetime
+    lines: int
+    charges: int  # resources and days of the ledger that were compared
+    found: list["Difference"]
+
+
+def reconcile_file(
+    client: "ApiClient",
+    file: Path,
+    form: str | None,
+    columns: Mapping[str, str],
+    provider: str | None,
+    period: tuple[datetime | None, datetime | None],
+) -> ReconciliationReport:
+    """Compare the file with the ledger of all projects that the caller may see, in the period or,
+    by default, on the days of the bill. Raises BillFileError, ImportError or ApiError.
+    """
+    from cavvy.client.ledger_wire import list_entries, to_line
+    from cavvy.costs.reconcile import BillSummary, add_up_ledger, match_gangs, reconcile
+    from cavvy.importers.bills import BillFileError, find_format, read_bill
+
+    known, lines = read_bill(file, find_format(form, columns))
+    provider = provider or (None if known.name == "csv" else known.name)
+    if provider is None:
+        raise BillFileError(
+            "the ledger's provider is not known", "name it with --of, as in --of aws"
+        )
+    bill = BillSummary()
+    for line in lines:
+        bill.add(line)
+    since, until = _period(bill, period)
+    entries = list_entries(client, since=since, until=until)
+    ledger, discounts = add_up_ledger(map(to_line, entries), provider, since, until)
+    attempts = {key.resource for key in ledger}
+    gangs = match_gangs(bill.resources, attempts)
+    gangs.update(
+        _find_gangs(client, {key.resource: each.project for key, each in ledger.items()}, gangs)
+    )
+    return ReconciliationReport(
+        title=known.title,
+        since=since,
+        until=until,
+        lines=bill.lines,
+        charges=len(ledger),
+        found=reconcile(bill, ledger, gangs, discounts),
+    )
+
+
+def _period(
+    bill: "BillSummary", period: tuple[datetime | None, datetime | None]
+) -> tuple[datetime, datetime]:
+    """The period, which begins and ends with a day in UTC."""
+    first = period[0] or bill.first or datetime.now(UTC)
+    last = period[1] or bill.last or first
+    since = datetime.combine(first.astimezone(UTC).date(), time(), UTC)
+    until = datetime.combine(last.astimezone(UTC).date(), time(), UTC)
+    return since, until if until == last and until > since else until + timedelta(days=1)
+
+
+def _find_gangs(
+    client: "ApiClient", projects: Mapping[str, str], known: Mapping[str, str]
+) -> dict[str, str]:
+    """The gangs of attempts that took over a kept gang: the bill has the gang of the attempt that
+    started it. Jobs that were removed are not found.
+    """
+    from cavvy.client import ApiError
+
+    found: dict[str, str] = {}
+    jobs: dict[str, str] = {}
+    for attempt, project in projects.items():
+        if attempt not in known:
+            jobs[attempt.rpartition("-")[0]] = project
+    for job, project in jobs.items():
+        try:
+            attempts = client.job(project, job).attempts
+        except ApiError as error:
+            if error.code not in ("job-not-found", "role-needed", "scope-needed"):
+                raise
+            continue
+        found.update({each.id: each.gang.partition("@")[0] for each in attempts})
+    return {attempt: gang for attempt, gang in found.items() if attempt not in known}

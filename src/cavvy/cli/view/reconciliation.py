@@ -1,0 +1,66 @@
+"""Says in sentences how a bill differs from the ledger."""
+
+from decimal import Decimal
+from typing import assert_never
+
+from cavvy.costs.bills import USD, BadBillLine, BillFault
+from cavvy.costs.reconcile import Difference, DifferenceCause
+
+_SENTENCES = {
+    DifferenceCause.NOT_IN_LEDGER: "Cavvy's ledger has no such charge; another server may have "
+    "started the machine",
+    DifferenceCause.NOT_IN_BILL: "the bill has no such line, with or without Cavvy's tag",
+    DifferenceCause.AMOUNT: "the amount differs, and the bill does not state for how long it is",
+    DifferenceCause.DAYS: "the sum is the same, on other days: the bill may use another time zone",
+    DifferenceCause.ROUNDING: "the bill was rounded",
+    DifferenceCause.TAX: "tax, which the ledger does not contain",
+    DifferenceCause.CREDIT: "a credit or refund; the setting costs.discounts posts credits to the "
+    "ledger",
+    DifferenceCause.DISCOUNT: "a discount; the setting costs.discounts posts discounts to the "
+    "ledger",
+    DifferenceCause.FEE: "a fee, such as for a reservation, which the ledger does not contain",
+    DifferenceCause.UNTAGGED: "a resource without Cavvy's tag costs the same; activate the tag for "
+    "the bill at the cloud",
+    DifferenceCause.DELAYED: "the bill does not reach the end of this day yet",
+    DifferenceCause.DUPLICATE: "the line is in the bill a second time, and was not added up",
+}
+
+
+def explain_difference(found: Difference) -> str:
+    """A sentence that names the likely cause and, where there is one, what to do."""
+    match found.cause:
+        case DifferenceCause.RATE:
+            billed = _rate(found.bill, found.bill_hours)
+            charged = _rate(found.ledger, found.ledger_hours)
+            return f"the rate differs: {billed} in the bill, {charged} in the ledger"
+        case DifferenceCause.DURATION:
+            billed, charged = _hours(found.bill_hours), _hours(found.ledger_hours)
+            return f"the time differs: {billed} in the bill, {charged} in the ledger"
+        case DifferenceCause.CURRENCY:
+            return f"the bill is in {found.billed_in}, and the ledger in {USD}"
+        case DifferenceCause.UNREADABLE:
+            return f"the line was left out: {_fault(found.bad)}" if found.bad else "not readable"
+        case _:
+            return _SENTENCES[found.cause]
+
+
+def _rate(amount: Decimal | None, hours: Decimal | None) -> str:
+    return f"${amount / hours:.4f}/h" if amount is not None and hours else "none"
+
+
+def _hours(hours: Decimal | None) -> str:
+    return f"{hours or 0:.4f} h"
+
+
+def _fault(bad: BadBillLine) -> str:
+    match bad.fault:
+        case BillFault.NUMBER:
+            return f"{bad.column} is {bad.value!r}, not a number such as 1234.56"
+        case BillFault.TIME:
+            return f"{bad.column} is {bad.value!r}, not a time such as 2026-11-03T14:00:00Z"
+        case BillFault.COLUMNS:
+            return "it does not have the columns of the header"
+        case BillFault.PERIOD:
+            return "it ends before it begins, or more than 400 days later"
+        case _:
+            assert_never(bad.fault)

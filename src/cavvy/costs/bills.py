@@ -1,0 +1,66 @@
+"""The lines of a cloud's bill, in the form in which they are compared with the ledger."""
+
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+
+from cavvy.domain.values import Struct
+
+USD = "USD"
+
+
+class BilledKind(StrEnum):
+    """What a line of a bill is for."""
+
+    MACHINE = "machine"
+    DISK = "disk"
+    ADDRESS = "address"
+    TRAFFIC = "traffic"
+    OTHER = "other"
+
+
+class BillCategory(StrEnum):
+    """Whether a line is for usage, or for something that the ledger has no charges for."""
+
+    USAGE = "usage"
+    TAX = "tax"
+    CREDIT = "credit"  # also refunds
+    DISCOUNT = "discount"
+    ROUNDING = "rounding"  # an adjustment of the invoice's total
+    FEE = "fee"  # reservations, support, purchases
+
+
+class BillLine(Struct, frozen=True, kw_only=True):
+    """A line of a bill. `number` is its line in the file, where the header is line 1. The amount is
+    in `currency`. `gang` is the value of Cavvy's tag, "" if the line has no such tag.
+    """
+
+    number: int
+    resource: str  # how the cloud names the resource
+    gang: str = ""
+    kind: BilledKind = BilledKind.MACHINE
+    category: BillCategory = BillCategory.USAGE
+    since: datetime
+    until: datetime
+    hours: Decimal | None = None  # hours of a machine; None if the bill does not state them
+    amount: Decimal
+    currency: str = USD
+    identity: int | None = None  # equal for lines that are the same; None if it is not known
+
+
+class BillFault(StrEnum):
+    """Why a line of a bill could not be read."""
+
+    NUMBER = "number"  # a value is not a number in the form 1234.56
+    TIME = "time"
+    COLUMNS = "columns"  # the line has more or fewer values than the header
+    PERIOD = "period"  # the line ends before it begins
+
+
+class BadBillLine(Struct, frozen=True, kw_only=True):
+    """A line of a bill that could not be read."""
+
+    number: int
+    fault: BillFault
+    column: str = ""
+    value: str = ""

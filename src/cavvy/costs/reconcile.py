@@ -1,0 +1,455 @@
+"""Compares a cloud's bill with the ledger, by resource, day and kind.
+
+The caller adds the bill's lines to a `BillSummary` as it reads them, so a bill of any length needs
+only memory for its resources and days, and calls `reconcile` at the end.
+
+A resource is a gang: the ledger knows its machines by the attempt, and the bill by the tag that
+Cavvy sets on them. Lines without the tag are not Cavvy's, unless one costs as much on a day
+as a resource of the ledger that the bill lacks.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import NamedTuple
+
+from cavvy.costs.bills import USD, BadBillLine, BillCategory, BilledKind, BillLine
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.ledger import EntryKind, LedgerLine, QuantityUnit
+from cavvy.domain.postings import share_of
+from cavvy.domain.values import Struct
+
+_HOUR_US = 3_600_000_000
+_DAY = timedelta(days=1)
+_MICRO = Decimal("0.000001")
+# The ledger rounds each entry, and each part of it on a day, to a micro-dollar.
+_OWN_ROUNDING = 2 * _MICRO
+_SHOWN = 5  # numbers of lines that a difference names
+_KINDS = {
+    ChargeKind.DISK: BilledKind.DISK,
+    ChargeKind.ADDRESS: BilledKind.ADDRESS,
+    ChargeKind.TRAFFIC: BilledKind.TRAFFIC,
+}
+
+
+class DifferenceCause(StrEnum):
+    """The likely cause of a difference."""
+
+    NOT_IN_LEDGER = "not in ledger"
+    NOT_IN_BILL = "not in bill"
+    RATE = "other rate"
+    DURATION = "other duration"
+    AMOUNT = "other amount"  # the bill does not state for how long
+    DAYS = "other days"  # the sum is the same, such as in another time zone
+    ROUNDING = "rounding"
+    TAX = "tax"
+    CREDIT = "credit"
+    DISCOUNT = "discount"
+    FEE = "fee"
+    CURRENCY = "other currency"
+    UNTAGGED = "untagged"
+    DELAYED = "delayed"  # the bill does not reach the end of the day yet
+    DUPLICATE = "duplicate"
+    UNREADABLE = "unreadable"
+
+
+_OF_CATEGORY = {
+    BillCategory.TAX: DifferenceCause.TAX,
+    BillCategory.CREDIT: DifferenceCause.CREDIT,
+    BillCategory.DISCOUNT: DifferenceCause.DISCOUNT,
+    BillCategory.ROUNDING: DifferenceCause.ROUNDING,
+    BillCategory.FEE: DifferenceCause.FEE,
+}
+_REDUCTIONS = frozenset({DifferenceCause.CREDIT, DifferenceCause.DISCOUNT})
+
+
+class BilledSum(Struct, kw_only=True):
+    """The lines of a resource and kind on a day, added up, of the bill or of the ledger."""
+
+    amount: Decimal = Decimal(0)
+    hours: Decimal | None = Decimal(0)
+    currency: str = USD
+    count: int = 0  # number of lines or entries
+    decimals: int = 0  # of the amount with the most
+    long: bool = False  # whether a line is for more than a day
+    lines: tuple[int, ...] = ()  # numbers of the first lines
+    resources: tuple[str, ...] = ()
+    project: str = ""
+    job: str = ""
+
+    def take(self, other: "BilledSum") -> None:
+        """Add another sum of the same resource and kind."""
+        self.amount += other.amount
+        both = self.hours is not None and other.hours is not None
+        self.hours = (self.hours or 0) + (other.hours or Decimal(0)) if both else None
+        self.count += other.count
+        self.decimals = max(self.decimals, other.decimals)
+        self.long = self.long or other.long
+        if other.currency != USD:
+            self.currency = other.currency
+        self.lines = (*self.lines, *other.lines)[:_SHOWN]
+        new = tuple(each for each in other.resources if each not in self.resources)
+        self.resources = (*self.resources, *new)[:_SHOWN]
+        self.project, self.job = self.project or other.project, self.job or other.job
+
+
+class CellKey(NamedTuple):
+    """What is compared. `resource` is the name of a gang, or of a cloud's resource without tag."""
+
+    resource: str
+    kind: BilledKind
+    day: date
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """A difference between the bill and the ledger. A side is None if it has no such charge, or its
+    amount is not in US dollars; `billed_in` then has the currency. `lines` are the first lines of
+    the bill. Hours are those of machines, if both sides state them.
+    """
+
+    cause: DifferenceCause
+    resource: str = ""
+    project: str = ""
+    job: str = ""
+    kind: BilledKind | None = None
+    day: date | None = None
+    ledger: Decimal | None = None
+    bill: Decimal | None = None
+    billed_in: str = USD
+    ledger_hours: Decimal | None = None
+    bill_hours: Decimal | None = None
+    lines: tuple[int, ...] = ()
+    bad: BadBillLine | None = None
+
+    @property
+    def ledger_micros(self) -> int | None:
+        """The ledger's amount in micro-dollars."""
+        return None if self.ledger is None else round(self.ledger / _MICRO)
+
+    @property
+    def bill_micros(self) -> int | None:
+        """The bill's amount in millionths of its currency."""
+        return None if self.bill is None else round(self.bill / _MICRO)
+
+    @property
+    def more_micros(self) -> int | None:
+        """By how much the bill is higher, in micro-dollars; None in another currency."""
+        if self.billed_in != USD:
+            return None
+        return (self.bill_micros or 0) - (self.ledger_micros or 0)
+
+
+class BillSummary:
+    """The lines of a bill, added up by resource, kind and day as they are read."""
+
+    def __init__(self) -> None:
+        self.tagged: dict[CellKey, BilledSum] = {}
+        self.untagged: dict[CellKey, BilledSum] = {}
+        self.found: list[Difference] = []  # what the bill shows without the ledger
+        self.reductions: list[Difference] = []  # credits and discounts
+        self.first: datetime | None = None
+        self.last: datetime | None = None
+        self.lines = 0
+        self.total = Decimal(0)  # of usage in US dollars
+        self._seen: set[int] = set()
+
+    def add(self, line: BillLine | BadBillLine) -> None:
+        """Add a line of the bill."""
+        self.lines += 1
+        if isinstance(line, BadBillLine):
+            self.found.append(_alone(DifferenceCause.UNREADABLE, (line.number,), bad=line))
+            return
+        if line.identity is not None:
+            if line.identity in self._seen:
+                self.found.append(_of_line(DifferenceCause.DUPLICATE, line))
+                return
+            self._seen.add(line.identity)
+        cause = _OF_CATEGORY.get(line.category)
+        if cause is not None:
+            rows = self.reductions if cause in _REDUCTIONS else self.found
+            rows.append(_of_line(cause, line))
+            return
+        self.first = line.since if self.first is None else min(self.first, line.since)
+        self.last = line.until if self.last is None else max(self.last, line.until)
+        if line.currency == USD:
+            self.total += line.amount
+        sums = self.tagged if line.gang else self.untagged
+        for day, part in _split_line(line):
+            key = CellKey(line.gang or line.resource, line.kind, day)
+            sums.setdefault(key, BilledSum()).take(part)
+
+    @property
+    def resources(self) -> frozenset[str]:
+        """The gangs that the bill names."""
+        return frozenset(key.resource for key in self.tagged)
+
+
+def _split_line(line: BillLine) -> Iterator[tuple[date, BilledSum]]:
+    """The parts of a line on each day; a day gets its share of the time."""
+    length = (line.until - line.since) // timedelta(microseconds=1)
+    decimals = max(0, -int(line.amount.as_tuple().exponent))
+    for since, until in _days(line.since, line.until):
+        us = (until - since) // timedelta(microseconds=1)
+        share = Decimal(us) / Decimal(length) if length else Decimal(1)
+        yield (
+            since.date(),
+            BilledSum(
+                amount=line.amount * share,
+                hours=None if line.hours is None else line.hours * share,
+                currency=line.currency,
+                count=1,
+                decimals=decimals,
+                long=line.until - line.since > _DAY,
+                lines=(line.number,),
+                resources=(line.resource,) if line.resource else (),
+            ),
+        )
+
+
+def _days(since: datetime, until: datetime) -> Iterator[tuple[datetime, datetime]]:
+    """The period, cut at the beginning of each day in UTC."""
+    at = since
+    while at.date() < until.date():
+        midnight = datetime.combine(at.date() + _DAY, time(), at.tzinfo)
+        yield at, midnight
+        at = midnight
+    if at < until or since == until:
+        yield at, until
+
+
+def add_up_ledger(
+    lines: Iterable[LedgerLine], provider: str, since: datetime, until: datetime
+) -> tuple[dict[CellKey, BilledSum], Decimal]:
+    """The provider's charges in [since, until) by attempt, kind and day, and its discounts."""
+    sums: dict[CellKey, BilledSum] = {}
+    discounts = Decimal(0)
+    for line in lines:
+        entry, subject = line.entry, line.subject
+        if subject.provider != provider:
+            continue
+        period = entry.since, entry.until
+        if entry.kind is EntryKind.DISCOUNT:
+            discounts += share_of(entry.amount.micros, *period, since, until) * _MICRO
+            continue
+        first, last = max(entry.since, since), min(entry.until, until)
+        if first > last or first >= until or (first == last and entry.since < entry.until):
+            continue
+        kind = _KINDS.get(ChargeKind(entry.line), BilledKind.MACHINE)
+        for begin, end in _days(first, last):
+            key = CellKey(subject.id, kind, begin.date())
+            sums.setdefault(key, BilledSum()).take(_part(line, kind, begin, end))
+    return sums, discounts
+
+
+def _part(line: LedgerLine, kind: BilledKind, since: datetime, until: datetime) -> BilledSum:
+    """The part of an entry in a period. What accrues at one moment is not divided."""
+    entry = line.entry
+    us, micros = entry.quantity, entry.amount.micros
+    if since < until:
+        us = share_of(us, entry.since, entry.until, since, until)
+        micros = share_of(micros, entry.since, entry.until, since, until)
+    timed = entry.unit is QuantityUnit.MICROSECONDS and kind is BilledKind.MACHINE
+    return BilledSum(
+        amount=micros * _MICRO,
+        hours=Decimal(us) / _HOUR_US if timed else None,
+        count=1,
+        project=line.subject.project,
+        job=line.subject.job,
+    )
+
+
+def match_gangs(gangs: Iterable[str], attempts: Iterable[str]) -> dict[str, str]:
+    """The gang of each attempt that made one: its name is the attempt's after a prefix. Attempts
+    without a gang in the bill are left out.
+    """
+    by_attempt: dict[str, str] = {}
+    wanted = frozenset(attempts)
+    for gang in gangs:
+        parts = gang.split("-")
+        for at in range(len(parts)):
+            attempt = "-".join(parts[at:])
+            if attempt in wanted:
+                by_attempt[attempt] = gang
+                break
+    return by_attempt
+
+
+def reconcile(
+    bill: BillSummary,
+    ledger: Mapping[CellKey, BilledSum],
+    gangs: Mapping[str, str],
+    discounts: Decimal = Decimal(0),
+) -> list[Difference]:
+    """The differences, in the order of days. `gangs` names the gang of each attempt in the ledger;
+    an attempt that it lacks is not in the bill. `discounts` are those of the ledger, 0 or less.
+    """
+    own: dict[CellKey, BilledSum] = {}
+    for key, each in ledger.items():
+        known = CellKey(gangs.get(key.resource, key.resource), key.kind, key.day)
+        own.setdefault(known, BilledSum()).take(each)
+    found = [*bill.found, *_compare_reductions(bill.reductions, discounts)]
+    groups: dict[tuple[str, BilledKind], list[CellKey]] = {}
+    for key in sorted({*own, *bill.tagged}, key=lambda each: (each.day, each.resource, each.kind)):
+        groups.setdefault((key.resource, key.kind), []).append(key)
+    free: dict[tuple[BilledKind, date], list[CellKey]] = {}
+    for key in bill.untagged:
+        free.setdefault((key.kind, key.day), []).append(key)
+    for keys in groups.values():
+        found += _compare_resource(keys, own, bill, free)
+    return sorted(found, key=_order)
+
+
+def _order(found: Difference) -> tuple[object, ...]:
+    day = found.day or date.min
+    return (found.day is None, day, found.resource, found.kind or "", found.lines)
+
+
+def _compare_resource(
+    keys: Sequence[CellKey],
+    own: Mapping[CellKey, BilledSum],
+    bill: BillSummary,
+    free: Mapping[tuple[BilledKind, date], list[CellKey]],
+) -> list[Difference]:
+    """The differences of a resource and kind on all its days."""
+    found = []
+    for key in keys:
+        billed, charged = bill.tagged.get(key), own.get(key)
+        each = _compare_cell(key, charged, billed, bill.last)
+        if charged and each is not None and each.cause is DifferenceCause.NOT_IN_BILL:
+            each = _look_untagged(key, charged, bill, free) or each
+        if each is not None:
+            found.append(each)
+    if not found:
+        return []
+    whole, charged_whole = BilledSum(), BilledSum()
+    for key in keys:
+        whole.take(bill.tagged.get(key, BilledSum()))
+        charged_whole.take(own.get(key, BilledSum()))
+    if whole.count and charged_whole.count and _is_same(whole, charged_whole):
+        if whole.long:  # the bill does not state the days
+            return []
+        if len(found) > 1:
+            moved = _difference(DifferenceCause.DAYS, keys[0], charged_whole, whole)
+            return [moved]
+    return found
+
+
+def _compare_cell(
+    key: CellKey, charged: BilledSum | None, billed: BilledSum | None, last: datetime | None
+) -> Difference | None:
+    if billed is not None and billed.currency != USD:
+        return _difference(DifferenceCause.CURRENCY, key, charged, billed)
+    if charged is None:
+        if billed is None or abs(billed.amount) <= _OWN_ROUNDING:
+            return None
+        return _difference(DifferenceCause.NOT_IN_LEDGER, key, None, billed)
+    open_day = last is None or last < datetime.combine(key.day + _DAY, time(), last.tzinfo)
+    if billed is None:
+        if abs(charged.amount) <= _OWN_ROUNDING * charged.count:
+            return None
+        cause = DifferenceCause.DELAYED if open_day else DifferenceCause.NOT_IN_BILL
+        return _difference(cause, key, charged, None)
+    if _is_same(billed, charged):
+        return None
+    if open_day and billed.amount < charged.amount:
+        return _difference(DifferenceCause.DELAYED, key, charged, billed)
+    return _difference(_explain(billed, charged), key, charged, billed)
+
+
+def _is_same(billed: BilledSum, charged: BilledSum) -> bool:
+    allowed = _OWN_ROUNDING * (billed.count + charged.count)
+    return abs(billed.amount - charged.amount) <= allowed
+
+
+def _explain(billed: BilledSum, charged: BilledSum) -> DifferenceCause:
+    """Of the hours and the rate, the one that differs more is the cause."""
+    if abs(billed.amount - charged.amount) <= _rounding(billed, charged):
+        return DifferenceCause.ROUNDING
+    if not billed.hours or not charged.hours:
+        return DifferenceCause.AMOUNT
+    longer = billed.hours / charged.hours
+    if not billed.amount or not charged.amount:
+        return DifferenceCause.RATE
+    dearer = billed.amount / charged.amount / longer
+    if dearer <= 0:
+        return DifferenceCause.RATE
+    return DifferenceCause.DURATION if _far(longer) > _far(dearer) else DifferenceCause.RATE
+
+
+def _rounding(billed: BilledSum, charged: BilledSum) -> Decimal:
+    """By how much rounding can change the sums: each line by half of its last decimal, of at least
+    two decimals, and each entry by the ledger's own rounding.
+    """
+    half = Decimal(10) ** -max(2, billed.decimals) / 2
+    return half * billed.count + _OWN_ROUNDING * charged.count
+
+
+def _far(ratio: Decimal) -> Decimal:
+    """How far a ratio is from 1, the same for a ratio and its inverse."""
+    return max(ratio, 1 / ratio) if ratio > 0 else Decimal("Infinity")
+
+
+def _look_untagged(
+    key: CellKey,
+    charged: BilledSum,
+    bill: BillSummary,
+    free: Mapping[tuple[BilledKind, date], list[CellKey]],
+) -> Difference | None:
+    """The resource without a tag that costs what the bill lacks. No resource is taken twice."""
+    candidates = free.get((key.kind, key.day), [])
+    for other in candidates:
+        billed = bill.untagged[other]
+        if billed.currency == USD and abs(billed.amount - charged.amount) <= _rounding(
+            billed, charged
+        ):
+            candidates.remove(other)
+            return _difference(DifferenceCause.UNTAGGED, key, charged, billed)
+    return None
+
+
+def _compare_reductions(rows: Sequence[Difference], discounts: Decimal) -> list[Difference]:
+    """Credits and discounts of the bill, unless they add up to the discounts of the ledger."""
+    total = sum((each.bill or Decimal(0) for each in rows), Decimal(0))
+    if abs(total - discounts) <= _OWN_ROUNDING * (len(rows) + 1):
+        return []
+    if discounts:
+        return [*rows, Difference(cause=DifferenceCause.DISCOUNT, ledger=discounts)]
+    return list(rows)
+
+
+def _difference(
+    cause: DifferenceCause, key: CellKey, charged: BilledSum | None, billed: BilledSum | None
+) -> Difference:
+    known = charged or BilledSum()
+    return Difference(
+        cause=cause,
+        resource=(billed.resources[0] if billed and billed.resources else "") or key.resource,
+        project=known.project,
+        job=known.job,
+        kind=key.kind,
+        day=key.day,
+        ledger=None if charged is None else charged.amount,
+        bill=None if billed is None else billed.amount,
+        billed_in=USD if billed is None else billed.currency,
+        ledger_hours=None if charged is None else charged.hours,
+        bill_hours=None if billed is None else billed.hours,
+        lines=() if billed is None else billed.lines,
+    )
+
+
+def _alone(cause: DifferenceCause, lines: tuple[int, ...], bad: BadBillLine) -> Difference:
+    return Difference(cause=cause, lines=lines, bad=bad)
+
+
+def _of_line(cause: DifferenceCause, line: BillLine) -> Difference:
+    return Difference(
+        cause=cause,
+        resource=line.resource or line.gang,
+        kind=line.kind,
+        day=line.since.date(),
+        bill=line.amount,
+        billed_in=line.currency,
+        bill_hours=line.hours,
+        lines=(line.number,),
+    )

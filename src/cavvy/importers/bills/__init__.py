@@ -1,0 +1,6 @@
+"""Readers of the bills of clouds: they turn the rows of a file into `BillLine`s."""
+
+from cavvy.importers.bills.formats import FORMATS, UnknownBill, find_format, read_bill
+from cavvy.importers.bills.rows import BillFileError
+
+__all__ = ["FORMATS", "BillFileError", "UnknownBill", "find_format", "read_bill"]

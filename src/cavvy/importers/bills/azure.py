@@ -1,0 +1,66 @@
+"""Azure cost and usage details, as Cost Management exports them.
+
+Columns: "Understand cost details fields",
+https://learn.microsoft.com/azure/cost-management-billing/automate/understand-usage-details-fields,
+and the file schemas of the Enterprise Agreement (2024-08-01), the Microsoft Customer Agreement and
+pay-as-you-go (2019-11-01) below dataset-schema/, read on 2026-11-24. Dates have no time: a line is
+for a day, in UTC. Names begin with a capital or a small letter, depending on the agreement.
+"""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from cavvy.costs.bills import BillCategory, BilledKind, BillLine
+from cavvy.importers.bills.rows import BillRow
+from cavvy.importers.bills.values import amount, moment, number, tags_of, text
+
+_COST = ("CostInBillingCurrency", "costInBillingCurrency", "Cost", "PreTaxCost")
+_DATE = ("Date", "date", "UsageDateTime")
+_RESOURCE = ("ResourceId", "resourceId", "InstanceId", "InstanceName")
+_CATEGORY = ("MeterCategory", "meterCategory")
+_CURRENCY = ("BillingCurrencyCode", "BillingCurrency", "billingCurrency", "Currency")
+REQUIRED = (_COST, _DATE, _RESOURCE, _CATEGORY)
+_GANG = "cavvy-gang"  # the tag that Cavvy sets
+_TYPES = {
+    "tax": BillCategory.TAX,
+    "refund": BillCategory.CREDIT,
+    "purchase": BillCategory.FEE,
+    "unusedreservation": BillCategory.FEE,
+    "unusedsavingsplan": BillCategory.FEE,
+    "roundingadjustment": BillCategory.ROUNDING,
+}
+
+
+def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
+    """The line of the row. Raises WrongBillValue."""
+    since = moment(row, *_DATE)
+    meter = f"{text(row, *_CATEGORY)}/{text(row, 'MeterName', 'meterName')}"
+    kind = _kind(meter)
+    unit = text(row, "UnitOfMeasure", "unitOfMeasure")
+    hourly = kind is BilledKind.MACHINE and "hour" in unit.lower()
+    yield BillLine(
+        number=line,
+        resource=text(row, *_RESOURCE),
+        gang=tags_of(row.get("Tags", row.get("tags"))).get(_GANG, ""),
+        kind=kind,
+        category=_TYPES.get(text(row, "ChargeType", "chargeType").lower(), BillCategory.USAGE),
+        since=since,
+        until=since + timedelta(days=1),
+        hours=number(row, "Quantity", "quantity", "UsageQuantity") if hourly else None,
+        amount=amount(row, *_COST),
+        currency=text(row, *_CURRENCY) or "USD",
+        identity=hash(tuple(map(str, row.values()))),
+    )
+
+
+def _kind(meter: str) -> BilledKind:
+    category, _, name = meter.partition("/")
+    if category.startswith("Virtual Machines"):
+        return BilledKind.MACHINE
+    if category == "Bandwidth":
+        return BilledKind.TRAFFIC
+    if category == "Virtual Network" and "IP" in name:
+        return BilledKind.ADDRESS
+    if category == "Storage" and "Disk" in name:
+        return BilledKind.DISK
+    return BilledKind.OTHER

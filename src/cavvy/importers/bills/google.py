@@ -1,0 +1,62 @@
+"""Google Cloud's detailed billing export: rows of its BigQuery table as JSON, or as CSV from a
+query that names fields of records with a dot or an underscore.
+
+Fields: "Structure of Detailed data export",
+https://cloud.google.com/billing/docs/how-to/export-data-bigquery-tables/detailed-usage, read on
+2026-11-24. Amounts of `credits` are negative and are lines of their own here. `usage.amount` of
+machines is in seconds, of all cores or bytes of memory, so it is not for how long a machine ran.
+"""
+
+from collections.abc import Iterator
+
+from cavvy.costs.bills import BillCategory, BilledKind, BillLine
+from cavvy.domain.values import replace
+from cavvy.importers.bills.rows import BillRow
+from cavvy.importers.bills.values import amount, moment, tags_of, text
+
+_RESOURCE = ("resource.global_name", "resource_global_name", "resource.name", "resource_name")
+REQUIRED = (("cost",), ("usage_start_time",), ("usage_end_time",), ("currency",))
+_GANG = "cavvy-gang"  # the label that Cavvy sets
+_TYPES = {
+    "tax": BillCategory.TAX,
+    "adjustment": BillCategory.CREDIT,
+    "rounding_error": BillCategory.ROUNDING,
+}
+
+
+def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
+    """The line of the row, and one for its credits. Raises WrongBillValue."""
+    labels = tags_of(row.get("labels"))
+    found = BillLine(
+        number=line,
+        resource=text(row, *_RESOURCE),
+        gang=labels.get(_GANG) or text(row, "labels.cavvy-gang", "labels_cavvy_gang"),
+        kind=_kind(text(row, "sku.description", "sku_description")),
+        category=_TYPES.get(text(row, "cost_type"), BillCategory.USAGE),
+        since=moment(row, "usage_start_time"),
+        until=moment(row, "usage_end_time"),
+        amount=amount(row, "cost"),
+        currency=text(row, "currency") or "USD",
+        identity=hash(repr(sorted((key, str(each)) for key, each in row.items()))),
+    )
+    yield found
+    credits = row.get("credits")
+    given = (
+        [each for each in credits if isinstance(each, dict)] if isinstance(credits, list) else []
+    )
+    less = sum((amount(each, "amount") for each in given), amount(row, "credits_amount"))
+    if less:
+        yield replace(found, category=BillCategory.CREDIT, amount=less, identity=None)
+
+
+def _kind(sku: str) -> BilledKind:
+    """Cores, memory and GPUs of a machine are lines of their own."""
+    if "PD Capacity" in sku or "Hyperdisk" in sku or "Local SSD" in sku:
+        return BilledKind.DISK
+    if "External IP" in sku:
+        return BilledKind.ADDRESS
+    if "Egress" in sku or "Data Transfer" in sku:
+        return BilledKind.TRAFFIC
+    if any(part in sku for part in ("Core", "Ram", "GPU", "Instance", "Nvidia")):
+        return BilledKind.MACHINE
+    return BilledKind.OTHER

@@ -1,0 +1,131 @@
+"""The rows of a file: CSV, CSV in gzip, Parquet, or JSON with an object on each line. They are read
+one after the other, so a file of any length needs little memory.
+"""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from cavvy.costs.bills import BadBillLine, BillFault
+
+_GZIP, _ZIP, _PARQUET = b"\x1f\x8b", b"PK\x03\x04", b"PAR1"
+_LONGEST_VALUE = 10_000_000  # characters; longer values are no bill
+_BATCH = 20_000  # rows of a Parquet file in memory
+BillRow = Mapping[str, Any]
+
+
+class BillFileError(Exception):
+    """The file is not a bill that can be read. `hint` says what to do."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def read_rows(file: Path) -> Iterator[tuple[int, BillRow | BadBillLine]]:
+    """The rows with their line numbers: in CSV the header is line 1, in the other formats the first
+    row. Raises BillFileError, also between rows, and ImportError if the file is in Parquet and
+    pyarrow is not installed.
+    """
+    try:
+        with file.open("rb") as opened:
+            begin = opened.read(4)
+            if begin == _PARQUET:
+                yield from _read_parquet(file)
+                return
+            if begin == _ZIP:
+                raise BillFileError(f"{file} is a zip archive", "unpack it first")
+            opened.seek(0)
+            plain: IO[bytes] = opened
+            if begin[:2] == _GZIP:
+                plain = gzip.GzipFile(fileobj=opened)  # type: ignore[assignment]  # binary, too
+            text = io.TextIOWrapper(plain, encoding="utf-8-sig", newline="")
+            yield from (_read_json(text) if _is_json(file, text) else _read_csv(file, text))
+    except UnicodeDecodeError as error:
+        raise BillFileError(
+            f"{file} is not text in UTF-8",
+            f"convert it, for example with `iconv -t UTF-8`; byte {error.start} is not valid",
+        ) from error
+    except (OSError, EOFError) as error:
+        raise BillFileError(f"{file} cannot be read: {error}") from error
+
+
+def _is_json(file: Path, text: IO[str]) -> bool:
+    begin = text.read(1)
+    text.seek(0)
+    if begin == "[":
+        raise BillFileError(
+            f"{file} is one JSON array", "export JSON with an object on each line instead"
+        )
+    return begin == "{"
+
+
+def _read_csv(file: Path, text: IO[str]) -> Iterator[tuple[int, BillRow | BadBillLine]]:
+    csv.field_size_limit(_LONGEST_VALUE)
+    rows = csv.reader(text)
+    try:
+        names = [name.strip() for name in next(rows, [])]
+        if len(names) < 2:
+            raise BillFileError(
+                f"line 1 of {file} has no columns", "expected names, separated by commas"
+            )
+        twice = sorted({name for name in names if names.count(name) > 1 and name})
+        if twice:
+            raise BillFileError(f"{file} has several columns {twice[0]!r}", "rename or remove one")
+        for values in rows:
+            number = rows.line_num
+            if not values:
+                continue
+            if len(values) != len(names):
+                yield (
+                    number,
+                    BadBillLine(number=number, fault=BillFault.COLUMNS, value=str(len(values))),
+                )
+                continue
+            yield number, dict(zip(names, values, strict=True))
+    except csv.Error as error:
+        raise BillFileError(f"{file}: line {rows.line_num}: {error}") from error
+
+
+def _read_json(text: IO[str]) -> Iterator[tuple[int, BillRow | BadBillLine]]:
+    for number, line in enumerate(text, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, parse_float=str, parse_int=str)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            yield number, BadBillLine(number=number, fault=BillFault.COLUMNS, value=line[:40])
+            continue
+        yield number, _flatten(row)
+
+
+def _flatten(row: Mapping[str, Any]) -> BillRow:
+    """The row with the fields of objects as `outer.inner`."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found.update({f"{name}.{inner}": each for inner, each in value.items()})
+        else:
+            found[name] = value
+    return found
+
+
+def _read_parquet(file: Path) -> Iterator[tuple[int, BillRow | BadBillLine]]:
+    import pyarrow  # type: ignore[import-untyped]  # ships no types
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(_BATCH):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except pyarrow.ArrowException as error:
+        raise BillFileError(f"{file} is a damaged Parquet file: {error}") from error

@@ -1,0 +1,99 @@
+"""Reads the values of a bill's rows: numbers, times, tags and texts."""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+from cavvy.costs.bills import BillFault
+from cavvy.importers.bills.rows import BillRow
+
+# A comma is accepted only where a decimal point follows: `1,234` is 1.234 in some countries.
+_NUMBER = re.compile(r"[-+]?\$?(\d+|\d{1,3}(,\d{3})+(?=\.))?(\.\d+)?([eE][-+]?\d{1,3})?")
+_FIRST_YEAR, _LAST_YEAR = 2000, 2999
+_AMERICAN = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})")
+
+
+class WrongBillValue(Exception):
+    """A value of a row that cannot be read."""
+
+    def __init__(self, fault: BillFault, column: str, value: object) -> None:
+        super().__init__(f"{column}: {value!r}")
+        self.fault, self.column, self.value = fault, column, str(value)[:60]
+
+
+def text(row: BillRow, *columns: str) -> str:
+    """The first value that is not empty, or ""."""
+    return next((str(row[name]).strip() for name in columns if row.get(name) not in (None, "")), "")
+
+
+def number(row: BillRow, *columns: str) -> Decimal | None:
+    """The first value that is not empty, as a number; None if all are empty."""
+    for column in columns:
+        value = row.get(column)
+        if value in (None, ""):
+            continue
+        written = str(value).strip()
+        if not re.search(r"\d", written) or not _NUMBER.fullmatch(written):
+            raise WrongBillValue(BillFault.NUMBER, column, value)
+        return Decimal(written.replace(",", "").replace("$", ""))
+    return None
+
+
+def amount(row: BillRow, *columns: str) -> Decimal:
+    """The amount, 0 if it is empty."""
+    return number(row, *columns) or Decimal(0)
+
+
+def moment(row: BillRow, *columns: str, zone: timedelta = timedelta(0)) -> datetime:
+    """The time in UTC. A time without a zone is in `zone`, and a day begins at midnight."""
+    value = next((row[name] for name in columns if row.get(name) not in (None, "")), "")
+    if isinstance(value, datetime):
+        found = value
+    elif isinstance(value, date):
+        found = datetime.combine(value, time())
+    else:
+        found = _parse_time(str(value).strip(), columns[0])
+    if not _FIRST_YEAR <= found.year <= _LAST_YEAR:
+        raise WrongBillValue(BillFault.TIME, columns[0], value)
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=UTC) - zone
+    return found.astimezone(UTC)
+
+
+def _parse_time(written: str, column: str) -> datetime:
+    american = _AMERICAN.fullmatch(written)
+    try:
+        if american:  # of Azure: MM/DD/YYYY
+            month, day, year = map(int, american.groups())
+            return datetime(year, month, day)  # noqa: DTZ001  # the caller sets the zone
+        return datetime.fromisoformat(written.removesuffix(" UTC"))
+    except ValueError:
+        raise WrongBillValue(BillFault.TIME, column, written) from None
+
+
+def tags_of(value: Any) -> Mapping[str, str]:
+    """The tags in a column: a map, a list of pairs or of keys and values, or JSON of these, also
+    without its braces. {} if it is none of them.
+    """
+    if isinstance(value, str):
+        written = value.strip()
+        if not written:
+            return {}
+        if not written.startswith(("{", "[")):
+            written = f"{{{written}}}"
+        try:
+            value = json.loads(written)
+        except (ValueError, RecursionError):
+            return {}
+    if isinstance(value, Mapping):
+        return {str(key): str(each) for key, each in value.items()}
+    found = {}
+    for each in value if isinstance(value, list | tuple) else ():
+        if isinstance(each, Mapping) and "key" in each:
+            found[str(each["key"])] = str(each.get("value", ""))
+        elif isinstance(each, list | tuple) and len(each) == 2:
+            found[str(each[0])] = str(each[1])
+    return found
