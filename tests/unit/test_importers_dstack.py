@@ -256,7 +256,8 @@ def test_what_becomes_something_near_is_noted() -> None:
     found = run(text + "utilization_policy: {min_gpu_utilization: 10, time_window: 10m}\nimage: i")
     assert found.task is not None
     assert (found.task.image_login, found.refused) == ("DSTACK_REGISTRY_LOGIN", ())
-    assert found.task.limits.idle == timedelta(minutes=10)
+    limits = found.task.limits
+    assert (limits.idle, limits.idle_gpu_percent) == (timedelta(minutes=10), 10)
     assert keys(found, refused=False) == ["nvcc", "registry_auth", "utilization_policy"]
 
 

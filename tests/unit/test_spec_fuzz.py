@@ -156,6 +156,9 @@ limits = st.builds(
     idle=st.none() | seconds.filter(lambda length: length >= timedelta(seconds=10)),
     unattended=seconds.filter(lambda length: length >= timedelta(seconds=10)),
 )
+limits |= limits.filter(lambda each: each.idle is not None).map(
+    lambda each: replace(each, idle_gpu_percent=5.0)
+)
 tasks = st.builds(
     TaskSpec,
     name=slugs,
@@ -250,7 +253,9 @@ def written(task: TaskSpec) -> dict[str, Any]:
             deadline=limit.deadline.isoformat() if limit.deadline else None,
             duration=length(limit.duration),
             budget=str(limit.budget.usd) if limit.budget else None,
-            idle=length(limit.idle),
+            idle={"gpu": "5%", "for": length(limit.idle)}
+            if limit.idle_gpu_percent
+            else length(limit.idle),
             unattended=length(limit.unattended),
         ),
         retry={

@@ -569,3 +569,11 @@ def test_alternatives_are_laid_over_what_stands_beside_them() -> None:
     assert "cannot contain alternatives" in problems(
         "run: x\nresources: {any_of: [{any_of: []}, {}]}"
     )
+
+
+def test_idle_may_be_measured_on_the_gpu() -> None:
+    task = parse_task("name: t\nrun: a\nlimits: {idle: {gpu: 5%, for: 30m}}")
+    assert (task.limits.idle, task.limits.idle_gpu_percent) == (timedelta(minutes=30), 5)
+    for wrong in ("{for: 1s}", "{gpu: 100%}", "{gpu: 0, for: 30m}", "{gpu: low, for: 30m}"):
+        with pytest.raises(SpecError):
+            parse_task(f"name: t\nrun: a\nlimits: {{idle: {wrong}}}")

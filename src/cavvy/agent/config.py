@@ -374,6 +374,7 @@ class WorkConfig(ConfigRecord):
     keep_s: float = 0  # seconds that the agent waits for another job's work after this work ends
     machine: bool  # whether the agent waits for other work also after a stop or a failed setup
     idle_s: float | None
+    idle_gpu_percent: float = 0  # GPU use below which the work is idle; 0 if this does not count
     log_limit_mib: int = 1024
     # seconds of the server's silence after which the results of ended work are stored in the
     # bucket. 0 if there is no bucket.

@@ -269,6 +269,7 @@ class StepRunner:
             progress=self._config.progress_file,
             checkpoints=self._checkpoints,
             idle_s=self._work.idle_s,
+            idle_gpu_percent=self._work.idle_gpu_percent,
             connected=lambda: self._owner.execs.connected,
         )
         if self._config.memory_mib and self._group is None and self._work.image is None:

@@ -7,6 +7,19 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
 
 
+# What agents report of the whole time since the work began, beside what is used now.
+TOTALS = frozenset(
+    {
+        "cpu_mean_percent",
+        "gpu_mean_percent",
+        "gpu_memory_peak_mib",
+        "measured_s",
+        "checkpoints",
+        "checkpoint_pause_s",
+    }
+)
+
+
 def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
     """Return the program's own metrics, without the values that describe how far the work is."""
     return {

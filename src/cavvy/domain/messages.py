@@ -194,6 +194,8 @@ class Assignment:
     # whether the agent waits for other work even after stopped work or a failed setup
     machine: bool = False
     idle_s: float | None = None
+    # the GPU use in percent below which the work is idle; 0 if that does not count
+    idle_gpu_percent: float = 0
     log_limit_mib: int = 1024
     # after this many seconds without an answer from the server, the results of ended work are
     # uploaded to a bucket; 0 if there is no bucket

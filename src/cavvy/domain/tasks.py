@@ -251,6 +251,8 @@ class JobLimits(Struct, frozen=True, kw_only=True):
     duration: timedelta | None = None  # running time of all attempts together
     budget: Money | None = None
     idle: timedelta | None = None  # time without output or CPU use
+    # if above 0, `idle` is time with a GPU use below this percentage, even with busy CPUs
+    idle_gpu_percent: float = 0
     unattended: timedelta = timedelta(
         hours=6
     )  # how long a node may continue to work without contact with the control plane (the lease)

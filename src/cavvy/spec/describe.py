@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from cavvy.catalog.residency import say_unplaced
 from cavvy.domain.tasks import (
     AcceleratorNeed,
+    JobLimits,
     ResourceSpec,
     SpotPolicy,
     TaskSpec,
@@ -242,9 +243,17 @@ def _limits(task: TaskSpec) -> str:
         f"{_length(limits.deadline_after)} after its submission" if limits.deadline_after else "",
         f"after running for {_length(limits.duration)}" if limits.duration else "",
         f"before it costs more than {format_usd(limits.budget)}" if limits.budget else "",
-        f"after being idle for {_length(limits.idle)}" if limits.idle else "",
+        _idle(limits),
     ]
     return listed(part for part in parts if part) if any(parts) else ""
+
+
+def _idle(limits: JobLimits) -> str:
+    if not limits.idle:
+        return ""
+    if limits.idle_gpu_percent:
+        return f"after {_length(limits.idle)} with less than {limits.idle_gpu_percent:g} % GPU use"
+    return f"after being idle for {_length(limits.idle)}"
 
 
 def _retry(task: TaskSpec) -> str:

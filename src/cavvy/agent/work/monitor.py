@@ -10,6 +10,7 @@ import time
 
 from ..disk import open_own, walk_files
 from ..outbox import time_text
+from .means import UsageMeans
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class WorkMonitor:
         progress: str,
         checkpoints: CheckpointWatcher | None,
         idle_s: float | None,
+        idle_gpu_percent: float = 0,
         connected: Callable[[], bool] = bool,
     ) -> None:
         self._say = say
@@ -137,8 +139,12 @@ class WorkMonitor:
         # is none
         self.memory_mib = 0
         self._idle_s = idle_s
+        self._idle_gpu_percent = idle_gpu_percent
+        self._means = UsageMeans()
+        self._gpu_busy_at = time.monotonic()  # or the GPUs could not be measured
         self._busy_at = self._checkpoints_at = self._looked_at = time.monotonic()
         self._told_at = 0.0
+        self._began_at = self._looked_at
 
     def wrote(self, data: bytes) -> None:
         self._busy_at = time.monotonic()
@@ -163,9 +169,13 @@ class WorkMonitor:
         if self._connected():
             self._busy_at = now
         idle, what = now - self._busy_at, "no output, no CPU use and no connection"
+        ahead = min(WARN_S, limit / 2)
+        if self._idle_gpu_percent and "gpu_percent" in self.gpus:
+            idle, what = now - self._gpu_busy_at, f"GPU use below {self._idle_gpu_percent:g} %"
+            ahead = limit / 2
         if idle > limit:
             return f"{what} for {limit:g} s"
-        late = idle > limit - min(WARN_S, limit / 2)
+        late = idle > limit - ahead
         if late and not self._warned:
             left = f"the work will be stopped in {limit - idle:.0f} s"
             self._say("event", name="idle", text=f"{what} for {idle:.0f} s: {left}")
@@ -191,13 +201,16 @@ class WorkMonitor:
             or self.gpus.get("gpu_percent", 0) >= IDLE_GPU_PERCENT
         ):
             self._busy_at = now
+        if self.gpus.get("gpu_percent", 100) >= self._idle_gpu_percent:
+            self._gpu_busy_at = now
         if now - self._told_at >= TELEMETRY_S - 0.5:
-            self._told_at = now
+            since, self._told_at = max(self._told_at, self._began_at), now
             values = {
                 name: getattr(self.usage, name)
                 for name in ("cpu_percent", "memory_mib", "memory_peak_mib")
             }
-            self._say("telemetry", values=dict(values, **self.gpus))
+            values.update(self.gpus)
+            self._say("telemetry", values=dict(values, **self._means.add(values, now - since)))
 
     def _tell(self, values: dict[str, object]) -> None:
         if values:
@@ -206,6 +219,7 @@ class WorkMonitor:
     def _tell_checkpoint(self, *, last: bool = False) -> None:
         found = self._checkpoints.look(last=last) if self._checkpoints else {}
         if found:
+            self._means.saved(float(str(found.get("cost_s", 0))))
             self._say("checkpoint", **found)
 
 

@@ -66,6 +66,7 @@ def make_assignment(
         keep_s=(task.keep + FAREWELL).total_seconds() if may_keep(task, attempt.offer) else 0,
         machine=task.machine is not None,
         idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
+        idle_gpu_percent=task.limits.idle_gpu_percent,
         deposit_after_s=deposit_after_s,
     )
 

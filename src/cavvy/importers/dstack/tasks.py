@@ -138,9 +138,7 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> TaskSpec:
         env=env,
         secrets=secrets,
         volumes=(*_read_volumes(root, kept_keys), *_read_files(root, workdir, kept_keys)),
-        limits=JobLimits(
-            duration=_read_length(root, "max_duration"), idle=_read_idle(root, kept_keys)
-        ),
+        limits=_read_limits(root, kept_keys),
         schedule=_read_schedule(root, kept_keys),
         retry=_read_retry(root, kept_keys),
         grace=_read_grace(root, kept_keys),
@@ -375,16 +373,25 @@ def _read_length(root: Node, key: str) -> timedelta | None:
     return timedelta(seconds=seconds) if seconds else None
 
 
-def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
-    """The time for which the job may be idle. dstack checks GPUs and logins; Cavvy checks output
-    and CPU use.
+def _read_limits(root: Node, kept_keys: TranslationNotes) -> JobLimits:
+    """The limits of the job. dstack checks each GPU and logins; Cavvy checks the mean of a node's
+    GPUs, or output and CPU use.
     """
-    policy = child(root, "utilization_policy")
-    window = child(policy, "time_window")
-    if isinstance(window, ScalarNode):
-        reason = "the job is stopped after this time without output or CPU use"
+    policy, duration = child(root, "utilization_policy"), _read_length(root, "max_duration")
+    window, least = child(policy, "time_window"), child(policy, "min_gpu_utilization")
+    if isinstance(window, ScalarNode) and isinstance(least, ScalarNode):
+        idle = timedelta(seconds=read_duration(window) or 0) or None
+        reason = "the job is stopped after this time if the mean of a node's GPUs is below it"
         kept_keys.note_at(root, "utilization_policy", reason)
-        return timedelta(seconds=read_duration(window) or 0) or None
+        percent = min(float(least.text), 99.0)
+        return JobLimits(
+            duration=duration, idle=idle if percent else None, idle_gpu_percent=percent
+        )
+    return JobLimits(duration=duration, idle=_read_idle(root, kept_keys))
+
+
+def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
+    """The time for which the job may be idle."""
     idle = _read_length(root, "inactivity_duration")
     if idle is not None:
         reason = (

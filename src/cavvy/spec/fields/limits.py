@@ -14,11 +14,13 @@ from cavvy.spec.fields.kinds import (
     ScalarKind,
     SectionReader,
     WrongValue,
+    either,
     read_text,
     section,
     whole,
 )
 from cavvy.spec.fields.times import TIME_WORDS, length_kind, read_length, read_time
+from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
 
 
@@ -59,6 +61,33 @@ def _build_limits(table: SectionReader) -> JobLimits:
     return limits
 
 
+def _read_percent(node: ScalarNode) -> float:
+    text = read_text(node).strip()
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        raise WrongValue(f"{shown(text)} is not a percentage") from None
+    if not 0 < value < 100:
+        raise WrongValue(f"{shown(text)} is not between 0 % and 100 %", suggestion="write 5%")
+    return value
+
+
+_LENGTH = length_kind(timedelta(seconds=10))
+
+
+def _build_idle(table: SectionReader) -> tuple[timedelta, float]:
+    return table.get("for", timedelta(minutes=30)), table.get("gpu", 5.0)
+
+
+_IDLE = section(
+    "limits.idle",
+    _build_idle,
+    **{
+        "gpu": ScalarKind("a percentage such as 5%", _read_percent, TEXT_OR_NUMBER),
+        "for": _LENGTH,
+    },
+)
+
 LIMITS = section(
     "limits",
     _build_limits,
@@ -76,8 +105,10 @@ LIMITS = section(
         lambda node: parse_usd(read_text(node)),
         TEXT_OR_NUMBER,
     ),
-    idle=length_kind(timedelta(seconds=10)),
-    unattended=length_kind(timedelta(seconds=10)),
+    idle=FieldSpec(
+        either(_LENGTH, lambda length: (length, 0.0), _IDLE), to=("idle", "idle_gpu_percent")
+    ),
+    unattended=_LENGTH,
 )
 
 _TRIES_NUMBER = whole(0, 1_000_000)

@@ -1,0 +1,46 @@
+"""Means and totals of the work's resource use since it began, for advice about its costs."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MEANS = {"cpu_percent": "cpu_mean_percent", "gpu_percent": "gpu_mean_percent"}
+
+
+class UsageMeans:
+    """Adds measurements up. A measurement stands for the time since the one before. `measured_s` is
+    the time of all measurements.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._lengths: dict[str, float] = {}
+        self._seconds = self._gpu_memory_mib = self._pause_s = 0.0
+        self._checkpoints = 0
+
+    def saved(self, pause_s: float) -> None:
+        """Count a checkpoint, during which the work paused."""
+        self._checkpoints += 1
+        self._pause_s += pause_s
+
+    def add(self, values: Mapping[str, float], seconds: float) -> dict[str, float]:
+        """Add a measurement; returns the means and totals by their names."""
+        self._seconds += seconds
+        for name in _MEANS:
+            if name in values:
+                self._sums[name] = self._sums.get(name, 0) + values[name] * seconds
+                self._lengths[name] = self._lengths.get(name, 0) + seconds
+        self._gpu_memory_mib = max(self._gpu_memory_mib, values.get("gpu_memory_mib", 0))
+        found = {
+            _MEANS[name]: round(self._sums[name] / max(self._lengths[name], 0.001), 1)
+            for name in self._sums
+        }
+        found["measured_s"] = round(self._seconds)
+        if self._gpu_memory_mib:
+            found["gpu_memory_peak_mib"] = self._gpu_memory_mib
+        if self._checkpoints:
+            found["checkpoints"] = self._checkpoints
+            found["checkpoint_pause_s"] = round(self._pause_s, 3)
+        return found
