@@ -95,8 +95,9 @@ def check_second_team(ada: User, ben: User, cal: User, server: tuple[str, ...]) 
 
     ada.cli("budget", "set", "speech-month", "10", "--project", "speech")
     cal.cli("budget", "request", "speech-month", "20", "-p", "speech", "--reason", "more data")
-    assert "role" in cal.cli("budget", "approve", "speech-month", code=1)
-    ada.cli("budget", "approve", "speech-month")
+    assert "role" in cal.cli("budget", "approve", "speech-month", "20", code=1)
+    assert ada.cli("budget", "approve", "speech-month", "15", code=1)
+    ada.cli("budget", "approve", "speech-month", "20")
     (budget,) = ada.json("budget", "list")
     assert budget["month_limit_micros"] == 20_000_000
 

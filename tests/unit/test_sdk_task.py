@@ -39,6 +39,7 @@ TABLES: dict[str, Any] = {
     "volumes": keys.VolumeMount,
     "checkpoint": keys.Checkpoint,
     "limits": keys.Limits,
+    "limits.idle": keys.IdleGpus,
     "retry": keys.Retry,
     "schedule": keys.Schedule,
     "work": keys.Work,

@@ -164,13 +164,18 @@ class Checkpoint(TypedDict):
     storage: NotRequired[str]
 
 
+# The share of their time below which GPUs count as idle, and for how long. A class could not have
+# the key `for`.
+IdleGpus = TypedDict("IdleGpus", {"gpu": Number | str, "for": Length}, total=False)
+
+
 class Limits(TypedDict, total=False):
     """The limits at which Cavvy stops the job."""
 
     deadline: Moment | Length
     duration: Length
     budget: Dollars
-    idle: Length
+    idle: Length | IdleGpus
     unattended: Length
 
 
