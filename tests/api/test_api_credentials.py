@@ -4,17 +4,20 @@ of them leaves the server.
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 from tests.api.api_state import Api, until
 from tests.api.team import make_team
 
+from cavvy.control.reconcile import HOSTS
 from cavvy.domain.accounts import Role
 from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.domain.values import replace
-from cavvy.providers.base import Refused, TryAgain
+from cavvy.providers.abilities import SHARES_HOSTS
+from cavvy.providers.base import Provider, Refused, TryAgain
 
 PATH = "/v1/projects/p/credentials/fake"
 KEY = "key-4711-planted"
@@ -175,3 +178,23 @@ async def test_what_another_server_changes_is_used_here(api: Api) -> None:
         return "fake@p" in pool.providers
 
     await until(look)
+
+
+async def test_a_credential_may_be_set_while_hosts_are_read(api: Api) -> None:
+    control_plane = api.app_state.control_plane
+
+    class SlowHosts:
+        manifest = SimpleNamespace(abilities=frozenset({SHARES_HOSTS}))
+
+        async def offers(self) -> list[object]:
+            return []
+
+        async def hosts(self) -> list[object]:
+            if "fake@p" not in control_plane.pool.providers:
+                assert (await put(api)).status_code == 204
+            return []
+
+    control_plane.pool.providers["slow"] = cast(Provider, SlowHosts())
+    assert await control_plane.reconcile(HOSTS)
+    del control_plane.pool.providers["slow"]
+    assert "fake@p" in control_plane.pool.providers

@@ -386,7 +386,7 @@ class ControlPlane:
         await self.agents.close()
         await self.deposits.close()
         await self._deferred.write_pending()
-        for provider in self._providers.values():
+        for provider in list(self._providers.values()):
             if closeable := ability(provider, CLOSEABLE):
                 await closeable.close()
 
@@ -526,7 +526,7 @@ class ControlPlane:
 
     async def _publish_hosts(self) -> None:
         known = {host.name: host for host in await self._store.hosts()}
-        for provider in self._providers.values():
+        for provider in list(self._providers.values()):  # accounts may be added meanwhile
             if shares := ability(provider, SHARES_HOSTS):
                 try:
                     hosts = await shares.hosts()

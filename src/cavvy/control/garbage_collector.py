@@ -116,17 +116,18 @@ class GarbageCollector:
 
     async def _look(self) -> tuple[list[tuple[str, GangSeen]], list[SilentPlace]]:
         """Return every known gang that has not ended, with its provider, and the providers that did
-        not answer, in whole or in part.
+        not answer, in whole or in part. Accounts whose credential cannot be used are among them.
         """
         found: list[tuple[str, GangSeen]] = []
         problems: list[SilentPlace] = []
-        for provider in self._pool.providers:
+        for provider in list(self._pool.providers):  # a project may set a credential meanwhile
             try:
                 gangs = await self._pool.gangs(provider)
             except ProviderError as error:
                 problems.append(SilentPlace(provider, str(error)))
                 gangs = error.seen if isinstance(error, PartlyUnknown) else ()
             found += [(provider, seen) for seen in gangs if seen.state is not GangState.ENDED]
+        problems += [SilentPlace(*each) for each in self._pool.unusable.items()]
         return found, problems
 
     async def _remove(self, orphan: OrphanGang) -> OrphanGang:
