@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cavvy.cli.view.statement import write_csv, write_parquet
+from cavvy.domain.credentials import name_account
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.ledger import (
     EntryKind,
@@ -68,6 +69,7 @@ def make_lines(dice: random.Random, count: int) -> Iterator[LedgerLine]:
 
 
 def _make_subject(dice: random.Random, entry: LedgerEntry) -> LedgerSubject:
+    provider = dice.choice(["aws", "gcp", "local"])
     return LedgerSubject(
         id=entry.subject,
         project=entry.project,
@@ -75,7 +77,8 @@ def _make_subject(dice: random.Random, entry: LedgerEntry) -> LedgerSubject:
         job_id=entry.subject.removesuffix("-1"),
         job=dice.choice(["train", 'quoted, "name"', "ночь"]),
         attempt=1,
-        provider=dice.choice(["aws", "gcp", "local"]),
+        provider=provider,
+        account=name_account(provider, dice.choice(["", "vision"])),
         region=dice.choice(["", "us-east-1"]),
         zone=dice.choice(["", "us-east-1a"]),
         instance_type=dice.choice(["p5.48xlarge", "a2-highgpu-1g"]),

@@ -10,6 +10,7 @@ from tests.contract.store_suite import (
     NOW,
     after,
     begin,
+    make_attempt,
     make_charge,
     make_event,
     make_job,
@@ -22,6 +23,7 @@ from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.ledger import EntryKind
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, LedgerFilter, Store
 from cavvy.store.drivers import make_driver
 from cavvy.store.sql import SqlStore
@@ -71,6 +73,21 @@ async def test_sums_by_any_dimension_add_up_to_the_ledger(store: Store) -> None:
     assert await sums("job", which=LedgerFilter(user="bob")) == {("b",): 111}
     assert await sums(which=LedgerFilter(tag=("team", "x"))) == {(): 111}
     assert (await store.sum_ledger(ALL, ()))[0].jobs == 2
+
+
+async def test_the_ledger_tells_which_account_paid(store: Store) -> None:
+    job = await submit(store, "j1")
+    offer = replace(make_attempt(job).offer, credential="p")
+    own = await begin(store, job, offer=offer)
+    others = await begin(store, await submit(store, "j2", name="b"))
+    charges = [make_charge(own, 1000), make_charge(others, 500)]
+    await store.commit(AtomicWrite(charges=charges))
+    await post_discounts(store, parse_discounts("fake:10%"), NOW)
+    sums = await store.sum_ledger(ALL, ("provider", "account"))
+    assert [(each.groups["account"], each.amount.micros) for each in sums] == [
+        ("fake@p", 1000),
+        ("fake", 450),
+    ]
 
 
 async def test_parts_of_entries_add_up(store: Store) -> None:
@@ -146,7 +163,8 @@ async def test_a_changed_or_removed_discount_takes_back_the_former_one(store: St
 
     assert await posted("fake:12%") == Money(-120)
     assert await posted("fake:15%") == Money(-150)
-    assert await posted("fake@p:95%") == Money(-950)
+    assert await posted("fake@p:95%") == Money(0)
+    assert await posted("fake:95%") == Money(-950)
     assert await posted("") == Money(0)
     assert await posted("fake:12%") == Money(-120)
 

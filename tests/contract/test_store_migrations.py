@@ -235,6 +235,7 @@ async def check_rest(store: SqlStore, first: Attempt) -> None:
     ]
     assert [each.subject.tags for each in opening] == [{}, *[{"team": "vision"}] * 2]
     assert opening[0].subject == make_subject(first, "", "before", "", {})
+    assert [each.subject.account for each in opening] == ["fake@p", "fake", "fake"]
 
 
 async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) -> None:
@@ -253,6 +254,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
     handed_on = make_attempt(
         before,
         gang=f"{attempt.gang}@j0-1",
+        offer=replace(attempt.offer, credential="p"),
         phase=AttemptPhase.ENDED,
         unsure_bill=UnsureBill(latest=NOW, more=Money(7)),
         version=3,

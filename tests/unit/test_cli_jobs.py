@@ -733,6 +733,7 @@ def make_entry(*, micros: int) -> LedgerEntryView:
         amount_micros=micros,
         source="meter",
         provider="aws",
+        account="aws",
         region="us-east-1",
         zone="",
         instance_type="g5.xlarge",

@@ -14,15 +14,15 @@ from cavvy.costs.discounts import (
 from cavvy.domain.units import Money, UnitError
 
 
-def base(subject: str, micros: int, provider: str = "aws", project: str = "p") -> DiscountBase:
-    return DiscountBase(subject=subject, provider=provider, project=project, micros=micros)
+def base(subject: str, micros: int, account: str = "aws") -> DiscountBase:
+    return DiscountBase(subject=subject, account=account, micros=micros)
 
 
 def test_discounts_are_read_from_the_setting() -> None:
     percent, scoped, credit = parse_discounts("aws:12.5%, gcp@vision:5% ,aws:$1500")
-    assert percent == Discount(provider="aws", millionths=125_000)
-    assert scoped == Discount(provider="gcp", project="vision", millionths=50_000)
-    assert credit == Discount(provider="aws", credit=Money(1_500_000_000))
+    assert percent == Discount(account="aws", millionths=125_000)
+    assert scoped == Discount(account="gcp@vision", millionths=50_000)
+    assert credit == Discount(account="aws", credit=Money(1_500_000_000))
     assert [each.name for each in (percent, scoped, credit)] == [
         "aws:12.5%",
         "gcp@vision:5%",
@@ -44,12 +44,20 @@ def test_what_is_left_by_rounding_goes_to_the_largest_remainders() -> None:
 
 
 def test_credits_pay_what_percentages_leave() -> None:
-    charged = [base("a", 1000), base("b", 500, project="vision"), base("c", 70, "gcp")]
-    discounts = parse_discounts("aws:$0.001, aws:10%, aws@vision:20%")
+    charged = [base("a", 1000), base("b", 500), base("c", 70, "gcp")]
+    discounts = parse_discounts("aws:$0.001, aws:10%, gcp:20%")
     assert spread_discounts(discounts, charged) == {
         "aws:10%": {"a": 100, "b": 50},
+        "gcp:20%": {"c": 14},
+        "aws:$0.001": {"a": 667, "b": 333},  # 1000 in proportion to 900 and 450
+    }
+
+
+def test_a_discount_of_the_server_is_not_one_of_a_projects_own_account() -> None:
+    charged = [base("a", 1000), base("b", 500, "aws@vision")]
+    assert spread_discounts(parse_discounts("aws:10%, aws@vision:20%"), charged) == {
+        "aws:10%": {"a": 100},
         "aws@vision:20%": {"b": 100},
-        "aws:$0.001": {"a": 720, "b": 280},  # 1000 in proportion to 900 and 350
     }
 
 
@@ -58,10 +66,10 @@ def test_credits_pay_what_percentages_leave() -> None:
     st.lists(
         st.builds(
             Discount,
-            provider=st.just("aws"),
+            account=st.just("aws"),
             millionths=st.integers(1, 1_000_000),
         )
-        | st.builds(Discount, provider=st.just("aws"), credit=st.builds(Money, st.integers(1))),
+        | st.builds(Discount, account=st.just("aws"), credit=st.builds(Money, st.integers(1))),
         max_size=4,
         unique_by=lambda each: each.name,
     ),

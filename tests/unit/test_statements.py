@@ -13,7 +13,7 @@ import pytest
 from scripts.drills.focus import make_lines, validate
 
 from cavvy.cli.view.statement import write_csv, write_page, write_parquet
-from cavvy.costs.focus import COLUMNS
+from cavvy.costs.focus import COLUMNS, make_focus_row
 from cavvy.costs.statements import make_statement, total_of
 from cavvy.domain.ledger import EntryKind, LedgerLine
 from cavvy.domain.units import Money
@@ -42,6 +42,12 @@ REQUIRED = [
 
 def lines(count: int = 60, seed: int = 1) -> list[LedgerLine]:
     return list(make_lines(random.Random(seed), count))
+
+
+def test_the_billing_account_is_the_one_that_paid() -> None:
+    for line in lines():
+        row = make_focus_row(line)
+        assert row["BillingAccountId"] == row["BillingAccountName"] == line.subject.account
 
 
 def node(number: int, since: datetime, until: datetime, micros: int) -> LedgerLine:

@@ -26,6 +26,7 @@ _DIMENSIONS = (
     "job",
     "machine",
     "provider",
+    "account",
     "region",
     "zone",
     "instance",
@@ -86,8 +87,8 @@ def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     "--by",
     metavar="NAMES",
     callback=_read_by,
-    help="What to add the costs up by: project, user, job, machine, provider, region, zone, "
-    "instance, gpu, purchase, kind, month, tag (each tag) or tag:NAME; several with commas. "
+    help="What to add the costs up by: project, user, job, machine, provider, account, region, "
+    "zone, instance, gpu, purchase, kind, month, tag (each tag) or tag:NAME; several with commas. "
     "Removed jobs are included; with `project`, all projects are.",
 )
 @click.option(

@@ -61,6 +61,7 @@ class LedgerEntryView(Answer, frozen=True, kw_only=True):
     amount_micros: int
     source: str
     provider: str
+    account: str
     region: str
     zone: str
     instance_type: str
@@ -136,6 +137,7 @@ def to_line(view: LedgerEntryView) -> LedgerLine:
             service=view.service,
             attempt=view.attempt,
             provider=view.provider,
+            account=view.account,
             region=view.region,
             zone=view.zone,
             instance_type=view.instance_type,

@@ -8,7 +8,7 @@ from cavvy.costs.statements import month_period
 from cavvy.domain.postings import month_of
 from cavvy.store.base import LedgerFilter, Store
 
-_SUMS = ("subject", "provider", "project")
+_SUMS = ("subject", "account")
 
 
 async def post_discounts(store: Store, discounts: Sequence[Discount], now: datetime) -> int:

@@ -3,8 +3,7 @@
 The rules, in the order in which they apply:
 
 1. A percentage (a negotiated price, committed use, a reservation) applies to the charges of its
-   provider, and of its project if it names one. Percentages of the same charges add up, to at most
-   100 %.
+   account at a provider. Percentages of the same charges add up, to at most 100 %.
 2. A credit is an amount for each month. It pays what the percentages leave, at most all of it.
 
 The amount of a discount is rounded down to whole micro-dollars once. It is spread over the attempts
@@ -20,33 +19,30 @@ from cavvy.domain.units import Money, UnitError, parse_usd
 from cavvy.domain.values import Struct
 
 _FULL = 1_000_000  # 100 %, in millionths
-_DISCOUNT = re.compile(r"([a-z0-9_-]+)(?:@([a-z0-9-]+))?:(?:(\d+(?:\.\d{1,4})?)%|(\$.+))")
+_DISCOUNT = re.compile(r"([a-z0-9_-]+(?:@[a-z0-9-]+)?):(?:(\d+(?:\.\d{1,4})?)%|(\$.+))")
 
 
 class Discount(Struct, frozen=True, kw_only=True):
-    """A discount on the charges of a provider, in one project or in all of them. Either
-    `millionths` (of the charges) or `credit` (for each month) is set.
+    """A discount on the charges of an account at a provider, as `domain/credentials.py` names it.
+    Either `millionths` (of the charges) or `credit` (for each month) is set.
     """
 
-    provider: str
-    project: str = ""
+    account: str
     millionths: int = 0
     credit: Money = Money()
 
     @property
     def name(self) -> str:
         """How the entries of the discount name it."""
-        scope = f"{self.provider}@{self.project}" if self.project else self.provider
         size = f"{self.millionths / 10_000:g}%" if self.millionths else f"${self.credit.usd:f}"
-        return f"{scope}:{size}"
+        return f"{self.account}:{size}"
 
 
 class DiscountBase(Struct, frozen=True, kw_only=True):
     """What was charged for one attempt in a month, without discounts."""
 
     subject: str
-    provider: str
-    project: str
+    account: str
     micros: int
 
 
@@ -58,16 +54,14 @@ def parse_discounts(text: str) -> tuple[Discount, ...]:
         if match is None:
             raise UnitError(
                 f"expected PROVIDER:PERCENT% or PROVIDER:$AMOUNT, with @PROJECT after the provider "
-                f"for one project, such as aws:12% or gcp@vision:$500, not {part!r}"
+                f"for a project's own account, such as aws:12% or gcp@vision:$500, not {part!r}"
             )
-        provider, project, percent, credit = match.groups()
+        account, percent, credit = match.groups()
         millionths = round(float(percent) * 10_000) if percent else 0
         if millionths > _FULL:
             raise UnitError(f"{part!r} is more than 100 %")
         money = parse_usd(credit) if credit else Money()
-        found.append(
-            Discount(provider=provider, project=project or "", millionths=millionths, credit=money)
-        )
+        found.append(Discount(account=account, millionths=millionths, credit=money))
     if len({each.name for each in found}) < len(found):
         raise UnitError(f"a discount is named twice in {text!r}")
     return tuple(found)
@@ -86,9 +80,7 @@ def spread_discounts(
         meant = [
             each.subject
             for each in charged
-            if each.subject in left
-            and each.provider == discount.provider
-            and discount.project in ("", each.project)
+            if each.subject in left and each.account == discount.account
         ]
         if discount.millionths:
             most = sum(whole[subject] for subject in meant) * discount.millionths // _FULL
@@ -118,12 +110,11 @@ def spread(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
 
 
 def list_bases(rows: Iterable[tuple[Mapping[str, str], int]]) -> list[DiscountBase]:
-    """The charges of attempts from sums by subject, provider and project."""
+    """The charges of attempts from sums by subject and account."""
     return [
         DiscountBase(
             subject=groups["subject"],
-            provider=groups["provider"],
-            project=groups["project"],
+            account=groups["account"],
             micros=micros,
         )
         for groups, micros in rows

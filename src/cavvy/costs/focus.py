@@ -17,7 +17,6 @@ from cavvy.domain.offers import Purchase
 from cavvy.domain.postings import month_of
 
 FocusRow = Mapping[str, str | Decimal | datetime | None]
-_BILLER = "cavvy"  # the billing account: Cavvy issues the statement
 _NAMES_BEFORE = {
     "Provider": "ProviderName",
     "Publisher": "PublisherName",
@@ -110,8 +109,8 @@ def _describe_what(line: LedgerLine) -> dict[str, str | Decimal | datetime | Non
     corrects = None if entry.corrects is None else f"{subject.id}/{entry.rank}/{entry.corrects}"
     return {
         "AvailabilityZone": subject.zone or None,
-        "BillingAccountId": _BILLER,
-        "BillingAccountName": _BILLER,
+        "BillingAccountId": subject.account,
+        "BillingAccountName": subject.account,
         "ChargeDescription": f"{entry.line} of job {subject.job}, attempt {subject.attempt}, "
         f"node {entry.rank}",
         "InvoiceIssuerName": subject.provider,

@@ -56,6 +56,7 @@ class LedgerSubject(Struct, frozen=True, kw_only=True):
     service: str = ""
     attempt: int = 0
     provider: str
+    account: str  # the account at the provider; see `domain/credentials.py`
     region: str = ""
     zone: str = ""
     instance_type: str = ""

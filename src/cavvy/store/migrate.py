@@ -31,7 +31,7 @@ _APPEND_ONLY = "the audit log is append-only"
 # TABLE_function, TABLE_no_change and TABLE_no_removal.
 _ONLY_ADDED = ("ledger", "ledger_subjects")
 # fields of an attempt's offer that the migration to the ledger reads
-_OF_OFFER = ("provider", "region", "zone", "instance_type", "accelerator", "purchase")
+_OF_OFFER = ("provider", "credential", "region", "zone", "instance_type", "accelerator", "purchase")
 # SQL that differs between the two databases. IDs are compared byte by byte, so that PostgreSQL
 # sorts them like Python and SQLite in every locale.
 _SQLITE = {

@@ -308,6 +308,7 @@ CREATE TABLE ledger_subjects (
     service TEXT NOT NULL,
     attempt BIGINT NOT NULL,
     provider TEXT NOT NULL,
+    account TEXT NOT NULL,
     region TEXT NOT NULL,
     zone TEXT NOT NULL,
     instance_type TEXT NOT NULL,

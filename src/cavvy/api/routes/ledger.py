@@ -124,6 +124,7 @@ def _view(line: LedgerLine) -> wire.LedgerEntryView:
         amount_micros=entry.amount.micros,
         source=entry.source,
         provider=subject.provider,
+        account=subject.account,
         region=subject.region,
         zone=subject.zone,
         instance_type=subject.instance_type,

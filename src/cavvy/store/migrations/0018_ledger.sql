@@ -12,6 +12,7 @@ CREATE TABLE ledger_subjects (
     service TEXT NOT NULL,
     attempt BIGINT NOT NULL,
     provider TEXT NOT NULL,
+    account TEXT NOT NULL,
     region TEXT NOT NULL,
     zone TEXT NOT NULL,
     instance_type TEXT NOT NULL,
@@ -55,9 +56,11 @@ CREATE INDEX ledger_project ON ledger (project, since);
 
 -- The charges so far are the first entries.
 INSERT INTO ledger_subjects (id, project, user_name, job_id, job, machine, service, attempt,
-    provider, region, zone, instance_type, accelerator, accelerators, purchase, tags)
+    provider, account, region, zone, instance_type, accelerator, accelerators, purchase, tags)
 SELECT a.id, a.project, j.user_name, j.id, COALESCE(j.removed, j.name), COALESCE(j.machine, ''), '',
-    a.number, COALESCE({offer_provider}, ''), COALESCE({offer_region}, ''),
+    a.number, COALESCE({offer_provider}, ''),
+    COALESCE({offer_provider}, '') || COALESCE('@' || NULLIF({offer_credential}, ''), ''),
+    COALESCE({offer_region}, ''),
     COALESCE({offer_zone}, ''), COALESCE({offer_instance_type}, ''),
     COALESCE({offer_accelerator}, ''),
     CAST(COALESCE({offer_accelerator_count}, '0') AS DOUBLE PRECISION)
