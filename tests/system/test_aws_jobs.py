@@ -169,6 +169,7 @@ def check_bill(ec2: Ec2, user: User, job: str) -> None:
     """Every instance is charged for its life, in whole seconds as EC2 tells it, and at least for
     a minute.
     """
+    wait_until(lambda: not user.json("nodes"))  # a job ends before its gang, whose bill comes last
     charges = user.json("cost", job)["charges"]
     spot = {(price.type, price.zone): parse_rate(price.usd) for price in ec2.cloud.rules.spot}
     rates = {
