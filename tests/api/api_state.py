@@ -24,6 +24,7 @@ from cavvy.api.state_dir import StateDir
 from cavvy.client.ids import make_key
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.protocol import PROTOCOL
+from cavvy.settings import Settings
 
 TOKEN = "the-users-token"
 KINDS = ("memory", "sqlite", "postgres")
@@ -112,12 +113,10 @@ def database(kind: str) -> str | None:
         pytest.skip(f"no PostgreSQL: {missing}")
 
 
-@asynccontextmanager
-async def open_api(
-    kind: str, folder: Path, *, script: str = SCRIPT, values: Mapping[str, str] | None = None
-) -> AsyncIterator[Api]:
-    """An API over a store of this kind; `values` are settings, as variables."""
-    url = database(kind)
+def configure(
+    folder: Path, script: str = SCRIPT, values: Mapping[str, str] | None = None
+) -> tuple[Path, Settings]:
+    """A new state folder, and settings that name it and the made-up cloud."""
     root = folder / "home"
     root.mkdir(mode=0o700)
     (folder / "script.toml").write_text(script)
@@ -130,7 +129,16 @@ async def open_api(
         "CAVVY_CONFIG": str(folder / "settings.toml"),
         **(values or {}),
     }
-    configured = settings.load(environment)
+    return root, settings.load(environment)
+
+
+@asynccontextmanager
+async def open_api(
+    kind: str, folder: Path, *, script: str = SCRIPT, values: Mapping[str, str] | None = None
+) -> AsyncIterator[Api]:
+    """An API over a store of this kind; `values` are settings, as variables."""
+    url = database(kind)
+    root, configured = configure(folder, script, values)
     async with open_state(
         StateDir(str(root)), configured, "unix:/nowhere", lambda: None, database=url
     ) as app_state:

@@ -16,7 +16,7 @@ from cavvy.control.reconcile import HOSTS
 from cavvy.domain.accounts import Role
 from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.domain.values import replace
-from cavvy.providers.abilities import SHARES_HOSTS
+from cavvy.providers.abilities import CLOSEABLE, SHARES_HOSTS
 from cavvy.providers.base import Provider, Refused, TryAgain
 
 PATH = "/v1/projects/p/credentials/fake"
@@ -119,6 +119,8 @@ async def test_a_credential_that_cannot_be_opened_is_told_and_tried_again(api: A
     await credentials.open_changed()
     assert control_plane.pool.providers["fake@p"] is not before["fake@p"]
     assert "fake@q" not in control_plane.pool.providers
+    with pytest.raises(TryAgain, match="cannot be used"):  # Refused would give up its jobs' offers
+        await control_plane.pool.gangs("fake@q")
     (row,) = (await api.http.get("/v1/projects/q/credentials")).json()
     assert "cannot be used" in row["problem"]
     answer = await api.post_job(TASK % "t", project="q", consent=True)
@@ -126,6 +128,39 @@ async def test_a_credential_that_cannot_be_opened_is_told_and_tried_again(api: A
     await api.app_state.store.provider_credentials.put(stored["q"])
     await credentials.open_changed()
     assert (await launched(api, answer.json()["id"])).offer.account == "fake@q"
+
+
+async def test_a_credential_that_could_not_be_opened_may_be_removed(api: Api) -> None:
+    await put(api)
+    stored, pool = api.app_state.store.provider_credentials, api.app_state.control_plane.pool
+    (row,) = await stored.list()
+    await api.http.delete(PATH)
+    await stored.put(replace(row, sealed=b"?"))  # by another server, like its removal
+    await api.app_state.credentials.open_changed()
+    assert set(pool.unusable) == {"fake@p"}
+    await stored.delete("p", "fake")
+    await api.app_state.credentials.open_changed()
+    assert not pool.unusable
+
+
+async def test_calls_find_a_provider_while_its_credential_is_replaced(api: Api) -> None:
+    control_plane, found = api.app_state.control_plane, list[object]()
+
+    class Closing:
+        manifest = SimpleNamespace(abilities=frozenset({CLOSEABLE}))
+
+        async def offers(self) -> list[object]:
+            return []
+
+        async def close(self) -> None:
+            found.append(control_plane.pool.providers.get("fake@z"))
+
+    first, second = (cast(Provider, Closing()) for _ in range(2))
+    await control_plane.put_account("fake@z", first)
+    await control_plane.put_account("fake@z", second)
+    assert found == [second]
+    await control_plane.drop_account("fake@z")
+    assert found == [second, None]
 
 
 async def test_a_key_rotation_covers_credentials(api: Api) -> None:
@@ -167,12 +202,12 @@ async def test_what_another_server_changes_is_used_here(api: Api) -> None:
     assert "fake@p" not in pool.providers
 
     # A server that has not read a new credential yet is no reason to give up a job.
-    with pytest.raises(Refused, match="no working credential"):
+    with pytest.raises(Refused, match="no credential"):
         await pool.gangs("fake@p")
+    await stored.put(row)
     pool.accounts_read_at = None
     with pytest.raises(TryAgain):
         await pool.gangs("fake@p")
-    await stored.put(row)
 
     async def look() -> bool:
         return "fake@p" in pool.providers

@@ -99,7 +99,7 @@ class ProjectCredentials:
                 name_account(each.provider, each.project): each
                 for each in await self._store.provider_credentials.list()
             }
-            for account in self._opened.keys() - stored.keys():
+            for account in (self._opened.keys() | self.problems.keys()) - stored.keys():
                 await self._drop(account)
             for account, each in stored.items():
                 if account in pool.providers and self._opened.get(account) == each.updated_at:
@@ -164,6 +164,7 @@ class ProjectCredentials:
                     await closeable.close()
                 raise
             await self._use(account, made, files, bound.updated_at)
+            self._accounts.pool.tell_accounts()
 
     async def remove(self, project: str, provider: str) -> None:
         """Delete a credential with which nothing runs. Raises RowNotFound, ApiProblem, TryAgain."""
@@ -175,6 +176,7 @@ class ProjectCredentials:
                 )
             await self._store.provider_credentials.delete(project, provider)
             await self._drop(account)
+            self._accounts.pool.tell_accounts()
 
     async def _keep_open(self) -> None:
         while True:

@@ -160,7 +160,7 @@ class _Accounts:
         self.pool.providers[account] = provider
 
     async def drop_account(self, account: str) -> None:
-        del self.pool.providers[account]
+        self.pool.providers.pop(account, None)
 
     async def close(self) -> None:
         for provider in self.pool.providers.values():

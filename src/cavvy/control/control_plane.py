@@ -300,6 +300,8 @@ class ControlPlane:
                 self._operator.look_now(signal.key)
             case SignalKind.MARKET:
                 self.pool.learn_freed()
+            case SignalKind.ACCOUNTS:
+                self.pool.read_accounts()
 
     async def start(self) -> None:
         """Start the reconcilers, which resume all unfinished jobs."""
@@ -317,23 +319,24 @@ class ControlPlane:
 
     async def put_account(self, account: str, provider: Provider) -> None:
         """Use a provider under the name of an account from now on, instead of the one that had this
-        name.
+        name. Calls find one of them at any time.
         """
-        await self.drop_account(account)
+        former = self._providers.get(account)
         self._providers[account] = provider
+        self._tasks.drop(account)
         if host := ability(provider, RUNS_AGENTS_HERE):
             host.connect(self.agents)
         self._tasks.add(account, provider)
         self.pool.expire()
         self.hint(QUEUE)
+        await _close(former)
 
     async def drop_account(self, account: str) -> None:
         """Stop using the provider with this name, if there is one. Its gangs are left alone."""
-        provider = self._providers.pop(account, None)
+        former = self._providers.pop(account, None)
         self._tasks.drop(account)
         self.pool.expire()
-        if provider is not None and (closeable := ability(provider, CLOSEABLE)):
-            await closeable.close()
+        await _close(former)
 
     def _share_with(self, share: WorkShare) -> Callable[[ServerSignal], None]:
         """Tell the other servers what they cannot see in the database, and act on what they tell.
@@ -342,6 +345,7 @@ class ControlPlane:
         self.agents.memory.shares = True
         self.agents.notify_others = lambda gang: share.send(SignalKind.GANG, gang)
         self.pool.tell_expired = lambda: share.send(SignalKind.MARKET)
+        self.pool.tell_accounts = lambda: share.send(SignalKind.ACCOUNTS)
         others = share.on_signal
 
         def receive(signal: ServerSignal) -> None:
@@ -387,8 +391,7 @@ class ControlPlane:
         await self.deposits.close()
         await self._deferred.write_pending()
         for provider in list(self._providers.values()):
-            if closeable := ability(provider, CLOSEABLE):
-                await closeable.close()
+            await _close(provider)
 
     async def _stop_again(self) -> None:
         """Apply the stops that an earlier server could not write to the store because the disk was
@@ -555,3 +558,8 @@ class ControlPlane:
 
     def _notify(self, job_id: str, what: Delivery) -> None:
         self.hint(webhook_key(job_id, what))
+
+
+async def _close(provider: Provider | None) -> None:
+    if provider is not None and (closeable := ability(provider, CLOSEABLE)):
+        await closeable.close()

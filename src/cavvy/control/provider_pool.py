@@ -80,6 +80,8 @@ class ProviderPool:
         # does so again, because another server may have set one
         self.accounts_read_at: datetime | None = None
         self.read_accounts: Callable[[], None] = lambda: None
+        # tells the other servers that this one has set or removed a credential
+        self.tell_accounts: Callable[[], None] = lambda: None
         self._store = store
         self._clock = clock
         self._snapshot: MarketSnapshot | None = None
@@ -272,12 +274,14 @@ class ProviderPool:
             return self.providers[name]
         provider, project = split_account(name)
         if project:
+            if why := self.unusable.get(name):  # it is stored, so its jobs wait until it works
+                raise TryAgain(f"project {project}: {why}")
             read_at, now = self.accounts_read_at, self._clock.now()
-            if name not in self.unusable and (read_at is None or now - read_at > _ACCOUNTS_AGE):
+            if read_at is None or now - read_at > _ACCOUNTS_AGE:
                 self.read_accounts()
                 raise TryAgain(f"the credential of project {project} for {provider} is being read")
             raise Refused(
-                f"project {project} has no working credential for {provider}; "
+                f"project {project} has no credential for {provider}; "
                 f"set it again: cavvy credential set {provider} -p {project} --key-file FILE"
             )
         raise Refused(

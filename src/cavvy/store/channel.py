@@ -33,6 +33,7 @@ class SignalKind(StrEnum):
     GANG = "gang"  # answer the waiting order requests of (a gang)
     WAKE = "wake"  # answer the requests that wait for (a job, a log, ...)
     MARKET = "market"  # offers have changed
+    ACCOUNTS = "accounts"  # a project's credential was set or removed
     TURN = "turn"  # leases have become free
 
 
