@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from tests.sim.scenario_checks import check_all, tell
 
+from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.markets import ObservationKind
 from cavvy.domain.offers import Offer, Purchase
@@ -60,10 +61,15 @@ def run_scenario(
 
 
 def play_scenario(
-    job: TaskSpec, *launches: FaultScript, offers: tuple[Offer, ...] = (SPOT, FIXED), **more: object
+    job: TaskSpec,
+    *launches: FaultScript,
+    offers: tuple[Offer, ...] = (SPOT, FIXED),
+    budgets: tuple[SpendingBudget, ...] = (),
+    **more: object,
 ) -> ScenarioResult:
     script = CloudScript(offers=offers, launches=launches, **more)  # type: ignore[arg-type]
-    ending = play(SimScenario(submissions=(SimSubmission(task=job),), script=script))
+    submissions = (SimSubmission(task=job),)
+    ending = play(SimScenario(submissions=submissions, script=script, budgets=budgets))
     check_all(ending)
     return ending
 
@@ -400,6 +406,19 @@ def test_places_that_say_again_and_again_that_they_are_at_risk_do_not_keep_a_job
     assert 2 < len(moves) < 9, tell(trace)
     stays = [later - earlier for earlier, later in pairwise(moves)]
     assert stays[-1] > 2 * stays[1]
+
+
+def test_a_gang_at_risk_stays_if_a_budget_permits_no_second_one() -> None:
+    budget = SpendingBudget(name="b", limit=Money(200_000), since=START)
+    trace = only(
+        play_scenario(
+            task(),
+            FaultScript(advised_after_s=3000),
+            offers=(SPOT, FIXED, SPOT_B, FIXED_B),
+            budgets=(budget,),
+        )
+    )
+    assert bought(trace) == [("a", "spot", AttemptOutcome.SUCCEEDED)], tell(trace)
 
 
 def test_a_gang_at_risk_stays_where_no_other_spot_is_there_for_about_its_price_and_says_so_once() -> (

@@ -272,7 +272,9 @@ class ControlPlane:
             budgets=self.budgets,
             hint=self.hint,
             notify=self._notify,
-            standbys=StandbyGangs(self._clock, self.advisor, self._name_gang),
+            standbys=StandbyGangs(
+                self._clock, self.advisor, self._name_gang, self.budgets.find_block
+            ),
             warm=self._warm,
             schedules=schedules,
         )

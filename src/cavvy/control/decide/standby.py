@@ -150,6 +150,12 @@ def answer_standby(
     return step if step.after is None else replace(step, after=min(step.after, asked.within))
 
 
+def buys_gang(step: Step, job: JobRecord) -> bool:
+    """Whether the step starts another gang that costs money."""
+    made = () if step.changes is None else step.changes.attempts
+    return any(each.number > job.last_number and each.offer.rate.micros_per_hour for each in made)
+
+
 def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:
     """Give the job to a standby gang after the job's own gang was lost, as soon as the lost gang
     can do no more work.

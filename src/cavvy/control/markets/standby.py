@@ -1,33 +1,43 @@
 """Carries out the decisions of `decide.standby`, and asks the deadline advisor when a decision
-requires it."""
+requires it, and budgets before a second gang is bought."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.rows import JobRows
+from cavvy.control.decide.rows import JobRows, Step
 from cavvy.control.decide.standby import (
     NO_STANDBY,
     REVIEW,
     AskAdvisor,
     StandbyQuestion,
     answer_standby,
+    buys_gang,
     decide_standby,
 )
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.unit_of_work import UnitOfWork
+from cavvy.domain.jobs import JobRecord
 from cavvy.planner.deadline.recommendation import Recommendation
+
+# Returns why a job may start no paid work, or "".
+FindBlock = Callable[[JobRecord], Awaitable[str]]
 
 
 class StandbyGangs:
     """Carries out the decisions about standby gangs."""
 
     def __init__(
-        self, clock: ControlClock, advisor: DeadlineAdvisor, name_gang: Callable[[str], str]
+        self,
+        clock: ControlClock,
+        advisor: DeadlineAdvisor,
+        name_gang: Callable[[str], str],
+        find_block: FindBlock,
     ) -> None:
         self._clock = clock
         self._advisor = advisor
         self._name_gang = name_gang
+        self._find_block = find_block
         self._reviews: dict[str, dict[str, datetime]] = {}  # job -> key -> when to ask again
 
     async def step(self, uow: UnitOfWork, *, awaits_end: bool = False) -> timedelta | None:
@@ -43,6 +53,8 @@ class StandbyGangs:
             asked, reviews[step.key] = step, now + REVIEW
             answer = await self._ask(uow.rows, asked)
             step = answer_standby(uow.rows, asked, answer, self._name_gang, now)
+            if buys_gang(step, uow.job) and await self._find_block(uow.job):
+                step = Step(after=min(REVIEW, asked.within))
             reviews[asked.key] = step.review_at or reviews[asked.key]
             if step.changes is not None:
                 uow.apply(step.changes)
