@@ -7,12 +7,14 @@ from datetime import timedelta
 import pytest
 from tests.sim.test_sim_scenarios import CHEAP, DEAR, SPOT, only, run_scenario, task
 
+from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.tasks import JobLimits, ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import FaultScript
+from cavvy.sim.harness import START
 from cavvy.sim.scenario import (
     CrashMoment,
     JobTrace,
@@ -90,6 +92,18 @@ def test_a_gang_that_nobody_wants_goes_when_its_time_is_over() -> None:
     assert timedelta(0) <= attempt.ended_at - attempt.kept_since - KEEP < timedelta(minutes=1)
     assert KEEP <= spans(trace.charges, ChargeKind.KEPT) < KEEP + timedelta(minutes=1)
     assert trace.job.ended_at == attempt.finished_at, "the job is done long before"
+
+
+def test_a_kept_gang_goes_at_the_hard_stop_of_a_budget() -> None:
+    # The work costs 1000000 micro-dollars an hour, and ends at 630 s.
+    budget = SpendingBudget(name="b", limit=Money(200_000), hard_percent=100, since=START)
+    trace = only(run_scenario(warm(), budgets=(budget,)))
+    [attempt] = trace.attempts
+    assert trace.job.phase is JobPhase.DONE
+    assert attempt.kept_since is not None
+    assert attempt.ended_at is not None
+    assert attempt.ended_at - attempt.kept_since < timedelta(minutes=3) < KEEP
+    assert any("the hard stop of the budget b is reached" in each.text for each in trace.events)
 
 
 def test_a_gang_is_handed_on_more_than_once() -> None:

@@ -14,6 +14,7 @@ from cavvy.control.decide.budgets import (
     SeenSpending,
     find_allowance,
     find_block,
+    find_stop,
     list_alerts,
     month_limit,
 )
@@ -59,6 +60,11 @@ class BudgetKeeper:
         """Why the job may start no paid work; "" if it may."""
         await self._refresh()
         return find_block(self._covering(job), self._clock.now())
+
+    async def find_stop(self, job: JobRecord) -> str:
+        """Why the job's nodes may be kept no longer; "" if they may."""
+        await self._refresh()
+        return find_stop(self._covering(job), self._clock.now())
 
     async def watches(self, job: JobRecord) -> bool:
         """Whether a budget may stop the job while it runs."""

@@ -246,6 +246,8 @@ class JobReconciler:
         """
         view, deposits = self._operator.view(uow.rows, attempt), self._out.deposits
         unreported = list_unreported(view, now)
+        if attempt.phase is AttemptPhase.KEPT and attempt.offer.rate.micros_per_hour:
+            view = replace(view, unpaid=await self._out.budgets.find_stop(uow.job))
         ranks = {node.rank: node.heard_at for node in view.nodes if node.rank in unreported}
         collecting = deposits.collect(uow.job, attempt, ranks, billed=not is_gone(view, now))
         if collecting is None:

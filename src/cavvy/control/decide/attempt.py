@@ -204,8 +204,9 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
         return AdvanceAttempt(
             phase=AttemptPhase.ENDING, reason=f"lost while it was kept: {action.reason}"
         )
-    if view.job.released or now >= until:
-        reason = "released by the user" if view.job.released else "no job used the gang in time"
+    if view.job.released or view.unpaid or now >= until:
+        reason = "released by the user" if view.job.released else view.unpaid
+        reason = reason or "no job used the gang in time"
         return AdvanceAttempt(phase=AttemptPhase.ENDING, reason=reason)
     if any(now - heard(view, node) >= HEARD_LATELY for node in view.nodes):
         return AdvanceAttempt(

@@ -49,6 +49,7 @@ class AttemptSnapshot(Struct, frozen=True, kw_only=True):
     requested: bool = True  # whether this server or an earlier one may have requested the launch
     spent: Money | None = None  # what the job has spent until now; None if it has no budget
     pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
+    unpaid: str = ""  # why no budget pays for nodes that are kept any longer
     collecting: frozenset[int] = frozenset()  # ranks whose results are being read from a bucket
 
 

@@ -65,6 +65,18 @@ def find_block(states: Iterable[BudgetState], now: datetime) -> str:
     return ""
 
 
+def find_stop(states: Iterable[BudgetState], now: datetime) -> str:
+    """Why what is paid must end; "" if it need not."""
+    for state in states:
+        hard, spent = state.budget.hard_percent, state.spent(now)
+        if hard is not None and spent >= state.part(hard):
+            return (
+                f"the hard stop of the budget {state.budget.name} is reached: {format_usd(spent)} "
+                f"of {format_usd(state.limit)} are spent this month"
+            )
+    return ""
+
+
 class BudgetAllowance(Struct, frozen=True, kw_only=True):
     """The most that a job may spend in all, and the budget that says so."""
 
