@@ -23,9 +23,10 @@ _SWAP = "UPDATE budgets SET document = ? WHERE name = ? AND document = ?"
 _DELETE = "DELETE FROM budgets WHERE name = ?"
 _CLAIM = insert_into("budget_alerts", ("budget", "month", "percent"), "ON CONFLICT DO NOTHING")
 _BY_TIME = (ChargeKind.NODE, ChargeKind.DISK, ChargeKind.ADDRESS)
+# The CROSS JOIN makes SQLite begin with the few open attempts.
 _RATES = (
-    "SELECT c.job_id, MAX(c.until), CAST(SUM(c.rate) AS BIGINT) FROM attempts a JOIN charges c "
-    f"ON c.attempt_id = a.id WHERE a.phase <> '{AttemptPhase.ENDED}' AND c.kind IN (?, ?, ?) "
+    "SELECT c.job_id, MAX(c.until), CAST(SUM(c.rate) AS BIGINT) FROM attempts a CROSS JOIN charges "
+    f"c WHERE a.phase <> '{AttemptPhase.ENDED}' AND c.attempt_id = a.id AND c.kind IN (?, ?, ?) "
     "AND c.until = (SELECT MAX(n.until) FROM charges n WHERE n.attempt_id = a.id) GROUP BY c.job_id"
 )
 

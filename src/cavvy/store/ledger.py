@@ -52,8 +52,8 @@ _CORRECTED = (
     "AND line_since = ?"
 )
 _DISCOUNTED = (
-    "SELECT line, subject, CAST(SUM(amount) AS BIGINT) FROM ledger WHERE kind = ? "
-    "AND line_since = ? GROUP BY line, subject"
+    "SELECT line, subject, CAST(SUM(amount) AS BIGINT) FROM ledger "
+    f"WHERE kind = '{EntryKind.DISCOUNT}' AND line_since = ? GROUP BY line, subject"
 )
 _ATTEMPT = (
     "SELECT a.document, j.user_name, COALESCE(j.removed, j.name), COALESCE(j.machine, ''), j.tags "
@@ -101,7 +101,7 @@ def post_discounts(
     """Post what discounts take off each subject in a month, less what was posted before, also for
     discounts that are no longer given. Returns the number of new entries.
     """
-    posted = session.run(_DISCOUNTED, (str(EntryKind.DISCOUNT), to_micros(month))).fetchall()
+    posted = session.run(_DISCOUNTED, (to_micros(month),)).fetchall()
     before = {(name, subject): int(amount) for name, subject, amount in posted}
     wanted = {(name, key): part for name, parts in spread.items() for key, part in parts.items()}
     count = 0

@@ -346,6 +346,7 @@ CREATE TABLE ledger (
     FOREIGN KEY(subject) REFERENCES ledger_subjects (id)
 );
 CREATE INDEX ledger_project ON ledger (project, since);
+CREATE INDEX ledger_discounts ON ledger (line_since) WHERE kind = 'discount';
 {ledger_function};
 {ledger_no_change};
 {ledger_no_removal};
