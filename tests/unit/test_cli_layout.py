@@ -4,6 +4,7 @@ import ast
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.unit.cli_client import (
 
 import cavvy.cli
 from cavvy.cli.main import cli
+from cavvy.cli.reach import usage
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
 from cavvy.client import (
@@ -42,7 +44,11 @@ from cavvy.client import (
 )
 from cavvy.client.accounts import AccountClient
 from cavvy.domain.audit import EMPTY, AuditEntry, seal
+from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobSchedule, TaskSpec
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.advice import ObservedRun
+from cavvy.planner.reservations import ReservableType, UsedMachine
 
 __all__ = ["client"]
 NAME = "fine-tune-llama-of-the-customer-support-team-0042"
@@ -98,6 +104,33 @@ CREDENTIAL = credential_wire.CredentialRow(
 )
 KEY = key_wire.SecretKeyRow(
     id="aes-0123456789abcdef", place=f"file:/srv/{NAME}/state/key", current=True, secrets=42
+)
+COMMITTED = Offer(
+    provider="datacrunch",
+    region="FIN-03",
+    instance_type="h100-instance-with-a-long-name",
+    accelerator="H100",
+    accelerator_count=8,
+    rate=HourlyRate(20_000_000),
+    term_months=36,
+)
+USED = UsedMachine(
+    kind=ReservableType("datacrunch", "FIN-03", "h100-instance-with-a-long-name"),
+    since=datetime.now(UTC) - timedelta(days=60),
+    until=datetime.now(UTC) + timedelta(days=1),
+    rate=HourlyRate(40_000_000),
+)
+IDLE = ObservedRun(
+    project=PROJECT,
+    job=NAME,
+    attempt=1,
+    nodes=1,
+    offer=replace(COMMITTED, term_months=0),
+    charged=Money(10**12),
+    hours=500,
+    gpu_percent=0.1,
+    measured=timedelta(days=20),
+    unfinished=True,
 )
 HEAD = st.builds(
     TableColumn, st.just("x"), drop=st.integers(0, 3), wrap=st.booleans(), cut=st.booleans()
@@ -204,6 +237,10 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
     monkeypatch.setattr(sign_in_wire, "list_trusts", lambda *_: [TRUST])
     monkeypatch.setattr(budget_wire, "list_budgets", lambda *_: [BUDGET])
+    monkeypatch.setattr(usage, "read_charges", lambda *_: [])
+    monkeypatch.setattr(usage, "read_runs", lambda *_: [IDLE])
+    monkeypatch.setattr(usage, "list_used_machines", lambda *_: [USED])
+    monkeypatch.setattr(usage, "list_offers_of", lambda *_: [COMMITTED])
     monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
 
@@ -268,6 +305,8 @@ TABLES = {  # command -> the names that its table must contain
     f"policy show -p {PROJECT}": [PROJECT],
     f"credential list -p {PROJECT}": ["primeintellect"],
     "trust list": ["company"],
+    "advise": [NAME],
+    "reserve advise": ["h100-instance-with-a-long-name"],
     "budget list": ["b" * 63, PROJECT],
     "check": ["kubernetes"],
     "init --list": ["hpo-sweep"],

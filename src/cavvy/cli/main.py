@@ -60,6 +60,8 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Account and clean up": {
         "cost": "Show what was spent, by job, tag, user, project, GPU or provider.",
         "budget": "Limit what a project, a user or a tag may spend in a month.",
+        "advise": "Name waste, with dollars a month and how to end it.",
+        "reserve": "Show which commitments to clouds would pay.",
         "diff": "Show what differed between two runs.",
         "nodes": "List nodes that run or are billed now.",
         "quota": "Show the account's quotas, and print the commands that request more.",

@@ -1,0 +1,174 @@
+"""Reads what jobs used and cost in a period, for `cavvy advise` and `cavvy reserve advise`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from msgspec.json import decode
+
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.ledger import EntryKind, LedgerLine, LedgerSubject
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.units import Money
+from cavvy.domain.values import Struct, replace
+
+if TYPE_CHECKING:
+    from cavvy.client import ApiClient
+    from cavvy.client.wire import AttemptView, JobDetail
+    from cavvy.planner.advice import ObservedRun
+    from cavvy.planner.reservations import UsedMachine
+
+_HOUR_US = 3_600_000_000
+_KINDS = {str(kind) for kind in ChargeKind}
+
+
+class ChargedAttempt(Struct, kw_only=True):
+    """What an attempt was charged in a period, in micro-dollars and hours of one node, by kind of
+    charge.
+    """
+
+    subject: LedgerSubject
+    micros: dict[ChargeKind, int]
+    hours: dict[ChargeKind, float]
+
+
+def read_charges(
+    client: "ApiClient", project: str | None, since: datetime, until: datetime
+) -> list[LedgerLine]:
+    """The lines of the ledger in the period, without discounts."""
+    from cavvy.client.ledger_wire import list_entries, to_line
+    from cavvy.costs.statements import make_statement
+
+    entries = list_entries(client, project=project, since=since, until=until)
+    lines = make_statement(map(to_line, entries), since, until)
+    return [line for line in lines if line.entry.kind is not EntryKind.DISCOUNT]
+
+
+def read_runs(client: "ApiClient", lines: Iterable[LedgerLine]) -> "list[ObservedRun]":
+    """What each attempt used and cost. Jobs that were removed are left out."""
+    from cavvy.client import ApiError
+
+    jobs: dict[tuple[str, str], list[ChargedAttempt]] = {}
+    for charged in add_up(lines).values():
+        key = charged.subject.project, charged.subject.job_id
+        jobs.setdefault(key, []).append(charged)
+    found = []
+    for (project, job_id), attempts in jobs.items():
+        try:
+            job = client.job(project, job_id)
+        except ApiError as error:
+            if error.code not in ("job-not-found", "role-needed", "scope-needed"):
+                raise
+            continue
+        views = {each.id: each for each in job.attempts}
+        found += [
+            make_run(job, views[each.subject.id], each)
+            for each in attempts
+            if each.subject.id in views
+        ]
+    return found
+
+
+def add_up(lines: Iterable[LedgerLine]) -> Mapping[str, ChargedAttempt]:
+    """The charges of each attempt. Corrections count for the kind of charge that they correct."""
+    found: dict[str, ChargedAttempt] = {}
+    for line in lines:
+        entry = line.entry
+        if entry.line not in _KINDS:
+            continue
+        kind = ChargeKind(entry.line)
+        attempt = found.setdefault(
+            entry.subject, ChargedAttempt(subject=line.subject, micros={}, hours={})
+        )
+        attempt.micros[kind] = attempt.micros.get(kind, 0) + entry.amount.micros
+        if kind is not ChargeKind.TRAFFIC:
+            hours = entry.quantity / _HOUR_US
+            attempt.hours[kind] = attempt.hours.get(kind, 0.0) + hours
+    return found
+
+
+def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) -> "ObservedRun":
+    """What the attempt used, by its nodes' telemetry, and cost."""
+    from cavvy.planner.advice import ObservedRun
+
+    task = decode(job.task, type=TaskSpec)
+    micros, hours = charged.micros, charged.hours
+    run = ObservedRun(
+        project=job.project,
+        job=job.name,
+        attempt=attempt.number,
+        nodes=max(1, len(attempt.nodes)),
+        offer=decode(attempt.offer, type=Offer),
+        charged=Money(micros.get(ChargeKind.NODE, 0)),
+        hours=hours.get(ChargeKind.NODE, 0.0),
+        unfinished=job.phase in ("queued", "starting", "running", "stopping"),
+        session=task.session,
+        spot=task.resources.spot,
+        kept=Money(micros.get(ChargeKind.KEPT, 0)),
+        kept_hours=hours.get(ChargeKind.KEPT, 0.0),
+        unattached=_unattached(charged),
+    )
+    return _measured(run, [node.telemetry for node in attempt.nodes])
+
+
+def _unattached(charged: ChargedAttempt) -> Money:
+    """What disks cost in the hours that they were charged beyond their machines; 0 below one."""
+    machine = sum(hours for kind, hours in charged.hours.items() if kind.is_machine)
+    disk = charged.hours.get(ChargeKind.DISK, 0.0)
+    part = max(0.0, disk - machine) / disk if disk - machine >= 1 else 0.0
+    return Money(round(charged.micros.get(ChargeKind.DISK, 0) * part))
+
+
+def _measured(run: "ObservedRun", told: Sequence[Mapping[str, float]]) -> "ObservedRun":
+    """The run with what its nodes' telemetry says."""
+    return replace(
+        run,
+        cpu_percent=_mean(told, "cpu_mean_percent"),
+        gpu_percent=_mean(told, "gpu_mean_percent"),
+        memory_peak_mib=_most(told, "memory_peak_mib"),
+        gpu_memory_peak_mib=_most(told, "gpu_memory_peak_mib"),
+        measured=timedelta(seconds=_most(told, "measured_s") or 0),
+        checkpoints=int(_most(told, "checkpoints") or 0),
+        pause=timedelta(seconds=_most(told, "checkpoint_pause_s") or 0),
+    )
+
+
+def _mean(told: Sequence[Mapping[str, float]], name: str) -> float | None:
+    """The mean over the nodes that measured it."""
+    values = [each[name] for each in told if name in each]
+    return sum(values) / len(values) if values else None
+
+
+def _most(told: Sequence[Mapping[str, float]], name: str) -> float | None:
+    return max((each[name] for each in told if name in each), default=None)
+
+
+def list_used_machines(lines: Iterable[LedgerLine]) -> "list[UsedMachine]":
+    """The machines that were paid for on demand."""
+    from cavvy.planner.reservations import ReservableType, UsedMachine
+
+    return [
+        UsedMachine(
+            kind=ReservableType(
+                line.subject.provider, line.subject.region, line.subject.instance_type
+            ),
+            since=line.entry.since,
+            until=line.entry.until,
+            rate=line.entry.rate,
+        )
+        for line in lines
+        if line.subject.purchase == Purchase.ON_DEMAND
+        and line.entry.line in _KINDS
+        and line.entry.kind is not EntryKind.CORRECTION
+        and ChargeKind(line.entry.line) in (ChargeKind.NODE, ChargeKind.KEPT)
+    ]
+
+
+def list_offers_of(providers: Iterable[str]) -> list[Offer]:
+    """The offers of these providers in the catalog."""
+    from cavvy.store.snapshot import CatalogSnapshot
+
+    wanted = frozenset(providers)
+    with CatalogSnapshot.open() as snapshot:
+        return [offer for offer in snapshot.all_offers() if offer.provider in wanted]

@@ -1,0 +1,30 @@
+"""Says how to end waste: the command, or the key of the task file."""
+
+from cavvy.domain.units import format_duration
+from cavvy.planner.advice import Waste, WasteKind
+
+
+def describe_remedy(waste: Waste, job: str) -> str:
+    """The command that ends the waste, or what to change in the task file for the next run. `job`
+    are the arguments that name the job.
+    """
+    offer = waste.offer
+    match waste.kind:
+        case WasteKind.IDLE_GPU if waste.unfinished:
+            return f"cavvy stop {job}"
+        case WasteKind.IDLE_GPU:
+            return "limits: {idle: {gpu: 5%, for: 30m}}"
+        case WasteKind.UNUSED_MEMORY if offer is not None:
+            return f"resources: {{instance: {offer.instance_type}}}"
+        case WasteKind.STARVED:
+            return f"cavvy profile: more CPUs or loaders, as the GPU waits ({job})"
+        case WasteKind.LARGE_GPU if offer is not None:
+            return f"cavvy run TASK.YAML --gpu {offer.accelerator}:{offer.accelerators_text}"
+        case WasteKind.SPOT:
+            return "cavvy run TASK.YAML --spot"
+        case WasteKind.CHECKPOINTS if waste.every is not None:
+            return f"checkpoint: {{every: {format_duration(waste.every)}}}"
+        case WasteKind.KEPT:
+            return "cavvy run TASK.YAML --keep 10m"
+        case _:
+            return "cavvy gc --remove"

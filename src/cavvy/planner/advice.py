@@ -1,0 +1,330 @@
+"""Finds waste in what was paid for: one function for each kind, from what was measured and charged.
+
+A run is what one attempt of a job used and cost in a period. Each function returns what the run
+would have cost less, or None. A run whose GPUs are idle gets no other advice about its GPUs.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from enum import StrEnum
+
+from cavvy.catalog.accelerators import Precision, find_accelerator
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import SpotPolicy
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct
+from cavvy.planner.checkpoint_interval import FAILURES_PER_NODE_HOUR
+from cavvy.planner.counterfactual import SYSTEM_MIB
+from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval, disturb
+from cavvy.planner.work import MACHINE_START
+
+_MONTH = timedelta(days=30)
+# Shorter runs are not judged: loading and compiling leave GPUs idle for minutes.
+_SHORTEST_HOURS = 1.0
+# Waste below a dollar a month is not worth a line.
+_LEAST = Money(1_000_000)
+_IDLE_PERCENT = 5.0  # the default of `limits.idle.gpu`
+_IDLE_HOURS = 0.5  # the default of `limits.idle.for`
+# A GPU that is fed computes nearly always; the rest is the host's time between steps.
+_FED = 0.95
+_STARVED_PERCENT = 60.0
+_CPUS_FULL = 0.8  # of the node's CPUs; from here on they limit the rate of the data
+_LARGE_PERCENT = 50.0
+_ROOM = 1.25  # what a smaller machine must have, relative to the peak that was used
+_PAUSED = 0.05  # the part of the time from which the pauses of checkpoints are judged
+_KEPT_SHARE = 0.2  # of the machine's cost; less is what quick successive jobs are kept for
+_KEEP_HOURS = 1 / 6  # 10 minutes, long enough for the next job of a person at work
+_CHEAPER = 0.1  # another offer must save this part, since its measured speed is not known
+_SPOT_CHEAPER = 0.25
+
+
+class WasteKind(StrEnum):
+    """What the money was spent on."""
+
+    IDLE_GPU = "idle gpu"
+    UNUSED_MEMORY = "unused memory"
+    STARVED = "starved by data"
+    LARGE_GPU = "gpu too large"
+    SPOT = "spot possible"
+    CHECKPOINTS = "checkpoints too frequent"
+    KEPT = "idle kept nodes"
+    VOLUME = "unattached volume"
+
+
+class ObservedRun(Struct, frozen=True, kw_only=True):
+    """What an attempt used and cost in the period, added up over its nodes. Percentages are means;
+    None means that a value was not measured. `cpu_percent` is of one CPU.
+    """
+
+    project: str
+    job: str
+    attempt: int
+    nodes: int
+    offer: Offer
+    charged: Money = Money()  # for machines while the job had them
+    hours: float = 0.0  # of all nodes
+    unfinished: bool = False
+    session: bool = False
+    cpu_percent: float | None = None
+    gpu_percent: float | None = None
+    memory_peak_mib: float | None = None
+    gpu_memory_peak_mib: float | None = None  # of all GPUs of a node
+    measured: timedelta = timedelta(0)
+    checkpoints: int = 0
+    pause: timedelta = timedelta(0)  # of all checkpoints
+    spot: SpotPolicy = SpotPolicy.NEVER
+    kept: Money = Money()
+    kept_hours: float = 0.0
+    unattached: Money = Money()  # for disks while no machine had them
+
+    @property
+    def node_hours(self) -> float:
+        """The hours of one node."""
+        return self.hours / self.nodes
+
+
+class Waste(Struct, frozen=True, kw_only=True):
+    """What one run cost too much. `offer` is the cheaper one, where that is the advice, `every` the
+    better checkpoint interval, and `percent` the mean use of the GPU.
+    """
+
+    kind: WasteKind
+    project: str
+    job: str
+    amount: Money  # in the period
+    monthly: Money
+    unfinished: bool = False
+    session: bool = False
+    offer: Offer | None = None
+    every: timedelta | None = None
+    percent: float | None = None
+
+
+class _Saving(Struct, frozen=True, kw_only=True):
+    micros: float
+    offer: Offer | None = None
+    every: timedelta | None = None
+
+
+def advise(runs: Iterable[ObservedRun], offers: Sequence[Offer], period: timedelta) -> list[Waste]:
+    """The waste in the runs of a period, the most expensive first. `offers` are those of the runs'
+    providers.
+    """
+    found: dict[tuple[WasteKind, str, str], Waste] = {}
+    for run in runs:
+        for kind, rule in _RULES.items():
+            saving = rule(run, offers)
+            if saving is None:
+                continue
+            amount = Money(round(saving.micros))
+            key = kind, run.project, run.job
+            if key in found:
+                amount += found[key].amount
+            found[key] = Waste(
+                kind=kind,
+                project=run.project,
+                job=run.job,
+                amount=amount,
+                monthly=Money(round(amount.micros * (_MONTH / period))),
+                unfinished=run.unfinished,
+                session=run.session,
+                offer=saving.offer,
+                every=saving.every,
+                percent=run.gpu_percent,
+            )
+    worth = [waste for waste in found.values() if waste.monthly >= _LEAST]
+    return sorted(worth, key=lambda waste: (-waste.monthly.micros, waste.job, waste.kind))
+
+
+def _is_long(run: ObservedRun) -> bool:
+    return run.node_hours >= _SHORTEST_HOURS and run.measured >= timedelta(hours=_SHORTEST_HOURS)
+
+
+def _is_idle(run: ObservedRun) -> bool:
+    return run.gpu_percent is not None and run.gpu_percent < _IDLE_PERCENT
+
+
+def _is_starved(run: ObservedRun) -> bool:
+    """Whether the CPUs are full beside a GPU that waits. Waiting for a disk or network looks the
+    same as other waiting, and is not recognised.
+    """
+    if run.cpu_percent is None or run.gpu_percent is None or not run.offer.vcpus:
+        return False
+    full = run.cpu_percent >= _CPUS_FULL * 100 * run.offer.vcpus
+    return full and _IDLE_PERCENT <= run.gpu_percent < _STARVED_PERCENT
+
+
+def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
+    """The cost of all but the first half hour, after which `limits.idle` would have stopped it."""
+    if not run.offer.accelerator_count or not _is_idle(run) or not _is_long(run):
+        return None
+    return _Saving(micros=run.charged.micros * (1 - _IDLE_HOURS / run.node_hours))
+
+
+def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
+    """The hours times the difference between the cheapest offers with the same accelerators at the
+    same provider: with as much memory as the node has, and with a quarter more than was used. The
+    node must have at least twice that. What cheaper regions save is not counted.
+    """
+    if run.memory_peak_mib is None or run.cpu_percent is None or not _is_long(run):
+        return None
+    memory = run.memory_peak_mib * _ROOM + SYSTEM_MIB
+    cpus = run.cpu_percent / 100 * _ROOM
+    if 2 * memory > run.offer.memory_mib:
+        return None
+    alike = [
+        offer
+        for offer in offers
+        if _is_like(offer, run.offer) and offer.accelerator == run.offer.accelerator
+    ]
+    here = _cheapest(each for each in alike if each.memory_mib >= run.offer.memory_mib)
+    less = _cheapest(each for each in alike if each.memory_mib >= memory and each.vcpus >= cpus)
+    if here is None or less is None:
+        return None
+    saved = 1 - less.rate.micros_per_hour / here.rate.micros_per_hour
+    if saved < _CHEAPER:
+        return None
+    return _Saving(micros=run.charged.micros * saved, offer=less)
+
+
+def find_starved(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
+    """With data in time, the GPU would compute 95 % of the time, and the same work would take
+    gpu / 95 % of the time.
+    """
+    if not _is_long(run) or not _is_starved(run) or run.gpu_percent is None:
+        return None
+    return _Saving(micros=run.charged.micros * (1 - run.gpu_percent / 100 / _FED))
+
+
+def find_large_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
+    """The cheapest accelerator of the same vendor with room for the memory that was used. If g is
+    the part of the time in which the GPU computes and r the ratio of the peak rates, the run takes
+    1 - g + g/r times as long.
+    """
+    known = run.gpu_percent is not None and run.gpu_memory_peak_mib is not None
+    if not known or not _is_long(run) or _is_idle(run) or _is_starved(run):
+        return None
+    if (run.gpu_percent or 0) >= _LARGE_PERCENT:
+        return None
+    busy = (run.gpu_percent or 0) / 100
+    each_mib = (run.gpu_memory_peak_mib or 0) / max(1, run.offer.accelerator_count)
+    best: _Saving | None = None
+    for offer in offers:
+        ratio = _speed(offer, run.offer)
+        if ratio is None or not _is_like(offer, run.offer):
+            continue
+        if ratio >= 1 or offer.accelerator_memory_mib < each_mib * _ROOM:
+            continue
+        cost = offer.rate.micros_per_hour * run.hours * (1 - busy + busy / ratio)
+        saved = run.charged.micros - cost
+        if saved >= 2 * _CHEAPER * run.charged.micros and (best is None or saved > best.micros):
+            best = _Saving(micros=saved, offer=offer)
+    return best
+
+
+def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
+    """The cost on spot capacity of the same type and region, whose expected time includes starts
+    and repeated work: `risk.disturb`, with the interval of the checkpoints that the run saved.
+    """
+    wanted = run.offer.purchase is Purchase.ON_DEMAND and run.spot is SpotPolicy.NEVER
+    if not wanted or run.session or not run.checkpoints or not _is_long(run) or _is_idle(run):
+        return None
+    here = run.offer
+    spot = _cheapest(
+        offer
+        for offer in offers
+        if offer.purchase is Purchase.SPOT
+        and (offer.provider, offer.region) == (here.provider, here.region)
+        and offer.instance_type == here.instance_type
+    )
+    if spot is None:
+        return None
+    length = timedelta(hours=run.node_hours)
+    per_hour = SPOT_PREEMPTIONS_PER_HOUR * run.nodes
+    every = run.measured / run.checkpoints
+    expected = disturb(length, start=MACHINE_START, per_hour=per_hour, every=every)
+    if expected is None:
+        return None
+    cost = spot.rate.times(run.nodes).over(expected.wall_time)
+    saved = run.charged.micros - cost.micros
+    return None if saved < _SPOT_CHEAPER * run.charged.micros else _Saving(micros=saved, offer=spot)
+
+
+def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
+    """The time of the pauses beyond those of Daly's interval, less the work that is then lost more
+    often: half of the longer interval for each expected loss. Pauses must take 5 % of the time.
+    """
+    if not run.checkpoints or not _is_long(run) or not run.pause:
+        return None
+    paused = run.pause / run.measured
+    if paused < _PAUSED:
+        return None
+    is_spot = run.offer.purchase is Purchase.SPOT
+    per_hour = (SPOT_PREEMPTIONS_PER_HOUR if is_spot else FAILURES_PER_NODE_HOUR) * run.nodes
+    cost, every = run.pause / run.checkpoints, run.measured / run.checkpoints
+    best = checkpoint_interval(cost, timedelta(hours=1 / per_hour))
+    if best <= every:
+        return None
+    paused_then = cost / (best + cost)
+    repeated = per_hour * (best - every) / 2 / timedelta(hours=1)
+    saved = 1 - (1 - paused) / (1 - paused_then) - repeated
+    return None if saved <= 0 else _Saving(micros=run.charged.micros * saved, every=best)
+
+
+def find_kept(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
+    """What nodes cost while they were kept, beyond ten minutes of each."""
+    hours = run.kept_hours / run.nodes
+    if hours < _SHORTEST_HOURS:
+        return None
+    if run.kept.micros < _KEPT_SHARE * (run.kept.micros + run.charged.micros):
+        return None
+    return _Saving(micros=run.kept.micros * (1 - _KEEP_HOURS / hours))
+
+
+def find_unattached_volume(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
+    """What disks cost while no machine had them."""
+    return _Saving(micros=run.unattached.micros) if run.unattached.micros > 0 else None
+
+
+_RULES: dict[WasteKind, Callable[[ObservedRun, Sequence[Offer]], _Saving | None]] = {
+    WasteKind.IDLE_GPU: find_idle_gpu,
+    WasteKind.UNUSED_MEMORY: find_unused_memory,
+    WasteKind.STARVED: find_starved,
+    WasteKind.LARGE_GPU: find_large_gpu,
+    WasteKind.SPOT: find_spot,
+    WasteKind.CHECKPOINTS: find_frequent_checkpoints,
+    WasteKind.KEPT: find_kept,
+    WasteKind.VOLUME: find_unattached_volume,
+}
+
+
+def _is_like(offer: Offer, here: Offer) -> bool:
+    """Whether the offer can replace the node, apart from its memory and its kind of accelerator."""
+    same = (offer.provider, offer.purchase, offer.accelerator_count, offer.architecture) == (
+        here.provider,
+        here.purchase,
+        here.accelerator_count,
+        here.architecture,
+    )
+    rentable = not offer.shared and not offer.term_months and offer.rate > HourlyRate()
+    return same and rentable and offer.accelerator_part == here.accelerator_part
+
+
+def _cheapest(offers: Iterable[Offer]) -> Offer | None:
+    return min(offers, key=lambda each: (each.rate, each.key), default=None)
+
+
+def _speed(offer: Offer, here: Offer) -> float | None:
+    """The ratio of the peak rates, in the first precision for which both are known; None if the
+    vendors differ.
+    """
+    if not offer.accelerator or not here.accelerator or offer.accelerator == here.accelerator:
+        return None
+    one, other = find_accelerator(offer.accelerator), find_accelerator(here.accelerator)
+    if one is None or other is None or one.accelerator.vendor != other.accelerator.vendor:
+        return None
+    for precision in (Precision.BF16, Precision.FP16, Precision.FP32):
+        there, now = (each.accelerator.peak.get(precision) for each in (one, other))
+        if there and now:
+            return there / now
+    return None
