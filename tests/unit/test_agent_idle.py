@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from cavvy.agent.config import ConfigFields
+from cavvy.agent.reports import TaskReports
 from cavvy.agent.work import monitor
 from cavvy.agent.work.means import UsageMeans
 from cavvy.agent.work.monitor import WorkMonitor
@@ -88,10 +90,16 @@ def test_means_are_weighted_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert values["cpu_mean_percent"] == pytest.approx(40, abs=1)
     assert values["gpu_mean_percent"] == pytest.approx(30, abs=1)
     means = UsageMeans()
-    means.saved(2.5)
-    means.saved(1.5)
-    found = means.add({"gpu_memory_mib": 7}, 10)
-    assert (found["checkpoints"], found["checkpoint_pause_s"]) == (2, 4)
-    assert (
-        found["gpu_memory_peak_mib"] == means.add({"gpu_memory_mib": 3}, 10)["gpu_memory_peak_mib"]
-    )
+    for used in (7, 3):
+        assert means.add({"gpu_memory_mib": used}, 10)["gpu_memory_peak_mib"] == 7
+
+
+def test_checkpoints_are_counted_as_the_task_or_the_agent_reports_them() -> None:
+    reports = TaskReports()
+    assert reports.totals == {}
+    reports.saw(2.5)
+    reports.saw(1.5)
+    assert reports.totals == {"checkpoints": 2, "checkpoint_pause_s": 4}
+    reports.hear(ConfigFields({"saved": {"seconds": 0.5}}, "report"))
+    reports.saw(9)  # the upload of the checkpoint that the task reported
+    assert reports.totals == {"checkpoints": 3, "checkpoint_pause_s": 4.5}

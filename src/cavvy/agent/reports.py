@@ -22,6 +22,8 @@ class TaskReports:
         # how the task failed, keyed by the number of the reporting process on this node
         self._failures: dict[int, str] = {}
         self.cost_s: float | None = None  # seconds that saving the newest checkpoint took
+        # the number of checkpoints, and the seconds of all their pauses
+        self._saves, self._saves_s = 0, 0.0
 
     @property
     def failure(self) -> str:
@@ -44,6 +46,24 @@ class TaskReports:
             if not 0 <= seconds <= LONGEST_SAVE_S:
                 raise BadConfig(f"`saved.seconds` is {seconds!r}, which is not a valid duration")
             self.cost_s = seconds
+            self._count(seconds)
+
+    def saw(self, seconds: float) -> None:
+        """Count a checkpoint that the agent found and that took this long to write, unless the task
+        reports its checkpoints itself.
+        """
+        if self.cost_s is None:
+            self._count(seconds)
+
+    def _count(self, seconds: float) -> None:
+        self._saves, self._saves_s = self._saves + 1, self._saves_s + seconds
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """What telemetry says of the checkpoints; {} before the first."""
+        if not self._saves:
+            return {}
+        return {"checkpoints": self._saves, "checkpoint_pause_s": round(self._saves_s, 3)}
 
 
 def _read_process(fields: ConfigFields) -> int:

@@ -329,10 +329,13 @@ class RankRunner:
         wrote."""
         values = fields.get("values")
         if isinstance(values, dict):
+            if kind == "telemetry":
+                values = {**values, **self.reports.totals}
             fields["values"] = {
                 self._clean(str(key)): self._clean(value) for key, value in values.items()
             }
         if kind == "checkpoint":
+            self.reports.saw(float(str(fields.get("cost_s", 0))))
             self._tell_task(
                 "safe", {name: value for name, value in fields.items() if name != "newest_at"}
             )

@@ -17,13 +17,7 @@ class UsageMeans:
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._lengths: dict[str, float] = {}
-        self._seconds = self._gpu_memory_mib = self._pause_s = 0.0
-        self._checkpoints = 0
-
-    def saved(self, pause_s: float) -> None:
-        """Count a checkpoint, during which the work paused."""
-        self._checkpoints += 1
-        self._pause_s += pause_s
+        self._seconds = self._gpu_memory_mib = 0.0
 
     def add(self, values: Mapping[str, float], seconds: float) -> dict[str, float]:
         """Add a measurement; returns the means and totals by their names."""
@@ -40,7 +34,4 @@ class UsageMeans:
         found["measured_s"] = round(self._seconds)
         if self._gpu_memory_mib:
             found["gpu_memory_peak_mib"] = self._gpu_memory_mib
-        if self._checkpoints:
-            found["checkpoints"] = self._checkpoints
-            found["checkpoint_pause_s"] = round(self._pause_s, 3)
         return found

@@ -219,7 +219,6 @@ class WorkMonitor:
     def _tell_checkpoint(self, *, last: bool = False) -> None:
         found = self._checkpoints.look(last=last) if self._checkpoints else {}
         if found:
-            self._means.saved(float(str(found.get("cost_s", 0))))
             self._say("checkpoint", **found)
 
 
