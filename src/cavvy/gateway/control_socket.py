@@ -32,18 +32,23 @@ class ReadStatistics(Struct, frozen=True, forbid_unknown_fields=True, tag="stati
     pass
 
 
+class AwaitCold(Struct, frozen=True, forbid_unknown_fields=True, tag="cold"):
+    """The reply comes when requests wait for the first replica of a service."""
+
+
 class StopGateway(Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):
     """Requests that wait or are in flight may finish, for so long."""
 
     drain_s: float = 30.0
 
 
-ControlLine = SetServices | SetReplicas | ReadStatistics | StopGateway
+ControlLine = SetServices | SetReplicas | ReadStatistics | AwaitCold | StopGateway
 
 
 class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     services: tuple[ServiceFacts, ...] | None = None
+    cold: tuple[str, ...] | None = None
     connections: int | None = None
     cpu_s: float | None = None  # of the process, since it began
 
@@ -75,14 +80,14 @@ class ControlSocket:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await reader.readline():
-                writer.write(msgspec.json.encode(self._answer(line)) + b"\n")
+                writer.write(msgspec.json.encode(await self._answer(line)) + b"\n")
                 await writer.drain()
-        except (ConnectionError, ValueError):  # ValueError: the line is too long
-            pass
+        except (ConnectionError, ValueError, asyncio.CancelledError):
+            pass  # ValueError: the line is too long; CancelledError: the process ends
         finally:
             writer.close()
 
-    def _answer(self, line: bytes) -> ControlReply:
+    async def _answer(self, line: bytes) -> ControlReply:
         try:
             match self._decoder.decode(line):
                 case SetServices(services=services):
@@ -96,6 +101,9 @@ class ControlSocket:
                         connections=self._door.count_connections(),
                         cpu_s=times.user + times.system,
                     )
+                case AwaitCold():
+                    await self._door.cold_told.wait()
+                    return ControlReply(cold=self._door.take_cold())
                 case StopGateway(drain_s=drain_s):
                     self._stop(drain_s)
         except (msgspec.DecodeError, GatewayConfigError) as error:

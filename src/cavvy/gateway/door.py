@@ -1,5 +1,6 @@
 """The gateway's front: all connections of clients, and the services behind them."""
 
+import asyncio
 from collections.abc import Iterable
 from itertools import count
 from time import monotonic
@@ -34,6 +35,8 @@ class Door:
         self.memo = HeadMemo(limits)
         self.stopping = False
         self.services: dict[str, ServiceQueue] = {}
+        self.cold: set[str] = set()  # services that need a replica, not yet told
+        self.cold_told = asyncio.Event()
         self._routes: Routes[ServiceQueue] = Routes(())
         self._connections: set[InboundConnection] = set()
         self._scheme = b"https" if secure else b"http"
@@ -55,7 +58,7 @@ class Door:
             if old is not None and old.route == route:
                 services[route.name] = old
                 continue
-            services[route.name] = ServiceQueue(route, self.memo)
+            services[route.name] = ServiceQueue(route, self.memo, self._tell_cold)
             if old is not None:
                 services[route.name].adopt(old)
         gone, self.services = self.services, services
@@ -83,6 +86,17 @@ class Door:
         self._ticks += 1
         if self._ticks % _EXPIRE_EVERY == 0:
             self._calls.expire()
+
+    def take_cold(self) -> tuple[str, ...]:
+        """The services whose requests began to wait for a first replica since the last call."""
+        found = tuple(sorted(self.cold))
+        self.cold.clear()
+        self.cold_told.clear()
+        return found
+
+    def _tell_cold(self, name: str) -> None:
+        self.cold.add(name)
+        self.cold_told.set()
 
     def count_connections(self) -> int:
         return len(self._connections)

@@ -6,7 +6,8 @@ wait already, or if its own time is over.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import inf
 from time import monotonic
 
 from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, make_ring
@@ -21,9 +22,18 @@ from cavvy.gateway.upstream import ReplicaPool
 
 
 class ServiceQueue:
-    def __init__(self, route: ServiceRoute, memo: HeadMemo) -> None:
+    """`wake` is called with the service's name when a request waits and there is no replica."""
+
+    def __init__(
+        self,
+        route: ServiceRoute,
+        memo: HeadMemo,
+        wake: Callable[[str], None] = lambda name: None,
+    ) -> None:
         now = monotonic()
         self.route = route
+        self._wake = wake
+        self._late_s = inf if route.late_s is None else route.late_s
         self.memo = memo
         self.keys = ServiceKeys(route.keys, now)
         self.counters = ServiceCounters(now)
@@ -78,7 +88,7 @@ class ServiceQueue:
 
     def free(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
         """A slot of the replica is free; the first request that waits takes it."""
-        self.counters.change_in_flight(-1, now)
+        self.counters.change_in_flight(-1, now, exchange.started_at)
         pool.in_flight -= 1
         if pool.draining:
             if not pool.in_flight:
@@ -203,7 +213,10 @@ class ServiceQueue:
             lost=counters.lost,
             retried=counters.retried,
             aborted=counters.aborted,
+            started=counters.started,
+            late=counters.late,
             in_flight=counters.in_flight,
+            in_flight_s=counters.in_flight * now - counters.starts_s,
             backlog=len(self._waiting),
             concurrency_s=counters.concurrency_s,
             waited_s=counters.waited_s,
@@ -239,7 +252,11 @@ class ServiceQueue:
 
     def _start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
         exchange.started_at = now
-        self.counters.change_in_flight(1, now)
+        counters = self.counters
+        counters.change_in_flight(1, now, now)
+        counters.started += 1
+        if now - exchange.arrived_at > self._late_s:
+            counters.late += 1
         pool.start(exchange)
         self._set_load(pool)
 
@@ -260,6 +277,8 @@ class ServiceQueue:
             return
         if not self._replicas:
             self._cold_starts.begin(now)
+            if not self._waiting:
+                self._wake(self.route.name)
         self._waiting[exchange] = None
         if first:
             self._waiting.move_to_end(exchange, last=False)

@@ -57,7 +57,10 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     lost: int  # answered with 502
     retried: int
     aborted: int  # the client left
+    started: int  # given to a replica; twice if the first was lost
+    late: int  # of these, after a wait of more than `late_s`
     in_flight: int
+    in_flight_s: float  # the sum of the times since the requests in flight started
     backlog: int
     concurrency_s: float  # the integral of the requests in flight
     waited_s: float  # the sum of all waits for a replica
@@ -84,27 +87,34 @@ class ServiceCounters:
         "arrivals",
         "concurrency_s",
         "in_flight",
+        "late",
         "latency",
         "lost",
         "refused",
         "retried",
         "service_s",
+        "started",
+        "starts_s",
         "waited_s",
     )
 
     def __init__(self, now: float) -> None:
         self.arrivals = self.answered = self.refused = self.lost = 0
         self.retried = self.aborted = self.in_flight = 0
+        self.started = self.late = 0
         self.concurrency_s = self.waited_s = self.service_s = 0.0
+        self.starts_s = 0.0  # the sum of the times at which the requests in flight started
         self.latency: dict[int, int] = {}
         self._changed_at = now
         self._seen = 0
         self._seconds: deque[int] = deque(maxlen=60)
 
-    def change_in_flight(self, change: int, now: float) -> None:
+    def change_in_flight(self, change: int, now: float, started_at: float = 0.0) -> None:
+        """One more request (or less, if `change` is -1) that started at `started_at`."""
         self.concurrency_s += self.in_flight * (now - self._changed_at)
         self._changed_at = now
         self.in_flight += change
+        self.starts_s += change * started_at
 
     def record_answer(self, arrived_at: float, started_at: float, now: float) -> None:
         self.answered += 1
