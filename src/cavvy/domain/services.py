@@ -149,17 +149,22 @@ COMING_REPLICAS = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING})
 
 class ServiceReplica(Struct, frozen=True, kw_only=True):
     """One replica of a revision of a service, in one market. Times are None until they happened.
-    `reason` is the reason of the last move.
+    `reason` is the reason of the last move. Its program listens on `port`.
     """
 
     id: str
+    number: int = 0  # among all replicas that the service ever had
     service: str
     revision: int
     market: str
     state: ReplicaState = ReplicaState.ORDERED
     reason: str = ""
+    port: int = 0
     ordered_at: datetime
+    running_at: datetime | None = None  # its program was started
     ready_at: datetime | None = None
+    measured: bool = False  # the autoscaler knows how long its start took
+    draining_at: datetime | None = None
     ended_at: datetime | None = None
 
 

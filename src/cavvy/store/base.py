@@ -32,6 +32,7 @@ from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import PolicyBook, ProjectPolicy
 from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.stored_services import StoredService
 from cavvy.domain.trusts import IssuerTrust, SignIn
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field
@@ -261,6 +262,24 @@ class BudgetStore(Protocol):
 
     async def charged_rates(self) -> Mapping[str, ChargedRate]:
         """What the gangs that may cost money cost by their newest charges, by job ID."""
+
+
+class ServiceStore(Protocol):
+    """Services, each with its replicas."""
+
+    async def get(self, project: str, name: str) -> StoredService:
+        """The service with this name. Raises RowNotFound."""
+
+    async def list(self, projects: ProjectFilter = None) -> Sequence[StoredService]:
+        """The services, by project and name."""
+
+    async def put(self, service: StoredService) -> StoredService:
+        """Insert the service (if its version is 0) or replace it, and return what is stored.
+        Raises StaleVersion.
+        """
+
+    async def delete(self, service: StoredService) -> None:
+        """Delete a service. Raises StaleVersion."""
 
 
 class Store(Protocol):
@@ -512,6 +531,10 @@ class Store(Protocol):
     @property
     def budgets(self) -> BudgetStore:
         """Budgets, and the alerts that were sent for them."""
+
+    @property
+    def services(self) -> ServiceStore:
+        """Services, each with its replicas."""
 
     async def grant_role(self, binding: RoleBinding) -> None:
         """Store a role; if it exists, nothing changes. Raises RowNotFound if the account does not

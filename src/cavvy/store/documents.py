@@ -15,6 +15,7 @@ from cavvy.domain.jobs import Attempt, JobRecord, Node, RunOrigin
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
 from cavvy.domain.policies import ProjectPolicy
+from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.trusts import IssuerTrust
 from cavvy.domain.values import replace
@@ -59,6 +60,7 @@ decode_attempt = msgspec.json.Decoder(Attempt).decode
 decode_machine = msgspec.json.Decoder(NamedMachine).decode
 decode_trust = msgspec.json.Decoder(IssuerTrust).decode
 decode_budget = msgspec.json.Decoder(SpendingBudget).decode
+decode_service = msgspec.json.Decoder(StoredService).decode
 decode_policy = msgspec.json.Decoder(ProjectPolicy).decode
 decode_node = msgspec.json.Decoder(Node).decode
 decode_tags = msgspec.json.Decoder(dict[str, str]).decode

@@ -63,6 +63,7 @@ from cavvy.store.rows import (
     RowReader,
     insert_into,
 )
+from cavvy.store.services import SqlServices
 from cavvy.store.sign_in import SqlSignIns
 from cavvy.store.submissions import SubmissionGroup
 from cavvy.store.workers import StoreWorkers
@@ -84,6 +85,7 @@ _UNFINISHED = (
     f"SELECT id FROM jobs WHERE phase IN ({_LIVE}) UNION SELECT job_id FROM attempts "
     "WHERE phase <> 'ended' ORDER BY 1"
 )
+_SNAPSHOTS = "SELECT snapshot FROM documents UNION SELECT snapshot FROM services"
 
 
 def _new_id() -> str:
@@ -112,6 +114,7 @@ class SqlStore:
         self._writers: StoreWorkers | None = None
         self.sign_ins = SqlSignIns(self._read, self._write)
         self.budgets = SqlBudgets(self._read, self._write)
+        self.services = SqlServices(self._read, self._write)
         self.provider_credentials = SqlCredentials(self._read, self._write)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
@@ -138,10 +141,8 @@ class SqlStore:
             raise told from error
 
     async def close(self) -> None:
-        for workers in (
-            self._readers,
-            self._writers,
-        ):  # writers last, since the last connection that closes empties the WAL
+        # writers last, since the last connection that closes empties the WAL
+        for workers in (self._readers, self._writers):
             if workers is not None:
                 await asyncio.to_thread(workers.close)
 
@@ -292,8 +293,7 @@ class SqlStore:
         return 1 + int(await self._value(sql, *values))
 
     async def snapshots(self) -> Collection[str]:
-        sql = "SELECT DISTINCT snapshot FROM documents WHERE snapshot IS NOT NULL"
-        return {snapshot for (snapshot,) in await self._rows(sql)}
+        return {row[0] for row in await self._rows(_SNAPSHOTS) if row[0]}
 
     async def unfinished(self) -> Sequence[str]:
         return [job_id for (job_id,) in await self._rows(_UNFINISHED)]

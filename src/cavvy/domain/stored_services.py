@@ -1,0 +1,58 @@
+"""Services as users start and stop them: a task, and the replicas that run it now."""
+
+from datetime import datetime
+
+from cavvy.domain.jobs import RunOrigin
+from cavvy.domain.services import ReplicaState, ServiceReplica, ServiceSpec
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.units import Money
+from cavvy.domain.values import Struct
+
+KEPT_ENDED = 5  # how many replicas that have ended a service remembers
+
+
+class StoredService(Struct, frozen=True, kw_only=True):
+    """A service: a name in a project, the task of its newest revision, and its replicas, oldest
+    first. Each replica is a job with the ID of the replica.
+
+    `wanted` is false once the user has ended the service; the row goes with its last replica.
+    `target` is the number of replicas that the autoscaler last asked for, `why` its reason, and
+    `scaling` its state, as JSON. `failures` counts the replicas that ended in a row before they
+    answered; the last of them ended at `failed_at` for the reason `problem`.
+    """
+
+    project: str
+    name: str
+    id: str
+    user: str = ""
+    task: TaskSpec
+    origin: RunOrigin = RunOrigin()
+    revision: int = 1
+    created_at: datetime
+    consented: bool = False
+    ceiling: Money | None = None
+    wanted: bool = True
+    replicas: tuple[ServiceReplica, ...] = ()
+    ordered: int = 0  # how many replicas were ever ordered
+    target: int = 0
+    why: str = ""
+    scaling: str = ""
+    failures: int = 0
+    failed_at: datetime | None = None
+    problem: str = ""
+    version: int = 0
+
+    @property
+    def spec(self) -> ServiceSpec:
+        assert self.task.service is not None
+        return self.task.service
+
+    @property
+    def open(self) -> tuple[ServiceReplica, ...]:
+        """The replicas that have not ended."""
+        return tuple(each for each in self.replicas if each.state is not ReplicaState.ENDED)
+
+    @property
+    def path(self) -> str:
+        """Where the gateway serves it: the part of the URL after the address."""
+        return f"/{self.project}/{self.name}"

@@ -1,0 +1,59 @@
+"""Services: `SqlStore.services`."""
+
+from collections.abc import Sequence
+
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import replace
+from cavvy.store.accounts import in_projects
+from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
+from cavvy.store.documents import decode_service, encode
+from cavvy.store.drivers import DatabaseSession, RunTransaction
+from cavvy.store.rows import insert_into, update_of
+
+_COLUMNS = ("snapshot", "document", "version")
+_KEY = ("project", "name")
+_INSERT = insert_into("services", (*_COLUMNS, *_KEY), "ON CONFLICT DO NOTHING")
+_UPDATE = update_of("services", _COLUMNS, (*_KEY, "version"))
+_DELETE = "DELETE FROM services WHERE project = ? AND name = ? AND version = ?"
+
+
+class SqlServices:
+    """The rows of services."""
+
+    def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
+        self._read = read
+        self._write = write
+
+    async def get(self, project: str, name: str) -> StoredService:
+        sql = "SELECT document FROM services WHERE project = ? AND name = ?"
+        rows = await self._read(lambda session: session.run(sql, (project, name)).fetchall())
+        for row in rows:
+            return decode_service(row[0])
+        raise RowNotFound(f"project {project} has no service named {name}")
+
+    async def list(self, projects: ProjectFilter = None) -> Sequence[StoredService]:
+        where, values = in_projects("project", projects)
+        sql = f"SELECT document FROM services WHERE {where} ORDER BY project, name"
+        rows = await self._read(lambda session: session.run(sql, values).fetchall())
+        return [decode_service(row[0]) for row in rows]
+
+    async def put(self, service: StoredService) -> StoredService:
+        stored = replace(service, version=service.version + 1)
+        key = (service.project, service.name)
+        values = [service.origin.snapshot, encode(stored), stored.version, *key]
+        sql = _INSERT
+        if service.version:
+            sql, values = _UPDATE, [*values, service.version]
+        await self._write(lambda session: _change(session, sql, values, service))
+        return stored
+
+    async def delete(self, service: StoredService) -> None:
+        values = (service.project, service.name, service.version)
+        await self._write(lambda session: _change(session, _DELETE, values, service))
+
+
+def _change(
+    session: DatabaseSession, sql: str, values: Sequence[object], service: StoredService
+) -> None:
+    if session.run(sql, values).rowcount == 0:
+        raise StaleVersion(f"service {service.name} is not at version {service.version}")

@@ -1,0 +1,45 @@
+"""Services, in every store."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from cavvy.domain.jobs import RunOrigin
+from cavvy.domain.services import ServiceReplica, ServiceSpec
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
+from cavvy.store.base import RowNotFound, StaleVersion, Store
+
+pytestmark = pytest.mark.anyio
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SERVICE = StoredService(
+    project="p",
+    name="chat",
+    id="s",
+    created_at=NOW,
+    task=TaskSpec(name="chat", run="serve", service=ServiceSpec(port=80)),
+    origin=RunOrigin(snapshot="abc"),
+)
+
+
+async def test_a_service_is_written_by_version_and_read_by_project(store: Store) -> None:
+    stored = await store.services.put(SERVICE)
+    await store.services.put(replace(SERVICE, project="q", origin=RunOrigin()))
+    assert stored == replace(SERVICE, version=1)
+    assert [each.project for each in await store.services.list()] == ["p", "q"]
+    assert await store.services.list("p") == [stored]
+    with pytest.raises(StaleVersion):
+        await store.services.put(SERVICE)
+    replica = ServiceReplica(id="r", service="chat", revision=1, market="local", ordered_at=NOW)
+    changed = await store.services.put(replace(stored, replicas=(replica,)))
+    assert await store.services.get("p", "chat") == changed
+    with pytest.raises(StaleVersion):
+        await store.services.put(replace(stored, revision=2))
+    with pytest.raises(StaleVersion):
+        await store.services.delete(stored)
+    assert "abc" in await store.snapshots(), "its files are kept, although no job uses them"
+    await store.services.delete(changed)
+    with pytest.raises(RowNotFound):
+        await store.services.get("p", "chat")
+    assert "abc" not in await store.snapshots()
