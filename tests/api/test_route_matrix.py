@@ -39,6 +39,7 @@ GRANTS = {
 }
 RUNNERS = {"member", "operator", "admin"}
 _JOB = "/v1/projects/{project}/jobs/{name}"
+_SERVICE = "/v1/projects/{project}/services/{name}"
 _MACHINE = "/v1/projects/{project}/machines/{name}"
 # sensitive routes -> the only roles that may use them, written by hand
 SENSITIVE: dict[tuple[str, str], set[str]] = {
@@ -57,6 +58,8 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", f"{_MACHINE}/stop"): RUNNERS,
     ("POST", f"{_MACHINE}/keep"): RUNNERS,
     ("DELETE", _MACHINE): RUNNERS,
+    ("PUT", _SERVICE): RUNNERS,
+    ("DELETE", _SERVICE): RUNNERS,
     ("GET", "/v1/projects/{project}/secrets"): RUNNERS,
     ("PUT", "/v1/projects/{project}/secrets/{name}"): {"operator", "admin"},
     ("DELETE", "/v1/projects/{project}/secrets/{name}"): {"operator", "admin"},
@@ -102,6 +105,7 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/jobs": ("query", "view"),
     "/v1/nodes": ("query", "view"),
     "/v1/machines": ("query", "view"),
+    "/v1/services": ("query", "view"),
     "/v1/budgets": ("query", "spending"),
     "/v1/ledger": ("query", "spending"),
     "/v1/ledger/sums": ("query", "spending"),
@@ -110,6 +114,7 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/projects/{project}/jobs/{name}": ("path", "view"),
     "/v1/projects/{project}/jobs/{name}/forecast": ("path", "view"),
     "/v1/projects/{project}/machines/{name}": ("path", "view"),
+    "/v1/projects/{project}/services/{name}": ("path", "view"),
     "/v1/projects/{project}/cost": ("path", "spending"),
     "/v1/projects/{project}/audit": ("path", "spending"),
     "/v1/joined": ("installation", "view"),

@@ -39,6 +39,7 @@ from cavvy.client import (
     credential_wire,
     key_wire,
     policy_wire,
+    service_wire,
     sign_in_wire,
     wire,
 )
@@ -241,8 +242,30 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(usage, "read_runs", lambda *_: [IDLE])
     monkeypatch.setattr(usage, "list_used_machines", lambda *_: [USED])
     monkeypatch.setattr(usage, "list_offers_of", lambda *_: [COMMITTED])
+    monkeypatch.setattr(service_wire, "list_services", lambda *_: [make_service()])
     monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
+
+
+def make_service() -> service_wire.ServedView:
+    return service_wire.ServedView(
+        project=PROJECT,
+        name=NAME,
+        user=USER,
+        state="failing",
+        url=f"http://127.0.0.1:65535/{PROJECT}/{NAME}",
+        revision=12,
+        created_at=at(0),
+        ready=10,
+        target=12,
+        why="backlog",
+        least=0,
+        most=12,
+        problem=REASON,
+        replicas=[],
+        traffic=None,
+        spent_micros=123_456_789,
+    )
 
 
 def make_audit_row() -> audit_wire.AuditLogRow:
@@ -291,6 +314,7 @@ TABLES = {  # command -> the names that its table must contain
     "nodes": [NAME],
     "joined": [MACHINE],
     "machines": [MACHINE],
+    "services": [NAME],
     "quota": ["Standard NDSH100v5 Family vCPUs"],
     "gc": ["rm-0-01jdqk3w5t9xz7e2-12"],
     "schedules": [NIGHTLY],

@@ -19,7 +19,7 @@ from cavvy.domain.services import (
     explain_weights,
 )
 from cavvy.domain.units import HourlyRate
-from cavvy.importers import parse_file, parse_task
+from cavvy.importers import ReadOptions, parse_file, parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
 
@@ -112,15 +112,19 @@ def test_a_wrong_service_is_said_with_its_line(changed: str, said: str) -> None:
     assert all(problem.line >= 2 for problem in caught.value.problems)
 
 
-def test_a_service_can_be_explained_but_not_run(tmp_path: Path) -> None:
+def test_a_service_is_explained_and_served_but_not_run(tmp_path: Path) -> None:
     path = tmp_path / "service.yaml"
     path.write_text(WHOLE)
     shown = CliRunner().invoke(cli, ["validate", str(path)])
     assert shown.exit_code == 0, shown.output
     assert "1 to 8" in shown.output
-    assert "cannot run services yet" in shown.output
-    with pytest.raises(SpecError, match="cannot run services yet"):
+    assert "`cavvy serve` starts this service" in shown.output
+    with pytest.raises(SpecError, match="describes a service, not a job"):
         parse_task(WHOLE)
+    serves = ReadOptions(serves=True)
+    assert parse_task(WHOLE, options=serves).service is not None
+    with pytest.raises(SpecError, match="describes a job, not a service"):
+        parse_task("run: serve", options=serves)
     ran = CliRunner().invoke(cli, ["run", str(path), "--dry-run"])
     assert ran.exit_code == 2
 

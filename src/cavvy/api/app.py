@@ -40,6 +40,7 @@ from cavvy.api.routes import (
     secret_keys,
     secrets,
     server,
+    services,
     sign_in,
     trusts,
 )
@@ -66,6 +67,7 @@ _ROUTERS = tuple(
         blobs,
         fleet,
         machines,
+        services,
         joined,
         policies,
         credentials,

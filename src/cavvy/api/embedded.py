@@ -301,7 +301,7 @@ class _ServerRun:
                 self._broken = True
                 self._stopping.set()
                 return
-            if idle_stop_s and auth.idle_s > idle_stop_s and not await app_state.store.unfinished():
+            if idle_stop_s and auth.idle_s > idle_stop_s and await app_state.control_plane.idle():
                 _log.info("stopping: the server is idle", extra={"idle_s": round(auth.idle_s)})
                 self._for_idleness = True
                 self._stopping.set()

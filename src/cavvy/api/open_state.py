@@ -22,6 +22,7 @@ from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.project_credentials import ProjectCredentials, UsesAccounts
 from cavvy.api.provider_state import StoredProviderState
 from cavvy.api.reported import read_batch
+from cavvy.api.serving.front import GatewayFront
 from cavvy.api.state_dir import StateDir
 from cavvy.api.tokens import GangTokens, load_tokens
 from cavvy.client.state import write_private
@@ -168,6 +169,12 @@ class _ServerParts(Struct, frozen=True):
         """Whether several servers share the work."""
         return self.share is not None
 
+    def make_front(self) -> GatewayFront | None:
+        """The gateway; None if several servers share the work, which run no services yet."""
+        if self.shares:
+            return None
+        return GatewayFront(self.root / "gateway", self.home.gateway_path())
+
 
 def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppState:
     watch, root, settings = ChangeNotifier(), parts.root, parts.settings
@@ -218,6 +225,7 @@ def _make_control_plane(
         dependencies=replace(
             dependencies,
             share=parts.share,
+            front=parts.make_front(),
             notes=make_notes(parts.home),
             discounts=read_discounts(parts.settings),
         ),

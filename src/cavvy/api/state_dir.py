@@ -144,6 +144,13 @@ class StateDir:
             return path
         return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.agents.sock"
 
+    def gateway_path(self) -> str:
+        """The path of the gateway's control socket."""
+        path = self.file("gateway.sock")
+        if _fits(path) and not self.shared:
+            return path
+        return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.gateway.sock"
+
     def socket_path(self) -> str:
         """The path of the socket. It is in the state folder or, if that file system cannot have
         sockets, in a folder of this user on a local disk.

@@ -49,6 +49,12 @@ SECTIONS: dict[str, dict[str, str]] = {
         "rm": "Remove ended jobs with their logs; their bills stay.",
         "schedules": "List jobs that repeat and when they run next.",
     },
+    "Serve requests": {
+        "serve": "Start a service, or give it a new revision.",
+        "services": "List services with their replicas and traffic, or show one.",
+        "call": "Send a request to a service.",
+        "unserve": "End a service when its requests are answered.",
+    },
     "Work on nodes": {
         "dev": "Get a machine for interactive work: a shell, VS Code or Jupyter.",
         "machines": "List, start, stop and remove named machines, and set their keep times.",

@@ -95,7 +95,7 @@ def _explain(file: str, found: "Translation") -> None:
     for each in found.kept:
         click.echo(f"{'not supported' if each.refused else 'note'}: {each}")
     if _serves(found):
-        click.echo("note: Cavvy cannot run services yet; `cavvy run` would refuse this file.")
+        click.echo("note: `cavvy serve` starts this service; `cavvy run` would refuse the file.")
     if found.refused:
         click.echo("`cavvy run` would refuse this file; `cavvy plan` works with it.")
 

@@ -38,6 +38,9 @@ from cavvy.control.reconcile import (
     JobReconcilerDependencies,
 )
 from cavvy.control.schedules import ScheduleReconciler
+from cavvy.control.serving.front import ServiceFront
+from cavvy.control.serving.reconciler import ServiceReconciler, is_service_key
+from cavvy.control.serving.requests import ServiceRequests
 from cavvy.control.share import (
     QUEUE_RECHECK,
     RECHECK,
@@ -77,8 +80,6 @@ _WEBHOOKS_EVERY = 20  # rechecks of jobs between two of webhooks
 _LEASE_PAUSE = timedelta(seconds=1)  # pause before a server without a valid lease looks again
 _log = logging.getLogger(__name__)
 
-NameGang = Callable[[str], str]  # attempt ID -> the gang's name
-
 
 class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     """Services that the control plane needs from the server around it."""
@@ -105,6 +106,7 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     notes: Notes | None = None  # where stops are recorded while the disk is full
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
     discounts: Sequence[Discount] = ()
+    front: ServiceFront | None = None  # None: the server runs no services
     share: WorkShare | None = None  # this server's share; None: it is the only server
 
 
@@ -131,13 +133,13 @@ class ControlPlane:
         self._outside = dependencies
         self._worklist = Worklist(clock.now)
         self.pool = ProviderPool(providers, clock, store)
-        self.checkpoints = self._make_checkpoints(dependencies)
-        self.data, self.uploads = self._make_transfers(dependencies)
-        self.agents = self._make_agents(dependencies)
-        self.deposits = self._make_deposits(dependencies)
-        self.advisor = self._make_advisor(dependencies)
-        self._operator = self._make_operator(installation, dependencies)
-        self._name_gang: NameGang = partial(gang_name, installation)
+        self.checkpoints = self._make_checkpoints()
+        self.data, self.uploads = self._make_transfers()
+        self.agents = self._make_agents()
+        self.deposits = self._make_deposits()
+        self.advisor = self._make_advisor()
+        self._operator = self._make_operator(installation)
+        self._name_gang = partial(gang_name, installation)
         self._warm = self._make_warm()
         self.budgets, self._webhooks = self._make_reporters(dependencies.post)
         self._queue = self._make_queue()
@@ -145,6 +147,7 @@ class ControlPlane:
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)
         self.jobs = self._make_jobs(ids)
         self.machines = self._make_machines()
+        self.services, self._serving = self._make_serving()
         self._driver = ReconcilerDriver(self, self._worklist, clock)
         self._tasks = ProviderTasks(clock, self._look_at)
 
@@ -152,7 +155,8 @@ class ControlPlane:
     def _share(self) -> WorkShare | None:
         return self._outside.share
 
-    def _make_advisor(self, outside: ControlPlaneDependencies) -> DeadlineAdvisor:
+    def _make_advisor(self) -> DeadlineAdvisor:
+        outside = self._outside
         history, egress = MarketHistory(self._store, self._clock), outside.egress
         advisor = DeadlineAdvisor(self._store, self.pool, self._clock, history, egress)
         advisor.read_egress_dates = outside.egress_dates
@@ -187,8 +191,12 @@ class ControlPlane:
         pool = MachinePool(self._store, self._warm)
         return MachineService(self._store, self._clock, pool, self.jobs, self.hint)
 
-    def _make_checkpoints(self, dependencies: ControlPlaneDependencies) -> Checkpoints:
-        providers = self._providers
+    def _make_serving(self) -> tuple[ServiceRequests, ServiceReconciler]:
+        given = self._store, self._clock, self.jobs, self._outside.front, self.hint
+        return ServiceRequests(*given), ServiceReconciler(*given)
+
+    def _make_checkpoints(self) -> Checkpoints:
+        providers, dependencies = self._providers, self._outside
         return Checkpoints(
             self._store,
             self._clock,
@@ -203,23 +211,23 @@ class ControlPlane:
             dependencies.open_secrets, dependencies.environment, self._clock.now
         )
 
-    def _make_transfers(
-        self, dependencies: ControlPlaneDependencies
-    ) -> tuple[Transfers, UnfinishedUploads]:
+    def _make_transfers(self) -> tuple[Transfers, UnfinishedUploads]:
+        dependencies = self._outside
         given = self._store, self._clock, dependencies.open_secrets, dependencies.environment
         return Transfers(*given), UnfinishedUploads(*given)
 
-    def _make_deposits(self, dependencies: ControlPlaneDependencies) -> Deposits:
+    def _make_deposits(self) -> Deposits:
         return Deposits(
             self._store,
             self._clock,
-            self._make_opener(dependencies),
+            self._make_opener(self._outside),
             (self.agents, self.data, self.checkpoints, self.uploads),
             self.hint,
-            dependencies.deposits,
+            self._outside.deposits,
         )
 
-    def _make_agents(self, dependencies: ControlPlaneDependencies) -> AgentSessions:
+    def _make_agents(self) -> AgentSessions:
+        dependencies = self._outside
         agent_dependencies = AgentDependencies(
             open_secrets=dependencies.open_secrets,
             checkpoint=self.checkpoints.ready,
@@ -233,14 +241,12 @@ class ControlPlane:
         )
         return AgentSessions(self._store, self._clock, self.hint, agent_dependencies)
 
-    def _make_operator(
-        self, installation: str, dependencies: ControlPlaneDependencies
-    ) -> GangOperator:
+    def _make_operator(self, installation: str) -> GangOperator:
         operator_dependencies = GangOperatorDependencies(
             pool=self.pool,
             agents=self.agents,
             installation=installation,
-            agent_endpoint=dependencies.agent_endpoint,
+            agent_endpoint=self._outside.agent_endpoint,
         )
         return GangOperator(self._store, self._clock, operator_dependencies)
 
@@ -373,6 +379,7 @@ class ControlPlane:
         after = {SWEEP: EVERY, HOSTS: _HOSTS_EVERY}
         keys = [QUEUE, BUDGETS, *after]
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
+        keys += await self._serving.unfinished()
         for key in keys:
             if self._share is None or self._share.owns(key):
                 self._worklist.hint(key, after.get(key, _NOW))
@@ -431,10 +438,11 @@ class ControlPlane:
 
     async def idle(self) -> bool:
         """Whether no work is left, which means that the embedded server may exit."""
-        return not await self._store.unfinished()
+        return not (await self._store.unfinished() or await self.services.any())
 
     async def down(self) -> OrphanReport:
-        """Stop every job, and immediately remove every gang that belongs to no job."""
+        """End all services, stop all jobs, and at once remove all gangs without a job."""
+        await self.services.end_all()
         for job_id in await self._store.unfinished():
             job = await self._store.job(job_id)
             await self.jobs.stop(job.project, job.id, "all jobs are being stopped", release=True)
@@ -476,12 +484,17 @@ class ControlPlane:
             return _HOSTS_EVERY
         if is_webhook_key(key):
             return await self._webhooks.reconcile(key)
-        return await self._jobs.reconcile(key)
+        if is_service_key(key):
+            return await self._serving.reconcile(key)
+        again = await self._jobs.reconcile(key)
+        self._serving.note_job(key)
+        return again
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._driver.run())
             group.create_task(self._settle())
+            group.create_task(self._serving.run())
             if self._share is not None:
                 group.create_task(self._share.keep(self._take_up))
                 group.create_task(self._share.exchange(self.agents.memory, self._clock))

@@ -52,12 +52,14 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
     `dialect` names the file's tool. If it is "", the tool is detected from the file's keys, name or
     folder. `text`, if given, is read instead of the file. `overrides` is a YAML table with keys of
-    the task file; its values replace those of the file.
+    the task file; its values replace those of the file. `serves` is whether the file must describe
+    a service; otherwise it must describe a job.
     """
 
     dialect: str = ""
     overrides: str = ""
     text: str | None = None
+    serves: bool = False
 
 
 _AS_SUBMITTED = ReadOptions()
@@ -90,7 +92,8 @@ def load_task(
     file = Path(path)
     text = read_file(file) if options.text is None else options.text
     found = _parse(text, file, params, now, options)
-    task = _make_ready(found, ProblemNotes(str(path), text.removeprefix("\ufeff"), now))
+    notes = ProblemNotes(str(path), text.removeprefix("\ufeff"), now)
+    task = _make_ready(found, notes, options)
     loaded = LoadedTask(
         task=task,
         text=text,
@@ -134,7 +137,7 @@ def parse_task(
     Raises SpecError with every problem, including the unsupported keys that the work needs.
     """
     found = _parse(text, file, params, now, options)
-    return _make_ready(found, ProblemNotes(file, text, now))
+    return _make_ready(found, ProblemNotes(file, text, now), options)
 
 
 def find_local(path: str, folder: Path) -> Path:
@@ -146,7 +149,7 @@ def find_local(path: str, folder: Path) -> Path:
     return here if not (folder / given).exists() and here.exists() else folder / given
 
 
-def _make_ready(found: Translation, notes: ProblemNotes) -> TaskSpec:
+def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -> TaskSpec:
     """The only task of a file, with the variables and the shell that its commands expect. Raises
     SpecError if the file needs a key that is not supported.
     """
@@ -157,12 +160,19 @@ def _make_ready(found: Translation, notes: ProblemNotes) -> TaskSpec:
         )
         message = f"`{each.key}` of this {found.kind} file is not supported: {each.reason}"
         notes.add(SourceMark(line=each.line, column=each.column), message, suggestion=hint)
-    if found.task is not None and found.task.service is not None:
+    serves = found.task is not None and found.task.service is not None
+    if serves and not options.serves:
         notes.outside(
             "service",
-            "the file describes a service, and Cavvy cannot run services yet",
-            suggestion="`cavvy validate` explains the service; without `service`, the commands run "
-            "as a job",
+            "the file describes a service, not a job",
+            suggestion="`cavvy serve FILE` starts it; without `service`, the commands run as a job",
+        )
+    if options.serves and found.task is not None and not serves:
+        notes.outside(
+            "service",
+            "the file describes a job, not a service",
+            expected="a section such as `service: {port: 8000}`",
+            suggestion="docs/guides/serve.md shows one; `cavvy run FILE` runs a job",
         )
     notes.check()
     assert found.task is not None  # A file that describes no task was already refused above.

@@ -92,17 +92,21 @@ async def down(request: Request) -> Response:
     elif ask.project is None:
         sweep = await app_state.control_plane.down()
     else:
-        for job in jobs:
-            await app_state.control_plane.jobs.stop(
-                job.project, job.id, f"project {ask.project} is being removed", release=True
-            )
-        for attempt in await app_state.store.open_attempts(ask.project):
-            if attempt.phase in (AttemptPhase.KEPT, AttemptPhase.ENDING):
-                await app_state.control_plane.jobs.stop(
-                    attempt.project, attempt.job_id, release=True
-                )
+        await _empty_project(app_state, ask.project, jobs)
     found = _jobs_and_machines(jobs, idle, done=not ask.dry_run)
     return reply(wire.CleanupReport(found=found + _gangs(sweep)))
+
+
+async def _empty_project(app_state: AppState, project: str, jobs: Sequence[JobSummary]) -> None:
+    """End the services of a project, stop its jobs, and release all of its nodes."""
+    control_plane = app_state.control_plane
+    await control_plane.services.end_all(project)
+    for job in jobs:
+        reason = f"project {project} is being removed"
+        await control_plane.jobs.stop(job.project, job.id, reason, release=True)
+    for attempt in await app_state.store.open_attempts(project):
+        if attempt.phase in (AttemptPhase.KEPT, AttemptPhase.ENDING):
+            await control_plane.jobs.stop(attempt.project, attempt.job_id, release=True)
 
 
 @router.post(

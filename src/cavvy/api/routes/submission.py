@@ -84,7 +84,7 @@ async def submit_task(
             project,
             user=ask.user,
             consented=consented,
-            ceiling=_read_ceiling(ask),
+            ceiling=read_ceiling(ask),
             job_id=job_id,
             note=note,
         )
@@ -140,7 +140,7 @@ async def admit_task(
     return found.task, consented
 
 
-def _read_ceiling(ask: wire.SubmitRequest) -> Money | None:
+def read_ceiling(ask: wire.SubmitRequest) -> Money | None:
     return None if ask.ceiling_micros is None else Money(ask.ceiling_micros)
 
 
@@ -181,10 +181,16 @@ def read_text(ask: wire.SubmitRequest) -> str:
 
 
 def read_task(
-    project: str, ask: wire.SubmitRequest, text: str, origin: RunOrigin, now: datetime
+    project: str,
+    ask: wire.SubmitRequest,
+    text: str,
+    origin: RunOrigin,
+    now: datetime,
+    *,
+    serves: bool = False,
 ) -> TaskSpec:
-    """Parse the submitted task. Raises SpecError, ApiProblem."""
-    options = ReadOptions(dialect=origin.dialect, overrides=origin.overrides)
+    """Parse the submitted task, or service if `serves` is set. Raises SpecError, ApiProblem."""
+    options = ReadOptions(dialect=origin.dialect, overrides=origin.overrides, serves=serves)
     task = parse_task(text, file=ask.path, params=ask.params, now=now, options=options)
     if ask.name is not None and not _NAME.fullmatch(ask.name):
         raise ApiProblem(

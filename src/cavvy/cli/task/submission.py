@@ -6,7 +6,7 @@ import getpass
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -22,6 +22,8 @@ from cavvy.spec.workdir import FolderSnapshot, FreezeError
 
 if TYPE_CHECKING:
     from cavvy.client.wire import Submitted
+
+_T = TypeVar("_T")
 
 
 def submit(
@@ -57,7 +59,7 @@ def submit(
     return ask_consent(consent, ask_server)
 
 
-def ask_consent(consent: bool, ask_server: Callable[[bool], "Submitted"]) -> "Submitted":
+def ask_consent(consent: bool, ask_server: Callable[[bool], _T]) -> _T:
     """Send a request that may cost money. If the user must first agree, show the price and ask."""
     try:
         return ask_server(consent)

@@ -35,8 +35,8 @@ _ADVICE = {
     "machine": "`cavvy machines` lists machines that are kept between jobs",
     "dev-environment ide notebook jupyter code": "`cavvy dev` gets a machine for interactive work",
     "dismiss": "`cavvy joined dismiss NAME` dismisses a machine that joined",
-    "serve service gateway pool pools": "services and pools of workers do not exist yet; "
-    "`cavvy run FILE` starts one copy of a SkyPilot service",
+    "service gateway": "`cavvy serve FILE` starts a service, `cavvy services` lists services",
+    "pool pools": "pools of workers do not exist yet",
     "storage volume volumes bucket": "name storage in a task's `inputs`, `outputs` or `volumes`",
 }
 

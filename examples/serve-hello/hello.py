@@ -1,0 +1,35 @@
+"""A service that needs only the standard library: it answers every GET and POST with a greeting."""
+
+import json
+import os
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+WORK_S = float(os.environ.get("WORK_S", "0.05"))  # how long a request takes
+
+
+class Hello(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.path != "/health":
+            time.sleep(WORK_S)
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length).decode()
+        told = json.dumps({"hello": body or "world", "pid": os.getpid()}).encode() + b"\n"
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The gateway counts requests; the log stays short."""
+
+
+if __name__ == "__main__":
+    address = ("127.0.0.1", int(os.environ["PORT"]))
+    print(f"listening on {address[1]}", flush=True)
+    ThreadingHTTPServer(address, Hello).serve_forever()

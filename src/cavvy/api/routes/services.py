@@ -1,0 +1,171 @@
+"""Routes for services: start, list, show and end them."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.audit import note_change
+from cavvy.api.errors import ApiProblem
+from cavvy.api.openapi import document
+from cavvy.api.routes import submission
+from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.rules import filter_projects, in_path, in_query, name_user
+from cavvy.api.wire import MIB, read, reply, view
+from cavvy.client import wire
+from cavvy.client.service_wire import ReplicaView, ServedView, ServiceTrafficView
+from cavvy.control.decide.service import state_of
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.serving.requests import (
+    ServiceRequests,
+    ServiceStatus,
+    make_admitted,
+    object_to_service,
+)
+from cavvy.domain.accounts import Permission
+from cavvy.domain.services import SERVING, ServiceReplica
+from cavvy.store.base import LedgerFilter, RowNotFound
+
+router = APIRouter(prefix="/v1", tags=["services"])
+ServicePath = Annotated[
+    str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", description="The name.")
+]
+
+
+@router.get(
+    "/services",
+    **document("Services.", rule=in_query(Permission.VIEW), answer=list[ServedView]),
+)
+async def list_all(
+    request: Request, project: Annotated[str | None, Query(max_length=63)] = None
+) -> Response:
+    projects = filter_projects(request, Permission.VIEW, project)
+    app_state = app_state_of(request)
+    found = await app_state.control_plane.services.list(projects)
+    return reply([await _view(app_state, each) for each in found])
+
+
+@router.get(
+    "/projects/{project}/services/{name}",
+    **document(
+        "One service.",
+        rule=in_path(Permission.VIEW),
+        answer=ServedView,
+        errors=("service-not-found",),
+    ),
+)
+async def get(request: Request, project: ProjectPath, name: ServicePath) -> Response:
+    app_state = app_state_of(request)
+    try:
+        found = await app_state.control_plane.services.get(project, name)
+    except RowNotFound as error:
+        raise ApiProblem("service-not-found", str(error)) from error
+    return reply(await _view(app_state, found))
+
+
+@router.put(
+    "/projects/{project}/services/{name}",
+    **document(
+        "Start a service, or give it a new revision.",
+        rule=in_path(Permission.RUN),
+        ask=wire.SubmitRequest,
+        answer=ServedView,
+        errors=(
+            "invalid-task",
+            "no-offer",
+            "consent-needed",
+            "secret-missing",
+            "snapshot-missing",
+            "no-services",
+            "too-large",
+        ),
+    ),
+)
+async def put(request: Request, project: ProjectPath, name: ServicePath) -> Response:
+    app_state = app_state_of(request)
+    if not app_state.control_plane.services.available:
+        raise ApiProblem("no-services", "this server shares its database with other servers")
+    limit = app_state.settings.whole("server.request_mib") * MIB
+    ask = await read(request, wire.SubmitRequest, limit)
+    ask = structs.replace(ask, user=name_user(request, ask.user), name=name)
+    found = await _start(app_state, project, ask)
+    service = found.service
+    note_change(request, after={"name": service.name, "revision": service.revision})
+    return reply(await _view(app_state, found))
+
+
+@router.delete(
+    "/projects/{project}/services/{name}",
+    **document(
+        "End a service. Its replicas finish their requests; then they and the service are gone.",
+        rule=in_path(Permission.RUN),
+        answer=ServedView,
+        errors=("service-not-found",),
+    ),
+)
+async def delete(request: Request, project: ProjectPath, name: ServicePath) -> Response:
+    app_state = app_state_of(request)
+    try:
+        found = await _services(app_state).end(project, name)
+    except RowNotFound as error:
+        raise ApiProblem("service-not-found", str(error)) from error
+    return reply(await _view(app_state, found))
+
+
+async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> ServiceStatus:
+    """Store the service, after the checks that a job of it would have to pass."""
+    now, text = app_state.now(), submission.read_text(ask)
+    origin = submission.read_origin(ask, text)
+    task = submission.read_task(project, ask, text, origin, now, serves=True)
+    if objection := object_to_service(task):
+        raise ApiProblem("invalid-task", f"{ask.path}: {objection}")
+    await submission.check_secrets(app_state, task)
+    await submission.check_snapshot(app_state, project, origin.snapshot)
+    await submission.check_uses(app_state, task, origin.snapshot)
+    admitted = make_admitted(task)
+    await submission.admit_task(app_state, admitted, now, ask.user, consented=ask.consent)
+    found = await _services(app_state).put(
+        task,
+        origin,
+        user=ask.user,
+        consented=ask.consent,
+        ceiling=submission.read_ceiling(ask),
+    )
+    if origin.snapshot is not None:
+        app_state.snapshots.add((project, origin.snapshot))
+    return found
+
+
+def _services(app_state: AppState) -> ServiceRequests:
+    return app_state.control_plane.services
+
+
+async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
+    service, traffic = found.service, found.traffic
+    which = LedgerFilter(projects=service.project, tag=("service", service.name))
+    sums = await app_state.store.sum_ledger(which, ())
+    return view(
+        ServedView,
+        service,
+        state=state_of(service),
+        url=found.url,
+        ready=sum(each.state in SERVING for each in service.replicas),
+        least=service.spec.replicas.least,
+        most=service.spec.replicas.most,
+        replicas=[_view_replica(each, traffic) for each in service.replicas],
+        traffic=None if traffic is None else _view_traffic(traffic),
+        spent_micros=sums[0].amount.micros if sums else 0,
+    )
+
+
+def _view_replica(replica: ServiceReplica, traffic: ServiceTraffic | None) -> ReplicaView:
+    in_flight = None if traffic is None else traffic.replicas.get(replica.id, 0)
+    state = str(replica.state)
+    return view(ReplicaView, replica, job=replica.id, state=state, in_flight=in_flight)
+
+
+def _view_traffic(traffic: ServiceTraffic) -> ServiceTrafficView:
+    return view(ServiceTrafficView, traffic, waiting=traffic.backlog)

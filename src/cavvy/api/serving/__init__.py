@@ -1,0 +1,1 @@
+"""The gateway's process and the probes of replicas, for the control plane."""

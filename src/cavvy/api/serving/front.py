@@ -1,0 +1,238 @@
+"""Keeps the gateway running and tells it what to serve."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from cavvy.api.serving.gateway_child import GatewayChild
+from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
+from cavvy.api.serving.probes import ProbedPort, ReplicaProbes
+from cavvy.control.decide.service import list_serving
+from cavvy.control.decide.traffic import ServiceTraffic, make_terms
+from cavvy.control.serving.front import ProbeRecord
+from cavvy.domain.services import ServiceReplica
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import Struct
+from cavvy.gateway.config import ReplicaAddress, ServiceRoute
+from cavvy.gateway.control_socket import (
+    AwaitCold,
+    ControlReply,
+    ReadStatistics,
+    SetReplicas,
+    SetServices,
+)
+from cavvy.gateway.statistics import ServiceFacts
+
+_LOCAL = "127.0.0.1"
+_POLL_S = 1.0
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two tries to reach the gateway
+_DRAIN_S = 2.0  # for requests in flight when the server or the last service ends
+_RECENT_S = 10  # the seconds over which the rate of requests is shown
+_log = logging.getLogger(__name__)
+
+
+class PublishedService(Struct, frozen=True, kw_only=True):
+    """What the gateway shall know of a service."""
+
+    service: StoredService
+    route: ServiceRoute
+    replicas: tuple[ReplicaAddress, ...]
+
+
+class GatewayFront:
+    """Implements `ServiceFront` with a gateway of its own process on this machine. The gateway runs
+    while there are services, and is started again when it ends.
+    """
+
+    def __init__(self, folder: Path, control: str) -> None:
+        self._child = GatewayChild(folder, control)
+        self._probes = ReplicaProbes()
+        self._published: dict[str, PublishedService] = {}  # by the ID of the service
+        self._arrivals: dict[str, int] = {}
+        self._needed = asyncio.Event()
+        self._link: GatewayLink | None = None
+        self._ending = asyncio.Lock()
+        self._wake: Callable[[StoredService], None] = lambda service: None
+
+    # what the reconciler calls
+
+    def find_port(self) -> int:
+        with socket.socket() as probe:
+            probe.bind((_LOCAL, 0))
+            return int(probe.getsockname()[1])
+
+    def locate(self, service: StoredService) -> str:
+        port = self._child.port
+        return f"http://{_LOCAL}:{port}{service.path}" if port else ""
+
+    def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
+        spec = service.spec
+        ports = {each.id: ProbedPort(each.port, spec.probe) for each in replicas}
+        self._probes.watch(service.id, ports, lambda: self._wake(service))
+
+    def probe(self, replica_id: str) -> ProbeRecord:
+        return self._probes.record(replica_id)
+
+    async def publish(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
+        new, old = make_published(service, replicas), self._published.get(service.id)
+        self._published[service.id] = new
+        self._needed.set()
+        link = self._link
+        if link is None:
+            return
+        with suppress(GatewayLost):  # the gateway that comes next gets all of it
+            if old is None or old.route != new.route:
+                await self._set_services(link)
+            if old is None or old.replicas != new.replicas:
+                await link.ask(SetReplicas(service=service.id, replicas=new.replicas))
+
+    async def withdraw(self, service: StoredService) -> None:
+        if self._published.pop(service.id, None) is None:
+            return
+        self._probes.watch(service.id, {}, lambda: None)
+        self._arrivals.pop(service.id, None)
+        if self._published:
+            if self._link is not None:
+                with suppress(GatewayLost):
+                    await self._set_services(self._link)
+            return
+        self._needed.clear()
+        await self._end_child()
+
+    async def read_traffic(self, service: StoredService) -> ServiceTraffic | None:
+        found = (await self._read()).get(service.id)
+        return None if found is None else make_traffic(found)
+
+    # the gateway's life
+
+    async def run(
+        self, published: Sequence[StoredService], wake: Callable[[StoredService], None]
+    ) -> None:
+        self._wake = wake
+        for service in published:
+            self._published[service.id] = make_published(service, list_serving(service))
+        if published:
+            self._needed.set()
+        pause_s = _PAUSE_S
+        try:
+            while True:
+                await self._needed.wait()
+                try:
+                    self._link = await self._open()
+                    pause_s = _PAUSE_S
+                    self._wake_all()
+                    await self._follow(self._link)
+                except (OSError, GatewayLost) as error:
+                    self._link = None
+                    if self._needed.is_set():
+                        _log.warning("the gateway is started again: %s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            self._probes.close()
+            await self._end_child()
+
+    async def _open(self) -> GatewayLink:
+        """A gateway that knows all services."""
+        async with self._ending:
+            link = await self._child.reach()
+            await self._set_services(link)
+            for each in self._published.values():
+                await link.ask(SetReplicas(service=each.route.name, replicas=each.replicas))
+            return link
+
+    async def _end_child(self) -> None:
+        async with self._ending:
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+            await self._child.end(_DRAIN_S)
+
+    async def _follow(self, link: GatewayLink) -> None:
+        """Wake services that get requests, until the gateway ends. Raises OSError, GatewayLost."""
+        cold = await self._child.open_another()
+        listening = asyncio.create_task(self._listen(cold))
+        try:
+            while True:
+                await asyncio.wait((listening,), timeout=_POLL_S)
+                if listening.done():
+                    listening.result()
+                await self._look(link)
+        finally:
+            listening.cancel()
+            cold.close()
+
+    async def _listen(self, cold: GatewayLink) -> None:
+        """Wake services at once when a request finds no replica. Raises GatewayLost."""
+        while True:
+            told = await cold.ask(AwaitCold(), timeout_s=None)
+            for name in told.cold or ():
+                if name in self._published:
+                    self._wake(self._published[name].service)
+
+    async def _look(self, link: GatewayLink) -> None:
+        """Wake the services whose traffic has changed."""
+        for name, facts in _by_name(await link.ask(ReadStatistics())).items():
+            active = facts.backlog or facts.in_flight or self._arrivals.get(name) != facts.arrivals
+            self._arrivals[name] = facts.arrivals
+            if active and name in self._published:
+                self._wake(self._published[name].service)
+
+    def _wake_all(self) -> None:
+        for each in self._published.values():
+            self._wake(each.service)
+
+    async def _set_services(self, link: GatewayLink) -> None:
+        routes = tuple(each.route for each in self._published.values())
+        await link.ask(SetServices(services=routes))
+
+    async def _read(self) -> dict[str, ServiceFacts]:
+        if self._link is None:
+            return {}
+        try:
+            return _by_name(await self._link.ask(ReadStatistics()))
+        except GatewayLost:
+            return {}
+
+
+def _by_name(reply: ControlReply) -> dict[str, ServiceFacts]:
+    return {each.name: each for each in reply.services or ()}
+
+
+def make_published(service: StoredService, replicas: Sequence[ServiceReplica]) -> PublishedService:
+    """The service as the gateway's values."""
+    spec, terms = service.spec, make_terms(service.spec)
+    route = ServiceRoute(
+        name=service.id,
+        prefix=service.path,
+        concurrency=spec.concurrency,
+        wait_s=spec.timeouts.queue.total_seconds(),
+        response_s=spec.timeouts.response.total_seconds(),
+        late_s=terms.wait_s,
+    )
+    addresses = [ReplicaAddress(id=each.id, host=_LOCAL, port=each.port) for each in replicas]
+    return PublishedService(service=service, route=route, replicas=tuple(addresses))
+
+
+def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
+    recent = facts.arrivals_per_s[-_RECENT_S:]
+    return ServiceTraffic(
+        at_s=facts.at_s,
+        arrivals=facts.arrivals,
+        answered=facts.answered,
+        started=facts.started,
+        late=facts.late,
+        lost=facts.lost,
+        service_s=facts.service_s,
+        in_flight=facts.in_flight,
+        in_flight_s=facts.in_flight_s,
+        backlog=facts.backlog,
+        per_s=sum(recent) / len(recent) if recent else 0.0,
+        p50_s=facts.p50_s,
+        p95_s=facts.p95_s,
+        p99_s=facts.p99_s,
+        replicas={each.id: each.in_flight for each in facts.replicas},
+    )

@@ -1,0 +1,103 @@
+"""The gateway's process: finds the one that runs, or starts one."""
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
+from cavvy.client.state import write_private
+from cavvy.gateway.control_socket import StopGateway
+
+_START_S = 30.0
+_END_S = 5.0
+_LOCAL = "127.0.0.1"
+
+
+class GatewayChild:
+    """A gateway lives as long as its control socket answers. It goes on if the server is killed;
+    the next server finds it by this socket. It keeps its port over restarts, if the port is free.
+    """
+
+    def __init__(self, folder: Path, socket: str) -> None:
+        self._folder = folder
+        self._socket = socket
+        self._process: asyncio.subprocess.Process | None = None
+        self.port = 0  # 0 while none was found or started
+
+    async def reach(self) -> GatewayLink:
+        """A link to the gateway, which is started if none answers. Raises OSError, GatewayLost."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(OSError):
+            link = await GatewayLink.open(self._socket)
+            self.port = self._read_port()
+            return link
+        if not await self._start(self._read_port()) and not await self._start(0):
+            raise GatewayLost(f"the gateway did not start; see {self._folder / 'gateway.log'}")
+        return await GatewayLink.open(self._socket)
+
+    async def open_another(self) -> GatewayLink:
+        """One more link to the gateway that was reached. Raises OSError."""
+        return await GatewayLink.open(self._socket)
+
+    async def end(self, drain_s: float) -> None:
+        """End the gateway once its requests are answered, but at most `drain_s` later."""
+        self.port = 0
+        with suppress(OSError, GatewayLost):
+            link = await GatewayLink.open(self._socket)
+            await link.ask(StopGateway(drain_s=drain_s))
+            link.close()
+        if self._process is not None:
+            try:
+                async with asyncio.timeout(drain_s + _END_S):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+            self._process = None
+
+    async def _start(self, port: int) -> bool:
+        """Start the gateway on a port. Returns whether it listens."""
+        os.makedirs(os.path.dirname(self._socket), mode=0o700, exist_ok=True)
+        config = {
+            "host": _LOCAL,
+            "port": port,
+            "control": self._socket,
+            "state": str(self._folder / "calls"),
+        }
+        file = self._folder / "gateway.json"
+        write_private(str(file), json.dumps(config).encode())
+        with (self._folder / "gateway.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "cavvy.gateway",
+                str(file),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                cwd=self._folder,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(_START_S):
+                said = await self._process.stdout.readline()
+        except TimeoutError:
+            self._process.kill()
+            said = b""
+        if not said:
+            await self._process.wait()
+            self.port = 0
+            return False
+        self.port = json.loads(said)["port"]
+        write_private(str(self._folder / "port"), str(self.port).encode())
+        return True
+
+    def _read_port(self) -> int:
+        """The port of the gateway that runs or ran last; 0 if there was none."""
+        with suppress(OSError, ValueError):
+            return int((self._folder / "port").read_text())
+        return 0

@@ -1,0 +1,55 @@
+"""A connection to the gateway's control socket: one reply for each line, in order."""
+
+import asyncio
+from typing import Self
+
+import msgspec
+
+from cavvy.gateway.control_socket import ControlLine, ControlReply
+
+_LINE_MAX = 64 << 20
+_decode = msgspec.json.Decoder(ControlReply).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class GatewayLost(Exception):
+    """The gateway does not answer, or refused a line."""
+
+
+class GatewayLink:
+    """Lines of several callers wait for each other. A link that has failed stays failed."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, path: str) -> Self:
+        """Raises OSError if no gateway listens."""
+        return cls(*await asyncio.open_unix_connection(path, limit=_LINE_MAX))
+
+    async def ask(self, line: ControlLine, timeout_s: float | None = 10.0) -> ControlReply:
+        """Raises GatewayLost."""
+        async with self._turn:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    self._writer.write(_encode(line) + b"\n")
+                    await self._writer.drain()
+                    told = await self._reader.readline()
+            except (OSError, ValueError) as error:  # OSError includes TimeoutError
+                self.close()
+                raise GatewayLost(str(error) or type(error).__name__) from error
+            except asyncio.CancelledError:
+                self.close()  # the reply would be taken for that of the next line
+                raise
+            if not told:
+                self.close()
+                raise GatewayLost("the gateway has ended")
+        reply = _decode(told)
+        if reply.error is not None:
+            raise GatewayLost(reply.error)
+        return reply
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,82 @@
+"""Asks replicas again and again whether they answer."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from cavvy.control.serving.front import ProbeRecord
+from cavvy.domain.services import ReadinessProbe
+from cavvy.domain.values import Struct
+
+_FIRST_S, _LONGEST_S = 0.05, 1.0  # between the tries to get a first answer
+_NEVER = ProbeRecord()
+
+
+class ProbedPort(Struct, frozen=True):
+    """A port of this machine, and how it is probed."""
+
+    port: int
+    probe: ReadinessProbe
+
+
+class ReplicaProbes:
+    """The probes of all replicas, by the ID of the replica."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}  # by service
+        self._records: dict[str, ProbeRecord] = {}
+
+    def watch(
+        self, service: str, ports: Mapping[str, ProbedPort], changed: Callable[[], None]
+    ) -> None:
+        """Probe these replicas of the service, and no others. Calls `changed` when one of them
+        answers for the first time, or otherwise than before.
+        """
+        tasks = self._tasks.setdefault(service, {})
+        for gone in tasks.keys() - ports.keys():
+            tasks.pop(gone).cancel()
+            self._records.pop(gone, None)
+        for replica, port in ports.items():
+            if replica not in tasks:
+                tasks[replica] = asyncio.create_task(self._keep(replica, port, changed))
+        if not tasks:
+            del self._tasks[service]
+
+    def record(self, replica: str) -> ProbeRecord:
+        return self._records.get(replica, _NEVER)
+
+    def close(self) -> None:
+        for service in list(self._tasks):
+            self.watch(service, {}, lambda: None)
+
+    async def _keep(self, replica: str, port: ProbedPort, changed: Callable[[], None]) -> None:
+        pause_s, ready = _FIRST_S, False
+        while True:
+            answers = await probe(port)
+            before = self.record(replica)
+            failures = 0 if answers else before.failures + 1
+            self._records[replica] = ProbeRecord(answers=answers, failures=failures)
+            if answers != before.answers or failures:
+                changed()
+            ready = ready or answers
+            await asyncio.sleep(port.probe.every.total_seconds() if ready else pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_S)
+
+
+async def probe(port: ProbedPort) -> bool:
+    """Whether a GET of the probe's path is answered with 200 to 399 in time."""
+    writer = None
+    try:
+        async with asyncio.timeout(port.probe.timeout.total_seconds()):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+            host = f"127.0.0.1:{port.port}"
+            writer.write(
+                f"GET {port.probe.path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: cavvy-probe\r\n"
+                "Accept: */*\r\nConnection: close\r\n\r\n".encode()
+            )
+            version, _, rest = (await reader.readline()).partition(b" ")
+            return version.startswith(b"HTTP/1.") and b"200" <= rest[:3] < b"400"
+    except (OSError, ValueError):  # OSError includes TimeoutError; ValueError: a very long line
+        return False
+    finally:
+        if writer is not None:
+            writer.close()

@@ -1,0 +1,88 @@
+"""`cavvy serve`: starts a service, or gives it a new revision."""
+
+import getpass
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import named, session
+from cavvy.cli.task.load import param_option, read_params, read_task, task_argument, yes_option
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import json_option
+
+if TYPE_CHECKING:
+    from cavvy.client import ApiClient
+    from cavvy.client.service_wire import ServedView
+
+_START_S = 60.0
+_LOOK_AGAIN_S = 0.1
+
+
+@click.command("serve")
+@task_argument
+@param_option
+@yes_option
+@click.option(
+    "-p", "--project", default=None, help="The project; the default is the one in the file."
+)
+@click.option(
+    "--name", default=None, help="The service's name; the default is the one in the file."
+)
+@json_option
+def command(
+    file: str, param: tuple[str, ...], yes: bool, project: str | None, name: str | None, output: str
+) -> None:
+    """Start a service and print its URL. The file is a task with a section `service`; its program
+    listens on the port in the variable PORT.
+
+    Requests may come at once: they wait until a replica is ready. If the service exists, replicas
+    of the new revision replace those of the old one as they become ready.
+    """
+    from cavvy.cli.task.submission import ask_consent, make_origin
+    from cavvy.client.service_wire import put_service
+    from cavvy.importers import ReadOptions
+
+    params = read_params(param)
+    loaded = read_task(file, params, ReadOptions(serves=True))
+    project, name = project or loaded.task.project, name or loaded.task.name
+    with session() as client:
+        origin = make_origin(client, project, loaded, loaded.text)
+        ask_consent(
+            yes or loaded.task.limits.budget is not None,
+            lambda consent: put_service(
+                client,
+                loaded.text,
+                project=project,
+                name=name,
+                path=file,
+                params=params,
+                origin=origin,
+                user=getpass.getuser(),
+                consent=consent,
+            ),
+        )
+        found = _await_url(client, project, name)
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        json_out({"name": name, "project": project, "url": found.url, "revision": found.revision})
+        return
+    there = named(project, name)
+    click.echo(f"service {name} is at {found.url}/ (revision {found.revision})")
+    click.echo(f"call it: cavvy call {there} /    end it: cavvy unserve {there}")
+
+
+def _await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
+    """Wait until the gateway listens."""
+    from cavvy.client.service_wire import find_service
+
+    until = time.monotonic() + _START_S
+    while True:
+        found = find_service(client, project, name)
+        if found.url:
+            return found
+        if time.monotonic() > until:
+            text = f"service {name} is stored, but the gateway has not started"
+            raise CommandFailure(text, "see `cavvy server logs`")
+        time.sleep(_LOOK_AGAIN_S)

@@ -1,0 +1,110 @@
+"""`cavvy services`: lists services, and shows one."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import any_project_option, project_option, session
+from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client.service_wire import ReplicaView, ServedView
+
+
+@click.group("services", invoke_without_command=True)
+@any_project_option
+@output_option
+@click.pass_context
+def command(context: click.Context, project: str | None, output: str) -> None:
+    """List services with their replicas, traffic and cost. `cavvy serve FILE` starts one."""
+    if context.invoked_subcommand is not None:
+        return
+    from cavvy.client.service_wire import list_services
+
+    with session() as client:
+        rows = [_row(each) for each in list_services(client, project)]
+    columns = [
+        TableColumn("name"),
+        TableColumn("project", hidden=len({row["project"] for row in rows}) < 2),
+        TableColumn("state"),
+        TableColumn("ready", "REPLICAS"),
+        TableColumn("waiting"),
+        TableColumn("per_s", "REQ/S", drop=3),
+        TableColumn("p95_s", "P95", drop=2),
+        TableColumn("spent_micros", "COST"),
+        TableColumn("url", drop=1),
+        TableColumn("revision", hidden=True),
+        TableColumn("user", hidden=True),
+    ]
+    rows_out(columns, rows, output, empty="no services yet; start one with `cavvy serve FILE`")
+
+
+@command.command("show")
+@click.argument("name")
+@project_option
+@json_option
+def show(name: str, project: str, output: str) -> None:
+    """Show one service: its URL, replicas, traffic, and why it has so many replicas."""
+    from cavvy.client.service_wire import find_service
+
+    with session() as client:
+        found = find_service(client, project, name)
+    if output == "json":
+        from msgspec import to_builtins
+
+        from cavvy.cli.view.output import json_out
+
+        json_out(to_builtins(found))
+        return
+    pairs_out(_pairs(found))
+
+
+def _row(found: "ServedView") -> dict[str, object]:
+    traffic = found.traffic
+    return {
+        "name": found.name,
+        "project": found.project,
+        "state": found.state,
+        "ready": f"{found.ready} of {found.target}",
+        "waiting": traffic.waiting if traffic else None,
+        "per_s": round(traffic.per_s, 1) if traffic else None,
+        "p95_s": _show_s(traffic.p95_s) if traffic else None,
+        "spent_micros": found.spent_micros,
+        "url": found.url,
+        "revision": found.revision,
+        "user": found.user,
+    }
+
+
+def _pairs(found: "ServedView") -> list[tuple[str, str]]:
+    from cavvy.domain.units import Money, format_usd
+
+    scale = f"{found.ready} ready, {found.target} wanted ({found.why or 'no decision yet'})"
+    pairs = [
+        ("service", f"{found.name} of project {found.project}, revision {found.revision}"),
+        ("state", f"{found.state}: {found.problem}" if found.problem else found.state),
+        ("url", found.url),
+        ("replicas", f"{scale}; at least {found.least}, at most {found.most}"),
+    ]
+    pairs += [("", _show_replica(each)) for each in found.replicas]
+    if traffic := found.traffic:
+        pairs.append(
+            (
+                "requests",
+                f"{traffic.per_s:.1f}/s, {traffic.waiting} wait, {traffic.in_flight} in flight; "
+                f"{traffic.answered} answered and {traffic.lost} lost since the gateway started",
+            )
+        )
+        shown = [_show_s(each) for each in (traffic.p50_s, traffic.p95_s, traffic.p99_s)]
+        pairs.append(("answered within", f"p50 {shown[0]}, p95 {shown[1]}, p99 {shown[2]}"))
+    pairs.append(("cost", format_usd(Money(found.spent_micros))))
+    return pairs
+
+
+def _show_replica(replica: "ReplicaView") -> str:
+    reason = f": {replica.reason}" if replica.reason else ""
+    return f"{replica.number} (revision {replica.revision}) {replica.state}{reason}"
+
+
+def _show_s(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.0f} ms"

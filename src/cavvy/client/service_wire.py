@@ -1,0 +1,117 @@
+"""The answers of the routes for services, and the client's methods for them. A service is submitted
+like a job, with a `SubmitRequest`.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from msgspec import UNSET, Raw
+from msgspec.json import decode, encode
+
+from cavvy.client import wire
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import project_path, query, segment
+from cavvy.client.wire import Answer
+
+
+class ReplicaView(Answer, frozen=True, kw_only=True):
+    """A replica of a service. `job` is its job's ID; its name is NAME-NUMBER of the service."""
+
+    job: str
+    number: int
+    revision: int
+    state: str
+    reason: str
+    port: int
+    ordered_at: datetime
+    ready_at: datetime | None
+    ended_at: datetime | None
+    in_flight: int | None
+
+
+class ServiceTrafficView(Answer, frozen=True, kw_only=True):
+    """What the gateway has counted since it was started; rates are of the last 10 seconds, and
+    percentiles of all requests, from their arrival to the last byte of the answer.
+    """
+
+    arrivals: int
+    answered: int
+    lost: int
+    in_flight: int
+    waiting: int
+    per_s: float
+    p50_s: float | None
+    p95_s: float | None
+    p99_s: float | None
+
+
+class ServedView(Answer, frozen=True, kw_only=True):
+    """A service. `state` is ready, starting, idle, failing or ending; `problem` is why the last
+    replica failed to start. `target` is the number of replicas that the autoscaler asks for, and
+    `why` its reason. `url` is empty while the gateway starts.
+    """
+
+    project: str
+    name: str
+    user: str
+    state: str
+    url: str
+    revision: int
+    created_at: datetime
+    ready: int
+    target: int
+    why: str
+    least: int
+    most: int
+    problem: str
+    replicas: list[ReplicaView]
+    traffic: ServiceTrafficView | None
+    spent_micros: int
+
+
+def list_services(client: ApiClient, project: str | None = None) -> list[ServedView]:
+    path = "/v1/services" + query(project=project)
+    return decode(client.repeat(lambda: client.send("GET", path)).body, type=list[ServedView])
+
+
+def find_service(client: ApiClient, project: str, name: str) -> ServedView:
+    """Raises ApiError `service-not-found`."""
+    path = _path(project, name)
+    return decode(client.repeat(lambda: client.send("GET", path)).body, type=ServedView)
+
+
+def put_service(
+    client: ApiClient,
+    text: str,
+    *,
+    project: str,
+    name: str,
+    path: str,
+    params: Mapping[str, wire.Scalar],
+    origin: object,
+    user: str,
+    consent: bool,
+) -> ServedView:
+    """Start a service or give it a new revision. Raises ApiError as `ApiClient.submit` does, and
+    `no-services`.
+    """
+    ask = wire.SubmitRequest(
+        text=text,
+        path=path,
+        params=dict(params),
+        origin=UNSET if origin is None else Raw(encode(origin)),
+        user=user,
+        consent=consent,
+    )
+    body, where = encode(ask), _path(project, name)
+    return decode(client.repeat(lambda: client.send("PUT", where, body)).body, type=ServedView)
+
+
+def end_service(client: ApiClient, project: str, name: str) -> ServedView:
+    """Raises ApiError `service-not-found`."""
+    path = _path(project, name)
+    return decode(client.repeat(lambda: client.send("DELETE", path)).body, type=ServedView)
+
+
+def _path(project: str, name: str) -> str:
+    return f"{project_path(project)}/services/{segment('service', name)}"

@@ -1,0 +1,294 @@
+"""Decides what a service needs: which replicas start, get requests, drain and end."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from cavvy.domain.jobs import JOB_ENDS, JobPhase
+from cavvy.domain.services import (
+    COMING_REPLICAS,
+    REPLICA_MOVES,
+    SERVING,
+    ReplicaState,
+    ServiceReplica,
+)
+from cavvy.domain.stored_services import KEPT_ENDED, StoredService
+from cavvy.domain.tasks import RetryPolicy, TaskSpec
+from cavvy.domain.values import Struct, field, replace
+
+HERE = "local"  # the provider of this machine, the only one whose ports the gateway reaches so far
+_FIRST_PAUSE = timedelta(seconds=1)  # after a replica that failed to start; doubles with each
+_LONGEST_PAUSE = timedelta(minutes=1)
+_SOON = timedelta(seconds=1)
+_LATER = timedelta(seconds=10)
+
+
+class ReplicaSeen(Struct, frozen=True, kw_only=True):
+    """What is known of a replica: its job's phase (None if it has no job) and the last answers to
+    its probe. `in_flight` is None while the gateway does not answer.
+    """
+
+    phase: JobPhase | None = None
+    reason: str = ""
+    answers: bool = False  # the last probe was answered
+    failures: int = 0  # probes in a row that failed
+    in_flight: int | None = 0
+
+
+class ServiceSnapshot(Struct, frozen=True, kw_only=True):
+    """A service, what is known of each replica that has not ended, and how many requests wait."""
+
+    service: StoredService
+    seen: Mapping[str, ReplicaSeen] = field(default_factory=dict)
+    backlog: int = 0
+
+
+class ServiceStep(Struct, frozen=True, kw_only=True):
+    """What to do: store the service, order as many new replicas, start and stop the jobs of others.
+    `finished` says that the service was ended and nothing of it is left. The next decision is due
+    after `after`.
+    """
+
+    service: StoredService
+    orders: int = 0
+    start: tuple[ServiceReplica, ...] = ()
+    stop: tuple[ServiceReplica, ...] = ()
+    finished: bool = False
+    after: timedelta = _LATER
+
+
+def decide_service(view: ServiceSnapshot, now: datetime) -> ServiceStep:
+    """The next step of a service."""
+    service = view.service
+    replicas = [
+        _follow(service, each, view.seen.get(each.id, ReplicaSeen()), now) for each in service.open
+    ]
+    service = _count_failures(service, replicas, now)
+    wanted = _count_wanted(service, view.backlog)
+    replicas = _limit(replicas, service.revision, wanted, now)
+    pause = _find_pause(service, now)
+    missing = wanted - sum(_counts(each, service.revision) for each in replicas)
+    orders = max(0, missing) if pause is None else 0
+    ended = [each for each in service.replicas if each.state is ReplicaState.ENDED]
+    ended += [each for each in replicas if each.state is ReplicaState.ENDED]
+    living = [each for each in replicas if each.state is not ReplicaState.ENDED]
+    busy = orders or view.backlog or any(each.state is not ReplicaState.READY for each in living)
+    return ServiceStep(
+        service=replace(service, replicas=(*ended[-KEPT_ENDED:], *living)),
+        orders=orders,
+        start=tuple(each for each in living if each.state is ReplicaState.ORDERED),
+        stop=tuple(each for each in living if each.state is ReplicaState.ENDING),
+        finished=not service.wanted and not living,
+        after=min(_SOON if busy else _LATER, pause or _LATER),
+    )
+
+
+def state_of(service: StoredService) -> str:
+    """ending, ready, failing, starting, or idle: no replica, and none is needed."""
+    if not service.wanted:
+        return "ending"
+    if any(each.state in SERVING for each in service.replicas):
+        return "ready"
+    if service.failures:
+        return "failing"
+    return "starting" if service.open else "idle"
+
+
+def list_serving(service: StoredService) -> tuple[ServiceReplica, ...]:
+    """The replicas that get requests."""
+    return tuple(each for each in service.replicas if each.state in SERVING)
+
+
+def order_replica(
+    service: StoredService, replica_id: str, port: int, now: datetime
+) -> StoredService:
+    """The service with one more replica. Its row is stored before its job is submitted, under the
+    ID of the replica, so that a restart in between neither forgets nor repeats it.
+    """
+    replica = ServiceReplica(
+        id=replica_id,
+        number=service.ordered + 1,
+        service=service.name,
+        revision=service.revision,
+        market=HERE,
+        port=port,
+        ordered_at=now,
+    )
+    return replace(service, replicas=(*service.replicas, replica), ordered=replica.number)
+
+
+def make_replica_task(task: TaskSpec, name: str, port: int) -> TaskSpec:
+    """The task of a replica's job. It is not retried: the service orders another replica."""
+    return replace(
+        task,
+        service=None,
+        name=name,
+        env={**task.env, "PORT": str(port)},
+        tags={**task.tags, "service": task.name},
+        retry=RetryPolicy(preemption=0, node=0, exit=0),
+        resources=replace(task.resources, providers=(HERE,)),
+    )
+
+
+# One replica
+
+
+def _follow(
+    service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
+) -> ServiceReplica:
+    """The replica after what was seen of it."""
+    if seen.phase in JOB_ENDS or (seen.phase is None and replica.state is not ReplicaState.ORDERED):
+        return _end(replica, seen.reason or "its job was removed", now)
+    match replica.state:
+        case ReplicaState.ORDERED if seen.phase is not None:
+            return _follow(service, move(replica, ReplicaState.STARTING, "", now), seen, now)
+        case ReplicaState.STARTING:
+            return _follow_start(service, replica, seen, now)
+        case ReplicaState.READY if seen.phase is not JobPhase.RUNNING:
+            return move(replica, ReplicaState.ENDING, "its job is stopping", now)
+        case ReplicaState.READY if seen.failures >= service.spec.probe.failures:
+            return move(replica, ReplicaState.UNHEALTHY, "it does not answer its probe", now)
+        case ReplicaState.UNHEALTHY if seen.answers:
+            return move(replica, ReplicaState.READY, "", now)
+        case ReplicaState.UNHEALTHY if seen.failures >= 2 * service.spec.probe.failures:
+            return move(replica, ReplicaState.ENDING, "it did not recover", now)
+        case ReplicaState.DRAINING if _is_drained(service, replica, seen, now):
+            return move(replica, ReplicaState.ENDING, replica.reason, now)
+    return replica
+
+
+def _follow_start(
+    service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
+) -> ServiceReplica:
+    if seen.phase is not JobPhase.RUNNING:
+        return replica
+    if replica.running_at is None:
+        replica = replace(replica, running_at=now)
+    if seen.answers:
+        return move(replica, ReplicaState.READY, "", now)
+    if now - (replica.running_at or now) >= service.spec.probe.start:
+        path = service.spec.probe.path
+        return move(replica, ReplicaState.ENDING, f"it did not answer {path} in time", now)
+    return replica
+
+
+def _is_drained(
+    service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
+) -> bool:
+    since = replica.draining_at or now
+    return now - since >= service.spec.drain or (seen.in_flight == 0 and now > since)
+
+
+def move(
+    replica: ServiceReplica, state: ReplicaState, reason: str, now: datetime
+) -> ServiceReplica:
+    """The replica in another state. Raises ValueError if it may not follow."""
+    if state not in REPLICA_MOVES[replica.state]:
+        raise ValueError(f"a replica that is {replica.state} cannot become {state}")
+    moved = replace(replica, state=state, reason=reason)
+    if state is ReplicaState.READY and replica.ready_at is None:
+        return replace(moved, ready_at=now)
+    if state is ReplicaState.DRAINING:
+        return replace(moved, draining_at=now)
+    return replace(moved, ended_at=now) if state is ReplicaState.ENDED else moved
+
+
+def _end(replica: ServiceReplica, reason: str, now: datetime) -> ServiceReplica:
+    if replica.state is not ReplicaState.ENDING:
+        replica = move(replica, ReplicaState.ENDING, reason, now)
+    return move(replica, ReplicaState.ENDED, replica.reason or reason, now)
+
+
+# All replicas
+
+
+def _count_failures(
+    service: StoredService, replicas: list[ServiceReplica], now: datetime
+) -> StoredService:
+    """The service with the failed starts of these replicas, which were open before."""
+    before = {each.id: each for each in service.open}
+    for replica in replicas:
+        was = before[replica.id]
+        if replica.ready_at is not None and was.ready_at is None:
+            service = replace(service, failures=0, failed_at=None, problem="")
+        failed = replica.state in (ReplicaState.ENDING, ReplicaState.ENDED)
+        starting = was.state in COMING_REPLICAS and was.revision == service.revision
+        if failed and starting:
+            service = replace(
+                service, failures=service.failures + 1, failed_at=now, problem=replica.reason
+            )
+    return service
+
+
+def _find_pause(service: StoredService, now: datetime) -> timedelta | None:
+    """How long no new replica is ordered, because the last ones failed to start."""
+    if not service.failures or service.failed_at is None:
+        return None
+    pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(service.failures - 1, 10))
+    left = service.failed_at + pause - now
+    return left if left > timedelta(0) else None
+
+
+def _count_wanted(service: StoredService, backlog: int) -> int:
+    """How many replicas there should be. Requests that wait need at least one."""
+    if not service.wanted:
+        return 0
+    bounds = service.spec.replicas
+    return min(bounds.most, max(bounds.least, service.target, 1 if backlog else 0))
+
+
+def _counts(replica: ServiceReplica, revision: int) -> bool:
+    """Whether the replica serves the newest revision, or will."""
+    going = (ReplicaState.DRAINING, ReplicaState.ENDING, ReplicaState.ENDED)
+    return replica.revision == revision and replica.state not in going
+
+
+def _limit(
+    replicas: list[ServiceReplica], revision: int, wanted: int, now: datetime
+) -> list[ServiceReplica]:
+    """The replicas of which those that are too many drain or end. Replicas of older revisions serve
+    until as many of the newest are ready.
+    """
+    ready = sum(each.state is ReplicaState.READY and each.revision == revision for each in replicas)
+    older = max(0, wanted - ready)
+    newest = wanted
+    kept = {}
+    # the oldest that serve stay first
+    for replica in sorted(replicas, key=lambda each: (_rank(each), each.ordered_at, each.id)):
+        is_newest = replica.revision == revision
+        left = newest if is_newest else older
+        open_ = replica.state not in (ReplicaState.ENDING, ReplicaState.ENDED)
+        if replica.state is ReplicaState.DRAINING and left > 0 and is_newest:
+            replica = move(replica, ReplicaState.READY, "", now)
+        elif open_ and (left <= 0 or (not is_newest and replica.state in COMING_REPLICAS)):
+            replica = _dismiss(replica, now)
+        if open_ and is_newest:
+            newest -= 1
+        elif open_:
+            older -= 1
+        kept[replica.id] = replica
+    return [kept[each.id] for each in replicas]
+
+
+_RANKS = (
+    ReplicaState.READY,
+    ReplicaState.DRAINING,
+    ReplicaState.UNHEALTHY,
+    ReplicaState.STARTING,
+    ReplicaState.ORDERED,
+    ReplicaState.ENDING,
+    ReplicaState.ENDED,
+)
+
+
+def _rank(replica: ServiceReplica) -> int:
+    return _RANKS.index(replica.state)
+
+
+def _dismiss(replica: ServiceReplica, now: datetime) -> ServiceReplica:
+    """A replica that is no longer needed: it finishes its requests, if it has any."""
+    reason = "it is no longer needed"
+    if replica.state is ReplicaState.READY:
+        return move(replica, ReplicaState.DRAINING, reason, now)
+    if replica.state is ReplicaState.DRAINING:
+        return replica
+    return move(replica, ReplicaState.ENDING, reason, now)

@@ -1,0 +1,132 @@
+"""The autoscaler's view of a service, from what the gateway counts and from its replicas."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import msgspec
+
+from cavvy.autoscaler.decide import decide
+from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
+from cavvy.autoscaler.state import ScalingState
+from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.domain.services import COMING_REPLICAS, ReplicaState, ServiceSpec, TargetKind
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import Struct, field, replace
+
+_decode_state = msgspec.json.Decoder(ScalingState).decode
+_READY = frozenset({ReplicaState.READY, ReplicaState.UNHEALTHY})
+_IDLE_BEFORE_S = 60
+_FIRST_START_S = 10.0  # how long a start is assumed to take until one was measured
+
+
+class ServiceTraffic(Struct, frozen=True, kw_only=True):
+    """What the gateway has counted for a service. The first group only grows while the gateway
+    runs; `at_s` is the gateway's own clock. `replicas` has the requests in flight of each.
+    """
+
+    at_s: float
+    arrivals: int = 0
+    answered: int = 0
+    started: int = 0
+    late: int = 0
+    lost: int = 0
+    service_s: float = 0.0
+
+    in_flight: int = 0
+    in_flight_s: float = 0.0
+    backlog: int = 0
+    per_s: float = 0.0
+    p50_s: float | None = None
+    p95_s: float | None = None
+    p99_s: float | None = None
+    replicas: Mapping[str, int] = field(default_factory=dict)
+
+
+def make_terms(spec: ServiceSpec) -> ScalingTerms:
+    """What the service asks of the autoscaler."""
+    target = spec.replicas.target
+    waits = target.kind is TargetKind.QUEUE_WAIT
+    return ScalingTerms(
+        kind=target.kind,
+        target=target.value,
+        wait_s=target.value if waits else ScalingTerms().wait_s,
+        concurrency=spec.concurrency,
+        least=spec.replicas.least,
+        most=spec.replicas.most,
+        idle_s=spec.replicas.idle.total_seconds(),
+        cold_start_s=_FIRST_START_S,
+    )
+
+
+def scale(
+    service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
+) -> StoredService:
+    """The service with the number of replicas that it should have and the autoscaler's next state.
+    `before` is the traffic at the last decision; None if this is the first one since the gateway or
+    the server has started.
+    """
+    state = _decode_state(service.scaling) if service.scaling else ScalingState()
+    seen = observe(service, before, traffic, now)
+    if not service.scaling:
+        # A rate that was measured over a second says nothing: a new service was idle before.
+        seen = replace(seen, arrivals=(*[0] * _IDLE_BEFORE_S, *seen.arrivals))
+    decision, state = decide(make_terms(service.spec), state, seen)
+    scaling = msgspec.json.encode(state).decode()
+    service = _mark_measured(service)
+    return replace(service, target=decision.wanted, why=str(decision.reason), scaling=scaling)
+
+
+def observe(
+    service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
+) -> ServiceObservation:
+    """What happened since `before`. A gateway that was started again counts from 0."""
+    if before is None or before.at_s > traffic.at_s or before.arrivals > traffic.arrivals:
+        before = ServiceTraffic(at_s=traffic.at_s)
+    arrived = traffic.arrivals - before.arrivals
+    seconds = round(traffic.at_s - before.at_s)
+    seconds = max(seconds, 1) if arrived else seconds
+    return ServiceObservation(
+        now_s=now.timestamp(),
+        arrivals=_spread(arrived, seconds),
+        started=traffic.started - before.started,
+        late=traffic.late - before.late,
+        completed=traffic.answered - before.answered,
+        completed_s=traffic.service_s - before.service_s,
+        in_flight=traffic.in_flight,
+        in_flight_s=traffic.in_flight_s,
+        backlog=traffic.backlog,
+        markets=(_observe_market(service, now),),
+    )
+
+
+def _spread(count: int, seconds: int) -> tuple[int, ...]:
+    """The arrivals of each second, if they came evenly."""
+    return tuple(
+        count * (second + 1) // seconds - count * second // seconds for second in range(seconds)
+    )
+
+
+def _observe_market(service: StoredService, now: datetime) -> MarketObservation:
+    """The replicas of the newest revision. A cold start is told once."""
+    ours = [each for each in service.open if each.revision == service.revision]
+    starting = [each.ordered_at for each in ours if each.state in COMING_REPLICAS]
+    ready = [each for each in ours if each.state in _READY]
+    return MarketObservation(
+        name="local",
+        starting_s=tuple(sorted(((now - at).total_seconds() for at in starting), reverse=True)),
+        ready_s=tuple((now - (each.ready_at or now)).total_seconds() for each in ready),
+        cold_starts_s=tuple(
+            (each.ready_at - each.ordered_at).total_seconds()
+            for each in ready
+            if each.ready_at is not None and not each.measured
+        ),
+    )
+
+
+def _mark_measured(service: StoredService) -> StoredService:
+    """The service whose cold starts so far were passed to the autoscaler."""
+    replicas = tuple(
+        replace(each, measured=True) if each.ready_at is not None and not each.measured else each
+        for each in service.replicas
+    )
+    return replace(service, replicas=replicas)

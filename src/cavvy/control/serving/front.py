@@ -1,0 +1,50 @@
+"""What the control plane needs of the server around it to serve requests."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.domain.services import ServiceReplica
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import Struct
+
+
+class ProbeRecord(Struct, frozen=True, kw_only=True):
+    """The last answers of a replica to its probe. `failures` in a row; 0 after an answer."""
+
+    answers: bool = False
+    failures: int = 0
+
+
+class ServiceFront(Protocol):
+    """The gateway, and the probes of replicas."""
+
+    def find_port(self) -> int:
+        """A free port of this machine for a new replica."""
+
+    def locate(self, service: StoredService) -> str:
+        """The service's URL; "" while the gateway does not run."""
+
+    def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
+        """Probe these replicas of the service from now on, and no others."""
+
+    def probe(self, replica_id: str) -> ProbeRecord:
+        """What is known of a replica that is watched."""
+
+    async def publish(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
+        """Let the gateway serve the service with these replicas. The gateway starts with the first
+        service. If it does not answer, it gets this later.
+        """
+
+    async def withdraw(self, service: StoredService) -> None:
+        """Serve the service no longer. The gateway ends with the last service."""
+
+    async def read_traffic(self, service: StoredService) -> ServiceTraffic | None:
+        """The traffic after the last `publish`; None if the gateway has not got it yet."""
+
+    async def run(
+        self, published: Sequence[StoredService], wake: Callable[[StoredService], None]
+    ) -> None:
+        """Keep the gateway running until this task is cancelled. `published` are the services at
+        the start. Calls `wake` when a service gets requests or a replica answers otherwise.
+        """

@@ -1,0 +1,218 @@
+"""Brings one service a step closer to what it needs: looks at its replicas and its traffic, decides
+what to do, and does it.
+
+Each replica is a job of the project. Its row is stored with the service before its job is submitted
+under the same ID. The gateway learns which replicas are ready after that was stored.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from cavvy.control.clock import ControlClock
+from cavvy.control.decide.service import (
+    ReplicaSeen,
+    ServiceSnapshot,
+    ServiceStep,
+    decide_service,
+    list_serving,
+    make_replica_task,
+    order_replica,
+)
+from cavvy.control.decide.traffic import ServiceTraffic, scale
+from cavvy.control.job_service import JobService
+from cavvy.control.serving.front import ServiceFront
+from cavvy.domain.services import ReplicaState, ServiceReplica
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import Struct, replace
+from cavvy.store.base import RowNotFound, StaleVersion, Store
+
+_PREFIX = "service:"
+_SCALED_EVERY = timedelta(seconds=1)
+_STORED_EVERY = timedelta(seconds=30)  # how old the stored state of the autoscaler may be
+_AT_ONCE = timedelta(0)
+_PROBED = frozenset({ReplicaState.STARTING, ReplicaState.READY, ReplicaState.UNHEALTHY})
+
+
+def service_key(project: str, name: str) -> str:
+    """The worklist's key of a service."""
+    return f"{_PREFIX}{project}/{name}"
+
+
+def is_service_key(key: str) -> bool:
+    return key.startswith(_PREFIX)
+
+
+class _Scaled(Struct, frozen=True, kw_only=True):
+    """The autoscaler's last decision on a service."""
+
+    id: str
+    at: datetime
+    stored_at: datetime
+    traffic: ServiceTraffic
+    target: int
+    why: str
+    scaling: str
+
+
+class ServiceReconciler:
+    """Reconciles services. Without a `front`, there are none."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: ControlClock,
+        jobs: JobService,
+        front: ServiceFront | None,
+        hint: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._jobs = jobs
+        self._front = front
+        self._hint = hint
+        self._scaled: dict[str, _Scaled] = {}  # by key
+        self._services: dict[str, str] = {}  # ID of a replica -> key of its service
+
+    async def unfinished(self) -> list[str]:
+        """The keys of all services."""
+        if self._front is None:
+            return []
+        return [service_key(each.project, each.name) for each in await self._store.services.list()]
+
+    def note_job(self, job_id: str) -> None:
+        """A job was reconciled: if it is a replica, look at its service."""
+        if key := self._services.get(job_id):
+            self._hint(key)
+
+    async def run(self) -> None:
+        """Keep the gateway running."""
+        if self._front is not None:
+            await self._front.run(await self._store.services.list(), self._wake)
+
+    def _wake(self, service: StoredService) -> None:
+        self._hint(service_key(service.project, service.name))
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        project, _, name = key.removeprefix(_PREFIX).partition("/")
+        if self._front is None:
+            return None
+        try:
+            service = await self._store.services.get(project, name)
+            return await self._pass(key, service, self._front)
+        except StaleVersion:
+            return _AT_ONCE
+        except RowNotFound:
+            self._scaled.pop(key, None)
+            return None
+
+    async def _pass(self, key: str, stored: StoredService, front: ServiceFront) -> timedelta | None:
+        now = self._clock.now()
+        self._services.update((each.id, key) for each in stored.open)
+        traffic = await front.read_traffic(stored)
+        seen = {each.id: await self._look(each, traffic, front) for each in stored.open}
+        service = stored if traffic is None else self._scale(key, stored, traffic, now)
+        backlog = 0 if traffic is None else traffic.backlog
+        step = decide_service(ServiceSnapshot(service=service, seen=seen, backlog=backlog), now)
+        step, stored = await self._store_step(key, step, stored, front, now)
+        await self._act(step, stored, front)
+        if step.finished:
+            await front.withdraw(stored)
+            await self._store.services.delete(stored)
+            self._scaled.pop(key, None)
+            return None
+        return step.after
+
+    async def _look(
+        self, replica: ServiceReplica, traffic: ServiceTraffic | None, front: ServiceFront
+    ) -> ReplicaSeen:
+        probed = front.probe(replica.id)
+        try:
+            job = await self._store.job(replica.id)
+        except RowNotFound:
+            return ReplicaSeen()
+        return ReplicaSeen(
+            phase=job.phase,
+            reason=job.reason,
+            answers=probed.answers,
+            failures=probed.failures,
+            in_flight=None if traffic is None else traffic.replicas.get(replica.id, 0),
+        )
+
+    def _scale(
+        self, key: str, service: StoredService, traffic: ServiceTraffic, now: datetime
+    ) -> StoredService:
+        """The service with a new decision of the autoscaler, if one is due, or with the last one,
+        which may not be stored.
+        """
+        known = self._scaled.get(key)
+        if known is not None and known.id != service.id:
+            known = None
+        if known is not None:
+            service = replace(service, target=known.target, why=known.why, scaling=known.scaling)
+            waits = traffic.backlog and not service.target
+            if now - known.at < _SCALED_EVERY and not waits:
+                return service
+        service = scale(service, None if known is None else known.traffic, traffic, now)
+        self._scaled[key] = _Scaled(
+            id=service.id,
+            at=now,
+            stored_at=now if known is None else known.stored_at,
+            traffic=traffic,
+            target=service.target,
+            why=service.why,
+            scaling=service.scaling,
+        )
+        return service
+
+    async def _store_step(
+        self,
+        key: str,
+        step: ServiceStep,
+        stored: StoredService,
+        front: ServiceFront,
+        now: datetime,
+    ) -> tuple[ServiceStep, StoredService]:
+        """Store the service of the step with the replicas that it orders. Returns the step with
+        these, and what is stored.
+        """
+        service = step.service
+        for _ in range(step.orders):
+            service = order_replica(service, self._jobs.make_id(), front.find_port(), now)
+        ordered = service.replicas[len(step.service.replicas) :]
+        step = replace(step, service=service, start=(*step.start, *ordered))
+        scaled = self._scaled.get(key)
+        old = scaled is not None and now - scaled.stored_at >= _STORED_EVERY
+        if service == (stored if old else replace(stored, scaling=service.scaling)):
+            return step, stored
+        if scaled is not None:
+            self._scaled[key] = replace(scaled, stored_at=now)
+        return step, await self._store.services.put(service)
+
+    async def _act(self, step: ServiceStep, service: StoredService, front: ServiceFront) -> None:
+        """Tell the gateway, and start and stop jobs of replicas. All of this may be repeated."""
+        front.watch(service, [each for each in service.open if each.state in _PROBED])
+        await front.publish(service, list_serving(service))
+        for replica in step.start:
+            await self._submit(service, replica)
+        for replica in step.stop:
+            reason = f"service {service.name}: {replica.reason}"
+            await self._jobs.stop(service.project, replica.id, reason)
+
+    async def _submit(self, service: StoredService, replica: ServiceReplica) -> None:
+        key = service_key(service.project, service.name)
+        self._services[replica.id] = key
+        name = f"{service.name}-{replica.number}"
+        task = make_replica_task(service.task, name, replica.port)
+        try:
+            await self._jobs.submit(
+                task,
+                service.origin,
+                service.project,
+                user=service.user,
+                consented=service.consented,
+                ceiling=service.ceiling,
+                job_id=replica.id,
+            )
+        except StaleVersion:
+            return  # an earlier pass has submitted it
+        self._hint(key)

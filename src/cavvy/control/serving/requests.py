@@ -1,0 +1,176 @@
+"""Handles users' requests about services: start, update, list and end."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from cavvy.control.clock import ControlClock
+from cavvy.control.decide.service import HERE, list_serving, make_replica_task
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.job_service import JobService
+from cavvy.control.serving.front import ServiceFront
+from cavvy.control.serving.reconciler import service_key
+from cavvy.domain.jobs import RunOrigin
+from cavvy.domain.services import ServiceSpec, TargetKind
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.units import Money
+from cavvy.domain.values import Struct, replace
+from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion, Store
+
+_TRIES = 10  # tries of a write that fails because a row was changed meanwhile
+
+
+class ServiceStatus(Struct, frozen=True, kw_only=True):
+    """A service, its URL ("" while the gateway starts) and its traffic, if it is known."""
+
+    service: StoredService
+    url: str
+    traffic: ServiceTraffic | None
+
+
+class ServiceRequests:
+    """Handles users' requests about services. Without a `front`, this server has no services."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: ControlClock,
+        jobs: JobService,
+        front: ServiceFront | None,
+        hint: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._jobs = jobs
+        self._front = front
+        self._hint = hint
+
+    @property
+    def available(self) -> bool:
+        """Whether this server can run services."""
+        return self._front is not None
+
+    async def any(self) -> bool:
+        """Whether there is a service."""
+        return bool(await self._store.services.list())
+
+    async def list(self, projects: ProjectFilter) -> Sequence[ServiceStatus]:
+        """The services of these projects."""
+        return [await self._describe(each) for each in await self._store.services.list(projects)]
+
+    async def get(self, project: str, name: str) -> ServiceStatus:
+        """One service. Raises RowNotFound."""
+        return await self._describe(await self._store.services.get(project, name))
+
+    async def put(
+        self,
+        task: TaskSpec,
+        origin: RunOrigin,
+        *,
+        user: str,
+        consented: bool,
+        ceiling: Money | None,
+    ) -> ServiceStatus:
+        """Start a service with the name of the task, or give the one with this name a new revision.
+        The same task again changes nothing. Raises StaleVersion.
+        """
+        for _ in range(_TRIES):
+            new = StoredService(
+                project=task.project,
+                name=task.name,
+                id=self._jobs.make_id(),
+                created_at=self._clock.now(),
+                task=task,
+            )
+            with suppress(RowNotFound):
+                new = await self._store.services.get(task.project, task.name)
+            same = new.version and (new.task, new.origin.snapshot) == (task, origin.snapshot)
+            service = replace(
+                new,
+                task=task,
+                origin=origin,
+                user=user,
+                consented=consented,
+                ceiling=ceiling,
+                wanted=True,
+                revision=new.revision + 1 if new.version and not same else new.revision,
+                failures=0,
+                failed_at=None,
+                problem="",
+            )
+            with suppress(StaleVersion):
+                service = await self._store.services.put(service)
+                return await self._publish(service)
+        raise StaleVersion(f"service {task.name} was changed by other requests in every try")
+
+    async def end(self, project: str, name: str) -> ServiceStatus:
+        """End a service: its replicas finish their requests and stop, and then the service is gone.
+        Raises RowNotFound.
+        """
+        for _ in range(_TRIES):
+            service = await self._store.services.get(project, name)
+            with suppress(StaleVersion):
+                ended = await self._store.services.put(replace(service, wanted=False))
+                self._hint(service_key(project, name))
+                return await self._describe(ended)
+        raise StaleVersion(f"service {name} was changed by other requests in every try")
+
+    async def end_all(self, projects: ProjectFilter = None) -> Sequence[StoredService]:
+        """End all services of these projects. Returns them."""
+        found = await self._store.services.list(projects)
+        for service in found:
+            with suppress(RowNotFound):  # it has just gone
+                await self.end(service.project, service.name)
+        return found
+
+    async def _publish(self, service: StoredService) -> ServiceStatus:
+        """Let the gateway serve the service, so that requests may come before its replicas."""
+        if self._front is not None:
+            await self._front.publish(service, list_serving(service))
+        self._hint(service_key(service.project, service.name))
+        return await self._describe(service)
+
+    async def _describe(self, service: StoredService) -> ServiceStatus:
+        if self._front is None:
+            return ServiceStatus(service=service, url="", traffic=None)
+        traffic = await self._front.read_traffic(service)
+        return ServiceStatus(service=service, url=self._front.locate(service), traffic=traffic)
+
+
+def object_to_service(task: TaskSpec) -> Objection | None:
+    """Why Cavvy cannot run this service yet; None if it can."""
+    spec, providers = task.service, task.resources.providers
+    assert spec is not None
+    if task.nodes > 1:
+        return Objection("nodes", "a replica has one node")
+    if providers and HERE not in providers:
+        return Objection("resources.providers", "replicas run on the server's machine only")
+    if task.resources.any_of:
+        return Objection("resources.any_of", "replicas run on the server's machine only")
+    for key, given in (
+        ("machine", task.machine),
+        ("schedule", task.schedule),
+        ("window", task.window),
+        ("limits.deadline", task.limits.deadline or task.limits.deadline_after),
+    ):
+        if given is not None:
+            return Objection(key, "a service cannot have it")
+    return _object_to_section(spec)
+
+
+def _object_to_section(spec: ServiceSpec) -> Objection | None:
+    if spec.replicas.target.kind in (TargetKind.GPU_UTILISATION, TargetKind.METRIC):
+        return Objection("service.replicas.target", "this target is not measured yet")
+    for key, given in (
+        ("service.regions", spec.regions),
+        ("service.residency", spec.residency),
+        ("service.budget", spec.budget),
+    ):
+        if given:
+            return Objection(key, "it is not supported yet")
+    return None
+
+
+def make_admitted(task: TaskSpec) -> TaskSpec:
+    """The job whose offers decide whether a replica can run."""
+    return make_replica_task(task, task.name, 0)

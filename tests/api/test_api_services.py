@@ -1,0 +1,73 @@
+"""Services over HTTP: started, given a new revision, shown and ended, with the real gateway."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.api.api_state import Api, open_api, until
+
+pytestmark = pytest.mark.anyio
+SERVICE = "/v1/projects/default/services/chat"
+TEXT = "{name: other, run: serve, resources: {cpu: 0.1}, service: {port: 80}}"
+
+
+@pytest.fixture
+async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
+    async with open_api(
+        "memory", tmp_path, values={"CAVVY_PROVIDERS_LOCAL_ENABLED": "true"}
+    ) as api:
+        yield api
+
+
+async def put(api: Api, text: str) -> Any:
+    return await api.http.put(SERVICE, json={"text": text, "user": "ada"})
+
+
+async def test_a_service_is_started_revised_shown_and_ended(api: Api) -> None:
+    assert (await put(api, TEXT)).json()["revision"] == 1
+
+    async def find_url() -> str:
+        found: str = (await api.http.get(SERVICE)).json()["url"]
+        return found
+
+    url = await until(find_url)
+    assert url.endswith("/default/chat")
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(f"{url}/", headers={"Prefer": "wait=0"})
+        assert answer.json()["error"]["code"] == "no-replica-in-time", (
+            "the gateway knows the service"
+        )
+    assert (await put(api, TEXT)).json()["revision"] == 1, "nothing has changed"
+    revised = (await put(api, TEXT.replace("80", "81"))).json()
+    assert (revised["revision"], revised["name"], revised["user"]) == (2, "chat", "ada")
+    [listed] = (await api.http.get("/v1/services?project=default")).json()
+    assert (listed["name"], listed["spent_micros"]) == ("chat", 0)
+    assert (await api.http.get("/v1/services?project=other")).json() == []
+    assert (await api.http.delete(SERVICE)).json()["state"] == "ending"
+
+    async def is_gone() -> bool:
+        return (await api.http.get(SERVICE)).status_code == 404
+
+    await until(is_gone)
+    assert (await api.http.delete(SERVICE)).json()["code"] == "service-not-found"
+    assert await api.app_state.control_plane.idle() is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{run: serve}", "describes a job, not a service"),
+        ("{run: serve, nodes: 2, service: {port: 80}}", "nodes: a replica has one node"),
+        ("{run: s, service: {port: 80, budget: $1/h}}", "service.budget: it is not supported yet"),
+        (
+            "{run: s, resources: {providers: [fake]}, service: {port: 80}}",
+            "replicas run on the server's machine only",
+        ),
+    ],
+)
+async def test_what_cannot_be_served_is_refused(api: Api, text: str, said: str) -> None:
+    answer = await put(api, text)
+    assert answer.status_code == 422
+    assert said in answer.json()["message"]

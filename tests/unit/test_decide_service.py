@@ -1,0 +1,222 @@
+"""What a service does next: replicas that start, serve, drain and end."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from cavvy.control.decide.service import (
+    ReplicaSeen,
+    ServiceSnapshot,
+    ServiceStep,
+    decide_service,
+    list_serving,
+    make_replica_task,
+    order_replica,
+    state_of,
+)
+from cavvy.control.decide.traffic import ServiceTraffic, observe, scale
+from cavvy.domain.jobs import JobPhase
+from cavvy.domain.services import (
+    ReadinessProbe,
+    ReplicaCount,
+    ReplicaState,
+    ReplicaTarget,
+    ServiceReplica,
+    ServiceSpec,
+)
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SPEC = ServiceSpec(
+    port=80,
+    replicas=ReplicaCount(least=0, most=4, target=ReplicaTarget(value=1.0)),
+    probe=ReadinessProbe(start=timedelta(minutes=1), failures=2),
+    drain=timedelta(seconds=30),
+)
+TASK = TaskSpec(name="chat", run="serve", service=SPEC)
+RUNS = ReplicaSeen(phase=JobPhase.RUNNING, answers=True)
+
+
+def make(*states: str, revision: int = 1, **more: Any) -> StoredService:
+    """A service whose replicas have these states; `draining:1` is one of revision 1."""
+    replicas = []
+    for number, text in enumerate(states, 1):
+        state, _, of = text.partition(":")
+        replicas.append(
+            ServiceReplica(
+                id=f"r{number}",
+                number=number,
+                service="chat",
+                revision=int(of or revision),
+                market="local",
+                state=ReplicaState(state),
+                ordered_at=NOW + timedelta(seconds=number),
+                running_at=NOW,
+                ready_at=None if state in ("ordered", "starting") else NOW,
+                draining_at=NOW if state == "draining" else None,
+            )
+        )
+    return StoredService(
+        project="p",
+        name="chat",
+        id="s",
+        task=TASK,
+        created_at=NOW,
+        replicas=tuple(replicas),
+        ordered=len(replicas),
+        revision=revision,
+        **more,
+    )
+
+
+def decide(
+    service: StoredService, seen: ReplicaSeen = RUNS, *, after_s: float = 10, backlog: int = 0
+) -> ServiceStep:
+    found = {each.id: seen for each in service.open}
+    view = ServiceSnapshot(service=service, seen=found, backlog=backlog)
+    return decide_service(view, NOW + timedelta(seconds=after_s))
+
+
+def states(step: ServiceStep) -> list[str]:
+    return sorted(str(each.state) for each in step.service.replicas)
+
+
+@pytest.mark.parametrize(
+    ("state", "seen", "after_s", "then"),
+    [
+        ("ordered", ReplicaSeen(), 10, "ordered"),
+        ("ordered", ReplicaSeen(phase=JobPhase.QUEUED), 10, "starting"),
+        ("starting", ReplicaSeen(phase=JobPhase.STARTING), 1000, "starting"),
+        ("starting", ReplicaSeen(phase=JobPhase.RUNNING), 59, "starting"),
+        ("starting", ReplicaSeen(phase=JobPhase.RUNNING), 60, "ending"),
+        ("starting", RUNS, 10, "ready"),
+        ("starting", ReplicaSeen(phase=JobPhase.FAILED), 10, "ended"),
+        ("starting", ReplicaSeen(), 10, "ended"),
+        ("ready", ReplicaSeen(phase=JobPhase.RUNNING, failures=1), 10, "ready"),
+        ("ready", ReplicaSeen(phase=JobPhase.RUNNING, failures=2), 10, "unhealthy"),
+        ("ready", ReplicaSeen(phase=JobPhase.STOPPING), 10, "ending"),
+        ("ready", ReplicaSeen(phase=JobPhase.FAILED), 10, "ended"),
+        ("unhealthy", RUNS, 10, "ready"),
+        ("unhealthy", ReplicaSeen(phase=JobPhase.RUNNING, failures=4), 10, "ending"),
+        ("ending", ReplicaSeen(phase=JobPhase.STOPPING), 10, "ending"),
+        ("ending", ReplicaSeen(phase=JobPhase.STOPPED), 10, "ended"),
+    ],
+)
+def test_a_replica_follows_its_job_and_its_probe(
+    state: str, seen: ReplicaSeen, after_s: float, then: str
+) -> None:
+    step = decide(make(state, target=1), seen, after_s=after_s)
+    assert states(step) == [then]
+
+
+def test_replicas_are_ordered_up_to_the_target_and_its_bounds() -> None:
+    assert decide(make(target=3)).orders == 3
+    assert decide(make(target=9)).orders == 4, "the service allows no more"
+    assert decide(make("ready", "starting", target=3)).orders == 1
+    assert decide(make(target=0)).orders == 0
+    assert decide(make(target=0), backlog=1).orders == 1, "a request waits"
+    assert decide(make("ready", target=0), backlog=5).orders == 0
+    kept = replace(TASK, service=replace(SPEC, replicas=ReplicaCount(least=2, most=4)))
+    assert decide(replace(make(target=0), task=kept)).orders == 2
+
+
+def test_those_that_do_not_serve_yet_go_first_and_the_oldest_stay() -> None:
+    step = decide(make("ready", "ready", "starting", target=1), ReplicaSeen(phase=JobPhase.RUNNING))
+    assert [str(each.state) for each in step.service.replicas] == ["ready", "draining", "ending"]
+    assert [each.id for each in step.stop] == ["r3"]
+    assert [each.id for each in list_serving(step.service)] == ["r1"]
+
+
+def test_a_draining_replica_ends_with_its_requests_or_its_time_or_is_needed_again() -> None:
+    busy = replace(RUNS, in_flight=1)
+    assert states(decide(make("draining"), busy)) == ["draining"]
+    assert states(decide(make("draining"), busy, after_s=30)) == ["ending"]
+    assert states(decide(make("draining"), replace(RUNS, in_flight=None))) == ["draining"]
+    assert states(decide(make("draining"), after_s=0)) == ["draining"], "the gateway knows it not"
+    assert states(decide(make("draining"))) == ["ending"]
+    again = decide(make("draining", target=1), busy)
+    assert (states(again), again.orders) == (["ready"], 0)
+
+
+def test_a_new_revision_replaces_an_old_one_as_it_becomes_ready() -> None:
+    step = decide(make("ready:1", "ready:1", revision=2, target=2))
+    assert (states(step), step.orders) == (["ready", "ready"], 2)
+    started = make("ready:1", "ready:1", "starting", "starting", revision=2, target=2)
+    waiting = decide(started, ReplicaSeen(phase=JobPhase.RUNNING))
+    assert states(waiting) == ["ready", "ready", "starting", "starting"]
+    half = decide(make("ready:1", "ready:1", "ready", "starting", revision=2, target=2), RUNS)
+    assert states(half).count("draining") == 2, "both of the newest are ready now"
+    early = make("starting:1", revision=2, target=1)
+    assert states(decide(early, ReplicaSeen(phase=JobPhase.QUEUED))) == ["ending"]
+
+
+def test_starts_that_fail_are_tried_again_after_growing_pauses() -> None:
+    failed = ReplicaSeen(phase=JobPhase.FAILED, reason="exit code 1")
+    step = decide(make("starting", target=1), failed)
+    assert (step.orders, step.service.failures, step.service.problem) == (0, 1, "exit code 1")
+    assert (state_of(step.service), step.after) == ("failing", timedelta(seconds=1))
+    assert decide(step.service, after_s=10.5).orders == 0
+    assert decide(step.service, after_s=11).orders == 1
+    worse = replace(step.service, failures=4)
+    assert decide(worse, after_s=17).orders == 0
+    assert decide(worse, after_s=18).orders == 1
+    better = decide(replace(make("starting", target=1), failures=4), RUNS)
+    assert better.service.failures == 0
+    assert decide(make("ready", target=1), failed).orders == 1, "it had served"
+
+
+def test_a_service_that_was_ended_drains_and_is_finished_without_replicas() -> None:
+    ended = decide(make("ready", "starting", wanted=False, target=2), backlog=3)
+    assert (states(ended), ended.orders, ended.finished) == (["draining"] * 2, 0, False)
+    last = decide(make("ending", wanted=False), ReplicaSeen(phase=JobPhase.STOPPED))
+    assert last.finished
+    assert not decide(make(target=0)).finished
+
+
+def test_an_ordered_replica_has_a_job_of_its_own() -> None:
+    service = order_replica(make("ready"), "r2", 4242, NOW)
+    assert (service.ordered, service.replicas[-1].number) == (2, 2)
+    assert [each.id for each in decide(replace(service, target=2), ReplicaSeen()).start] == ["r2"]
+    task = make_replica_task(TASK, "chat-2", 4242)
+    assert (task.service, task.name, task.env["PORT"]) == (None, "chat-2", "4242")
+    assert (task.tags, task.resources.providers) == ({"service": "chat"}, ("local",))
+
+
+# The autoscaler's view
+
+
+def traffic(at_s: float, **more: Any) -> ServiceTraffic:
+    return ServiceTraffic(at_s=at_s, **more)
+
+
+def test_the_autoscaler_sees_what_happened_since_its_last_decision() -> None:
+    before = traffic(10, arrivals=5, answered=4, started=5, late=1, service_s=2.0)
+    after = traffic(13, arrivals=12, answered=9, started=10, late=3, service_s=5.0, backlog=2)
+    seen = observe(make("ready", "starting"), before, after, NOW + timedelta(seconds=60))
+    assert (seen.arrivals, seen.completed, seen.completed_s) == ((2, 2, 3), 5, 3.0)
+    assert (seen.started, seen.late, seen.backlog) == (5, 2, 2)
+    assert (seen.ready, seen.held) == (1, 2)
+    [market] = seen.markets
+    assert market.cold_starts_s == (-1.0,)  # the fixture's replicas are ready before their order
+    again = traffic(2, arrivals=3)
+    assert sum(observe(make(), after, again, NOW).arrivals) == 3, "the gateway was started again"
+
+
+def test_a_burst_to_a_cold_service_orders_replicas_and_one_request_orders_one() -> None:
+    service = scale(make(), None, traffic(0.2, arrivals=50, backlog=50), NOW)
+    assert service.target > 1
+    assert decide(service, backlog=50).orders == service.target
+    single = scale(make(), None, traffic(0.2, arrivals=1, backlog=1), NOW)
+    assert decide(single, backlog=1).orders == 1
+
+
+def test_a_decision_goes_on_from_the_stored_state() -> None:
+    service = scale(make("ready"), None, traffic(1, arrivals=5), NOW)
+    assert service.replicas[0].measured
+    later = NOW + timedelta(seconds=1)
+    again = scale(service, traffic(1, arrivals=5), traffic(2, arrivals=9), later)
+    assert again.scaling != service.scaling
+    assert observe(service, None, traffic(2), later).markets[0].cold_starts_s == ()
