@@ -1,7 +1,7 @@
 """A company for tests: a tree of projects with work in each, and accounts with roles there."""
 
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import httpx
 from tests.api.api_state import Api
@@ -18,6 +18,8 @@ from cavvy.domain.accounts import (
 )
 from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.machines import NamedMachine
+from cavvy.domain.services import ServiceSpec
+from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
@@ -64,8 +66,15 @@ class Team:
         return await self.token(("other", Role.ADMIN), (INSTALLATION, Role.BILLING))
 
 
+def make_service(project: str, now: datetime) -> StoredService:
+    name = f"service-of-{project}-mark"
+    task = TaskSpec(name=name, project=project, run="true", service=ServiceSpec(port=80))
+    return StoredService(project=project, name=name, id=f"s-{project}", created_at=now, task=task)
+
+
 async def make_team(api: Api) -> Team:
-    """Create the projects, with a running job, a charge, a machine and a secret in each."""
+    """Create the projects, with a running job, a charge, a machine, a service and a secret in
+    each."""
     transport = httpx.ASGITransport(app=api.app)  # type: ignore[arg-type]  # it is one
     http = httpx.AsyncClient(transport=transport, base_url="http://cavvy")
     team, store = Team(api=api, http=http), api.app_state.store
@@ -86,6 +95,7 @@ async def make_team(api: Api) -> Team:
                 updated_at=api.app_state.now(),
             )
         )
+        await store.services.put(make_service(name, api.app_state.now()))
         budget = f"budget-of-{name}-mark"
         limit, now = Money(10**12), api.app_state.now()
         await store.budgets.put(SpendingBudget(name=budget, project=name, limit=limit, since=now))
@@ -97,6 +107,7 @@ async def make_team(api: Api) -> Team:
             f"machine-of-{name}-mark",
             f"SECRET_OF_{name.upper()}_MARK",
             budget,
+            f"service-of-{name}-mark",
             str(7_000_000 + number),
         }
     return team

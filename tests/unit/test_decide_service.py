@@ -163,9 +163,12 @@ def test_starts_that_fail_are_tried_again_after_growing_pauses() -> None:
     worse = replace(step.service, failures=4)
     assert decide(worse, after_s=17).orders == 0
     assert decide(worse, after_s=18).orders == 1
-    better = decide(replace(make("starting", target=1), failures=4), RUNS)
-    assert better.service.failures == 0
-    assert decide(make("ready", target=1), failed).orders == 1, "it had served"
+    steady = replace(make("ready", target=1), failures=4)
+    assert decide(steady, after_s=59).service.failures == 4
+    assert decide(steady, after_s=60).service.failures == 0
+    early = decide(make("ready", target=1), failed, after_s=59)
+    assert (early.orders, early.service.failures) == (0, 1), "it ended soon after its start"
+    assert decide(make("ready", target=1), failed, after_s=60).orders == 1, "it had served"
 
 
 def test_a_service_that_was_ended_drains_and_is_finished_without_replicas() -> None:

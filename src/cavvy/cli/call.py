@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
 
@@ -15,7 +16,7 @@ _PART = 65536
 
 
 @click.command("call")
-@click.argument("name")
+@service_argument
 @click.argument("path", default="/")
 @project_option
 @click.option("-d", "--data", default=None, help="The body; - reads it from standard input.")

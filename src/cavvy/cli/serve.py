@@ -1,6 +1,7 @@
 """`cavvy serve`: starts a service, or gives it a new revision."""
 
 import getpass
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ def command(
     with session() as client:
         origin = make_origin(client, project, loaded, loaded.text)
         ask_consent(
-            yes or loaded.task.limits.budget is not None,
+            yes or (loaded.task.limits.budget is not None and not sys.stdin.isatty()),
             lambda consent: put_service(
                 client,
                 loaded.text,

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import any_project_option, project_option, session
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
 
@@ -40,7 +41,7 @@ def command(context: click.Context, project: str | None, output: str) -> None:
 
 
 @command.command("show")
-@click.argument("name")
+@service_argument
 @project_option
 @json_option
 def show(name: str, project: str, output: str) -> None:
@@ -82,7 +83,8 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
     scale = f"{found.ready} ready, {found.target} wanted ({found.why or 'no decision yet'})"
     pairs = [
         ("service", f"{found.name} of project {found.project}, revision {found.revision}"),
-        ("state", f"{found.state}: {found.problem}" if found.problem else found.state),
+        ("state", found.state),
+        ("last failure", found.problem),
         ("url", found.url),
         ("replicas", f"{scale}; at least {found.least}, at most {found.most}"),
     ]

@@ -4,6 +4,7 @@ import time
 
 import click
 
+from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import project_option, session
 
 _LOOK_AGAIN_S = 0.2
@@ -11,7 +12,7 @@ _QUIET_S = 5  # seconds of waiting before a message says what is waited for
 
 
 @click.command("unserve")
-@click.argument("name")
+@service_argument
 @project_option
 @click.option("--no-wait", is_flag=True, help="Do not wait until the replicas have ended.")
 def command(name: str, project: str, no_wait: bool) -> None:

@@ -17,8 +17,8 @@ class StoredService(Struct, frozen=True, kw_only=True):
 
     `wanted` is false once the user has ended the service; the row goes with its last replica.
     `target` is the number of replicas that the autoscaler last asked for, `why` its reason, and
-    `scaling` its state, as JSON. `failures` counts the replicas that ended in a row before they
-    answered; the last of them ended at `failed_at` for the reason `problem`.
+    `scaling` its state, as JSON. `failures` counts the replicas that ended in a row before or
+    soon after they were ready; the last of them ended at `failed_at` for the reason `problem`.
     """
 
     project: str

@@ -9,6 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
+    from cavvy.client.service_wire import ServedView
     from cavvy.client.wire import JobListing, MachineView
 
 _TIMEOUT_S = 2.0  # maximum seconds that completion waits for the server
@@ -24,9 +25,16 @@ def complete_machines(ctx: click.Context, param: click.Parameter, incomplete: st
     return _complete(ctx, lambda client, project: client.machines(project), incomplete)
 
 
+def complete_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the project's services; none if no server runs."""
+    from cavvy.client.service_wire import list_services
+
+    return _complete(ctx, list_services, incomplete)
+
+
 def _complete(
     ctx: click.Context,
-    list_named: "Callable[[ApiClient, str], Sequence[JobListing | MachineView]]",
+    list_named: "Callable[[ApiClient, str], Sequence[JobListing | MachineView | ServedView]]",
     incomplete: str,
 ) -> list[str]:
     from cavvy.cli.reach.session import default_project
@@ -65,6 +73,7 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 
 job_argument = click.argument("name", shell_complete=complete_jobs)
 machine_argument = click.argument("name", shell_complete=complete_machines)
+service_argument = click.argument("name", shell_complete=complete_services)
 
 
 def _read_time(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:

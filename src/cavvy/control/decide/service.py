@@ -18,6 +18,7 @@ from cavvy.domain.values import Struct, field, replace
 HERE = "local"  # the provider of this machine, the only one whose ports the gateway reaches so far
 _FIRST_PAUSE = timedelta(seconds=1)  # after a replica that failed to start; doubles with each
 _LONGEST_PAUSE = timedelta(minutes=1)
+_STEADY = timedelta(minutes=1)  # a replica that was ready for so long has not failed to start
 _SOON = timedelta(seconds=1)
 _LATER = timedelta(seconds=10)
 
@@ -71,7 +72,7 @@ def decide_service(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     ended = [each for each in service.replicas if each.state is ReplicaState.ENDED]
     ended += [each for each in replicas if each.state is ReplicaState.ENDED]
     living = [each for each in replicas if each.state is not ReplicaState.ENDED]
-    busy = orders or view.backlog or any(each.state is not ReplicaState.READY for each in living)
+    busy = bool(orders or view.backlog or living)
     return ServiceStep(
         service=replace(service, replicas=(*ended[-KEPT_ENDED:], *living)),
         orders=orders,
@@ -204,15 +205,18 @@ def _end(replica: ServiceReplica, reason: str, now: datetime) -> ServiceReplica:
 def _count_failures(
     service: StoredService, replicas: list[ServiceReplica], now: datetime
 ) -> StoredService:
-    """The service with the failed starts of these replicas, which were open before."""
+    """The service with the failures of these replicas of its newest revision, which were open
+    before. A replica that has been ready for a while ends the row of failures.
+    """
     before = {each.id: each for each in service.open}
     for replica in replicas:
         was = before[replica.id]
-        if replica.ready_at is not None and was.ready_at is None:
+        steady = replica.ready_at is not None and now - replica.ready_at >= _STEADY
+        gone = replica.state in (ReplicaState.ENDING, ReplicaState.ENDED)
+        left = was.state in (*COMING_REPLICAS, ReplicaState.READY, ReplicaState.UNHEALTHY)
+        if steady and service.failures:
             service = replace(service, failures=0, failed_at=None, problem="")
-        failed = replica.state in (ReplicaState.ENDING, ReplicaState.ENDED)
-        starting = was.state in COMING_REPLICAS and was.revision == service.revision
-        if failed and starting:
+        elif gone and left and not steady and was.revision == service.revision:
             service = replace(
                 service, failures=service.failures + 1, failed_at=now, problem=replica.reason
             )
