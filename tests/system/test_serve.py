@@ -91,5 +91,6 @@ def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
     assert user.json("services") == []
     check_clean(user)
     assert not answers(url)
+    assert "pass failed" not in (user.home / "server.log").read_text()
     [bill] = user.json("cost", "--by", "tag:service")
     assert (bill["tag:service"], bill["spent_micros"] > 0) == ("hello", True)

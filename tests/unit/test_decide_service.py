@@ -112,6 +112,13 @@ def test_a_replica_follows_its_job_and_its_probe(
     assert states(step) == [then]
 
 
+def test_a_replica_says_what_its_job_waits_for() -> None:
+    waits = ReplicaSeen(phase=JobPhase.QUEUED, reason="no free CPUs")
+    step = decide(make("starting", target=1), waits)
+    assert step.service.replicas[0].reason == "no free CPUs"
+    assert decide(step.service, RUNS).service.replicas[0].reason == ""
+
+
 def test_replicas_are_ordered_up_to_the_target_and_its_bounds() -> None:
     assert decide(make(target=3)).orders == 3
     assert decide(make(target=9)).orders == 4, "the service allows no more"

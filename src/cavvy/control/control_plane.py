@@ -38,7 +38,7 @@ from cavvy.control.reconcile import (
     JobReconcilerDependencies,
 )
 from cavvy.control.schedules import ScheduleReconciler
-from cavvy.control.serving.front import ServiceFront
+from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.reconciler import ServiceReconciler, is_service_key
 from cavvy.control.serving.requests import ServiceRequests
 from cavvy.control.share import (
@@ -192,8 +192,14 @@ class ControlPlane:
         return MachineService(self._store, self._clock, pool, self.jobs, self.hint)
 
     def _make_serving(self) -> tuple[ServiceRequests, ServiceReconciler]:
-        given = self._store, self._clock, self.jobs, self._outside.front, self.hint
-        return ServiceRequests(*given), ServiceReconciler(*given)
+        parts = ServingParts(
+            store=self._store,
+            clock=self._clock,
+            jobs=self.jobs,
+            front=self._outside.front,
+            hint=self.hint,
+        )
+        return ServiceRequests(parts), ServiceReconciler(parts)
 
     def _make_checkpoints(self) -> Checkpoints:
         providers, dependencies = self._providers, self._outside

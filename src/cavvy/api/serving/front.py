@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ _LOCAL = "127.0.0.1"
 _POLL_S = 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two tries to reach the gateway
 _DRAIN_S = 2.0  # for requests in flight when the server or the last service ends
+_REMEMBERED_PORTS = 64  # that were given to replicas, which may not listen on them yet
 _RECENT_S = 10  # the seconds over which the rate of requests is shown
 _log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class GatewayFront:
         self._probes = ReplicaProbes()
         self._published: dict[str, PublishedService] = {}  # by the ID of the service
         self._arrivals: dict[str, int] = {}
+        self._given: deque[int] = deque(maxlen=_REMEMBERED_PORTS)
         self._needed = asyncio.Event()
         self._link: GatewayLink | None = None
         self._ending = asyncio.Lock()
@@ -60,9 +63,13 @@ class GatewayFront:
     # what the reconciler calls
 
     def find_port(self) -> int:
-        with socket.socket() as probe:
-            probe.bind((_LOCAL, 0))
-            return int(probe.getsockname()[1])
+        while True:
+            with socket.socket() as found:
+                found.bind((_LOCAL, 0))
+                port = int(found.getsockname()[1])
+            if port not in self._given:
+                self._given.append(port)
+                return port
 
     def locate(self, service: StoredService) -> str:
         port = self._child.port
@@ -83,11 +90,13 @@ class GatewayFront:
         link = self._link
         if link is None:
             return
-        with suppress(GatewayLost):  # the gateway that comes next gets all of it
+        try:
             if old is None or old.route != new.route:
                 await self._set_services(link)
             if old is None or old.replicas != new.replicas:
                 await link.ask(SetReplicas(service=service.id, replicas=new.replicas))
+        except GatewayLost:
+            link.close()  # so that another link is opened, and the gateway gets all of it
 
     async def withdraw(self, service: StoredService) -> None:
         if self._published.pop(service.id, None) is None:
@@ -121,10 +130,10 @@ class GatewayFront:
             while True:
                 await self._needed.wait()
                 try:
-                    self._link = await self._open()
+                    link = await self._open()
                     pause_s = _PAUSE_S
                     self._wake_all()
-                    await self._follow(self._link)
+                    await self._follow(link)
                 except (OSError, GatewayLost) as error:
                     self._link = None
                     if self._needed.is_set():
@@ -139,9 +148,13 @@ class GatewayFront:
         """A gateway that knows all services."""
         async with self._ending:
             link = await self._child.reach()
-            await self._set_services(link)
-            for each in self._published.values():
-                await link.ask(SetReplicas(service=each.route.name, replicas=each.replicas))
+            sent: dict[str, PublishedService] = {}
+            while sent != self._published:  # more may come meanwhile
+                sent = dict(self._published)
+                await self._set_services(link)
+                for name, each in sent.items():
+                    await link.ask(SetReplicas(service=name, replicas=each.replicas))
+            self._link = link
             return link
 
     async def _end_child(self) -> None:
@@ -163,6 +176,7 @@ class GatewayFront:
                 await self._look(link)
         finally:
             listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
             cold.close()
 
     async def _listen(self, cold: GatewayLink) -> None:

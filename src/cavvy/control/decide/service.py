@@ -161,7 +161,7 @@ def _follow_start(
     service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
 ) -> ServiceReplica:
     if seen.phase is not JobPhase.RUNNING:
-        return replica
+        return replace(replica, reason=seen.reason if seen.phase is JobPhase.QUEUED else "")
     if replica.running_at is None:
         replica = replace(replica, running_at=now)
     if seen.answers:

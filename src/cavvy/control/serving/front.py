@@ -1,12 +1,15 @@
-"""What the control plane needs of the server around it to serve requests."""
+"""What services need of the server around the control plane, and of its other parts."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from cavvy.control.clock import ControlClock
 from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.job_service import JobService
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct
+from cavvy.store.base import Store
 
 
 class ProbeRecord(Struct, frozen=True, kw_only=True):
@@ -48,3 +51,15 @@ class ServiceFront(Protocol):
         """Keep the gateway running until this task is cancelled. `published` are the services at
         the start. Calls `wake` when a service gets requests or a replica answers otherwise.
         """
+
+
+class ServingParts(Struct, frozen=True, kw_only=True):
+    """What the reconciler of services and users' requests work with. Without a `front`, the server
+    runs no services. `hint` puts a key on the worklist.
+    """
+
+    store: Store
+    clock: ControlClock
+    jobs: JobService
+    front: ServiceFront | None
+    hint: Callable[[str], None]

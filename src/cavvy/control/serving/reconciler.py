@@ -5,10 +5,9 @@ Each replica is a job of the project. Its row is stored with the service before 
 under the same ID. The gateway learns which replicas are ready after that was stored.
 """
 
-from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 
-from cavvy.control.clock import ControlClock
 from cavvy.control.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
@@ -19,12 +18,11 @@ from cavvy.control.decide.service import (
     order_replica,
 )
 from cavvy.control.decide.traffic import ServiceTraffic, scale
-from cavvy.control.job_service import JobService
-from cavvy.control.serving.front import ServiceFront
+from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.domain.services import ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, replace
-from cavvy.store.base import RowNotFound, StaleVersion, Store
+from cavvy.store.base import RowNotFound, StaleVersion
 
 _PREFIX = "service:"
 _SCALED_EVERY = timedelta(seconds=1)
@@ -57,19 +55,9 @@ class _Scaled(Struct, frozen=True, kw_only=True):
 class ServiceReconciler:
     """Reconciles services. Without a `front`, there are none."""
 
-    def __init__(
-        self,
-        store: Store,
-        clock: ControlClock,
-        jobs: JobService,
-        front: ServiceFront | None,
-        hint: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._jobs = jobs
-        self._front = front
-        self._hint = hint
+    def __init__(self, parts: ServingParts) -> None:
+        self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
+        self._front, self._hint = parts.front, parts.hint
         self._scaled: dict[str, _Scaled] = {}  # by key
         self._services: dict[str, str] = {}  # ID of a replica -> key of its service
 
@@ -98,22 +86,22 @@ class ServiceReconciler:
             return None
         try:
             service = await self._store.services.get(project, name)
-            return await self._pass(key, service, self._front)
-        except StaleVersion:
-            return _AT_ONCE
         except RowNotFound:
             self._scaled.pop(key, None)
             return None
+        with suppress(StaleVersion):
+            return await self._pass(key, service, self._front)
+        return _AT_ONCE
 
     async def _pass(self, key: str, stored: StoredService, front: ServiceFront) -> timedelta | None:
         now = self._clock.now()
-        self._services.update((each.id, key) for each in stored.open)
         traffic = await front.read_traffic(stored)
         seen = {each.id: await self._look(each, traffic, front) for each in stored.open}
         service = stored if traffic is None else self._scale(key, stored, traffic, now)
         backlog = 0 if traffic is None else traffic.backlog
         step = decide_service(ServiceSnapshot(service=service, seen=seen, backlog=backlog), now)
         step, stored = await self._store_step(key, step, stored, front, now)
+        self._note_replicas(key, stored)
         await self._act(step, stored, front)
         if step.finished:
             await front.withdraw(stored)
@@ -121,6 +109,13 @@ class ServiceReconciler:
             self._scaled.pop(key, None)
             return None
         return step.after
+
+    def _note_replicas(self, key: str, service: StoredService) -> None:
+        for replica in service.replicas:
+            if replica.state is ReplicaState.ENDED:
+                self._services.pop(replica.id, None)
+            else:
+                self._services[replica.id] = key
 
     async def _look(
         self, replica: ServiceReplica, traffic: ServiceTraffic | None, front: ServiceFront
@@ -182,7 +177,8 @@ class ServiceReconciler:
         step = replace(step, service=service, start=(*step.start, *ordered))
         scaled = self._scaled.get(key)
         old = scaled is not None and now - scaled.stored_at >= _STORED_EVERY
-        if service == (stored if old else replace(stored, scaling=service.scaling)):
+        compared = service if old else replace(service, scaling=stored.scaling, why=stored.why)
+        if compared == stored:
             return step, stored
         if scaled is not None:
             self._scaled[key] = replace(scaled, stored_at=now)
@@ -196,11 +192,10 @@ class ServiceReconciler:
             await self._submit(service, replica)
         for replica in step.stop:
             reason = f"service {service.name}: {replica.reason}"
-            await self._jobs.stop(service.project, replica.id, reason)
+            with suppress(RowNotFound):  # it was not submitted, or was removed
+                await self._jobs.stop(service.project, replica.id, reason)
 
     async def _submit(self, service: StoredService, replica: ServiceReplica) -> None:
-        key = service_key(service.project, service.name)
-        self._services[replica.id] = key
         name = f"{service.name}-{replica.number}"
         task = make_replica_task(service.task, name, replica.port)
         try:
@@ -215,4 +210,4 @@ class ServiceReconciler:
             )
         except StaleVersion:
             return  # an earlier pass has submitted it
-        self._hint(key)
+        self._wake(service)

@@ -1,13 +1,11 @@
 """Handles users' requests about services: start, update, list and end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
-from cavvy.control.clock import ControlClock
 from cavvy.control.decide.service import HERE, list_serving, make_replica_task
 from cavvy.control.decide.traffic import ServiceTraffic
-from cavvy.control.job_service import JobService
-from cavvy.control.serving.front import ServiceFront
+from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.services import ServiceSpec, TargetKind
@@ -15,7 +13,7 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, replace
-from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion, Store
+from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
 
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 
@@ -29,21 +27,11 @@ class ServiceStatus(Struct, frozen=True, kw_only=True):
 
 
 class ServiceRequests:
-    """Handles users' requests about services. Without a `front`, this server has no services."""
+    """Handles users' requests about services."""
 
-    def __init__(
-        self,
-        store: Store,
-        clock: ControlClock,
-        jobs: JobService,
-        front: ServiceFront | None,
-        hint: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._jobs = jobs
-        self._front = front
-        self._hint = hint
+    def __init__(self, parts: ServingParts) -> None:
+        self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
+        self._front, self._hint = parts.front, parts.hint
 
     @property
     def available(self) -> bool:
