@@ -166,6 +166,17 @@ async def test_servers_that_share_the_folder_use_the_key_that_one_of_them_has_re
     assert one.keys.find(done.key.id).id == done.key.id
 
 
+def test_a_key_that_vanishes_is_not_replaced(key: Path) -> None:
+    sealer = SecretSealer(KeyRing(key))
+    sealed = sealer.seal("p", "S", "x")
+    hidden = key.rename(key.with_name("hidden"))  # as if the folder were not mounted
+    with pytest.raises(StoreUnusable, match="No such file"):
+        sealer.seal("p", "S", "y")
+    assert not key.exists()
+    hidden.rename(key)
+    assert sealer.unseal("p", "S", sealed) == "x"
+
+
 def test_two_servers_that_renew_the_key_at_once_lose_none(key: Path) -> None:
     rings = [KeyRing(key) for _ in range(4)]
     first = rings[0].current().id

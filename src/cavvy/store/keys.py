@@ -153,6 +153,7 @@ class KeyRing:
         self._environment = environment
         self._kms = {place: _find_kms(place) for place in (current, *former)}
         self._given, self._former = current, tuple(former)
+        self._exists = False  # whether this process has used the key in the state folder
 
     @property
     def renewable(self) -> bool:
@@ -205,12 +206,18 @@ class KeyRing:
             return _load(path)
 
     def _read_folder_key(self) -> AesKey:
-        """Read the key again at each use, because other servers that share the folder renew it."""
+        """Read the key again at each use, because other servers that share the folder renew it. A
+        key that has vanished, as when the folder is not mounted, is not replaced by a new one.
+        """
         with _explained(self._folder_key):
             try:
-                return _load(self._folder_key)
+                key = _load(self._folder_key)
             except FileNotFoundError:
-                return _make(self._folder_key)
+                if self._exists:
+                    raise
+                key = _make(self._folder_key)
+        self._exists = True
+        return key
 
     def _open(self, place: str) -> WrappingKey:
         kms = self._kms[place]
