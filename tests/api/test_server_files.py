@@ -1,4 +1,6 @@
-"""Backups, restores and moves take the files of `server.files` along, which several servers share."""
+"""Backups, restores and moves take the files of `server.files` along, which several servers share,
+and keep servers away meanwhile.
+"""
 
 import asyncio
 import io
@@ -11,10 +13,11 @@ from tests.contract.store_suite import NOW, begin, make_store, store_url, submit
 from cavvy import settings
 from cavvy.api.adopt import MOVED, adopt
 from cavvy.api.backup import back_up
+from cavvy.api.database import hold_alone, join_servers
 from cavvy.api.restore import restore
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.settings import Settings
-from cavvy.store.base import SealedSecret, Store
+from cavvy.store.base import SealedSecret, Store, StoreUnusable
 from cavvy.store.keys import KeyRing
 from cavvy.store.open import open_store
 from cavvy.store.secrets import SecretSealer
@@ -136,3 +139,18 @@ def test_files_that_are_in_the_shared_folder_stay_there(tmp_path: Path) -> None:
     assert list_present(tmp_path / "srv") == list(FILES)
     assert not list_present(Path(home.path))
     assert Path(home.file("files")).read_text() == str(tmp_path / "srv")
+
+
+@pytest.mark.anyio
+async def test_a_server_that_starts_meanwhile_is_told_to_wait(
+    tmp_path: Path, anyio_backend: str
+) -> None:
+    url = store_url("postgres", tmp_path)
+    home, given = name_home(tmp_path, url)
+    files = StateDir(str(tmp_path))
+    async with hold_alone(url, home):
+        with pytest.raises(StoreUnusable, match=r"server adopt` or .*; wait until it has ended"):
+            async with join_servers(url, home, files, given, "unix:/nowhere"):
+                pass
+    async with join_servers(url, home, files, given, "unix:/nowhere"):
+        pass

@@ -166,8 +166,8 @@ async def hold_alone(url: str, home: StateDir) -> AsyncIterator[Fence]:
         host=host_name(),
         pid=os.getpid(),
         folder=home.path,
-        address="",
-        revision=None,  # no server can share the database with it
+        address="",  # of no server
+        revision=None,  # none can share the database with it
     )
     leases = ReplicaLeases(url, me)
     try:

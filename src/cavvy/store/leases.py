@@ -73,13 +73,13 @@ _GIVE = "UPDATE cavvy_leases SET holder = '' WHERE holder = ? AND name = ANY(?)"
 
 
 class Replica(Struct, frozen=True, kw_only=True):
-    """A server process that works with the database."""
+    """A server process that works with the database, or a command that keeps servers away."""
 
     id: str
     host: str
     pid: int
     folder: str  # its state folder
-    address: str  # the address of its socket, as unix:/path
+    address: str  # the address of its socket, as unix:/path; empty: it is a command
     revision: str | None = HEAD  # newest revision of the schema that it knows; None: an old program
 
 
@@ -163,6 +163,11 @@ class ReplicaLeases:
         refuse_newer(session)
         others = [each for each in _list_alive(session) if each.id != self.me.id]
         for each in others:
+            if not each.address:
+                raise StoreUnusable(
+                    "a command, such as `cavvy server adopt` or `cavvy server restore`, works with "
+                    f"the database (process {each.pid} on {each.host}); wait until it has ended"
+                )
             if each.revision is None:
                 raise StoreUnusable(
                     f"process {each.pid} on {each.host} works with the database and cannot share "
