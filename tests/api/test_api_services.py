@@ -1,5 +1,6 @@
 """Services over HTTP: started, given a new revision, shown and ended, with the real gateway."""
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,12 @@ async def test_a_service_is_started_revised_shown_and_ended(api: Api) -> None:
 
     await until(is_gone)
     assert (await api.http.delete(SERVICE)).json()["code"] == "service-not-found"
-    assert await api.app_state.control_plane.idle() is not None
+    await until(api.app_state.control_plane.idle)  # the server may stop
+    records = [json.loads(each.text) for each in await api.app_state.store.audit_records()]
+    route = "/v1/projects/{project}/services/{name}"
+    assert [each["action"] for each in records] == [*[f"PUT {route}"] * 3, f"DELETE {route}"]
+    assert records[2]["after"]["name"] == "chat"
+    assert len(records[2]["after"]["file_sha256"]) == 64
 
 
 @pytest.mark.parametrize(

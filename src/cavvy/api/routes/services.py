@@ -1,5 +1,6 @@
 """Routes for services: start, list, show and end them."""
 
+from hashlib import sha256
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -91,9 +92,9 @@ async def put(request: Request, project: ProjectPath, name: ServicePath) -> Resp
     limit = app_state.settings.whole("server.request_mib") * MIB
     ask = await read(request, wire.SubmitRequest, limit)
     ask = structs.replace(ask, user=name_user(request, ask.user), name=name)
+    digest = sha256(ask.text.encode()).hexdigest() if isinstance(ask.text, str) else None
+    note_change(request, after={"name": name, "file_sha256": digest})
     found = await _start(app_state, project, ask)
-    service = found.service
-    note_change(request, after={"name": service.name, "revision": service.revision})
     return reply(await _view(app_state, found))
 
 
