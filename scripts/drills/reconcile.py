@@ -25,6 +25,7 @@ from cavvy.costs.reconcile import (
     Difference,
     DifferenceCause,
     add_up_ledger,
+    find_lacking,
     match_gangs,
     reconcile,
 )
@@ -364,13 +365,16 @@ def _write_parquet(rows: Sequence[Row], file: Path) -> None:
 
 def compare(bill: DrilledBill, file: Path) -> list[Difference]:
     """What the comparison finds in the report."""
-    _, lines = read_bill(file, find_format(None, {}))
+    form, lines = read_bill(file, find_format(None, {}))
     summary = BillSummary()
     for line in lines:
         summary.add(line)
     period = BEGAN, BEGAN + timedelta(days=DAYS + 1)
     ledger, discounts = add_up_ledger(bill.lines, "aws", *period)
     gangs = match_gangs(summary.resources, {key.resource for key in ledger})
+    lacking = find_lacking(summary, ledger, gangs)
+    for line in read_bill(file, form)[1]:
+        summary.add_untagged(line, lacking)
     return reconcile(summary, ledger, gangs, discounts)
 
 

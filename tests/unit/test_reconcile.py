@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from scripts.drills.reconcile import DrilledBill, compare, drill, write_report
-from tests.unit.cli_client import FakeClient, client
+from tests.unit.cli_client import FakeClient, client, make_attempt, make_job
 
 from cavvy.cli.main import cli
+from cavvy.cli.reach.reconciliation import find_gangs
 from cavvy.cli.view.reconciliation import explain_difference
+from cavvy.client import ApiError
 from cavvy.client.ledger_wire import LedgerEntryView
+from cavvy.client.wire import JobDetail
 from cavvy.costs.bills import BadBillLine, BillCategory, BilledKind, BillFault, BillLine
 from cavvy.costs.reconcile import (
     BilledSum,
@@ -273,3 +276,21 @@ def to_view(line: LedgerLine) -> LedgerEntryView:
     wanted = LedgerEntryView.__struct_fields__
     both |= {"id": line.entry.id, "corrects": None}
     return LedgerEntryView(**{name: both[name] for name in wanted})
+
+
+def test_an_attempt_that_took_over_a_gang_is_known_by_its_job(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = make_job("k", "done", attempts=[make_attempt(id="k-1", gang="n-j-1@k-1")])
+    answers = {"k": taken}
+
+    def answer(project: str, name: str) -> JobDetail:
+        if name not in answers:
+            raise ApiError("job-not-found", "there is no such job", "", 404)
+        return answers[name]
+
+    monkeypatch.setattr(client, "job", answer)
+    each = BilledSum(project="default")
+    names = ("j-1", "k-1", "gone-1")
+    ledger = {CellKey(name, BilledKind.MACHINE, DAY.date()): each for name in names}
+    assert find_gangs(client, ledger, ["n-j-1", "n-x-1"]) == {"j-1": "n-j-1", "k-1": "n-j-1"}  # type: ignore[arg-type]  # the fake client

@@ -1,14 +1,15 @@
 """Compares a cloud's bill with the ledger, by resource, day and kind.
 
 The caller adds the bill's lines to a `BillSummary` as it reads them, so a bill of any length needs
-only memory for its resources and days, and calls `reconcile` at the end.
+only memory for Cavvy's resources and days, and calls `reconcile` at the end. If the bill lacks
+something, the caller reads it a second time for the lines without a tag on those days.
 
 A resource is a gang: the ledger knows its machines by the attempt, and the bill by the tag that
 Cavvy sets on them. Lines without the tag are not Cavvy's, unless one costs as much on a day
 as a resource of the ledger that the bill lacks.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -94,6 +95,9 @@ class BilledSum(Struct, kw_only=True):
         self.project, self.job = self.project or other.project, self.job or other.job
 
 
+KindOnDay = tuple[BilledKind, date]
+
+
 class CellKey(NamedTuple):
     """What is compared. `resource` is the name of a gang, or of a cloud's resource without tag."""
 
@@ -151,7 +155,7 @@ class BillSummary:
         self.first: datetime | None = None
         self.last: datetime | None = None
         self.lines = 0
-        self.total = Decimal(0)  # of usage in US dollars
+        self._twice: set[int] = set()  # numbers of lines that were left out as duplicates
         self._seen: set[int] = set()
 
     def add(self, line: BillLine | BadBillLine) -> None:
@@ -163,6 +167,7 @@ class BillSummary:
         if line.identity is not None:
             if line.identity in self._seen:
                 self.found.append(_of_line(DifferenceCause.DUPLICATE, line))
+                self._twice.add(line.number)
                 return
             self._seen.add(line.identity)
         cause = _OF_CATEGORY.get(line.category)
@@ -172,12 +177,21 @@ class BillSummary:
             return
         self.first = line.since if self.first is None else min(self.first, line.since)
         self.last = line.until if self.last is None else max(self.last, line.until)
-        if line.currency == USD:
-            self.total += line.amount
-        sums = self.tagged if line.gang else self.untagged
+        if line.gang:
+            for day, part in _split_line(line):
+                key = CellKey(line.gang, line.kind, day)
+                self.tagged.setdefault(key, BilledSum()).take(part)
+
+    def add_untagged(self, line: BillLine | BadBillLine, wanted: Collection[KindOnDay]) -> None:
+        """Add a line of a second reading, if it has no tag and is for a wanted kind and day."""
+        if isinstance(line, BadBillLine) or line.gang or line.number in self._twice:
+            return
+        if line.category is not BillCategory.USAGE:
+            return
         for day, part in _split_line(line):
-            key = CellKey(line.gang or line.resource, line.kind, day)
-            sums.setdefault(key, BilledSum()).take(part)
+            if (line.kind, day) in wanted:
+                key = CellKey(line.resource, line.kind, day)
+                self.untagged.setdefault(key, BilledSum()).take(part)
 
     @property
     def resources(self) -> frozenset[str]:
@@ -275,6 +289,25 @@ def match_gangs(gangs: Iterable[str], attempts: Iterable[str]) -> dict[str, str]
     return by_attempt
 
 
+def find_lacking(
+    bill: BillSummary, ledger: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
+) -> frozenset[KindOnDay]:
+    """The kinds and days of which the bill lacks a resource of the ledger."""
+    own = _name_gangs(ledger, gangs)
+    return frozenset((key.kind, key.day) for key in own if key not in bill.tagged)
+
+
+def _name_gangs(
+    ledger: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
+) -> dict[CellKey, BilledSum]:
+    """The sums of the ledger, with the names of the gangs where those are known."""
+    own: dict[CellKey, BilledSum] = {}
+    for key, each in ledger.items():
+        known = CellKey(gangs.get(key.resource, key.resource), key.kind, key.day)
+        own.setdefault(known, BilledSum()).take(each)
+    return own
+
+
 def reconcile(
     bill: BillSummary,
     ledger: Mapping[CellKey, BilledSum],
@@ -284,15 +317,12 @@ def reconcile(
     """The differences, in the order of days. `gangs` names the gang of each attempt in the ledger;
     an attempt that it lacks is not in the bill. `discounts` are those of the ledger, 0 or less.
     """
-    own: dict[CellKey, BilledSum] = {}
-    for key, each in ledger.items():
-        known = CellKey(gangs.get(key.resource, key.resource), key.kind, key.day)
-        own.setdefault(known, BilledSum()).take(each)
+    own = _name_gangs(ledger, gangs)
     found = [*bill.found, *_compare_reductions(bill.reductions, discounts)]
     groups: dict[tuple[str, BilledKind], list[CellKey]] = {}
     for key in sorted({*own, *bill.tagged}, key=lambda each: (each.day, each.resource, each.kind)):
         groups.setdefault((key.resource, key.kind), []).append(key)
-    free: dict[tuple[BilledKind, date], list[CellKey]] = {}
+    free: dict[KindOnDay, list[CellKey]] = {}
     for key in bill.untagged:
         free.setdefault((key.kind, key.day), []).append(key)
     for keys in groups.values():
@@ -309,7 +339,7 @@ def _compare_resource(
     keys: Sequence[CellKey],
     own: Mapping[CellKey, BilledSum],
     bill: BillSummary,
-    free: Mapping[tuple[BilledKind, date], list[CellKey]],
+    free: Mapping[KindOnDay, list[CellKey]],
 ) -> list[Difference]:
     """The differences of a resource and kind on all its days."""
     found = []
@@ -394,7 +424,7 @@ def _look_untagged(
     key: CellKey,
     charged: BilledSum,
     bill: BillSummary,
-    free: Mapping[tuple[BilledKind, date], list[CellKey]],
+    free: Mapping[KindOnDay, list[CellKey]],
 ) -> Difference | None:
     """The resource without a tag that costs what the bill lacks. No resource is taken twice."""
     candidates = free.get((key.kind, key.day), [])

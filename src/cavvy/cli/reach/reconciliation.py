@@ -1,6 +1,6 @@
 """Reads a bill and the ledger of its days, for `cavvy cost reconcile`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from cavvy.domain.values import Struct
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
-    from cavvy.costs.reconcile import BillSummary, Difference
+    from cavvy.costs.reconcile import BilledSum, BillSummary, CellKey, Difference
 
 
 class ReconciliationReport(Struct, frozen=True, kw_only=True):
@@ -35,7 +35,12 @@ def reconcile_file(
     by default, on the days of the bill. Raises BillFileError, ImportError or ApiError.
     """
     from cavvy.client.ledger_wire import list_entries, to_line
-    from cavvy.costs.reconcile import BillSummary, add_up_ledger, match_gangs, reconcile
+    from cavvy.costs.reconcile import (
+        BillSummary,
+        add_up_ledger,
+        find_lacking,
+        reconcile,
+    )
     from cavvy.importers.bills import BillFileError, find_format, read_bill
 
     known, lines = read_bill(file, find_format(form, columns))
@@ -50,11 +55,10 @@ def reconcile_file(
     since, until = _period(bill, period)
     entries = list_entries(client, since=since, until=until)
     ledger, discounts = add_up_ledger(map(to_line, entries), provider, since, until)
-    attempts = {key.resource for key in ledger}
-    gangs = match_gangs(bill.resources, attempts)
-    gangs.update(
-        _find_gangs(client, {key.resource: each.project for key, each in ledger.items()}, gangs)
-    )
+    gangs = find_gangs(client, ledger, bill.resources)
+    if lacking := find_lacking(bill, ledger, gangs):
+        for line in read_bill(file, known)[1]:
+            bill.add_untagged(line, lacking)
     return ReconciliationReport(
         title=known.title,
         since=since,
@@ -76,14 +80,17 @@ def _period(
     return since, until if until == last and until > since else until + timedelta(days=1)
 
 
-def _find_gangs(
-    client: "ApiClient", projects: Mapping[str, str], known: Mapping[str, str]
+def find_gangs(
+    client: "ApiClient", ledger: "Mapping[CellKey, BilledSum]", named: Collection[str]
 ) -> dict[str, str]:
-    """The gangs of attempts that took over a kept gang: the bill has the gang of the attempt that
-    started it. Jobs that were removed are not found.
+    """The gangs of the attempts in the ledger, of those that the bill names. An attempt that took
+    over a kept gang has the name of another; it is known by its job, if that was not removed.
     """
     from cavvy.client import ApiError
+    from cavvy.costs.reconcile import match_gangs
 
+    projects = {key.resource: each.project for key, each in ledger.items()}
+    known = match_gangs(named, projects)
     found: dict[str, str] = {}
     jobs: dict[str, str] = {}
     for attempt, project in projects.items():
@@ -97,4 +104,4 @@ def _find_gangs(
                 raise
             continue
         found.update({each.id: each.gang.partition("@")[0] for each in attempts})
-    return {attempt: gang for attempt, gang in found.items() if attempt not in known}
+    return {**found, **known}

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from cavvy.costs.bills import BillFault
@@ -63,6 +64,7 @@ def moment(row: BillRow, *columns: str, zone: timedelta = timedelta(0)) -> datet
     return found.astimezone(UTC)
 
 
+@lru_cache(maxsize=4096)  # many lines are for the same hour
 def _parse_time(written: str, column: str) -> datetime:
     american = _AMERICAN.fullmatch(written)
     try:
