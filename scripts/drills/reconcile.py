@@ -132,7 +132,12 @@ class DrilledBill:
                 source=EntrySource.METER,
             )
             subject = LedgerSubject(
-                id=attempt, project="default", user="ada", job=attempt, provider="aws"
+                id=attempt,
+                project="default",
+                user="ada",
+                job=attempt,
+                provider="aws",
+                account="aws",
             )
             self.lines.append(LedgerLine(entry=entry, subject=subject))
             at = end

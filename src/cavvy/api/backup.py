@@ -108,7 +108,8 @@ def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -
                 "key-missing",
                 f"the folder {root} has no {name}, without which an archive of this server cannot "
                 "be used",
-                "set server.files to the folder that has the server's keys, or restore the key",
+                "use the settings of the server, above all server.files and secrets.key, or "
+                "restore the key",
             )
 
 

@@ -163,8 +163,8 @@ class ProjectCredentials:
                 if closeable := ability(made, CLOSEABLE):
                     await closeable.close()
                 raise
-            await self._use(account, made, files, bound.updated_at)
             self._accounts.pool.tell_accounts()
+            await self._use(account, made, files, bound.updated_at)
 
     async def remove(self, project: str, provider: str) -> None:
         """Delete a credential with which nothing runs. Raises RowNotFound, ApiProblem, TryAgain."""
@@ -175,8 +175,8 @@ class ProjectCredentials:
                     "credential-in-use", f"{running[0]} still runs with it, or ends at the moment"
                 )
             await self._store.provider_credentials.delete(project, provider)
-            await self._drop(account)
             self._accounts.pool.tell_accounts()
+            await self._drop(account)
 
     async def _keep_open(self) -> None:
         while True:
