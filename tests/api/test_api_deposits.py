@@ -85,6 +85,7 @@ def end_work(
         (home / "work" / path).write_bytes(data)
     (home / "claim").write_text(f"n{rank + 1}")
     where = {"home": str(home), "folder": str(home / "work"), "hides": ""}
+    where["separates"] = ""
     config = SimpleNamespace(gang=gang, rank=rank, placed=[], **where)
     log, outbox = LogSpool(str(home / "log"), 1024), MessageOutbox(str(home / "outbox"))
     log.write(b"hello\nthe end\n")

@@ -31,6 +31,10 @@ _RATES = (
 )
 
 
+class _BudgetChanged(Exception):
+    """Rolls the transaction back, with its record in the audit log."""
+
+
 class SqlBudgets:
     """The rows of budgets and of their alerts."""
 
@@ -47,17 +51,22 @@ class SqlBudgets:
         await self._write(lambda session: session.run(_PUT, values))
 
     async def swap(self, before: SpendingBudget, budget: SpendingBudget) -> bool:
-        def write(session: DatabaseSession) -> bool:
+        def write(session: DatabaseSession) -> None:
             row = session.run(_FIND, (before.name,)).fetchone()
             if row is None or decode_budget(row[0]) != before:
-                return False
-            return session.run(_SWAP, (encode(budget), before.name, row[0])).rowcount > 0
+                raise _BudgetChanged
+            if session.run(_SWAP, (encode(budget), before.name, row[0])).rowcount == 0:
+                raise _BudgetChanged
 
-        return await self._write(write)
+        try:
+            await self._write(write)
+        except _BudgetChanged:
+            return False
+        return True
 
     async def delete(self, name: str) -> None:
-        if await self._write(lambda session: session.run(_DELETE, (name,)).rowcount) == 0:
-            raise RowNotFound(f"there is no budget {name}")
+        missing = RowNotFound(f"there is no budget {name}")
+        await self._write(lambda session: session.change_or(missing, _DELETE, (name,)))
 
     async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
         values = (budget, to_micros(month), percent)

@@ -35,10 +35,9 @@ class SqlCredentials:
         return await changed > 0
 
     async def delete(self, project: str, provider: str) -> None:
+        missing = RowNotFound(f"project {project} has no credential for {provider}")
         values = (project, provider)
-        changed = self._write(lambda session: session.run(_CREDENTIALS.delete, values).rowcount)
-        if await changed == 0:
-            raise RowNotFound(f"project {project} has no credential for {provider}")
+        await self._write(lambda session: session.change_or(missing, _CREDENTIALS.delete, values))
 
 
 def _list(session: DatabaseSession) -> Sequence[SealedCredential]:

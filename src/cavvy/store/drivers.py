@@ -106,6 +106,13 @@ class DatabaseSession:
         cursor: SqlCursor = self._raw.execute(sql, values)
         return cursor
 
+    def change_or(self, nothing: Exception, sql: str, values: Sequence[object]) -> None:
+        """Run a statement, and raise `nothing` if it changes no row, so that the transaction is
+        rolled back.
+        """
+        if self.run(sql, values).rowcount == 0:
+            raise nothing
+
     def stream(self, sql: str) -> Iterator[Row]:
         """Run a query with many rows, which are read bit by bit, in the open transaction."""
         if self.driver.is_sqlite:

@@ -200,12 +200,7 @@ class SqlStore:
 
     async def _change_or(self, nothing: StoreError, sql: str, *values: object) -> None:
         """Run a statement. If it changes no row, roll back and raise `nothing`."""
-
-        def work(session: DatabaseSession) -> None:
-            if session.run(sql, values).rowcount == 0:
-                raise nothing
-
-        await self._write(work)
+        await self._write(lambda session: session.change_or(nothing, sql, values))
 
     async def installation(self) -> str:
         return str(await self._value("SELECT value FROM meta WHERE key = 'installation'"))

@@ -19,6 +19,7 @@ from cavvy.store.base import LedgerFilter
 from cavvy.store.ledger import DIMENSIONS, MONTH, TAGS
 
 router = APIRouter(prefix="/v1", tags=["costs"])
+_LAST = 2**63 - 1  # the largest number that the databases know
 _MOST_DIMENSIONS = 4
 ProjectQuery = Annotated[str | None, Query(max_length=63)]
 
@@ -89,7 +90,7 @@ async def entries(
     project: ProjectQuery = None,
     since: AwareDatetime | None = None,
     until: AwareDatetime | None = None,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Annotated[int, Query(ge=0, le=_LAST)] = 0,
 ) -> Response:
     projects = filter_projects(request, Permission.SPENDING, project)
     which = LedgerFilter(projects=projects, since=since, until=until)
