@@ -430,3 +430,4 @@ CREATE TABLE services (
     version BIGINT NOT NULL,
     PRIMARY KEY (project, name)
 );
+CREATE INDEX services_snapshot ON services (snapshot) WHERE snapshot IS NOT NULL;

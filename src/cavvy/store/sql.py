@@ -85,7 +85,10 @@ _UNFINISHED = (
     f"SELECT id FROM jobs WHERE phase IN ({_LIVE}) UNION SELECT job_id FROM attempts "
     "WHERE phase <> 'ended' ORDER BY 1"
 )
-_SNAPSHOTS = "SELECT snapshot FROM documents UNION SELECT snapshot FROM services"
+_SNAPSHOTS = " UNION ".join(
+    f"SELECT DISTINCT snapshot FROM {table} WHERE snapshot IS NOT NULL"
+    for table in ("documents", "services")
+)
 
 
 def _new_id() -> str:
@@ -288,7 +291,7 @@ class SqlStore:
         return 1 + int(await self._value(sql, *values))
 
     async def snapshots(self) -> Collection[str]:
-        return {row[0] for row in await self._rows(_SNAPSHOTS) if row[0]}
+        return {snapshot for (snapshot,) in await self._rows(_SNAPSHOTS)}
 
     async def unfinished(self) -> Sequence[str]:
         return [job_id for (job_id,) in await self._rows(_UNFINISHED)]
