@@ -1,13 +1,12 @@
 """The requests and answers of the routes for budgets, and the client's methods for them."""
 
 from datetime import datetime
-from urllib.parse import quote
 
 from msgspec import field
 from msgspec.json import decode, encode
 
 from cavvy.client.client import ApiClient
-from cavvy.client.paths import project_path
+from cavvy.client.paths import project_path, segment
 from cavvy.client.wire import Answer, Ask
 
 
@@ -89,7 +88,7 @@ def delete_budget(client: ApiClient, name: str) -> None:
 
 def request_amount(client: ApiClient, project: str, name: str, ask: BudgetRequestAsk) -> None:
     """Request another amount, as a member of the budget's project or, if it has none, of any."""
-    body, path = encode(ask), f"{project_path(project)}/budgets/{quote(name, safe='')}/request"
+    body, path = encode(ask), f"{project_path(project)}/budgets/{segment('budget', name)}/request"
     client.repeat(lambda: client.send("POST", path, body))
 
 
@@ -100,4 +99,4 @@ def approve_request(client: ApiClient, name: str, ask: BudgetApprovalAsk) -> Non
 
 
 def _path(name: str) -> str:
-    return f"/v1/budgets/{quote(name, safe='')}"
+    return f"/v1/budgets/{segment('budget', name)}"

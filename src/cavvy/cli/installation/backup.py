@@ -1,6 +1,9 @@
 """`cavvy server backup`: writes an archive of the server."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
 
 import click
 
@@ -28,18 +31,33 @@ def command(file: str) -> None:
             manifest = back_up(home, configured, sys.stdout.buffer)
             sys.stdout.buffer.flush()
         else:
-            part = f"{file}.part"
-            try:
-                with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
-                    manifest = back_up(home, configured, out)
-                    out.flush()
-                    os.fsync(out.fileno())
-                os.replace(part, file)
-            finally:
-                if os.path.exists(part):
-                    os.unlink(part)
+            with _new_file(file) as out:
+                manifest = back_up(home, configured, out)
     rows = sum(each.rows for each in manifest.tables)
     click.echo(
         f"backed up {rows} rows and {len(manifest.files)} files of {manifest.folder}", err=True
     )
-    click.echo("to check the archive: cavvy server restore --dry-run FILE", err=True)
+    if file != "-":
+        click.echo(f"to check the archive: cavvy server restore --dry-run {file}", err=True)
+
+
+@contextmanager
+def _new_file(path: str) -> Iterator[BinaryIO]:
+    """A file that only this user can read, and that gets its name when it is complete. Raises
+    OSError.
+    """
+    part = f"{path}.part"
+    with suppress(FileNotFoundError):
+        os.unlink(part)  # a file or link that is there may belong to someone else
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(part)

@@ -1,0 +1,34 @@
+"""The file that `cavvy server backup` writes, in a folder that others can write to."""
+
+from pathlib import Path
+
+import pytest
+
+from cavvy.cli.installation.backup import _new_file
+
+
+def test_the_archive_is_private_and_goes_through_no_link(tmp_path: Path) -> None:
+    other, archive = tmp_path / "other", tmp_path / "archive"
+    other.write_text("theirs")
+    (tmp_path / "archive.part").symlink_to(other)
+    with _new_file(str(archive)) as out:
+        out.write(b"keys")
+    assert other.read_text() == "theirs"
+    assert archive.read_bytes() == b"keys"
+    assert archive.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_failure_leaves_the_former_archive_and_names_the_file(tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    archive.write_bytes(b"former")
+
+    def fill_the_disk() -> None:
+        with _new_file(str(archive)) as out:
+            out.write(b"half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError) as failure:
+        fill_the_disk()
+    assert failure.value.filename == str(archive)
+    assert [each.name for each in tmp_path.iterdir()] == ["archive"]
+    assert archive.read_bytes() == b"former"
