@@ -3,11 +3,14 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from cavvy.domain.values import Struct
 from cavvy.providers.hosts.records import AgentExit, read, write
 from cavvy.providers.hosts.supervisor.files import open_own, read_json, read_own
 from cavvy.providers.local import processes
@@ -101,3 +104,23 @@ def test_work_that_was_started_without_separation_counts_until_it_has_ended(tmp_
     )
     write(tmp_path / "ended/old.json", end)
     assert make_store(tmp_path).is_separated()
+
+
+class RankConfig(Struct, frozen=True):
+    """The part of an agent's configuration that the store itself reads."""
+
+    rank: int
+    separates: bool
+    devices: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize("modes", [(True, True), (True, False), (False, False)])
+def test_a_gang_is_separated_if_all_its_ranks_are(tmp_path: Path, modes: tuple[bool, ...]) -> None:
+    store = make_store(tmp_path)
+    (tmp_path / "gangs").mkdir()
+    spec: Any = SimpleNamespace(
+        name="g", installation="i", nodes=len(modes), grace=timedelta(seconds=1)
+    )
+    configs: Any = [RankConfig(rank, separates) for rank, separates in enumerate(modes)]
+    store._prepare(spec, configs)
+    assert store.is_separated() is all(modes)
