@@ -15,8 +15,6 @@ from cavvy.domain.services import (
     ReplicaTarget,
     ServiceSpec,
     TargetKind,
-    TrafficWeight,
-    explain_weights,
 )
 from cavvy.domain.units import HourlyRate
 from cavvy.importers import ReadOptions, parse_file, parse_task
@@ -138,21 +136,3 @@ def test_every_replica_can_end_and_only_ready_ones_serve() -> None:
     assert not REPLICA_MOVES[ReplicaState.ENDED]
     assert all(reason for moves in REPLICA_MOVES.values() for reason in moves.values())
     assert not SERVING & COMING_REPLICAS
-
-
-@pytest.mark.parametrize(
-    ("weights", "said"),
-    [
-        ([(1, 95), (2, 5)], ""),
-        ([(1, 95), (2, 6)], "add up to 101"),
-        ([(1, 50), (1, 50)], "two weights"),
-        ([(1, 150), (2, -50)], "between 0 and 100"),
-        ([], "add up to 0"),
-    ],
-)
-def test_traffic_weights_add_up(weights: list[tuple[int, int]], said: str) -> None:
-    found = explain_weights(
-        [TrafficWeight(revision=revision, percent=percent) for revision, percent in weights]
-    )
-    assert said in found
-    assert bool(found) == bool(said)

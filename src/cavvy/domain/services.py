@@ -2,7 +2,7 @@
 `ServiceSpec` from a file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -166,32 +166,3 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     measured: bool = False  # the autoscaler knows how long its start took
     draining_at: datetime | None = None
     ended_at: datetime | None = None
-
-
-class ServiceRevision(Struct, frozen=True, kw_only=True):
-    """One version of a service. Numbers begin with 1 and are never used again. `digest` is the hash
-    of the file and its snapshot.
-    """
-
-    service: str
-    number: int
-    digest: str
-    created_at: datetime
-
-
-class TrafficWeight(Struct, frozen=True, kw_only=True):
-    """The share of requests, in percent, that a revision gets."""
-
-    revision: int
-    percent: int
-
-
-def explain_weights(weights: Sequence[TrafficWeight]) -> str:
-    """Why these weights cannot be used; "" if they can."""
-    numbers = [weight.revision for weight in weights]
-    if len(set(numbers)) < len(numbers):
-        return "a revision has two weights"
-    if any(not 0 <= weight.percent <= 100 for weight in weights):
-        return "a weight is not between 0 and 100 percent"
-    total = sum(weight.percent for weight in weights)
-    return "" if total == 100 else f"the weights add up to {total} percent, not to 100"

@@ -183,10 +183,6 @@ class ServiceQueue:
             exchange.sink.answer(404, AnswerCode.NO_SERVICE, "the service was removed", None)
         self.set_replicas(())
 
-    def count_open(self) -> int:
-        """Requests that wait or are in flight."""
-        return len(self._waiting) + self.counters.in_flight
-
     def retry_s(self) -> int | None:
         """For Retry-After."""
         now = monotonic()
