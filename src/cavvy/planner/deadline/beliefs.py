@@ -64,17 +64,21 @@ class MarketBeliefs:
         after a refusal, preemption or failure. If spot may have returned, it is assumed to have
         been back for a quarter of the time since the refusal.
         """
-        return [self._assume(market, now_s) for market in range(len(self.known))]
-
-    def _assume(self, market: int, now_s: float) -> SpotQuote:
-        known, up = self.known[market], self._rests_until[market] <= now_s
-        if up is known.up:
-            return known
-        if known.since_s == UNSEEN:
-            return known._replace(up=up)
-        age_s = _AGE_SHARE * (now_s - self._seen_s[market])
-        return SpotQuote(up, known.usd_hr, known.at_risk, now_s - age_s)
+        return [
+            known if (rests_until <= now_s) is known.up else _reverse(known, seen_s, now_s)
+            for known, seen_s, rests_until in zip(
+                self.known, self._seen_s, self._rests_until, strict=True
+            )
+        ]
 
     def changes_at(self, now_s: float) -> float:
         """The time when the next cooldown ends; infinite if no market is in a cooldown."""
         return min((at for at in self._rests_until if at > now_s), default=inf)
+
+
+def _reverse(known: SpotQuote, seen_s: float, now_s: float) -> SpotQuote:
+    """The assumed quote of a market whose state is the opposite of its latest observation."""
+    up, usd_hr, at_risk, since_s = known
+    if since_s == UNSEEN:
+        return SpotQuote(not up, usd_hr, at_risk, since_s)
+    return SpotQuote(not up, usd_hr, at_risk, now_s - _AGE_SHARE * (now_s - seen_s))

@@ -102,9 +102,10 @@ def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDec
     """Change to on-demand in time if a spot gang does not start or does not save. Otherwise this
     gang would use up the time that on-demand needs to meet the deadline.
     """
-    view, overhead_s, risk_s = question.view, question.terms.overhead_s, 0.0
+    view, risk_s = question.view, 0.0
     if view.mode is not RunMode.SPOT:
         return decision
+    overhead_s = question.terms.overhead_s
     if view.loading_s <= 0:
         risk_s = view.unsaved_s
         # A start on spot requires enough slack to repeat `again_s` of work.
@@ -184,7 +185,9 @@ def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecisio
     """
     terms, view = question.terms, question.view
     goes_on = decision.mode is view.mode is RunMode.ON_DEMAND and decision.market == view.market
-    if not goes_on or view.loading_s > 0 or question.slack_s < terms.overhead_s:
+    if not goes_on or view.loading_s > 0 or len(terms.markets) == 1:
+        return decision
+    if question.slack_s < terms.overhead_s:
         return decision
     best = question.cheapest_fixed()
     stay = terms.markets[view.market].on_demand_usd_hr * view.left_s / _HOUR_S

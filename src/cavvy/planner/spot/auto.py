@@ -53,6 +53,7 @@ class AutoPolicy(MarketPolicy):
             for source in (*range(len(terms.markets)), NOWHERE)
         ]
         self._learned = [MarketMemory(self._unit) for _ in terms.markets]
+        self._seen: Sequence[SpotQuote | None] = [None] * len(terms.markets)
         self._watches = self._learned  # `decide` replaces these by copies that fit its view.
         self._home = NOWHERE
         # The last computed price of slack for each market, and for a job that runs on spot only.
@@ -60,8 +61,11 @@ class AutoPolicy(MarketPolicy):
         self._prices = [0.0] * (len(terms.markets) + 1)
 
     def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
-        for watch, quote in zip(self._learned, quotes, strict=True):
-            watch.see(at_s / _HOUR_S, quote)
+        now = at_s / _HOUR_S
+        for watch, quote, old in zip(self._learned, quotes, self._seen, strict=True):
+            if quote != old:
+                watch.see(now, quote)
+        self._seen = tuple(quotes)
 
     def spells(self) -> list[tuple[SpellLengths, SpellLengths]]:
         """For each market, two learned distributions: the lengths of periods with spot, and the
@@ -269,9 +273,9 @@ class AutoPolicy(MarketPolicy):
             watch.away,
             watch.saving,
             self._overhead,
-            slack=moment.slack - self._overhead,
-            left=moment.left,
-            within=None if watch.up else watch.away.beyond(watch.age),
+            moment.slack - self._overhead,
+            moment.left,
+            None if watch.up else watch.away.beyond(watch.age),
         )
 
     def _first_home(self) -> int:

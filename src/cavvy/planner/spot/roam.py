@@ -56,7 +56,8 @@ def plan_course(
     spot only, so that on-demand must be considered. `guess` is the price of slack of an earlier
     decision and only saves time.
     """
-    slack = _SlackOfCourse(field, moment)
+    leaving = _Leaving(field, moment)
+    slack = _SlackOfCourse(field, moment, leaving.cost(field.home))
     if not slack.suffices():
         return None
     home = field.watches[field.home]
@@ -66,7 +67,10 @@ def plan_course(
             return stays
         return RoamingTarget(None, inf, "no market has spot, and there is enough slack to wait")
     price = slack.price(guess)
-    costs = {index: _cost_there(field, moment, index, price) for index in (field.home, *field.open)}
+    costs = {
+        index: _cost_there(field, moment, index, price, leaving.cost(index))
+        for index in (field.home, *field.open)
+    }
     best = min(field.open, key=costs.__getitem__)
     if home.up:
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
@@ -91,13 +95,13 @@ class _SlackOfCourse:
     of slack that are left.
     """
 
-    def __init__(self, field: RoamingView, moment: TimeLeft) -> None:
+    def __init__(self, field: RoamingView, moment: TimeLeft, leave: float) -> None:
         home = field.watches[field.home]
         self._field, self._home = field, home
         working = home.stays.mean - field.overhead
         self._cycles = moment.work / working if working > 0 else inf
         self._nowhere, self._gap = _nothing_else(field)
-        self._leave = _leave(field, field.home, moment)
+        self._leave = leave
         self._away = None if home.up else home.away.beyond(home.age)
         self._slack = _BOLDNESS * (moment.slack - field.overhead)
 
@@ -134,26 +138,54 @@ def _nothing_else(field: RoamingView) -> tuple[float, float]:
     return chance, gap
 
 
-def _leave(field: RoamingView, index: int, moment: TimeLeft) -> float:
-    """The cost of a move from a market to the best other market. The slack that the move uses is
-    not included.
+class _Leaving:
+    """The costs of moves from a market to the best other market. The slack that a move uses is not
+    included.
     """
-    here, least = field.watches[index].ratio, inf
-    for other, watch in enumerate(field.watches):
-        if other == index:
-            continue
-        cost = field.moves[other if index == field.home else index] + field.overhead * watch.ratio
-        if watch.ratio > here:
-            cost += (watch.ratio - here) * min(watch.stays.mean, moment.work)
-        least = min(least, cost)
-    return least
+
+    def __init__(self, field: RoamingView, moment: TimeLeft) -> None:
+        self._field, self._work = field, moment.work
+        self._cheapest, self._next = sorted(
+            range(len(field.watches)), key=lambda index: field.watches[index].ratio
+        )[:2]
+        self._home = self._search(field.home)
+
+    def cost(self, index: int) -> float:
+        """The cost of a move from this market."""
+        field = self._field
+        if index == field.home:
+            return self._home
+        # The copy costs the same to every other market, so the cheapest one is the best. Only from
+        # there does each move cost more than a launch.
+        best = field.watches[self._next if index == self._cheapest else self._cheapest].ratio
+        if best <= field.watches[index].ratio:
+            return field.moves[index] + field.overhead * best
+        return self._search(index)
+
+    def _search(self, index: int) -> float:
+        field, least = self._field, inf
+        here = field.watches[index].ratio
+        for other, watch in enumerate(field.watches):
+            if other == index:
+                continue
+            move = field.moves[other if index == field.home else index]
+            cost = move + field.overhead * watch.ratio
+            if watch.ratio > here:
+                cost += (watch.ratio - here) * min(watch.stays.mean, self._work)
+            if cost < least:
+                least = cost
+        return least
 
 
-def _cost_there(field: RoamingView, moment: TimeLeft, index: int, price: float) -> float:
-    """The cost of the rest of the job if it is launched in this market now and stays there."""
+def _cost_there(
+    field: RoamingView, moment: TimeLeft, index: int, price: float, leave: float
+) -> float:
+    """The cost of the rest of the job if it is launched in this market now and stays there. `leave`
+    is the cost of a move from there.
+    """
     watch = field.watches[index]
     launch = field.overhead * (watch.ratio + price)
-    leave = _leave(field, index, moment) + field.overhead * price
+    leave += field.overhead * price
     wait = plan_wait(watch.away, price, leave, launch)
     first = watch.stays.mean_beyond(watch.age) if watch.up else watch.stays.mean
     restarts = max(0.0, moment.work - first) / max(watch.stays.mean, field.overhead)
