@@ -77,3 +77,38 @@ async def test_what_cannot_be_served_is_refused(api: Api, text: str, said: str) 
     answer = await put(api, text)
     assert answer.status_code == 422
     assert said in answer.json()["message"]
+
+
+async def test_a_key_is_made_used_listed_and_revoked(api: Api) -> None:
+    await put(api, TEXT)
+    assert (await api.http.post(f"{SERVICE}/keys", json={})).json()["code"] == "service-open"
+    await put(api, TEXT.replace("port: 80", "port: 80, keys: true, rate: 1000"))
+
+    async def find_url() -> str:
+        found = (await api.http.get(SERVICE)).json()
+        return found["url"] if found["traffic"] else ""
+
+    url = await until(find_url)
+    made = (await api.http.post(f"{SERVICE}/keys", json={"label": "ada", "expires_s": 60})).json()
+    key, key_id = made["key"], made["view"]["id"]
+    async with httpx.AsyncClient(headers={"Prefer": "wait=0"}) as client:
+
+        async def call(**headers: str) -> int:
+            return (await client.get(f"{url}/", headers=headers)).status_code
+
+        assert await call() == 401
+        assert await call(Authorization=f"Bearer {key}") == 504, "it waited for a replica"
+        [listed] = (await api.http.get(f"{SERVICE}/keys")).json()
+        assert (listed["id"], listed["label"]) == (key_id, "ada")
+        assert listed["used_at"] is not None
+        assert key not in (await api.http.get(f"{SERVICE}/keys")).text
+        assert (await api.http.delete(f"{SERVICE}/keys/{key_id}")).status_code == 204
+        assert await call(Authorization=f"Bearer {key}") == 401
+    gone = await api.http.delete(f"{SERVICE}/keys/{key_id}")
+    assert gone.json()["code"] == "service-key-not-found"
+    stored = await api.app_state.store.services.get("default", "chat")
+    assert stored.revision == 2, "keys make no revision"
+    await api.http.delete(SERVICE)
+    await until(api.app_state.control_plane.idle)  # no replica goes on
+    for each in await api.app_state.store.audit_records():
+        assert key not in each.text

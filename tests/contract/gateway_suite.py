@@ -25,6 +25,14 @@ KEYED = {
         {"id": "slow", "sha256": hashlib.sha256(b"slow").hexdigest(), "per_s": 0.01, "burst": 2},
     ],
 }
+RATED = {
+    "name": "rated",
+    "hosts": ["rated.example"],
+    "rates": [
+        {"per_s": 0.01, "burst": 2, "each": "header", "header": "x-user"},
+        {"per_s": 1000, "burst": 1000, "each": "address", "prefix": "/echo"},
+    ],
+}
 
 WEB_SOCKET = {  # the example of RFC 6455, 1.3
     "connection": "Upgrade",
@@ -392,3 +400,20 @@ class GatewaySuite:
             ask(plane.port, "GET", "/echo", host=host, x_api_key="slow").status for _ in range(3)
         ]
         assert statuses == [200, 200, 429]
+
+    def test_a_rate_holds_for_each_client_and_says_when_to_come_back(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        replicas[0].reset()
+        plane.set_replicas("rated", replicas[:1])
+        host = "rated.example"
+
+        def call(**fields: str) -> Any:
+            return ask(plane.port, "GET", "/echo", host=host, **fields)
+
+        assert [call(x_user="ada").status for _ in range(3)] == [200, 200, 429]
+        refused = call(x_user="ada")
+        assert refused.headers["retry-after"] == "100"  # a hundredth of a request a second
+        assert "requests with the same x-user may be 0.01" in refused.json["error"]["message"]
+        assert call(x_user="bob").status == 200, "others are counted apart"
+        assert len(replicas[0].seen) == 3

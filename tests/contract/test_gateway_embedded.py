@@ -1,8 +1,10 @@
 """The embedded data plane keeps the contract of both planes, and what it alone promises."""
 
+import hashlib
 import os
 import ssl
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 from tests.certificates import Authority
 from tests.contract.gateway_process import GatewayProcess, wait_for
-from tests.contract.gateway_suite import KEYED, SERVICE, GatewaySuite, replicas
+from tests.contract.gateway_suite import KEYED, RATED, SERVICE, GatewaySuite, replicas
 from tests.contract.http_talk import Background, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
 
@@ -23,7 +25,8 @@ BY_PREFIX = {
 }
 BELOW = {"name": "below", "prefix": "/models/below"}
 ESTIMATED = {"name": "estimated", "hosts": ["estimated.example"], "cold_start_s": 40}
-SERVICES = (SERVICE, KEYED, SMALL, STICKY, BY_PREFIX, BELOW, ESTIMATED)
+NEW_KEYS = {"name": "new-keys", "hosts": ["new-keys.example"], "keyed": True}
+SERVICES = (SERVICE, KEYED, RATED, NEW_KEYS, SMALL, STICKY, BY_PREFIX, BELOW, ESTIMATED)
 
 
 class Embedded(GatewayProcess):
@@ -233,3 +236,30 @@ def test_tls_comes_from_files(replicas: list[ReplicaStandIn], tmp_path: Path) ->
         wait_for(lambda: replicas[0].in_flight == 0)
     finally:
         plane.remove()
+
+
+def test_keys_come_end_and_are_counted_while_the_gateway_runs(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    plane.set_replicas("new-keys", replicas[:1])
+    others = [each for each in SERVICES if each is not NEW_KEYS]
+
+    def make_key(name: str, **more: Any) -> dict[str, Any]:
+        return {"id": name, "sha256": hashlib.sha256(name.encode()).hexdigest(), **more}
+
+    def call(key: str) -> int:
+        return ask(plane.port, "GET", "/echo", host="new-keys.example", x_api_key=key).status
+
+    assert call("first") == 401, "without any key, nobody may call"
+    limits = {"per_s": 0.001, "burst": 1}
+    keys = [make_key("first", **limits), make_key("old", expires_at=time.time() - 1)]
+    plane.set_services(*others, {**NEW_KEYS, "keys": keys})
+    assert [call("first"), call("first"), call("old")] == [200, 429, 401]
+    keys = [make_key("first", **limits), make_key("second")]
+    plane.set_services(*others, {**NEW_KEYS, "keys": keys})
+    assert [call("first"), call("second")] == [429, 200], "what was counted stays counted"
+    facts = plane.facts("new-keys")
+    assert set(facts["keys_used"]) == {"first", "second"}
+    assert (facts["arrivals"], facts["refused"]) == (2, 4), "who may not call starts no replica"
+    plane.set_services(*SERVICES)
+    assert [call("first"), call("second")] == [401, 401]

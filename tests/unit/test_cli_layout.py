@@ -39,6 +39,7 @@ from cavvy.client import (
     credential_wire,
     key_wire,
     policy_wire,
+    service_key_wire,
     service_wire,
     sign_in_wire,
     wire,
@@ -243,8 +244,21 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(usage, "list_used_machines", lambda *_: [USED])
     monkeypatch.setattr(usage, "list_offers_of", lambda *_: [COMMITTED])
     monkeypatch.setattr(service_wire, "list_services", lambda *_: [make_service()])
+    monkeypatch.setattr(service_key_wire, "list_service_keys", lambda *_: [SERVICE_KEY])
     monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
+
+
+SERVICE_KEY = service_key_wire.ServiceKeyView(
+    id="0123456789abcdef",
+    label=REASON,
+    user=USER,
+    per_s=1.5,
+    burst=10,
+    created_at=at(0),
+    expires_at=at(9),
+    used_at=at(5),
+)
 
 
 def make_service() -> service_wire.ServedView:
@@ -315,6 +329,7 @@ TABLES = {  # command -> the names that its table must contain
     "joined": [MACHINE],
     "machines": [MACHINE],
     "services": [NAME],
+    f"key list {NAME}": ["0123456789abcdef"],
     "quota": ["Standard NDSH100v5 Family vCPUs"],
     "gc": ["rm-0-01jdqk3w5t9xz7e2-12"],
     "schedules": [NIGHTLY],

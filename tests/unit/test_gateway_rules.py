@@ -10,11 +10,11 @@ from tests.hostile.gateway_fuzz import make_requests
 
 from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, hash_key, make_ring
 from cavvy.gateway.bodies import ChunkedBody
-from cavvy.gateway.client_keys import TokenBucket
 from cavvy.gateway.cold_starts import estimate_retry_s
-from cavvy.gateway.config import GatewayLimits
+from cavvy.gateway.config import GatewayLimits, RateLimit
 from cavvy.gateway.heads import HeadError, parse_request
 from cavvy.gateway.preferences import Preferences, read_prefer
+from cavvy.gateway.rates import ServiceRates, TokenBucket
 from cavvy.gateway.statistics import bucket_of, find_quantile, upper_bound_of
 
 
@@ -117,6 +117,23 @@ def test_a_rate_has_a_burst_and_then_its_pace() -> None:
     assert [bucket.take(0.0) for _ in range(4)] == [0, 0, 0, 0.5]
     assert bucket.take(0.5) == 0
     assert bucket.take(100.0) == 0
+
+
+def test_a_request_that_one_limit_refuses_counts_in_no_limit() -> None:
+    head = parse_request(b"GET /v1/x HTTP/1.1\r\nHost: a\r\n\r\n", GatewayLimits())
+    rates = ServiceRates(
+        [
+            RateLimit(per_s=1, burst=2, each="service"),
+            RateLimit(per_s=1, burst=1, each="address", prefix="/v1"),
+        ]
+    )
+
+    def take(peer: bytes, target: bytes = b"/v1/x") -> int:
+        found = rates.take(head, target, "", peer, 0.0)
+        return 0 if found is None else found[1]
+
+    assert [take(b"a"), take(b"a"), take(b"a"), take(b"b"), take(b"c")] == [0, 1, 1, 0, 1]
+    assert rates.take(head, b"/v1x", "", b"a", 1.0) is None, "the prefix is a whole part"
 
 
 @pytest.mark.parametrize(

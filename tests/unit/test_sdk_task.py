@@ -49,6 +49,8 @@ TABLES: dict[str, Any] = {
     "service.replicas.target": keys.ServiceTarget,
     "service.probe": keys.ServiceProbe,
     "service.timeouts": keys.ServiceTimeoutKeys,
+    "service.rate": keys.ServiceRate,
+    "service.limits": keys.ServiceLimits,
     "service.slo": keys.ServiceSlo,
 }
 

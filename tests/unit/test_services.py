@@ -11,8 +11,11 @@ from cavvy.domain.services import (
     COMING_REPLICAS,
     REPLICA_MOVES,
     SERVING,
+    RateScope,
     ReplicaState,
     ReplicaTarget,
+    RequestLimits,
+    RequestRate,
     ServiceSpec,
     TargetKind,
 )
@@ -32,6 +35,9 @@ service:
   probe: {path: /health, every: 5s, timeout: 2s, start: 10m, failures: 5}
   drain: 30s
   timeouts: {queue: 1m, response: 2m, silence: 3m}
+  keys: true
+  rate: [{requests: 100, per: 1m, burst: 20, each: header, header: X-User, prefix: /v1/}, 5]
+  limits: {body: 100MiB, waiting: 50}
   slo: {p95: 2s, availability: 99.9%}
   regions: [eu]
   residency: eu
@@ -56,6 +62,18 @@ def test_a_service_is_read_with_all_keys() -> None:
     service = read(WHOLE)
     assert service.replicas.target.kind is TargetKind.METRIC
     assert (service.replicas.target.metric, service.replicas.target.value) == ("vllm:waiting", 4.0)
+    assert service.rates == (
+        RequestRate(
+            requests=100,
+            per=timedelta(minutes=1),
+            burst=20,
+            each=RateScope.HEADER,
+            header="X-User",
+            prefix="/v1",
+        ),
+        RequestRate(requests=5, burst=5),
+    )
+    assert (service.keys, service.limits) == (True, RequestLimits(body_mib=100, waiting=50))
     assert service.probe.start == timedelta(minutes=10)
     assert service.slo.availability == pytest.approx(0.999)
     assert service.budget == HourlyRate(40_000_000)

@@ -1,4 +1,4 @@
-"""Makes access tokens and their hashes.
+"""Makes access tokens and keys of services, and their hashes.
 
 A token contains 256 random bits. Only its SHA-256 is stored: to find a token for a hash, one would
 have to try 2^255 tokens on average, so a slow hash, as passwords need it, would not add security.
@@ -8,6 +8,7 @@ import secrets
 from hashlib import sha256
 
 PREFIX = "cavvy_"  # lets scanners for leaked secrets recognize tokens
+_SERVICE_PREFIX = "cavvysvc_"
 _BYTES = 32
 _LENGTH = len(PREFIX) + 43  # 256 bits in base64 without padding
 
@@ -15,6 +16,11 @@ _LENGTH = len(PREFIX) + 43  # 256 bits in base64 without padding
 def make_token() -> str:
     """A new token. It is shown once and not stored."""
     return PREFIX + secrets.token_urlsafe(_BYTES)
+
+
+def make_service_key() -> str:
+    """A new key for calls to a service. It signs in to no server."""
+    return _SERVICE_PREFIX + secrets.token_urlsafe(_BYTES)
 
 
 def hash_token(token: str) -> str:

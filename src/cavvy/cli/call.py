@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import service_argument
+from cavvy.cli.reach.arguments import service_argument, service_key_option, show_key
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
 
@@ -22,6 +22,7 @@ _PART = 65536
 @click.option("-d", "--data", default=None, help="The body; - reads it from standard input.")
 @click.option("-X", "--method", default=None, help="The method; GET, or POST with a body.")
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="A header.")
+@service_key_option
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds without an answer.")
 def command(
     name: str,
@@ -30,6 +31,7 @@ def command(
     data: str | None,
     method: str | None,
     headers: tuple[str, ...],
+    key: str | None,
     timeout: float,
 ) -> None:
     """Send a request to a service and print the answer's body. The exit code is 1 if the status is
@@ -52,7 +54,7 @@ def command(
             path if path.startswith("/") else f"/{path}",
             method or ("GET" if body is None else "POST"),
             body,
-            dict(_read_header(each) for each in headers),
+            {**show_key(key), **dict(_read_header(each) for each in headers)},
             timeout,
         )
     except (OSError, HTTPException) as error:

@@ -70,6 +70,37 @@ class ServiceTimeouts(Struct, frozen=True, kw_only=True):
     silence: timedelta = timedelta(minutes=5)
 
 
+class RateScope(StrEnum):
+    """What a limit of the rate counts apart."""
+
+    CLIENT = "client"  # each key, or each address if the service needs no key
+    ADDRESS = "address"
+    HEADER = "header"  # each value of a header
+    SERVICE = "service"  # all requests together
+
+
+class RequestRate(Struct, frozen=True, kw_only=True):
+    """How many requests may come in `per`, and at once (`burst`), to paths below `prefix`."""
+
+    requests: float
+    per: timedelta = timedelta(seconds=1)
+    burst: int = 1
+    each: RateScope = RateScope.CLIENT
+    header: str | None = None
+    prefix: str = ""
+
+    @property
+    def per_s(self) -> float:
+        return self.requests / self.per.total_seconds()
+
+
+class RequestLimits(Struct, frozen=True, kw_only=True):
+    """The largest body of a request, and how many requests may wait for a replica."""
+
+    body_mib: int = 1024
+    waiting: int = 10_000
+
+
 class ServiceLevel(Struct, frozen=True, kw_only=True):
     """What the service promises: 95 of 100 requests are answered within `p95`, and `availability`
     is the share of requests that are answered. None if nothing is promised.
@@ -82,10 +113,10 @@ class ServiceLevel(Struct, frozen=True, kw_only=True):
 class ServiceSpec(Struct, frozen=True, kw_only=True):
     """How a task serves requests.
 
-    `concurrency` is the number of requests that a replica can work on at once. A replica that is to
-    end has `drain` for its requests. `regions` are where replicas run and `residency` is the area
-    that requests and replicas must not leave; () and None permit all. `budget` limits the price of
-    all replicas together.
+    `concurrency` is the number of requests that a replica can work on at once. With `keys`,
+    requests need one of the service's keys. A replica that is to end has `drain` for its requests.
+    `regions` are where replicas run and `residency` is the area that requests and replicas must not
+    leave; () and None permit all. `budget` limits the price of all replicas together.
     """
 
     port: int
@@ -94,6 +125,9 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     probe: ReadinessProbe = ReadinessProbe()
     drain: timedelta = timedelta(minutes=2)
     timeouts: ServiceTimeouts = ServiceTimeouts()
+    keys: bool = False
+    rates: tuple[RequestRate, ...] = ()
+    limits: RequestLimits = RequestLimits()
     slo: ServiceLevel = ServiceLevel()
     regions: tuple[str, ...] = ()
     residency: str | None = None

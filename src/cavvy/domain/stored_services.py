@@ -11,6 +11,22 @@ from cavvy.domain.values import Struct
 KEPT_ENDED = 5  # how many replicas that have ended a service remembers
 
 
+class ServiceKey(Struct, frozen=True, kw_only=True):
+    """A key that may call a service. Only its SHA-256 is stored: a key has 256 random bits. `per_s`
+    and `burst` limit its rate; None: only the service's limits hold. `user` has made it.
+    """
+
+    id: str
+    sha256: str
+    label: str = ""
+    user: str = ""
+    per_s: float | None = None
+    burst: int = 1
+    created_at: datetime
+    expires_at: datetime | None = None
+    used_at: datetime | None = None  # as of the last write of the service
+
+
 class StoredService(Struct, frozen=True, kw_only=True):
     """A service: a name in a project, the task of its newest revision, and its replicas, oldest
     first. Each replica is a job with the ID of the replica.
@@ -40,6 +56,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
     failures: int = 0
     failed_at: datetime | None = None
     problem: str = ""
+    keys: tuple[ServiceKey, ...] = ()
     version: int = 0
 
     @property

@@ -1,59 +1,73 @@
 """Keys of clients: found by their hash, with a limit of the rate for each.
 
-A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. It is not passed on to replicas.
+A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. It is not passed on to replicas, and
+neither logged nor kept.
 """
 
 import math
 from collections.abc import Iterable
 from hashlib import sha256
+from hmac import compare_digest
 
 from cavvy.gateway.config import ClientKey
 from cavvy.gateway.heads import RequestHead
+from cavvy.gateway.rates import TokenBucket
 
 
-class TokenBucket:
-    """Holds at most `burst` tokens and gains `per_s` a second; each request takes one."""
-
-    __slots__ = ("_at", "_burst", "_per_s", "_tokens")
-
-    def __init__(self, per_s: float, burst: int, now: float) -> None:
-        self._per_s = per_s
-        self._burst = burst
-        self._tokens = float(burst)
-        self._at = now
-
-    def take(self, now: float) -> float:
-        """Take a token: 0.0, or the seconds after which there is one."""
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
-        self._at = now
-        if self._tokens >= 1:
-            self._tokens -= 1
-            return 0.0
-        return (1 - self._tokens) / self._per_s
+def read_secret(head: RequestHead) -> bytes:
+    """The key that a request shows; b"" if it shows none."""
+    if head.api_key:
+        return head.api_key
+    if head.authorization[:7].lower() == b"bearer ":
+        return head.authorization[7:].strip(b" ")
+    return b""
 
 
 class ServiceKeys:
-    """The keys of a service."""
+    """The keys of a service. `used` has the time of each key's last request, in seconds since 1970;
+    keys that were not used are not in it.
+    """
 
-    def __init__(self, keys: Iterable[ClientKey], now: float) -> None:
-        self._keys = {key.sha256: key for key in keys}
+    def __init__(self, keys: Iterable[ClientKey], needed: bool, now: float) -> None:
+        self._keys = {bytes.fromhex(key.sha256): key for key in keys}
+        self._needed = needed or bool(self._keys)
         self._buckets = {
-            key.id: TokenBucket(key.per_s, key.burst, now)
+            key.id: (key, TokenBucket(key.per_s, key.burst, now))
             for key in self._keys.values()
             if key.per_s is not None
         }
+        self.used: dict[str, float] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._keys)
+        """Whether requests need a key."""
+        return self._needed
 
-    def find(self, head: RequestHead) -> ClientKey | None:
-        """The key of a request, or None."""
-        secret = head.api_key
-        if not secret and head.authorization[:7].lower() == b"bearer ":
-            secret = head.authorization[7:].strip(b" ")
-        return self._keys.get(sha256(secret).hexdigest()) if secret else None
+    def find(self, head: RequestHead, clock: float) -> ClientKey | None:
+        """The key of a request, or None. `clock` is in seconds since 1970.
+
+        The time that this takes tells nothing of the keys: hashes are looked up by a hash that has
+        a secret of this process, and compared as a whole.
+        """
+        secret = read_secret(head)
+        digest = sha256(secret).digest()
+        key = self._keys.get(digest)
+        if key is None or not compare_digest(digest.hex(), key.sha256):
+            return None
+        if key.expires_at is not None and key.expires_at <= clock:
+            return None
+        self.used[key.id] = clock
+        return key
 
     def wait_s(self, key: ClientKey, now: float) -> int:
         """Count a request of the key: 0, or the whole seconds after which it may call again."""
-        bucket = self._buckets.get(key.id)
-        return 0 if bucket is None else math.ceil(bucket.take(now))
+        found = self._buckets.get(key.id)
+        return 0 if found is None else math.ceil(found[1].take(now))
+
+    def adopt(self, old: "ServiceKeys") -> None:
+        """Go on counting where the same keys of an older route were."""
+        ids = {key.id for key in self._keys.values()}
+        self.used = {name: at for name, at in old.used.items() if name in ids}
+        for name, (key, bucket) in old._buckets.items():
+            mine = self._buckets.get(name)
+            if mine is not None and (mine[0].per_s, mine[0].burst) == (key.per_s, key.burst):
+                self._buckets[name] = (mine[0], bucket)

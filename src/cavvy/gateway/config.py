@@ -49,6 +49,18 @@ class ClientKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sha256: Digest
     per_s: Seconds | None = None  # None: no limit of the rate
     burst: Count = 1
+    expires_at: float | None = None  # seconds since 1970
+
+
+class RateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """So many requests a second may come, and `burst` at once."""
+
+    per_s: Annotated[float, msgspec.Meta(gt=0)]
+    burst: Count = 1
+    # what is counted apart; a client is its key, or its address if the service needs no key
+    each: Literal["client", "address", "header", "service"] = "client"
+    header: HeaderName = "x-forwarded-for"  # with each: header
+    prefix: PathPrefix = ""  # of the paths that are counted, as the replica sees them
 
 
 class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +77,9 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     response_s: Seconds = 600  # a replica may take so long until its response begins
     cold_start_s: Seconds | None = None  # an estimate until the gateway has measured one
     affinity: Affinity | None = None
-    keys: tuple[ClientKey, ...] = ()  # none: every client may call
+    keys: tuple[ClientKey, ...] = ()
+    keyed: bool = False  # requests need a key, even if there is none; always true with keys
+    rates: tuple[RateLimit, ...] = ()
     body_max: Count = 1 << 30
     deferred_max: Count = 1000  # results of `Prefer: respond-async` that are kept
     deferred_bytes: Count = 16 << 20  # of such a request's body, and of its result

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from itertools import count
 from time import monotonic
 
+from cavvy.gateway.admission import admit_client
 from cavvy.gateway.config import (
-    ClientKey,
     GatewayConfigError,
     GatewayLimits,
     ReplicaAddress,
@@ -131,22 +131,21 @@ class Door:
             )
             return None
         route = service.route
-        key_id = ""
-        if service.keys:
-            key = self._admit_key(connection, service, head, now)
-            if key is None:
+        target = below = head.target
+        if route.prefix:
+            below = strip_prefix(target, route.prefix.encode())
+            target = below if route.strip_prefix else target
+        key_id: str | None = ""
+        if service.guarded:
+            key_id = admit_client(connection, service, head, below, now)
+            if key_id is None:
                 return None
-            key_id = key.id
         if head.length > route.body_max:
             service.refuse()
             connection.refuse(
                 413, AnswerCode.TOO_LARGE, f"a body may have {route.body_max} bytes", head
             )
             return None
-        target = below = head.target
-        if route.prefix:
-            below = strip_prefix(target, route.prefix.encode())
-            target = below if route.strip_prefix else target
         if below.startswith(RESULTS) and head.length == 0:
             call_id = below[len(RESULTS) :].decode()
             return ResultRequest(self._calls, connection, service, head, key_id, call_id)
@@ -177,27 +176,6 @@ class Door:
         if head.expect:
             exchange.tells = True
         return exchange
-
-    def _admit_key(
-        self, connection: InboundConnection, service: ServiceQueue, head: RequestHead, now: float
-    ) -> ClientKey | None:
-        key = service.keys.find(head)
-        if key is None:
-            service.refuse()
-            connection.refuse(401, AnswerCode.NO_KEY, "the service needs one of its keys", head)
-            return None
-        wait_s = service.keys.wait_s(key, now)
-        if wait_s:
-            service.refuse()
-            connection.refuse(
-                429,
-                AnswerCode.TOO_MANY,
-                f"the key {key.id} may make {key.per_s:g} requests a second",
-                head,
-                wait_s,
-            )
-            return None
-        return key
 
     def _write_head(
         self,

@@ -28,11 +28,11 @@ class Routes(Generic[T]):
         if rows is None:
             rows = self._table.get(_without_port(host).lower(), self._any)
         for prefix, service in rows:
-            if not prefix or _is_below(target, prefix):
+            if not prefix or is_below(target, prefix):
                 return service
         if rows is not self._any:
             for prefix, service in self._any:
-                if not prefix or _is_below(target, prefix):
+                if not prefix or is_below(target, prefix):
                     return service
         return None
 
@@ -43,7 +43,8 @@ def _without_port(host: bytes) -> bytes:
     return host.partition(b":")[0]
 
 
-def _is_below(target: bytes, prefix: bytes) -> bool:
+def is_below(target: bytes, prefix: bytes) -> bool:
+    """Whether the path of a target is the prefix, or in it."""
     return target.startswith(prefix) and target[len(prefix) : len(prefix) + 1] in (b"", b"/", b"?")
 
 

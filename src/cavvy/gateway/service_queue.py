@@ -17,6 +17,7 @@ from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadMemo, RequestHead
 from cavvy.gateway.own_answers import AnswerCode
+from cavvy.gateway.rates import ServiceRates
 from cavvy.gateway.statistics import ServiceCounters, ServiceFacts, find_quantile
 from cavvy.gateway.upstream import ReplicaPool
 
@@ -35,7 +36,9 @@ class ServiceQueue:
         self._wake = wake
         self._late_s = inf if route.late_s is None else route.late_s
         self.memo = memo
-        self.keys = ServiceKeys(route.keys, now)
+        self.keys = ServiceKeys(route.keys, route.keyed, now)
+        self.rates = ServiceRates(route.rates)
+        self.guarded = bool(self.keys or self.rates)
         self.counters = ServiceCounters(now)
         self._cold_starts = ColdStarts(route.cold_start_s)
         self._replicas: list[ReplicaPool] = []
@@ -80,8 +83,9 @@ class ServiceQueue:
         return fields
 
     def refuse(self) -> None:
-        """The gateway answers a request before it is admitted."""
-        self.counters.arrivals += 1
+        """The gateway answers a request before it is admitted. It does not count as an arrival:
+        who may not call shall not start replicas.
+        """
         self.counters.refused += 1
 
     # what replicas call
@@ -166,6 +170,8 @@ class ServiceQueue:
     def adopt(self, old: "ServiceQueue") -> None:
         """Take the replicas, requests and counters of the same service under an older route."""
         self.counters = old.counters
+        self.keys.adopt(old.keys)
+        self.rates.adopt(old.rates)
         self._cold_starts = old._cold_starts
         self._waiting = old._waiting
         for exchange in self._waiting:
@@ -224,6 +230,7 @@ class ServiceQueue:
             p50_s=find_quantile(counters.latency, 0.5),
             p95_s=find_quantile(counters.latency, 0.95),
             p99_s=find_quantile(counters.latency, 0.99),
+            keys_used=dict(self.keys.used),
             replicas=tuple(pool.describe() for pool in (*self._replicas, *self._draining)),
         )
 

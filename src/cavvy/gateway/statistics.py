@@ -72,6 +72,7 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     p50_s: float | None
     p95_s: float | None
     p99_s: float | None
+    keys_used: dict[str, float]  # the last request of each key, in seconds since 1970
     replicas: tuple[ReplicaFacts, ...]
 
 

@@ -258,6 +258,24 @@ class ServiceTimeoutKeys(TypedDict, total=False):
     silence: Length
 
 
+class ServiceRate(TypedDict):
+    """How many requests to a service may come."""
+
+    requests: Number
+    per: NotRequired[Length]
+    burst: NotRequired[Whole]
+    each: NotRequired[str]
+    header: NotRequired[str]
+    prefix: NotRequired[str]
+
+
+class ServiceLimits(TypedDict, total=False):
+    """How large requests to a service may be, and how many may wait."""
+
+    body: Size
+    waiting: Whole
+
+
 class ServiceSlo(TypedDict, total=False):
     """What a service promises."""
 
@@ -274,6 +292,9 @@ class Service(TypedDict):
     probe: NotRequired[str | ServiceProbe]
     drain: NotRequired[Length]
     timeouts: NotRequired[ServiceTimeoutKeys]
+    keys: NotRequired[Switch]
+    rate: NotRequired[Number | ServiceRate | Sequence[ServiceRate]]
+    limits: NotRequired[ServiceLimits]
     slo: NotRequired[ServiceSlo]
     regions: NotRequired[str | Sequence[str]]
     residency: NotRequired[str]

@@ -2,8 +2,15 @@
 
 from collections.abc import Iterator
 
-from cavvy.domain.services import ReplicaCount, ServiceSpec, TargetKind
-from cavvy.domain.units import format_duration, format_rate
+from cavvy.domain.services import (
+    RateScope,
+    ReplicaCount,
+    RequestLimits,
+    RequestRate,
+    ServiceSpec,
+    TargetKind,
+)
+from cavvy.domain.units import format_duration, format_memory, format_rate
 from cavvy.spec.problems import listed
 
 
@@ -24,6 +31,9 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
         f"wait at most {format_duration(service.timeouts.queue)}; a replica that ends has "
         f"{format_duration(service.drain)} for those it has",
     )
+    yield "callers", "need a key of the service" if service.keys else ""
+    yield "rate", "; ".join(_rate(each) for each in service.rates)
+    yield "largest body", _body(service.limits)
     promises = []
     if service.slo.p95 is not None:
         promises.append(f"95% answered within {format_duration(service.slo.p95)}")
@@ -57,5 +67,25 @@ def _target(replicas: ReplicaCount) -> str:
             return f"so that {target.metric} is {target.value:g} on average"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _rate(rate: RequestRate) -> str:
+    whose = {
+        RateScope.CLIENT: "for each client",
+        RateScope.ADDRESS: "for each address",
+        RateScope.HEADER: f"for each {rate.header}",
+        RateScope.SERVICE: "for all together",
+    }[rate.each]
+    below = f" below {rate.prefix}" if rate.prefix else ""
+    return (
+        f"{_count(rate.requests, 'request')}{below} in {format_duration(rate.per)} {whose}, "
+        f"{rate.burst} at once"
+    )
+
+
+def _body(limits: RequestLimits) -> str:
+    if limits == RequestLimits():
+        return ""
+    return f"{format_memory(limits.body_mib)}; at most {limits.waiting} requests wait"
+
+
+def _count(number: float, noun: str) -> str:
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from cavvy.api.serving.gateway_child import GatewayChild
 from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
+from cavvy.api.serving.gateway_route import make_route
 from cavvy.api.serving.probes import ProbedPort, ReplicaProbes
 from cavvy.control.decide.service import list_serving
-from cavvy.control.decide.traffic import ServiceTraffic, make_terms
+from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.serving.front import ProbeRecord
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
@@ -85,6 +86,8 @@ class GatewayFront:
 
     async def publish(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
         new, old = make_published(service, replicas), self._published.get(service.id)
+        if old is not None and old.service.version > service.version:
+            return  # it was read before another request changed the service, and comes again
         self._published[service.id] = new
         self._needed.set()
         link = self._link
@@ -218,17 +221,8 @@ def _by_name(reply: ControlReply) -> dict[str, ServiceFacts]:
 
 def make_published(service: StoredService, replicas: Sequence[ServiceReplica]) -> PublishedService:
     """The service as the gateway's values."""
-    spec, terms = service.spec, make_terms(service.spec)
-    route = ServiceRoute(
-        name=service.id,
-        prefix=service.path,
-        concurrency=spec.concurrency,
-        wait_s=spec.timeouts.queue.total_seconds(),
-        response_s=spec.timeouts.response.total_seconds(),
-        late_s=terms.wait_s,
-    )
     addresses = [ReplicaAddress(id=each.id, host=_LOCAL, port=each.port) for each in replicas]
-    return PublishedService(service=service, route=route, replicas=tuple(addresses))
+    return PublishedService(service=service, route=make_route(service), replicas=tuple(addresses))
 
 
 def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
@@ -249,4 +243,5 @@ def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
         p95_s=facts.p95_s,
         p99_s=facts.p99_s,
         replicas={each.id: each.in_flight for each in facts.replicas},
+        keys_used=facts.keys_used,
     )

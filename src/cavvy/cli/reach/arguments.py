@@ -74,6 +74,14 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 job_argument = click.argument("name", shell_complete=complete_jobs)
 machine_argument = click.argument("name", shell_complete=complete_machines)
 service_argument = click.argument("name", shell_complete=complete_services)
+service_key_option = click.option(
+    "--key", envvar="CAVVY_SERVICE_KEY", help="A key of the service; see `cavvy key`."
+)
+
+
+def show_key(key: str | None) -> dict[str, str]:
+    """The header that shows a service's key."""
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 def _read_time(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:

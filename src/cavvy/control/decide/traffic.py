@@ -21,7 +21,8 @@ _FIRST_START_S = 10.0  # how long a start is assumed to take until one was measu
 
 class ServiceTraffic(Struct, frozen=True, kw_only=True):
     """What the gateway has counted for a service. The first group only grows while the gateway
-    runs; `at_s` is the gateway's own clock. `replicas` has the requests in flight of each.
+    runs; `at_s` is the gateway's own clock. `replicas` has the requests in flight of each, and
+    `keys_used` the last use of each key, in seconds since 1970.
     """
 
     at_s: float
@@ -40,6 +41,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     p95_s: float | None = None
     p99_s: float | None = None
     replicas: Mapping[str, int] = field(default_factory=dict)
+    keys_used: Mapping[str, float] = field(default_factory=dict)
 
 
 def make_terms(spec: ServiceSpec) -> ScalingTerms:

@@ -17,6 +17,7 @@ from cavvy.control.decide.service import (
     make_replica_task,
     order_replica,
 )
+from cavvy.control.decide.service_keys import note_uses
 from cavvy.control.decide.traffic import ServiceTraffic, scale
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.domain.services import ReplicaState, ServiceReplica
@@ -97,7 +98,9 @@ class ServiceReconciler:
         now = self._clock.now()
         traffic = await front.read_traffic(stored)
         seen = {each.id: await self._look(each, traffic, front) for each in stored.open}
-        service = stored if traffic is None else self._scale(key, stored, traffic, now)
+        service = stored
+        if traffic is not None:
+            service = self._scale(key, note_uses(stored, traffic.keys_used), traffic, now)
         backlog = 0 if traffic is None else traffic.backlog
         step = decide_service(ServiceSnapshot(service=service, seen=seen, backlog=backlog), now)
         step, stored = await self._store_step(key, step, stored, front, now)
@@ -177,7 +180,9 @@ class ServiceReconciler:
         step = replace(step, service=service, start=(*step.start, *ordered))
         scaled = self._scaled.get(key)
         old = scaled is not None and now - scaled.stored_at >= _STORED_EVERY
-        compared = service if old else replace(service, scaling=stored.scaling, why=stored.why)
+        compared = service
+        if not old:
+            compared = replace(service, scaling=stored.scaling, why=stored.why, keys=stored.keys)
         if compared == stored:
             return step, stored
         if scaled is not None:

@@ -1,15 +1,16 @@
 """Handles users' requests about services: start, update, list and end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from cavvy.control.decide.service import HERE, list_serving, make_replica_task
+from cavvy.control.decide.service_keys import with_key, without_key
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.services import ServiceSpec, TargetKind
-from cavvy.domain.stored_services import StoredService
+from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, replace
@@ -95,12 +96,27 @@ class ServiceRequests:
         """End a service: its replicas finish their requests and stop, and then the service is gone.
         Raises RowNotFound.
         """
+        ended = await self._change(project, name, lambda service: replace(service, wanted=False))
+        self._hint(service_key(project, name))
+        return await self._describe(ended)
+
+    async def add_key(self, project: str, name: str, key: ServiceKey) -> None:
+        """Let a key call the service. Raises RowNotFound, TooManyKeys."""
+        service = await self._change(project, name, lambda service: with_key(service, key))
+        await self._publish(service)
+
+    async def remove_key(self, project: str, name: str, key_id: str) -> None:
+        """Let a key call the service no longer. Raises RowNotFound."""
+        service = await self._change(project, name, lambda service: without_key(service, key_id))
+        await self._publish(service)
+
+    async def _change(
+        self, project: str, name: str, change: Callable[[StoredService], StoredService]
+    ) -> StoredService:
         for _ in range(_TRIES):
             service = await self._store.services.get(project, name)
             with suppress(StaleVersion):
-                ended = await self._store.services.put(replace(service, wanted=False))
-                self._hint(service_key(project, name))
-                return await self._describe(ended)
+                return await self._store.services.put(change(service))
         raise StaleVersion(f"service {name} was changed by other requests in every try")
 
     async def end_all(self, projects: ProjectFilter = None) -> Sequence[StoredService]:

@@ -1,14 +1,18 @@
 """The section `service`: how a task answers requests, and on how many replicas."""
 
+import math
 import re
 from datetime import timedelta
 from typing import Any
 
 from cavvy.catalog.regions import AREAS
 from cavvy.domain.services import (
+    RateScope,
     ReadinessProbe,
     ReplicaCount,
     ReplicaTarget,
+    RequestLimits,
+    RequestRate,
     ServiceLevel,
     ServiceSpec,
     ServiceTimeouts,
@@ -16,12 +20,15 @@ from cavvy.domain.services import (
 )
 from cavvy.domain.units import parse_rate
 from cavvy.domain.values import replace
+from cavvy.spec.fields.amounts import size_kind
 from cavvy.spec.fields.kinds import (
+    FLAG,
     FieldSpec,
     ListKind,
     ScalarKind,
     SectionReader,
     WrongValue,
+    choice,
     either,
     filled,
     number,
@@ -166,6 +173,55 @@ _SLO = section(
 )
 
 
+def _build_rate(table: SectionReader) -> RequestRate | None:
+    rate = table.make(RequestRate)
+    if rate is None:
+        return None
+    by_header = rate.each is RateScope.HEADER
+    if by_header and rate.header is None:
+        table.wrong("each", "no header is named", suggestion="add `header: X-User`")
+    elif rate.header is not None and not by_header:
+        table.wrong("header", "it has no effect", suggestion="add `each: header`, or delete it")
+    if not 1e-5 <= rate.per_s <= 1e6:
+        table.wrong("requests", f"{rate.per_s:g} requests a second are out of bounds")
+    return rate
+
+
+def _read_header(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,100}", text):
+        raise WrongValue(f"{shown(text)} cannot be the name of a header")
+    return text
+
+
+def _read_prefix(text: str) -> str:
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+/?|/", text):
+        raise WrongValue(f"{shown(text)} is not a path", suggestion="write a path such as /v1")
+    return text.rstrip("/")
+
+
+_REQUESTS = number("a number above 0", 0, 1e9, above=True)
+_RATE = either(
+    _REQUESTS,
+    lambda requests: RequestRate(requests=requests, burst=max(1, math.ceil(requests))),
+    section(
+        "service.rate",
+        _build_rate,
+        requests=FieldSpec(_REQUESTS, required=True),
+        per=length_kind(timedelta(seconds=1), timedelta(hours=24)),
+        burst=whole(1, 1_000_000),
+        each=choice(RateScope, {"key": RateScope.CLIENT, "ip": RateScope.ADDRESS}),
+        header=text_kind("the name of a header", _read_header),
+        prefix=text_kind("a path such as /v1", _read_prefix),
+    ),
+)
+_LIMITS = section(
+    "service.limits",
+    lambda table: table.make(RequestLimits),
+    body=FieldSpec(size_kind("a size such as 100MiB"), to=("body_mib",)),
+    waiting=whole(1, 1_000_000),
+)
+
+
 def _read_area(text: str) -> str:
     if text not in AREAS:
         raise WrongValue(f"{shown(text)} is not an area", expected=", ".join(sorted(AREAS)))
@@ -192,6 +248,9 @@ SERVICE = section(
     probe=_PROBE,
     drain=length_kind(timedelta(0), timedelta(hours=24)),
     timeouts=_TIMEOUTS,
+    keys=FLAG,
+    rate=FieldSpec(ListKind(_RATE, single=True), to=("rates",)),
+    limits=_LIMITS,
     slo=_SLO,
     regions=ListKind(
         text_kind("a region's name, or an area such as eu, us or asia", filled), single=True

@@ -1,0 +1,43 @@
+"""A service as the gateway sees it: its path, its clients and its bounds."""
+
+from cavvy.control.decide.traffic import make_terms
+from cavvy.domain.services import RequestRate
+from cavvy.domain.stored_services import ServiceKey, StoredService
+from cavvy.domain.values import replace
+from cavvy.gateway.config import ClientKey, RateLimit, ServiceRoute
+
+_MIB = 1 << 20
+
+
+def make_route(service: StoredService) -> ServiceRoute:
+    spec = service.spec
+    return ServiceRoute(
+        name=service.id,
+        prefix=service.path,
+        concurrency=spec.concurrency,
+        queue_max=spec.limits.waiting,
+        wait_s=spec.timeouts.queue.total_seconds(),
+        response_s=spec.timeouts.response.total_seconds(),
+        late_s=make_terms(spec).wait_s,
+        keyed=spec.keys,
+        keys=tuple(_make_key(each) for each in service.keys) if spec.keys else (),
+        rates=tuple(_make_rate(each) for each in spec.rates),
+        body_max=spec.limits.body_mib * _MIB,
+    )
+
+
+def _make_key(key: ServiceKey) -> ClientKey:
+    return ClientKey(
+        id=key.id,
+        sha256=key.sha256,
+        per_s=key.per_s,
+        burst=key.burst,
+        expires_at=None if key.expires_at is None else key.expires_at.timestamp(),
+    )
+
+
+def _make_rate(rate: RequestRate) -> RateLimit:
+    limit = RateLimit(per_s=rate.per_s, burst=rate.burst, each=rate.each.value, prefix=rate.prefix)
+    if rate.header is None:
+        return limit
+    return replace(limit, header=rate.header.lower())

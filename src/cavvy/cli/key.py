@@ -1,0 +1,82 @@
+"""`cavvy key`: manages the keys with which clients call a service."""
+
+import click
+
+from cavvy.cli.reach.arguments import service_argument
+from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
+from cavvy.cli.view.token_limits import read_seconds
+
+
+@click.group("key")
+def command() -> None:
+    """Make, list and revoke keys for calls to a service.
+
+    Requests to a service whose file says `keys: true` need a key, as `Authorization: Bearer KEY` or
+    `X-API-Key: KEY`. The key does not reach the service's program.
+    """
+
+
+@command.command("create")
+@service_argument
+@project_option
+@click.option("--label", default="", help="A note that shows what the key is for.")
+@click.option("--rate", type=float, help="The most requests a second with this key.")
+@click.option("--burst", type=int, help="How many of these may come at once; the default is 1.")
+@click.option("--expires", default="90d", help="How long the key is valid, or `never`.")
+def create(
+    name: str, project: str, label: str, rate: float | None, burst: int | None, expires: str
+) -> None:
+    """Make a key and print it. It cannot be shown again."""
+    from cavvy.client.service_key_wire import ServiceKeyAsk, create_service_key
+
+    ask = ServiceKeyAsk(
+        label=label,
+        per_s=rate,
+        burst=burst or 1,
+        expires_s=None
+        if expires == "never"
+        else read_seconds(expires, "--expires", "30d, 12h or never"),
+    )
+    with session() as client:
+        made = create_service_key(client, project, name, ask)
+    click.echo(f"key {made.view.id} of {name}; keep it, it cannot be shown again:", err=True)
+    click.echo(made.key)
+
+
+@command.command("list")
+@service_argument
+@project_option
+@output_option
+def list_keys(name: str, project: str, output: str) -> None:
+    """List the keys of a service."""
+    from cavvy.cli.view import formatting
+    from cavvy.client.service_key_wire import list_service_keys
+
+    columns = [
+        TableColumn("id"),
+        TableColumn("label", wrap=True),
+        TableColumn("user", drop=3),
+        TableColumn("per_s", "REQ/S", drop=4),
+        TableColumn("burst", hidden=True),
+        TableColumn("created_at", "CREATED", formatting.show_ago, drop=3),
+        TableColumn("used_at", "USED", formatting.show_ago, drop=2),
+        TableColumn("expires_at", "EXPIRES", formatting.show_time, drop=1),
+    ]
+    with session() as client:
+        rows = list_service_keys(client, project, name)
+    empty = f"no keys; `cavvy key create {name}` makes one"
+    rows_out(columns, rows, output, empty=empty)
+
+
+@command.command("revoke")
+@service_argument
+@click.argument("key_id", metavar="ID")
+@project_option
+def revoke(name: str, key_id: str, project: str) -> None:
+    """Revoke a key at once."""
+    from cavvy.client.service_key_wire import revoke_service_key
+
+    with session() as client:
+        revoke_service_key(client, project, name, key_id)
+    click.echo(f"key {key_id} of {name} is revoked")

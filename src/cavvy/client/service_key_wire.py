@@ -1,0 +1,59 @@
+"""The requests and answers of the routes for keys of services, and the client's functions."""
+
+from datetime import datetime
+
+from msgspec.json import decode, encode
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import project_path, segment
+from cavvy.client.wire import Answer, Ask
+
+
+class ServiceKeyAsk(Ask, frozen=True, kw_only=True):
+    """`per_s` limits the key's requests per second, of which `burst` may come at once."""
+
+    label: str = ""
+    per_s: float | None = None
+    burst: int = 1
+    expires_s: int | None = None
+
+
+class ServiceKeyView(Answer, frozen=True, kw_only=True):
+    """A key of a service, without its secret. `used_at` is its last request."""
+
+    id: str
+    label: str
+    user: str
+    per_s: float | None
+    burst: int
+    created_at: datetime
+    expires_at: datetime | None
+    used_at: datetime | None
+
+
+class ServiceKeyMade(Answer, frozen=True, kw_only=True):
+    key: str
+    view: ServiceKeyView
+
+
+def create_service_key(
+    client: ApiClient, project: str, service: str, ask: ServiceKeyAsk
+) -> ServiceKeyMade:
+    """Raises ApiError `service-not-found`, `service-open`."""
+    answer = client.send("POST", _path(project, service), encode(ask))
+    return decode(answer.body, type=ServiceKeyMade)
+
+
+def list_service_keys(client: ApiClient, project: str, service: str) -> list[ServiceKeyView]:
+    """Raises ApiError `service-not-found`."""
+    path = _path(project, service)
+    return decode(client.repeat(lambda: client.send("GET", path)).body, type=list[ServiceKeyView])
+
+
+def revoke_service_key(client: ApiClient, project: str, service: str, key_id: str) -> None:
+    """Raises ApiError `service-not-found`, `service-key-not-found`."""
+    client.send("DELETE", f"{_path(project, service)}/{segment('key', key_id)}")
+
+
+def _path(project: str, service: str) -> str:
+    return f"{project_path(project)}/services/{segment('service', service)}/keys"

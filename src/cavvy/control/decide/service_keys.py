@@ -1,0 +1,43 @@
+"""The keys of a service: which it has, and when they were last used."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from cavvy.domain.stored_services import ServiceKey, StoredService
+from cavvy.domain.values import replace
+from cavvy.store.base import RowNotFound
+
+MOST_KEYS = 1000
+
+
+class TooManyKeys(Exception):
+    """The service has as many keys as it may have; revoke one."""
+
+
+def with_key(service: StoredService, key: ServiceKey) -> StoredService:
+    """The service with one more key. Raises TooManyKeys."""
+    if len(service.keys) >= MOST_KEYS:
+        raise TooManyKeys(f"service {service.name} has {MOST_KEYS} keys")
+    return replace(service, keys=(*service.keys, key))
+
+
+def without_key(service: StoredService, key_id: str) -> StoredService:
+    """The service without a key. Raises RowNotFound."""
+    kept = tuple(each for each in service.keys if each.id != key_id)
+    if len(kept) == len(service.keys):
+        raise RowNotFound(f"service {service.name} has no key {key_id}")
+    return replace(service, keys=kept)
+
+
+def note_uses(service: StoredService, used: Mapping[str, float]) -> StoredService:
+    """The service with the times at which the gateway last saw its keys."""
+    if not used:
+        return service
+    return replace(service, keys=tuple(_note_use(each, used.get(each.id)) for each in service.keys))
+
+
+def _note_use(key: ServiceKey, seen: float | None) -> ServiceKey:
+    if seen is None:
+        return key
+    at = datetime.fromtimestamp(seen, UTC)
+    return replace(key, used_at=at) if key.used_at is None or at > key.used_at else key

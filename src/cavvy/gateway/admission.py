@@ -1,0 +1,63 @@
+"""Whether a request may enter a service: its key, its rate and its size, before it is queued."""
+
+import time
+from typing import TYPE_CHECKING
+
+from cavvy.gateway.config import RateLimit
+from cavvy.gateway.heads import RequestHead
+from cavvy.gateway.own_answers import AnswerCode
+
+if TYPE_CHECKING:
+    from cavvy.gateway.inbound import InboundConnection
+    from cavvy.gateway.service_queue import ServiceQueue
+
+
+def admit_client(
+    connection: "InboundConnection",
+    service: "ServiceQueue",
+    head: RequestHead,
+    target: bytes,
+    now: float,
+) -> str | None:
+    """The ID of the request's key, "" if the service needs none, or None if the request was
+    refused. `target` is what the replica will see.
+    """
+    key_id = ""
+    if service.keys:
+        key = service.keys.find(head, time.time())
+        if key is None:
+            service.refuse()
+            connection.refuse(401, AnswerCode.NO_KEY, "the service needs one of its keys", head)
+            return None
+        key_id = key.id
+        if wait_s := service.keys.wait_s(key, now):
+            message = f"the key {key.id} may make {key.per_s:g} requests a second"
+            _refuse_rate(connection, service, head, message, wait_s)
+            return None
+    if service.rates and (full := service.rates.take(head, target, key_id, connection.peer, now)):
+        limit, wait_s = full
+        _refuse_rate(connection, service, head, _describe_limit(limit), wait_s)
+        return None
+    return key_id
+
+
+def _refuse_rate(
+    connection: "InboundConnection",
+    service: "ServiceQueue",
+    head: RequestHead,
+    message: str,
+    wait_s: int,
+) -> None:
+    service.refuse()
+    connection.refuse(429, AnswerCode.TOO_MANY, message, head, wait_s)
+
+
+def _describe_limit(limit: RateLimit) -> str:
+    whose = {
+        "client": "each client may make",
+        "address": "each address may make",
+        "header": f"requests with the same {limit.header} may be",
+        "service": "the service takes",
+    }[limit.each]
+    below = f" for paths below {limit.prefix}" if limit.prefix else ""
+    return f"{whose} {limit.per_s:g} requests a second{below}"

@@ -1,0 +1,103 @@
+"""How often requests may come: token buckets for the service, its keys, addresses or headers."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from cavvy.gateway.config import RateLimit
+from cavvy.gateway.heads import RequestHead
+from cavvy.gateway.routing import is_below
+
+_MOST_BUCKETS = 10_000  # of each limit; the bucket that was unused for longest goes first
+
+
+class TokenBucket:
+    """Holds at most `burst` tokens and gains `per_s` a second; each request takes one."""
+
+    __slots__ = ("_at", "_burst", "_per_s", "_tokens")
+
+    def __init__(self, per_s: float, burst: int, now: float) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._tokens = float(burst)
+        self._at = now
+
+    def take(self, now: float) -> float:
+        """Take a token: 0.0, or the seconds after which there is one."""
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
+        self._at = now
+        if self._tokens >= 1:
+            self._tokens -= 1
+            return 0.0
+        return (1 - self._tokens) / self._per_s
+
+    def give_back(self) -> None:
+        """The request for which a token was taken is refused for another reason."""
+        self._tokens = min(self._burst, self._tokens + 1)
+
+
+class LimitedRate:
+    """One limit, with a bucket for each client that it counts apart."""
+
+    def __init__(self, limit: RateLimit) -> None:
+        self.limit = limit
+        self._prefix = limit.prefix.encode()
+        self._header = limit.header.encode()
+        self._buckets: OrderedDict[bytes, TokenBucket] = OrderedDict()
+
+    def covers(self, target: bytes) -> bool:
+        return not self._prefix or is_below(target, self._prefix)
+
+    def find_bucket(self, head: RequestHead, key: str, peer: bytes, now: float) -> TokenBucket:
+        match self.limit.each:
+            case "client":
+                name = key.encode() or peer
+            case "address":
+                name = peer
+            case "header":
+                name = head.get_header(self._header)
+            case "service":
+                name = b""
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            if len(self._buckets) >= _MOST_BUCKETS:
+                self._buckets.popitem(last=False)
+            bucket = TokenBucket(self.limit.per_s, self.limit.burst, now)
+            self._buckets[name] = bucket
+        else:
+            self._buckets.move_to_end(name)
+        return bucket
+
+
+class ServiceRates:
+    """The limits of a service that do not belong to a key."""
+
+    def __init__(self, limits: Iterable[RateLimit]) -> None:
+        self._rates = [LimitedRate(limit) for limit in limits]
+
+    def __bool__(self) -> bool:
+        return bool(self._rates)
+
+    def take(
+        self, head: RequestHead, target: bytes, key: str, peer: bytes, now: float
+    ) -> tuple[RateLimit, int] | None:
+        """Count a request in each limit that covers it. Returns the limit that has no room, and the
+        whole seconds after which it has; then the request counts nowhere.
+        """
+        taken: list[TokenBucket] = []
+        for rate in self._rates:
+            if not rate.covers(target):
+                continue
+            bucket = rate.find_bucket(head, key, peer, now)
+            wait_s = bucket.take(now)
+            if wait_s:
+                for each in taken:
+                    each.give_back()
+                return rate.limit, math.ceil(wait_s)
+            taken.append(bucket)
+        return None
+
+    def adopt(self, old: "ServiceRates") -> None:
+        """Go on counting where the same limits of an older route were."""
+        before = {each.limit: each for each in old._rates}
+        self._rates = [before.get(each.limit, each) for each in self._rates]
