@@ -213,13 +213,6 @@ def test_notes_do_not_stop_a_run() -> None:
 @pytest.mark.parametrize(
     ("text", "what", "tasks"),
     [
-        ("type: service\nport: 8000\nmodel: a\ncommands: [serve]", "service", 1),
-        (
-            "type: service\nport: 80\nimage: a\ngroups: [{replicas: 1..2, scaling: {metric: rps, "
-            "target: 3}}]",
-            "service",
-            1,
-        ),
         ("type: fleet\nnodes: 0..2\nplacement: cluster", "fleet", 0),
         ("type: fleet\nssh_config: {user: a, hosts: [{hostname: b, blocks: auto}, c]}", "fleet", 0),
         ("type: volume\nbackend: aws\nregion: eu\nsize: 100GB", "volume", 0),

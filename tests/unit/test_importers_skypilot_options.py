@@ -1,4 +1,4 @@
-"""Parts of SkyPilot files that become options of one provider, and services."""
+"""Parts of SkyPilot files that become options of one provider."""
 
 import json
 
@@ -86,17 +86,13 @@ def test_docker_beside_the_work_is_an_option_of_kubernetes(written: str, option:
     assert options_of(off) == [((), {})]
 
 
-@pytest.mark.parametrize(
-    "section",
-    ["service: {readiness_probe: /health, replicas: 2}", "pool: {workers: 2}"],
-)
-def test_a_service_or_pool_starts_one_copy_as_with_sky_launch(section: str) -> None:
-    found = parse_file(f"run: x\n{section}\n")
+def test_a_pool_starts_one_worker_as_with_sky_launch() -> None:
+    found = parse_file("run: x\npool: {workers: 2}\n")
     assert found.refused == ()
     assert found.task is not None
     assert found.task.run == "x"
     (kept,) = found.kept
-    assert kept.key == section.partition(":")[0]
+    assert kept.key == "pool"
     assert "sky launch" in kept.reason
 
 

@@ -50,7 +50,8 @@ class ReplicaCount(Struct, frozen=True, kw_only=True):
 class ReadinessProbe(Struct, frozen=True, kw_only=True):
     """How to find out whether a replica answers: a GET of `path` is answered with 200 to 399 within
     `timeout`. A replica is asked `every` so often, has `start` for its first answer, and is
-    unhealthy after `failures` failures in a row.
+    unhealthy after `failures` failures in a row. With `any_status`, every HTTP response counts as
+    an answer.
     """
 
     path: str = "/"
@@ -58,6 +59,7 @@ class ReadinessProbe(Struct, frozen=True, kw_only=True):
     timeout: timedelta = timedelta(seconds=5)
     start: timedelta = timedelta(minutes=20)
     failures: int = 3
+    any_status: bool = False
 
 
 class ServiceTimeouts(Struct, frozen=True, kw_only=True):
@@ -111,7 +113,8 @@ class ServiceLevel(Struct, frozen=True, kw_only=True):
 
 
 class ServiceSpec(Struct, frozen=True, kw_only=True):
-    """How a task serves requests.
+    """How a task serves requests. With `fixed_port`, its program listens on `port`; otherwise on
+    the port in the variable PORT. OpenAI's clients choose the service by one of its `models`.
 
     `concurrency` is the number of requests that a replica can work on at once. With `keys`,
     requests need one of the service's keys. A replica that is to end has `drain` for its requests.
@@ -120,6 +123,8 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     """
 
     port: int
+    fixed_port: bool = False
+    models: tuple[str, ...] = ()
     replicas: ReplicaCount = ReplicaCount()
     concurrency: int = 1
     probe: ReadinessProbe = ReadinessProbe()

@@ -9,6 +9,8 @@ from cavvy.importers.readers import as_text, child, entries, text_at
 from cavvy.spec.problems import SourceMark, slug
 from cavvy.spec.tree import Node, ScalarNode
 
+UNBOUNDED = 1000  # requests of a replica at a time, which SkyServe and dstack do not limit
+
 
 def read_name(table: Node, kept_keys: TranslationNotes) -> str | None:
     """The job's name, in which only the characters that Cavvy allows are kept; None if the file has

@@ -36,7 +36,9 @@ _OUR_NEEDS = _words(
     "gpu accelerator cpu disk spot instance providers regions network max_price check options"
 )
 # Keys of `service`, which Cavvy's and SkyPilot's files have, that only Cavvy's have.
-_OUR_SERVICE = _words("port concurrency probe drain timeouts slo regions residency budget")
+_OUR_SERVICE = _words(
+    "port concurrency probe drain timeouts keys rate limits slo regions residency budget"
+)
 # Keys that only SkyPilot's files have.
 _SKYPILOT = _words(
     "num_nodes envs file_mounts service pool volume_mounts managed_secrets event_callback config "

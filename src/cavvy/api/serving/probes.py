@@ -63,7 +63,7 @@ class ReplicaProbes:
 
 
 async def probe(port: ProbedPort) -> bool:
-    """Whether a GET of the probe's path is answered with 200 to 399 in time."""
+    """Whether a GET of the probe's path is answered in time, and with a status that it takes."""
     writer = None
     try:
         async with asyncio.timeout(port.probe.timeout.total_seconds()):
@@ -74,7 +74,8 @@ async def probe(port: ProbedPort) -> bool:
                 "Accept: */*\r\nConnection: close\r\n\r\n".encode()
             )
             version, _, rest = (await reader.readline()).partition(b" ")
-            return version.startswith(b"HTTP/1.") and b"200" <= rest[:3] < b"400"
+            good = port.probe.any_status or b"200" <= rest[:3] < b"400"
+            return version.startswith(b"HTTP/1.") and good
     except (OSError, ValueError):  # OSError includes TimeoutError; ValueError: a very long line
         return False
     finally:

@@ -175,7 +175,8 @@ class ServiceReconciler:
         """
         service = step.service
         for _ in range(step.orders):
-            service = order_replica(service, self._jobs.make_id(), front.find_port(), now)
+            port = service.spec.port if service.spec.fixed_port else front.find_port()
+            service = order_replica(service, self._jobs.make_id(), port, now)
         ordered = service.replicas[len(step.service.replicas) :]
         step = replace(step, service=service, start=(*step.start, *ordered))
         scaled = self._scaled.get(key)

@@ -165,6 +165,12 @@ def object_to_service(task: TaskSpec) -> Objection | None:
 def _object_to_section(spec: ServiceSpec) -> Objection | None:
     if spec.replicas.target.kind in (TargetKind.GPU_UTILISATION, TargetKind.METRIC):
         return Objection("service.replicas.target", "this target is not measured yet")
+    if spec.fixed_port and spec.replicas.most > 1:
+        return Objection(
+            "service.replicas",
+            f"the program listens on port {spec.port}, so that only one replica fits on the "
+            "server's machine; with a Cavvy file, it can listen on $PORT",
+        )
     for key, given in (
         ("service.regions", spec.regions),
         ("service.residency", spec.residency),

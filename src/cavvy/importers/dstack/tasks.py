@@ -19,6 +19,7 @@ from cavvy.importers.common_fields import read_commit, read_name, read_tags
 from cavvy.importers.dstack.resources import read_resources
 from cavvy.importers.dstack.rules import is_set, split_pair
 from cavvy.importers.dstack.scalars import read_duration
+from cavvy.importers.dstack.serving import read_service
 from cavvy.importers.dstack.tables import TABLES, VOLUME_BACKENDS
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.readers import (
@@ -40,10 +41,9 @@ from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 KIND = "dstack"
 TYPES = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
 _WHY_NOT = {
-    "service": "services are not supported yet",
     "fleet": "Cavvy has no fleets: it finds nodes for each job and releases them afterwards",
     "volume": "volumes are not created yet",
-    "gateway": "services and their gateways are not supported yet",
+    "gateway": "the server has one gateway for all services, which `cavvy serve` starts",
     "preset": "the search for the best settings of a model's service is not supported yet",
 }
 _LATER = {
@@ -142,6 +142,7 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> TaskSpec:
         schedule=_read_schedule(root, kept_keys),
         retry=_read_retry(root, kept_keys),
         grace=_read_grace(root, kept_keys),
+        service=read_service(root, kept_keys) if text_at(root, "type") == "service" else None,
     )
 
 

@@ -16,6 +16,7 @@ from cavvy.importers.skypilot.mounts import read_mounts
 from cavvy.importers.skypilot.needs import unalias
 from cavvy.importers.skypilot.resources import add_options, read_request
 from cavvy.importers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
+from cavvy.importers.skypilot.serving import read_service
 from cavvy.importers.translation_header import WAIT, WAITS
 from cavvy.spec.problems import ProblemNotes, SourceMark, slug
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
@@ -26,12 +27,8 @@ _LATER = {
     "event_callback": "state changes do not trigger callbacks; in a Cavvy file, `webhooks` "
     "lists addresses to call when the job ends",
 }
-_ONE_COPY = "`cavvy run` does what `sky launch` does: it ignores this section and starts {}"
 _NOTED = {
-    "service": _ONE_COPY.format(
-        "one copy of the service; `cavvy forward NAME PORT` forwards its port"
-    ),
-    "pool": _ONE_COPY.format("one worker"),
+    "pool": "`cavvy run` does what `sky launch` does: it ignores this and starts one worker",
     "inputs": "SkyPilot uses it only to estimate the price of traffic",
     "outputs": "SkyPilot uses it only to estimate the price of traffic",
     "api_server_access": "Cavvy has no SkyPilot server to reach",
@@ -230,6 +227,7 @@ def _translate_task(
         outputs=mounts.outputs,
         volumes=mounts.volumes,
         retry=request.retry,
+        service=read_service(table, kept_keys),
     )
 
 

@@ -1,0 +1,153 @@
+"""Translates the keys of dstack's services. Defaults are those of dstack's configuration reference
+(`.dstack.yml` of type `service`).
+"""
+
+import re
+from datetime import timedelta
+
+from cavvy.domain.services import (
+    RateScope,
+    ReadinessProbe,
+    ReplicaCount,
+    ReplicaTarget,
+    RequestRate,
+    ServiceSpec,
+    TargetKind,
+)
+from cavvy.importers.common_fields import UNBOUNDED
+from cavvy.importers.dstack.scalars import read_duration
+from cavvy.importers.kept_keys import TranslationNotes
+from cavvy.importers.readers import as_text, child, int_at, items, mark_of, text_at
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
+
+_IDLE_S = 600  # dstack's scale_down_delay
+_PROBED_EVERY_S, _PROBE_TIMEOUT_S = 15.0, 10.0
+_START = timedelta(minutes=20)
+_WHEN = "the autoscaler scales up as soon as requests would be late, and down when none comes"
+_NOTED = {
+    "https": "whether the gateway has TLS is a setting of the server",
+    "gateway": "the server has one gateway for all services",
+}
+
+
+def read_service(root: Node, kept_keys: TranslationNotes) -> ServiceSpec:
+    for key, reason in _NOTED.items():
+        if child(root, key) is not None:
+            kept_keys.note_at(root, key, reason)
+    if text_at(root, "strip_prefix") == "False":
+        kept_keys.refuse_at(root, "strip_prefix", "the service's path is taken out of requests")
+    if isinstance(child(root, "replicas"), ListNode):
+        kept_keys.refuse_at(root, "replicas", "replicas of several kinds are not supported")
+    model = _read_model(root, kept_keys)
+    return ServiceSpec(
+        port=_read_port(root),
+        fixed_port=True,
+        models=() if model is None else (model,),
+        replicas=_read_replicas(root, kept_keys),
+        concurrency=UNBOUNDED,
+        probe=_read_probe(root, "/" if model is None else "/v1/models", kept_keys),
+        keys=text_at(root, "auth") != "False",
+        rates=tuple(_read_rate(each, kept_keys) for each in items(child(root, "rate_limits"))),
+    )
+
+
+def _read_port(root: Node) -> int:
+    """The port in the container: `8000`, `80:8000`, or a table."""
+    node = child(root, "port")
+    if isinstance(node, ScalarNode):
+        return int(as_text(node).rpartition(":")[2])
+    return int_at(node, "container_port") or 80
+
+
+def _read_model(root: Node, kept_keys: TranslationNotes) -> str | None:
+    node = child(root, "model")
+    if isinstance(node, ScalarNode):
+        return as_text(node)
+    if text_at(node, "format") == "tgi":
+        kept_keys.note_at(
+            root,
+            "model",
+            "requests are passed on as they are; TGI 1.4 and newer speak OpenAI's form",
+        )
+    if text_at(node, "prefix") not in (None, "/v1", "/v1/"):
+        kept_keys.refuse_at(root, "model", "the model's path must begin with /v1")
+    return text_at(node, "name")
+
+
+def _read_replicas(root: Node, kept_keys: TranslationNotes) -> ReplicaCount:
+    node, scaling = child(root, "replicas"), child(root, "scaling")
+    least, most = 1, 1
+    if isinstance(node, ScalarNode):
+        low, _, high = as_text(node).partition("..")
+        least = int(low or 0)
+        most = int(high or least) if ".." in as_text(node) else least
+    elif isinstance(node, MapNode):
+        least = int_at(node, "min") or 0
+        most = int_at(node, "max") or least
+    if scaling is None:
+        return ReplicaCount(least=least, most=max(1, most))
+    for key in ("window", "scale_up_delay"):
+        if child(scaling, key) is not None:
+            kept_keys.note_at(scaling, f"scaling.{key}", _WHEN)
+    target = float(text_at(scaling, "target") or 1)
+    idle_s = _seconds(scaling, "scale_down_delay", _IDLE_S)
+    return ReplicaCount(
+        least=least,
+        most=max(1, most),
+        target=ReplicaTarget(kind=TargetKind.RATE, value=target),
+        idle=timedelta(seconds=max(10.0, idle_s)),
+    )
+
+
+def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> ReadinessProbe:
+    """The first probe. Without one, dstack takes a replica for ready when its program runs, or when
+    its model answers; here it must answer HTTP, or list its models.
+    """
+    probes = items(child(root, "probes"))
+    if not probes:
+        return ReadinessProbe(path=usual, start=_START, any_status=usual == "/")
+    if len(probes) > 1:
+        kept_keys.refuse_at(root, "probes", "a service has one probe")
+    probe = probes[0]
+    for key, reason in (
+        ("headers", "probes have no headers"),
+        ("body", "probes have no body"),
+    ):
+        if child(probe, key) is not None:
+            kept_keys.refuse_at(probe, f"probes.{key}", reason)
+    if text_at(probe, "method") not in (None, "get", "GET"):
+        kept_keys.refuse_at(probe, "probes.method", "probes are GET requests")
+    if text_at(probe, "ready_after") not in (None, "1"):
+        kept_keys.note_at(probe, "probes.ready_after", "a replica is ready with its first answer")
+    if text_at(probe, "until_ready") == "True":
+        kept_keys.note_at(probe, "probes.until_ready", "replicas are probed as long as they run")
+    every_s = _seconds(probe, "interval", _PROBED_EVERY_S)
+    return ReadinessProbe(
+        path=text_at(probe, "url") or "/",
+        every=timedelta(seconds=every_s),
+        timeout=timedelta(seconds=_seconds(probe, "timeout", _PROBE_TIMEOUT_S)),
+        start=_START,
+    )
+
+
+def _read_rate(limit: Node, kept_keys: TranslationNotes) -> RequestRate:
+    """A limit as nginx has it: beyond one request, `burst` may come at once."""
+    key, prefix = child(limit, "key"), (text_at(limit, "prefix") or "/").rstrip("/")
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", prefix):
+        kept_keys.refuse(mark_of(limit, "prefix"), "rate_limits.prefix", "it must be a plain path")
+    header = text_at(key, "header")
+    if header is not None and "_" in header:
+        kept_keys.refuse_at(key, "rate_limits.key.header", "the gateway passes no _ in headers on")
+    return RequestRate(
+        requests=float(text_at(limit, "rps") or 1),
+        burst=(int_at(limit, "burst") or 0) + 1,
+        each=RateScope.HEADER if text_at(key, "type") == "header" else RateScope.ADDRESS,
+        header=header,
+        prefix=prefix,
+    )
+
+
+def _seconds(table: Node | None, key: str, default: float) -> float:
+    node = child(table, key)
+    found = read_duration(node) if isinstance(node, ScalarNode) else None
+    return default if found is None else float(found)

@@ -1,0 +1,142 @@
+"""Translates the section `service` of SkyPilot's files. Defaults are those of SkyServe 0.14
+(sky/serve/service_spec.py and constants.py).
+"""
+
+import math
+from datetime import timedelta
+
+from cavvy.domain.services import (
+    ReadinessProbe,
+    ReplicaCount,
+    ReplicaTarget,
+    ServiceSpec,
+    ServiceTimeouts,
+    TargetKind,
+)
+from cavvy.importers.common_fields import UNBOUNDED
+from cavvy.importers.kept_keys import TranslationNotes
+from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
+from cavvy.spec.tree import MapNode, Node, ScalarNode
+
+_PROBED_EVERY_S, _PROBE_TIMEOUT_S, _START_S = 10.0, 15.0, 1200.0
+_UNHEALTHY_S = 180.0
+_IDLE_S = 1200.0
+_STREAM_S = 120.0
+_MARKETS = "the autoscaler chooses between spot and on-demand markets by itself"
+_NOTED = {
+    "upscale_delay_seconds": "the autoscaler waits only as long as a start would take",
+    "num_overprovision": "the autoscaler adds the replicas that it expects to lose",
+    "dynamic_ondemand_fallback": _MARKETS,
+    "base_ondemand_fallback_replicas": _MARKETS,
+    "spot_placer": _MARKETS,
+}
+
+
+def read_service(table: Node, kept_keys: TranslationNotes) -> ServiceSpec | None:
+    """The service of a task; None if the file has none, or has a pool of workers."""
+    section = child(table, "service")
+    if not isinstance(section, MapNode):
+        return None
+    for key in ("pool", "workers"):
+        if child(section, key) is not None:
+            reason = "a pool of workers is not a service; `cavvy run` starts jobs one by one"
+            kept_keys.refuse_at(section, f"service.{key}", reason)
+            return None
+    port = int_at(section, "ports") or _read_port(table, kept_keys)
+    if port is None:
+        return None
+    _note_rest(section, kept_keys)
+    return ServiceSpec(
+        port=port,
+        fixed_port=True,
+        replicas=_read_replicas(section, kept_keys),
+        concurrency=UNBOUNDED,
+        probe=_read_probe(section, kept_keys),
+        timeouts=ServiceTimeouts(response=_read_stream_timeout(section)),
+    )
+
+
+def _read_port(table: Node, kept_keys: TranslationNotes) -> int | None:
+    """The only port of `resources`."""
+    node = child(child(table, "resources"), "ports")
+    found = [as_text(each) for each in (*items(node), node) if isinstance(each, ScalarNode)]
+    if len(found) == 1 and found[0].isdecimal():
+        return int(found[0])
+    kept_keys.refuse(
+        mark_of(table, "service"), "service", "the service has no single port; write `ports: 8080`"
+    )
+    return None
+
+
+def _read_replicas(section: MapNode, kept_keys: TranslationNotes) -> ReplicaCount:
+    policy = child(section, "replica_policy")
+    if policy is None:
+        number = int_at(section, "replicas")
+        count = 1 if number is None else number
+        return ReplicaCount(least=count, most=max(1, count))
+    for key, _ in entries(policy):
+        if key.text in _NOTED:
+            kept_keys.note(key.mark, f"service.replica_policy.{key.text}", _NOTED[key.text])
+    least = int_at(policy, "min_replicas") or 0
+    target = ReplicaTarget()
+    goal = child(policy, "target_qps_per_replica")
+    if isinstance(goal, ScalarNode):
+        target = ReplicaTarget(kind=TargetKind.RATE, value=float(goal.text))
+    elif goal is not None:
+        kept_keys.refuse(
+            mark_of(policy, "target_qps_per_replica"),
+            "service.replica_policy.target_qps_per_replica",
+            "a rate for each kind of GPU is not supported; write one number",
+        )
+    idle_s = float(text_at(policy, "downscale_delay_seconds") or _IDLE_S)
+    return ReplicaCount(
+        least=least,
+        most=max(1, least, int_at(policy, "max_replicas") or 0),
+        target=target,
+        idle=timedelta(seconds=max(10.0, idle_s)),
+    )
+
+
+def _read_probe(section: MapNode, kept_keys: TranslationNotes) -> ReadinessProbe:
+    node = child(section, "readiness_probe")
+    path = as_text(node) if isinstance(node, ScalarNode) else text_at(node, "path")
+    for key, reason in (
+        ("post_data", "probes are GET requests; name a path that answers GET, such as /health"),
+        ("headers", "probes have no headers; name a path that needs none"),
+    ):
+        if child(node, key) is not None:
+            kept_keys.refuse_at(node, f"service.readiness_probe.{key}", reason)
+
+    def seconds(key: str, default: float) -> float:
+        return max(0.1, float(text_at(node, key) or default))
+
+    every_s = seconds("endpoint_probe_interval_seconds", _PROBED_EVERY_S)
+    lost_s = seconds("consecutive_failure_threshold_timeout", _UNHEALTHY_S)
+    return ReadinessProbe(
+        path=path or "/",
+        every=timedelta(seconds=every_s),
+        timeout=timedelta(seconds=seconds("timeout_seconds", _PROBE_TIMEOUT_S)),
+        start=timedelta(seconds=seconds("initial_delay_seconds", _START_S)),
+        failures=max(1, math.ceil(lost_s / every_s)),
+    )
+
+
+def _read_stream_timeout(section: MapNode) -> timedelta:
+    node = child(section, "load_balancer")
+    return timedelta(seconds=float(text_at(node, "stream_timeout_seconds") or _STREAM_S))
+
+
+def _note_rest(section: MapNode, kept_keys: TranslationNotes) -> None:
+    balance = text_at(section, "load_balancing_policy")
+    if balance not in (None, "least_load"):
+        kept_keys.note_at(
+            section,
+            "service.load_balancing_policy",
+            "a request goes to the replica that has the fewest",
+        )
+    if child(section, "tls") is not None:
+        kept_keys.note_at(
+            section,
+            "service.tls",
+            "the server has the certificate: `cavvy server` reads it from its settings",
+        )
