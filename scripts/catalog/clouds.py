@@ -22,6 +22,7 @@ from cavvy.catalog.tpu_slices import list_slices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import replace
+from cavvy.providers.gcp.shapes import find_shape
 
 COLLECTED = date(2026, 11, 20)  # the date of tables that state no date themselves
 # numbers of vCPUs for which flexible shapes are listed, in addition to those in the tables
@@ -71,23 +72,26 @@ class Reader:
             yield from self._sell(machine, row["Price"], row["SpotPrice"], source, date(2026, 8, 6))
 
     def _gcp_devices(self) -> Iterator[Offer]:
-        """The TPU slices, and the N1 machines with GPUs. The price of the latter is that of the
-        machine plus that of its GPUs.
+        """The hosts of TPU slices, and the N1 machines with GPUs. The price of the latter is that
+        of the machine plus that of its GPUs.
         """
         for each in list_slices():
             kind = f"{each.accelerator} pod" if each.hosts > 1 else each.accelerator
             prices = TPU_PRICES.get(kind) or TPU_PRICES[each.accelerator]
             for region, price in prices.items():
+                name, chips = f"tpu-{each.type}", each.chips // each.hosts
                 machine = Machine(
-                    provider="gcp",
-                    type=f"tpu-{each.type}",
+                    # a slice without a machine type of Compute Engine needs the Cloud TPU API
+                    provider="gcp" if find_shape(name) else "tpu",
+                    type=name,
                     region=region,
                     accelerator=each.accelerator,
-                    count=each.chips,
-                    vcpus=each.vcpus,
-                    memory_mib=_mib(each.memory_gib),
+                    count=chips,
+                    vcpus=each.vcpus / each.hosts,
+                    memory_mib=_mib(each.memory_gib / each.hosts),
+                    hosts=each.hosts,
                 )
-                on_demand, spot = (str(chip * each.chips) if chip else "" for chip in price)
+                on_demand, spot = (str(chip * chips) if chip else "" for chip in price)
                 yield from self._sell(machine, on_demand, spot, GCP_SOURCE, COLLECTED)
         hosts = {
             (row["InstanceType"], row["Region"]): row
@@ -274,6 +278,7 @@ class Machine:
     accelerator_mib: int | None = None
     vcpus: float = 0
     memory_mib: int = 0
+    hosts: int = 1  # how many such machines are rented together
 
     def offer(self, purchase: Purchase, rate: HourlyRate, source: str, as_of: date) -> Offer:
         known = find_accelerator(self.accelerator) if self.accelerator else None
@@ -301,6 +306,7 @@ class Machine:
             memory_mib=self.memory_mib,
             disk_gib=DISK_GIB.get(self.provider, {}).get(self.type),
             network_mbps=round(gbits * 1000) if gbits else None,
+            hosts=self.hosts,
             purchase=purchase,
             rate=rate,
             source=source,

@@ -131,7 +131,7 @@ def find_network_gbits(
 ) -> float | None:
     """The bandwidth of a machine; None if unknown."""
     family = instance_type.rpartition("-")[0]
-    if provider == "gcp" and family in _TPU_GBITS:
+    if family in _TPU_GBITS:
         return _TPU_GBITS[family] * accelerators
     # "Network bandwidth": N1 machines have 2 Gbit/s for each vCPU, at most 32.
     if provider == "gcp" and accelerators and instance_type.startswith("n1-"):

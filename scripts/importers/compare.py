@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cavvy.catalog.tpu_slices import HostNeed, spread_slices
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     JobSchedule,
@@ -175,9 +176,14 @@ def compare_skypilot(their: Facts, found: Translation, task: TaskSpec) -> list[P
         ("setup", their["setup"], task.setup),
         ("env", their["env"], task.env),
         ("secrets", their["secrets"], sorted({*task.secrets} - {_ENDPOINT})),
-        ("nodes", their["nodes"], task.nodes),
+        ("nodes", their["nodes"] * max(_spread(each).hosts for each in wants), task.nodes),
         ("workdir", _workdir(their["workdir"]), _our_workdir(task)),
         ("resources", theirs, ours),
+        (
+            "Cloud TPU API",
+            {"gcp"} == {each["cloud"] for each in wants if _has_tpu(each)},
+            any("tpu" in need.providers for need in needs),
+        ),
         ("ordered", their["ordered"] and len(wants) > 1, task.resources.ordered),
         ("image", images, {task.image}),
         ("tags", first["labels"], task.tags),
@@ -306,11 +312,8 @@ def _image(each: Facts) -> tuple[str | None, dict[str, str]]:
 
 def _points(each: Facts, ours: list[set[Point]]) -> set[Point]:
     """All resources that SkyPilot would accept for the task."""
-    devices: set[object] = set()
-    for name, count in each["accelerators"].items():
-        size = BARE_SIZES.get(name.upper())
-        wanted = find_needs(name, str(max(1, math.ceil(count))), f"{size}GB" if size else "")
-        devices |= {_describe(need) for need in wanted.needs}
+    host = _spread(each).needs
+    devices: set[object] = {_describe(need) for need in host.accelerators}
     sized = {point for points in ours for point in points if _is_size(point[3])}
     if sized:  # a size: SkyPilot lists the names that have it
         devices = {point[3] for point in sized}
@@ -330,11 +333,35 @@ def _points(each: Facts, ours: list[set[Point]]) -> set[Point]:
         json.dumps({k: v for k, v in (each.get("tpu") or {}).items() if k != "tpu_vm"}),
     )
     return {
-        (each["cloud"], place, each["instance"], device, each["spot"], image, *rest)
+        (
+            each["cloud"],
+            place,
+            each["instance"] or host.instance,
+            device,
+            each["spot"],
+            image,
+            *rest,
+        )
         for device in devices or {None}
         for place, image in places
         if not each["region"] or not machines or place == region
     }
+
+
+def _spread(each: Facts) -> HostNeed:
+    """What each host must have, and the hosts of each of SkyPilot's nodes. A slice of TPUs is one
+    node for SkyPilot; for Cavvy, each of its hosts is one.
+    """
+    found: list[AcceleratorNeed] = []
+    for name, count in each["accelerators"].items():
+        size = BARE_SIZES.get(name.upper())
+        wanted = find_needs(name, str(max(1, math.ceil(count))), f"{size}GB" if size else "")
+        found += wanted.needs
+    return spread_slices(ResourceSpec(accelerators=tuple(found)))
+
+
+def _has_tpu(each: Facts) -> bool:
+    return any(name.lower().startswith("tpu") for name in each["accelerators"])
 
 
 def _points_of(need: ResourceSpec) -> set[Point]:
@@ -362,6 +389,8 @@ def _points_of(need: ResourceSpec) -> set[Point]:
             json.dumps({k: v for k, v in known.items() if k not in _OPTIONS}),
         )
         for cloud in need.providers or ("",)
+        # SkyPilot has one cloud for both of Google's APIs
+        if cloud != "tpu" or "gcp" not in need.providers
         for known in [options.get(cloud, {})]
         for region in need.regions or ("",)
         for device in [_describe(each) for each in need.accelerators] or [None]

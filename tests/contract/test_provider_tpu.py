@@ -22,9 +22,9 @@ from cavvy.api.open_state import list_prices
 from cavvy.catalog.fit import match_offers
 from cavvy.catalog.needs import parse_accelerator
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.planner.slices import explain_slice
+from cavvy.planner.slices import explain_slice, spread_task
 from cavvy.providers import tpu
 from cavvy.providers.base import GangSpec, GangState, PartlyUnknown, Refused
 from cavvy.providers.tpu.cloud import TpuCloud
@@ -169,24 +169,6 @@ class TestTpu(RestContract):
         assert explain_slice(replace(task, nodes=8), gang.offer) is None
 
     @pytest.mark.parametrize(
-        ("chips", "hint"),
-        [
-            (8, None),
-            (4, None),
-            (16, "`accelerator: TPU-v5e:4`, `instance: tpu-v5litepod-16` and `nodes: 4`"),
-            (17, None),
-        ],
-    )
-    def test_the_chips_of_a_whole_slice_on_one_node_are_explained(
-        self, account: TpuPlace, chips: int, hint: str | None
-    ) -> None:
-        need = AcceleratorNeed(name="TPU-v5e", count_min=chips)
-        task = TaskSpec(name="t", run="true", resources=ResourceSpec(accelerators=(need,)))
-        told = [each.reason for each in account.provider("ours").check(task)]
-        assert len(told) == (hint is not None)
-        assert hint is None or hint in told[0]
-
-    @pytest.mark.parametrize(
         ("wanted", "nodes", "instance"),
         [
             ("TPU-v5e:8", 1, "tpu-v5litepod-8"),
@@ -194,13 +176,17 @@ class TestTpu(RestContract):
             ("v5litepod-8", 1, "tpu-v5litepod-8"),
             ("TPU-v5p:4", 2, "tpu-v5p-16"),
             ("TPU-v5p:4", 3, None),
+            ("TPU-v5e:16", 1, "tpu-v5litepod-16"),
+            ("tpu-v5litepod-16", 2, "tpu-v5litepod-16"),
+            ("TPU-v5p:2x2x2", 1, "tpu-v5p-16"),
+            ("TPU-v5e:12", 1, None),
         ],
     )
     def test_a_job_finds_its_slice_by_chips_topology_or_type(
         self, account: TpuPlace, wanted: str, nodes: int, instance: str | None
     ) -> None:
         need = ResourceSpec(accelerators=parse_accelerator(wanted))
-        task = TaskSpec(name="t", run="true", nodes=nodes, resources=need)
+        task = spread_task(TaskSpec(name="t", run="true", nodes=nodes, resources=need))
         provider = account.provider("ours")
         fitting = match_offers(asyncio.run(provider.offers()), task.resources).offers
         found = {each.instance_type for each in fitting if explain_slice(task, each) is None}

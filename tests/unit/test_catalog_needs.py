@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from cavvy.catalog.accelerators import find_accelerator, list_accelerators
 from cavvy.catalog.needs import MOST, NeedError, format_need, parse_accelerator
-from cavvy.catalog.tpu_slices import count_chips, find_slice, list_slices
-from cavvy.domain.tasks import AcceleratorNeed
+from cavvy.catalog.tpu_slices import count_chips, find_slice, list_slices, spread_slices
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec
 
 GIB = 1024
 
@@ -141,3 +141,21 @@ def test_every_slice_of_tpus_has_the_chips_of_its_topology() -> None:
         assert each.chips % each.hosts == 0
     assert find_slice("v5litepod-7") is None
     assert find_slice("H100-8") is None
+
+
+def test_a_slice_of_several_hosts_on_one_node_becomes_a_request_for_its_hosts() -> None:
+    def spread(text: str, instance: str | None = None) -> tuple[int, list[tuple[str | None, int]]]:
+        needs = ResourceSpec(accelerators=parse_accelerator(text), instance=instance)
+        found = spread_slices(needs)
+        named = [(each.instance, each.accelerators[0].count_min) for each in found.needs.choices]
+        return found.hosts, named
+
+    assert spread("TPU-v5e:16") == (4, [("tpu-v5litepod-16", 4)])
+    assert spread("v4-16") == (2, [("tpu-v4-16", 4)])
+    both = [("tpu-v5litepod-16", 4), ("tpu-v6e-16", 4)]
+    assert spread("TPU-v5e:16|TPU-v6e:16") == (4, both)
+    # one host has so many chips, no slice has, or alternatives have other numbers of hosts
+    for text in ("TPU-v5e:8", "TPU-v5e:4", "TPU-v5e:12", "TPU-v5e:8..16", "TPU-v5e:16|H100:8"):
+        assert spread(text)[0] == 1
+    assert spread("TPU-v5e:16", "tpu-v5litepod-16")[0] == 4
+    assert spread("TPU-v5e:16", "ct5lp-hightpu-8t")[0] == 1

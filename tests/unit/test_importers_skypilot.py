@@ -128,12 +128,32 @@ def test_a_bare_a100_is_the_small_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cloud"), [("tpu-v5e-8", "gcp"), ("'tpu-v5-lite-podslice:4'", "kubernetes")]
+    ("name", "clouds"),
+    [("tpu-v5e-8", ("gcp", "tpu")), ("'tpu-v5-lite-podslice:4'", ("kubernetes",))],
 )
-def test_a_tpu_is_of_the_cloud_that_has_it(name: str, cloud: str) -> None:
+def test_a_tpu_is_of_the_clouds_that_have_it(name: str, clouds: tuple[str, ...]) -> None:
     task = need(f"{{accelerators: {name}}}").task
     assert task is not None
-    assert task.resources.providers == (cloud,)
+    assert task.resources.providers == clouds
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "instance", "chips"),
+    [
+        ("tpu-v5litepod-16", 4, "tpu-v5litepod-16", 4),
+        ("tpu-v4-32", 4, "tpu-v4-32", 4),
+        ("tpu-v6e-8", 1, None, 8),
+    ],
+)
+def test_each_host_of_a_slice_is_a_node(
+    name: str, nodes: int, instance: str | None, chips: int
+) -> None:
+    for count in (1, 3):
+        text = f"run: x\nnum_nodes: {count}\nresources: {{accelerators: {name}}}"
+        found = parse_file(text).task
+        assert found is not None
+        assert (found.nodes, found.resources.instance) == (nodes * count, instance)
+        assert [each.count_min for each in found.resources.accelerators] == [chips]
 
 
 def test_alternatives_that_are_one_wish() -> None:
@@ -306,7 +326,7 @@ def test_memory_may_go_with_however_many_cpus_there_are(
         "{disk_tier: ultra}",
         "{image_id: ami-123}",
         "{local_disk: nvme}",
-        "{accelerators: tpu-v4-32}",
+        "{accelerators: tpu-v4-34}",
     ],
 )
 def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:

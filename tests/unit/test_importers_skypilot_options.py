@@ -38,7 +38,7 @@ def options_of(found: Translation) -> list[tuple[tuple[str, ...], dict[str, obje
         (
             "{accelerators: tpu-v2-8, accelerator_args: {runtime_version: v2, tpu_vm: true}}",
             None,
-            {"gcp": {"runtime_version": "v2"}},
+            {"gcp": {"runtime_version": "v2"}, "tpu": {"runtime": "v2"}},
         ),
     ],
 )

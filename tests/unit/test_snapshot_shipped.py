@@ -15,6 +15,7 @@ from cavvy.catalog.needs import parse_accelerator
 from cavvy.catalog.networks import find_unpublished, list_unpublished
 from cavvy.catalog.regions import is_region, locate
 from cavvy.catalog.retired import find_retired, list_retired, successor
+from cavvy.catalog.tpu_slices import list_slices, spread_slices
 from cavvy.catalog.unlisted import list_reasons
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, SpotPolicy
@@ -346,6 +347,19 @@ def test_the_slices_of_tpus_are_found_by_name_and_by_topology() -> None:
             assert len({each.region for each in found}) == 16
             at_least = replace(need, cpus_min=200, memory_min_mib=300 * 1024)
             assert len(snapshot.match(at_least).offers) == len(found)
+
+
+def test_every_slice_of_tpus_that_google_sells_is_found_as_its_hosts() -> None:
+    with CatalogSnapshot.open(SHIPPED) as snapshot:
+        for kind in list_slices():
+            asked = ResourceSpec(accelerators=parse_accelerator(kind.type), spot=SpotPolicy.AUTO)
+            spread = spread_slices(asked)
+            assert spread.hosts == kind.hosts
+            found = [
+                each for each in snapshot.match(spread.needs).offers if each.hosts == kind.hosts
+            ]
+            assert {each.instance_type for each in found} == {kind.instance_type}
+            assert {each.accelerator_count for each in found} == {kind.chips // kind.hosts}
 
 
 def test_google_s_n1_machines_have_their_gpus(offers: list[Offer]) -> None:

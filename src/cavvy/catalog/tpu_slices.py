@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from math import prod
+from typing import NamedTuple
 
 from cavvy.catalog.accelerators import find_accelerator
 from cavvy.catalog.tables import read_table
-from cavvy.domain.values import Struct
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec
+from cavvy.domain.values import Struct, replace
 
 _TYPE = re.compile(r"(?:tpu-?)?(v\d+[a-z]*)-(\d+)", re.IGNORECASE)
 _TOPOLOGY = re.compile(r"\d+x\d+(x\d+)?")
@@ -31,6 +33,11 @@ class TpuSlice(Struct, frozen=True):
     hosts: int
     vcpus: int
     memory_gib: int
+
+    @property
+    def instance_type(self) -> str:
+        """The name of the slice in offers."""
+        return f"tpu-{self.type}"
 
 
 @cache
@@ -82,3 +89,53 @@ def count_chips(topology: str) -> int | None:
     if not _TOPOLOGY.fullmatch(topology):
         return None
     return prod(map(int, topology.split("x")))
+
+
+class HostNeed(NamedTuple):
+    """What each host of a slice must have, and the number of hosts; 1 if no slice of several hosts
+    is requested.
+    """
+
+    needs: ResourceSpec
+    hosts: int
+
+
+def spread_slices(needs: ResourceSpec) -> HostNeed:
+    """Turn a request for a whole slice on one node into a request for its hosts: TPU-v5e:16 means
+    four hosts with four chips each, because no host has 16 chips. All alternatives must have the
+    same number of hosts; otherwise the result is the unchanged request.
+    """
+    found = [each for choice in needs.choices for each in _spread(choice)]
+    hosts = {count for _, count in found}
+    if len(hosts) != 1 or hosts == {1}:
+        return HostNeed(needs, 1)
+    choices = tuple(dict.fromkeys(replace(each, any_of=(), ordered=False) for each, _ in found))
+    if len(choices) > 1:
+        return HostNeed(replace(choices[0], any_of=choices, ordered=needs.ordered), hosts.pop())
+    return HostNeed(choices[0], hosts.pop())
+
+
+def _spread(needs: ResourceSpec) -> Iterator[HostNeed]:
+    """One request for each accelerator that an alternative accepts."""
+    for need in needs.accelerators:
+        kind = find_requested(need)
+        if kind is None or (needs.instance or kind.instance_type) != kind.instance_type:
+            yield HostNeed(needs, 1)
+            continue
+        of_host = replace(need, count_min=kind.chips // kind.hosts, count_max=None)
+        host = replace(needs, accelerators=(of_host,), instance=kind.instance_type)
+        yield HostNeed(host, kind.hosts)
+    if not needs.accelerators:
+        yield HostNeed(needs, 1)
+
+
+def find_requested(need: AcceleratorNeed) -> TpuSlice | None:
+    """The slice of several hosts with exactly these chips; None if there is none, or if a single
+    host may have as many chips.
+    """
+    known = [each for each in list_slices() if each.accelerator == need.name]
+    if need.count_max is not None or any(
+        each.chips // each.hosts == need.count_min for each in known
+    ):
+        return None
+    return next((each for each in known if each.chips == need.count_min), None)

@@ -88,15 +88,17 @@ def command(output: str, accelerators: bool, **given: object) -> None:
     \b
       cavvy offers --gpu H100:8 --spot --max-price 20 --region eu
       cavvy offers --gpu 'H100|A100:80GB:8' --sort gpu-price
+      cavvy offers --gpu TPU-v5e:16
       cavvy offers --cpus 32 --memory 128GB -o json
     """
     if accelerators:
         _list_accelerators(output, given["limit"])
         return
+    from cavvy.catalog.tpu_slices import spread_slices
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
 
-    need = _read_need(given)
+    need = spread_slices(_read_need(given)).needs
     try:
         with CatalogSnapshot.open() as snapshot:
             _list_offers(snapshot, need, given, output)
@@ -159,7 +161,14 @@ def _offers_out(
     ]
     about_seen = TableColumn("seen", "SEEN HERE", hidden=not any(texts), wrap=True)
     reserved = any(offer.term_months for offer in offers)
-    rows_out([*_columns(reserved), TableColumn("readiness", drop=8), about_seen], shown, output)
+    together = any(offer.hosts > 1 for offer in offers)
+    columns = [*_columns(reserved, together), TableColumn("readiness", drop=8), about_seen]
+    rows_out(columns, shown, output)
+    if together and output == "table":
+        click.echo(
+            "HOSTS are rented together, as one slice of TPUs; each is a node with the shown price.",
+            err=True,
+        )
 
 
 def _ask_configured(
@@ -238,7 +247,7 @@ def _seen_text(seen: "Sequence[MarketListing]") -> str | None:
     return ", ".join(parts)
 
 
-def _columns(reserved: bool = False) -> "list[TableColumn]":
+def _columns(reserved: bool = False, together: bool = False) -> "list[TableColumn]":
     def dollars(value: object) -> str:
         return f"{value:,.2f}" if isinstance(value, float) and value >= 0.1 else f"{value:,.4f}"
 
@@ -252,6 +261,7 @@ def _columns(reserved: bool = False) -> "list[TableColumn]":
         TableColumn("accelerator_memory_mib", hidden=True),
         TableColumn("accelerator_part", hidden=True),
         TableColumn("accelerators", "ACCELERATORS"),
+        TableColumn("hosts", hidden=not together),
         TableColumn("vcpus", "CPUS", show=lambda value: f"{value:g}", drop=5),
         TableColumn("memory_mib", "MEMORY", show=format_memory, drop=4),
         TableColumn("disk_gib", hidden=True),
@@ -280,6 +290,7 @@ def _row(offer: "Offer") -> "list[object]":
         offer.accelerator_memory_mib or None,
         offer.accelerator_part if offer.accelerator else None,
         f"{offer.accelerators_text} x {offer.accelerator}{size}" if offer.accelerator else None,
+        offer.hosts,
         _whole(offer.vcpus) if offer.vcpus else None,
         offer.memory_mib or None,
         offer.disk_gib,

@@ -205,6 +205,7 @@ def _parse(
     """Translate a string. If `file` is a `Path`, the task is going to be submitted, and the path
     may also identify the tool. If `file` is a string, it is only a name for messages.
     """
+    from cavvy.planner.slices import spread_task
     from cavvy.spec.overrides import apply_overrides, list_overridden
     from cavvy.spec.tree import compose_all
 
@@ -229,7 +230,7 @@ def _parse(
         for each in found.kept
         if each.key not in gone
     )
-    tasks = tuple(apply_overrides(task, changed, now) for task in found.tasks)
+    tasks = tuple(spread_task(apply_overrides(task, changed, now)) for task in found.tasks)
     return replace(found, tasks=tasks, kept=tuple(kept))
 
 

@@ -36,31 +36,37 @@ def find_needs(name: str, count: str, memory: str = "") -> TranslatedNeeds:
     """
     from cavvy.catalog.needs import NeedError, parse_accelerator
 
-    known, chips, problem = _find_name(name)
+    known, chips = _find_name(name)
     if chips is not None:
         count = str(chips)
     text = ":".join(part for part in (known, memory, count) if part)
     try:
         if "|" in name:
             raise NeedError(f"unknown accelerator {name!r}")
-        return TranslatedNeeds(needs=parse_accelerator(text), problem=problem)
+        needs = parse_accelerator(text)
+        return TranslatedNeeds(needs=needs, problem=_find_problem(known, chips))
     except NeedError as error:
         least = re.match(r"\d{1,6}", count)
         need = AcceleratorNeed(name=name or None, count_min=max(1, int(least[0])) if least else 1)
         return TranslatedNeeds(needs=(need,), problem=str(error))
 
 
-def _find_name(name: str) -> tuple[str, int | None, str]:
+def _find_name(name: str) -> tuple[str, int | None]:
+    """The catalog's name, and the number of chips if `name` is the type of a slice of TPUs."""
     match = _TPU.fullmatch(name.lower())
     if match is None or not (match[3] or name.lower().startswith("tpu")):
-        return _ALIASES.get(name.lower(), name), None, ""
+        return _ALIASES.get(name.lower(), name), None
     version = match[1] + ("e" if match[1] == "v5" and match[2] and "lite" in match[2] else "")
     if match[3] is None:
-        return f"TPU-{version}", None, ""
-    chips = int(match[3][:6]) // (2 if version in _CORES else 1) or 1
-    problem = (
-        f"a TPU slice of {chips} chips spans several nodes, which is not supported yet"
-        if chips > 8
-        else ""
-    )
-    return f"TPU-{version}", chips, problem
+        return f"TPU-{version}", None
+    return f"TPU-{version}", int(match[3][:6]) // (2 if version in _CORES else 1) or 1
+
+
+def _find_problem(name: str, chips: int | None) -> str:
+    """Why Google has no slice with so many chips; "" if it has one."""
+    from cavvy.catalog.tpu_slices import list_slices
+
+    sizes = [each.chips for each in list_slices() if each.accelerator == name]
+    if chips is None or not sizes or chips in sizes:
+        return ""
+    return f"Google has no slice of {chips} {name} chips; it has {', '.join(map(str, sizes))}"

@@ -1,7 +1,12 @@
-"""Rejects offers of machines with several hosts if the task's nodes do not fill whole machines."""
+"""Machines with several hosts that are rented together, such as slices of TPUs: requests a node for
+each host, rejects offers whose machines a task's nodes do not fill, and explains the hosts.
+"""
 
+from cavvy.catalog.tpu_slices import find_slice, spread_slices
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.units import format_rate
+from cavvy.domain.values import replace
 
 
 def explain_slice(task: TaskSpec, offer: Offer) -> Objection | None:
@@ -14,4 +19,40 @@ def explain_slice(task: TaskSpec, offer: Offer) -> Objection | None:
         "nodes",
         f"{offer.instance_type} has {offer.hosts} hosts, which are rented together; set `nodes` to "
         f"{offer.hosts}, or to a multiple of it",
+    )
+
+
+def spread_task(task: TaskSpec) -> TaskSpec:
+    """The task with a node for each host, if each of its nodes requests a whole slice of TPUs with
+    several hosts; otherwise the unchanged task.
+    """
+    found = spread_slices(task.resources)
+    if found.hosts == 1:
+        return task
+    return replace(task, resources=found.needs, nodes=task.nodes * found.hosts)
+
+
+def describe_slice(task: TaskSpec) -> str:
+    """The slices whose hosts are the task's nodes, such as "the 4 hosts of a TPU slice v5litepod-16
+    (16 chips)"; "" if the task does not name a slice of several hosts.
+    """
+    kinds = [find_slice(each.instance or "") for each in task.resources.choices]
+    known = [each for each in kinds if each is not None and each.hosts > 1]
+    if len(known) < len(kinds) or len({each.hosts for each in known}) != 1:
+        return ""
+    hosts, count = known[0].hosts, task.nodes // known[0].hosts
+    names = " or ".join(f"{each.type} ({each.chips} chips)" for each in known)
+    if count == 1:
+        return f"the {hosts} hosts of a TPU slice {names}"
+    return f"the hosts of {count} TPU slices {names}, {hosts} hosts each"
+
+
+def note_slice(offer: Offer) -> str:
+    """A note about an offer of a host that is rented together with others; "" for other offers."""
+    if offer.hosts == 1:
+        return ""
+    chips = offer.accelerator_count * offer.hosts
+    return (
+        f"a host of a slice of {chips} {offer.accelerator} chips; its {offer.hosts} hosts are "
+        f"nodes and cost {format_rate(offer.rate.times(offer.hosts))} together"
     )

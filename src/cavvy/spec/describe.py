@@ -16,6 +16,7 @@ from cavvy.domain.tasks import (
     Workdir,
 )
 from cavvy.domain.units import format_duration, format_memory, format_rate, format_usd
+from cavvy.planner.slices import describe_slice
 from cavvy.spec.describe_service import describe_service
 from cavvy.spec.problems import listed
 
@@ -69,7 +70,8 @@ def _takes(task: TaskSpec) -> str:
 def describe_nodes(task: TaskSpec) -> str:
     """A text for the nodes that the task requests, such as "2 nodes, each with 8 H100"."""
     count = f"{task.nodes} nodes, each" if task.nodes > 1 else "1 node"
-    return f"{count} {_needs(task.resources)}"
+    about_slice = describe_slice(task)
+    return f"{count} {_needs(task.resources)}" + (f": {about_slice}" if about_slice else "")
 
 
 def describe_accelerator(need: AcceleratorNeed) -> str:

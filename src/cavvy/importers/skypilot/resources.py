@@ -37,6 +37,7 @@ from cavvy.importers.skypilot.needs import (
     split_accelerator,
 )
 from cavvy.spec.problems import SourceMark
+from cavvy.spec.support import read_options
 from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
 # Keys that do not affect the work, with the reasons
@@ -221,7 +222,7 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
         options=_make_options(providers, options),
     )
     return ResourceRequest(
-        resources=resources,
+        resources=_add_tpu_provider(resources),
         image=image,
         tags=read_tags(table, "labels"),
         priority=_read_priority(table, kept_keys),
@@ -271,6 +272,21 @@ def _read_location(
         at_gke = name.partition(":")[0].endswith(("slice", "device"))
         cloud = "kubernetes" if at_gke else "gcp"
     return ((cloud,) if cloud else ()), ((region,) if region else ()), zone or None
+
+
+def _add_tpu_provider(needs: ResourceSpec) -> ResourceSpec:
+    """The resources at Google with the provider of the Cloud TPU API, if they request TPUs. Compute
+    Engine has no machine types for most slices.
+    """
+    if needs.providers != ("gcp",) or not any(map(_is_tpu, needs.accelerators)):
+        return needs
+    runtime = read_options(needs, "gcp").get("runtime_version")
+    options = () if runtime is None else _make_options(("tpu",), {"runtime": runtime})
+    return replace(needs, providers=("gcp", "tpu"), options=(*needs.options, *options))
+
+
+def _is_tpu(need: AcceleratorNeed) -> bool:
+    return (need.name or "").startswith("TPU-")
 
 
 _Bounds = tuple[float | None, float | None]

@@ -9,6 +9,7 @@ REASONS: Mapping[str, str] = {
     "oci": _NO_READER,
     "lambda": "its API needs an API key",
     "runpod": _NO_READER,
+    "tpu": "Cavvy has no reader for the prices of TPUs in Google's list",
     "vast": _NO_READER,
     "nebius": "its API needs credentials",
     "verda": "its API needs credentials",

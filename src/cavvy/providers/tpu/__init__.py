@@ -11,7 +11,7 @@ __all__ = ["MANIFEST", "make"]
 def make(context: ProviderContext) -> Provider:
     # imported only here, so that listing the providers stays fast
     from cavvy.providers.tpu.cloud import TpuCloud
-    from cavvy.providers.tpu.slices import ScriptMaker, object_to
+    from cavvy.providers.tpu.slices import ScriptMaker
     from cavvy.providers.vm.provider import VmProvider
 
     cloud = TpuCloud(context.settings, context.list_prices, context.now)
@@ -23,5 +23,4 @@ def make(context: ProviderContext) -> Provider:
         silent=cloud.silent,
         close=cloud.close,
         make_script=ScriptMaker(context.node_endpoint),
-        object_to=object_to,
     )

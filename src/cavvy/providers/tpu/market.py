@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from cavvy.catalog.tpu_slices import TpuSlice, find_slice
+from cavvy.catalog.tpu_slices import find_slice
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
-from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.tpu.api import TpuApi
 from cavvy.providers.vm.keys import list_setting
@@ -19,6 +18,8 @@ ListPrices = Callable[[str], Sequence[Offer]]
 
 _TYPES_AGE = timedelta(hours=12)
 _TYPES_AGAIN = timedelta(minutes=5)  # until the next read after one that some zones missed
+# Slices that Compute Engine rents too are in the catalog as offers of `gcp`.
+_CATALOGS = ("gcp", "tpu")
 _SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
 # of the boot disk, which cannot be changed:
 # https://cloud.google.com/tpu/docs/attach-durable-block-storage
@@ -51,19 +52,20 @@ class TpuMarket:
         return self._offers[1]
 
     async def _join(self) -> Sequence[Offer]:
-        rows = await asyncio.to_thread(self._list_prices, "gcp")
-        prices: dict[tuple[str, str], list[tuple[TpuSlice, Offer]]] = {}
+        listed = [await asyncio.to_thread(self._list_prices, each) for each in _CATALOGS]
+        rows = [row for each in listed for row in each]
+        prices: dict[tuple[str, str], list[Offer]] = {}
         for row in rows:
             kind = find_slice(row.instance_type) if row.purchase in _SOLD else None
             if kind is not None:
-                prices.setdefault((row.region, kind.type), []).append((kind, row))
+                prices.setdefault((row.region, kind.type), []).append(row)
         priced = {region for region, _ in prices}
         zones = [each for each in await self._zones() if _region(each) in priced]
         found, self.silent = await ask_regions(zones, self._types)
         return [
-            _make_offer(kind, row, zone)
+            _make_offer(row, zone)
             for zone, name in found
-            for kind, row in prices.get((_region(zone), name), ())
+            for row in prices.get((_region(zone), name), ())
         ]
 
     async def _zones(self) -> Sequence[str]:
@@ -94,20 +96,6 @@ def _region(zone: str) -> str:
     return zone.rpartition("-")[0]
 
 
-def _make_offer(kind: TpuSlice, price: Offer, zone: str) -> Offer:
-    """The offer of one host. All its amounts are parts of the slice's; the price is rounded up to
-    whole micro-dollars.
-    """
-    hosts = kind.hosts
-    return replace(
-        price,
-        provider="tpu",
-        zone=zone,
-        accelerator_count=kind.chips // hosts,
-        vcpus=price.vcpus / hosts,
-        memory_mib=price.memory_mib // hosts,
-        disk_gib=_DISK_GIB,
-        rate=HourlyRate(-(-price.rate.micros_per_hour // hosts)),
-        hosts=hosts,
-        architecture="x86_64",
-    )
+def _make_offer(price: Offer, zone: str) -> Offer:
+    """The offer of one host."""
+    return replace(price, provider="tpu", zone=zone, disk_gib=_DISK_GIB, architecture="x86_64")

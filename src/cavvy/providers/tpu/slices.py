@@ -6,11 +6,8 @@ r % HOSTS of slice r // HOSTS, where HOSTS is `Offer.hosts`. A slice has the nam
 """
 
 import asyncio
-from collections.abc import Sequence
 
-from cavvy.catalog.tpu_slices import list_slices
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import AcceleratorNeed, Objection, TaskSpec
 from cavvy.providers.base import GangSpec, NodeEndpoint, Refused
 from cavvy.providers.hosts.userdata import MetadataService, make_user_data
 
@@ -59,31 +56,3 @@ class ScriptMaker:
             raise Refused("hosts of TPUs must connect to the server; set `server.tls_listen`")
         metadata = locate(gang.offer, rank)
         return await asyncio.to_thread(make_user_data, gang, self._node_endpoint, metadata)
-
-
-def object_to(task: TaskSpec) -> Sequence[Objection]:
-    """The objection to a task that requests all chips of a slice of several hosts on one node."""
-    needs = [each for choice in task.resources.choices for each in choice.accelerators]
-    hints = [_explain(each) for each in needs]
-    if not hints or None in hints or not all(each.accelerators for each in task.resources.choices):
-        return ()  # another alternative may fit
-    return [Objection("nodes", hints[0] or "")]
-
-
-def _explain(need: AcceleratorNeed) -> str | None:
-    """How to request the slice with exactly these chips, if it has several hosts. None if hosts
-    have as many chips, or if no slice has.
-    """
-    known = [each for each in list_slices() if each.accelerator == need.name]
-    if any(each.chips // each.hosts == need.count_min for each in known):
-        return None
-    for each in known:
-        if each.chips == need.count_min and need.count_max is None:
-            chips = each.chips // each.hosts
-            return (
-                f"{each.accelerator}:{each.chips} is the slice {each.type} of {each.hosts} hosts "
-                f"with {chips} chips each, and each host is a node: request `accelerator: "
-                f"{each.accelerator}:{chips}`, `instance: tpu-{each.type}` and "
-                f"`nodes: {each.hosts}`"
-            )
-    return None

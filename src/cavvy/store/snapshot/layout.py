@@ -13,7 +13,7 @@ existing values as missing.
 
 from cavvy.domain.offers import Purchase
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # The numbers in the column `offer.purchase`, in the order of the names of purchase options.
 PURCHASE_NUMBERS: dict[Purchase, int] = {
@@ -40,8 +40,8 @@ CREATE TABLE pack (
 CREATE TABLE shape (
     id INTEGER PRIMARY KEY, provider TEXT NOT NULL, instance_type TEXT NOT NULL COLLATE NOCASE,
     pack INTEGER NOT NULL REFERENCES pack, vcpus REAL NOT NULL, memory_mib INTEGER NOT NULL,
-    disk_gib INTEGER, network_mbps INTEGER, on_demand INTEGER NOT NULL, reserved INTEGER NOT NULL,
-    spot INTEGER NOT NULL);
+    disk_gib INTEGER, network_mbps INTEGER, hosts INTEGER NOT NULL, on_demand INTEGER NOT NULL,
+    reserved INTEGER NOT NULL, spot INTEGER NOT NULL);
 CREATE TABLE offer (
     shape INTEGER NOT NULL REFERENCES shape, purchase INTEGER NOT NULL, rate INTEGER NOT NULL,
     place INTEGER NOT NULL REFERENCES place, term_months INTEGER NOT NULL,

@@ -43,6 +43,7 @@ class OfferRow(NamedTuple):
     memory_mib: int
     disk_gib: int | None
     network_mbps: int | None
+    hosts: int
 
 
 _COLUMNS = (
@@ -50,7 +51,7 @@ _COLUMNS = (
     "shape.provider, "
     "place.region, place.zone, shape.instance_type, pack.accelerator, pack.count, pack.memory_mib, "
     "pack.part, shape.vcpus, "
-    "shape.memory_mib, shape.disk_gib, shape.network_mbps"
+    "shape.memory_mib, shape.disk_gib, shape.network_mbps, shape.hosts"
 )
 
 

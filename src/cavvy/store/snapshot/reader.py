@@ -300,6 +300,7 @@ class CatalogSnapshot:
                 memory_mib=row.memory_mib,
                 disk_gib=row.disk_gib,
                 network_mbps=row.network_mbps,
+                hosts=row.hosts,
                 purchase=_PURCHASE_OF[row.purchase],
                 rate=HourlyRate(row.rate),
                 source=name,

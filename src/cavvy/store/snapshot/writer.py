@@ -38,7 +38,7 @@ class EgressPrice(Struct, frozen=True, kw_only=True):
 
 
 _Pack = tuple[str, int, int, float]
-_Shape = tuple[str, str, int, str, int, float, float, int, int, int]
+_Shape = tuple[str, str, int, str, int, float, float, int, int, int, int]
 _Place = tuple[str, str, str]
 
 
@@ -189,12 +189,14 @@ def _shape(offer: Offer) -> _Shape:
         offer.memory_mib,
         -1 if offer.disk_gib is None else offer.disk_gib,
         -1 if offer.network_mbps is None else offer.network_mbps,
+        offer.hosts,
     )
 
 
 def _shape_row(shape: _Shape, packs: Mapping[_Pack, int]) -> tuple[object, ...]:
-    provider, instance_type, count, name, memory, part, vcpus, memory_mib, disk, network = shape
-    known = (None if disk < 0 else disk, None if network < 0 else network)
+    provider, instance_type, count, name, memory, part, vcpus, memory_mib, *rest = shape
+    disk, network, hosts = rest
+    known = (None if disk < 0 else disk, None if network < 0 else network, hosts)
     return provider, instance_type, packs[name, count, memory, part], vcpus, memory_mib, *known
 
 
