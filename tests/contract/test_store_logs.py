@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.store import logs
 from cavvy.store.base import RowNotFound, StoreFull
+from cavvy.store.log_segments import LogSegment, SegmentFiles
 from cavvy.store.logs import LogStore
 
 KEY = ("p", "j1", 1, 0)
@@ -190,13 +190,13 @@ def test_tail_reads_the_end_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     store.append(*KEY, 0, b"x" * 99 + b"\n")
     for i in range(1, 20_000):
         store.append(*KEY, i * 100, b"x" * 99 + b"\n")
-    read, sizes = logs._read, []
+    read, sizes = SegmentFiles.read, []
 
-    def counted(path: Path, offset: int, size: int) -> bytes:
-        sizes.append(size)
-        return read(path, offset, size)
+    def counted(files: SegmentFiles, segment: LogSegment, at: int, length: int) -> bytes:
+        sizes.append(length)
+        return read(files, segment, at, length)
 
-    monkeypatch.setattr(logs, "_read", counted)
+    monkeypatch.setattr(SegmentFiles, "read", counted)
     assert store.tail(*KEY, 10).data == (b"x" * 99 + b"\n") * 10
     assert sum(sizes) <= 131_072
 

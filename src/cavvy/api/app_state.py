@@ -21,6 +21,7 @@ from cavvy.domain.values import Struct, field
 from cavvy.settings import Settings
 from cavvy.store.base import Store
 from cavvy.store.blobs import ProjectBlobs
+from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.logs import LogStore
 from cavvy.store.secrets import SecretSealer
 
@@ -38,6 +39,7 @@ class AppState(Struct, kw_only=True):
     logs: LogStore
     blobs: ProjectBlobs
     sealer: SecretSealer
+    file_keys: FileKeys
     credentials: ProjectCredentials
     id_tokens: IdTokenVerifier = field(default_factory=IdTokenVerifier)
     tokens: GangTokens

@@ -32,6 +32,7 @@ from cavvy.domain.values import Struct
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, make_driver, translate
+from cavvy.store.encrypted_files.data_keys import SERVER_KEY
 from cavvy.store.migrate import HEAD, prepare
 from cavvy.store.table_copy import TableDigest, copy_rows, digest_rows, read_revision
 
@@ -102,6 +103,8 @@ def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -
     needed = {"agents.key": rows["attempts"]}
     if not settings.text("secrets.key"):
         needed["key"] = rows["secrets"] + rows["provider_credentials"]
+        if settings.text("files.key") == SERVER_KEY:
+            needed["key"] += sum(1 for _ in (root / "file-keys").glob("*/*"))
     for name, uses in needed.items():
         if uses and not (root / name).is_file():
             raise StateDirError(

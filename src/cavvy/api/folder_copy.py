@@ -10,8 +10,9 @@ from pathlib import Path
 # refused.
 KEYS = ("agents.key", "tls.pem", "key", "installation", "files.id")
 _KEY_FORMS = "key.*"  # former keys of secrets
-# Uploaded working folders, logs, checkpoints and results, and files of providers.
-FOLDERS = ("folders", "logs", "storage", "providers")
+# Uploaded working folders, logs, checkpoints and results, and files of providers. The data keys of
+# files are the last, because a new file may have a new key.
+FOLDERS = ("folders", "logs", "storage", "providers", "file-keys")
 # Processes of this machine, their folders and sockets: they mean nothing in another place.
 _LEFT_OUT = ("providers/local",)
 

@@ -21,13 +21,11 @@ from cavvy.api.node_listener.listener import NodeListener
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.project_credentials import ProjectCredentials, UsesAccounts
 from cavvy.api.provider_state import StoredProviderState
-from cavvy.api.reported import read_batch
 from cavvy.api.serving.front import GatewayFront
 from cavvy.api.state_dir import StateDir
+from cavvy.api.stored_files import StoredFiles, open_stored_files
 from cavvy.api.tokens import GangTokens, load_tokens
 from cavvy.client.state import write_private
-from cavvy.control.agents.deposit_objects import DepositManifest
-from cavvy.control.agents.deposits import DepositDependencies
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.share import WorkShare
@@ -43,11 +41,9 @@ from cavvy.settings import Settings, SettingsError
 from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.channel import ReplicaChannel
-from cavvy.store.checkpoints.folders import CheckpointFolders
 from cavvy.store.contacts import AgentContacts
 from cavvy.store.keys import KEY_PLACES, KeyPlaceInvalid, KeyRing
 from cavvy.store.leases import ReplicaLeases
-from cavvy.store.logs import LogStore
 from cavvy.store.open import open_store
 from cavvy.store.reserve import StopNotes
 from cavvy.store.secrets import SecretSealer
@@ -55,7 +51,6 @@ from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import refreshed_path
 from cavvy.store.snapshot.layout import SnapshotError
 
-_MIB = 1024 * 1024
 _FORGOTTEN = timedelta(days=7)  # how long uploaded files that no job uses are kept
 _TIDY_EVERY = timedelta(days=1)
 _CLOCK = WallClock()
@@ -181,21 +176,20 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
     if parts.share is not None:
         watch.share_with(parts.share)
     tokens, sealer = load_tokens(parts.files.file("agents.key")), open_sealer(settings, root)
-    seen, blobs = watched(parts.store, watch), ProjectBlobs(root / "folders")
+    seen, files = watched(parts.store, watch), open_stored_files(settings, root, parts.shares)
     downloads, endpoint = _serve_nodes(node_endpoint, tokens, root)
-    folders = CheckpointFolders(root / "storage", shared=parts.shares)
-    dependencies = make_dependencies(seen, sealer, tokens, blobs, parts.address, folders)
-    deposits = make_deposits(settings, root, shared=parts.shares)
+    dependencies = make_dependencies(seen, sealer, tokens, files, parts.address)
     context = make_context(parts.installation, root, parts.address, endpoint, _CLOCK.now)
     control_plane = _make_control_plane(
-        parts, seen, context, replace(dependencies, deposits=deposits)
+        parts, seen, context, replace(dependencies, deposits=files.deposits)
     )
     return AppState(
         store=control_plane.store,
         control_plane=control_plane,
-        logs=deposits.logs,
-        blobs=blobs,
+        logs=files.deposits.logs,
+        blobs=files.blobs,
         sealer=sealer,
+        file_keys=files.keys,
         credentials=make_credentials(seen, sealer, control_plane, context),
         tokens=tokens,
         execs=JobExecs(watch),
@@ -258,17 +252,6 @@ def open_sealer(settings: Settings, root: Path) -> SecretSealer:
         return SecretSealer(KeyRing(root / "key", settings.text("secrets.key"), former))
     except KeyPlaceInvalid as error:
         raise SettingsError(f"secrets.key or secrets.former_keys: {error}", KEY_PLACES) from error
-
-
-def make_deposits(settings: Settings, root: Path, *, shared: bool) -> DepositDependencies:
-    """Make what the control plane needs to apply results that nodes have stored in a bucket.
-    `shared` says whether other servers write logs too.
-    """
-    return DepositDependencies(
-        url=settings.text("server.results_url"),
-        logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB, shared=shared),
-        read=lambda body, now: read_batch(body, now, DepositManifest),
-    )
 
 
 def make_context(
@@ -420,9 +403,8 @@ def make_dependencies(
     store: Store,
     sealer: SecretSealer,
     tokens: GangTokens,
-    blobs: ProjectBlobs,
+    files: StoredFiles,
     address: str,
-    folders: CheckpointFolders,
 ) -> ControlPlaneDependencies:
     """Make the services that the control plane needs from the server: the address that agents use,
     decrypted secrets, and the folders that are kept between attempts.
@@ -436,15 +418,15 @@ def make_dependencies(
         )
 
     def read(project: str, name: str) -> bytes:
-        with blobs.of(project).open(name) as file:
+        with files.blobs.of(project).open(name) as file:
             return file.read()
 
     return ControlPlaneDependencies(
-        tidy=make_tidy(store, blobs),
+        tidy=make_tidy(store, files.blobs),
         agent_endpoint=lambda gang: AgentEndpoint(address=address, token=tokens.of(gang)),
         open_secrets=open_secrets,
-        storage=lambda job: str(folders.root / job.project / job.id),
-        folders=folders,
+        storage=lambda job: str(files.folders.root / job.project / job.id),
+        folders=files.folders,
         read_blob=lambda project, name: to_thread(read, project, name),
         environment=os.environ,
         egress=lambda: to_thread(read_egress),

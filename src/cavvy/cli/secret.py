@@ -74,13 +74,20 @@ def list_keys(output: str) -> None:
     with session() as client:
         found = list_keys(client)
     rows = [
-        (key.id or "-", "current" if key.current else "former", key.secrets, _show_place(key))
+        (
+            key.id or "-",
+            "current" if key.current else "former",
+            key.secrets,
+            key.files,
+            _show_place(key),
+        )
         for key in found
     ]
     columns = [
         TableColumn("id", "KEY"),
         TableColumn("state"),
         TableColumn("secrets"),
+        TableColumn("files"),
         TableColumn("place", wrap=True),
     ]
     rows_out(columns, rows, output, empty="no keys")
@@ -98,7 +105,8 @@ def rotate() -> None:
 
     If the key is in the server's state folder, the server makes a new one; the former one stays
     beside it and still decrypts. Otherwise it uses the key that the setting secrets.key names, and
-    new data keys.
+    new data keys. The data keys of stored files are encrypted again with the keys that the settings
+    [files] name; new files get new data keys.
     """
     from cavvy.client.key_wire import rotate_key
 
@@ -108,6 +116,9 @@ def rotate() -> None:
         click.echo(f"{secret.project}/{secret.name} is unchanged: {secret.reason}", err=True)
     plural = "secret is" if done.encrypted == 1 else "secrets are"
     click.echo(f"{done.encrypted} {plural} encrypted with {done.id} ({done.place})")
+    if done.files:
+        data_keys = "data key of files is" if done.files == 1 else "data keys of files are"
+        click.echo(f"{done.files} {data_keys} encrypted again")
     if done.unreadable:
         raise CommandFailure(f"{len(done.unreadable)} secrets could not be read")
 

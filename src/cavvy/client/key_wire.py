@@ -7,15 +7,16 @@ from cavvy.client.wire import Answer
 
 
 class SecretKeyRow(Answer, frozen=True, kw_only=True):
-    """A key that encrypts the data keys of secrets, and how many secrets it protects. `place` is
-    None if the server does not have the key. `id` is empty for secrets of an older version, which
-    have no data key.
+    """A key that encrypts the data keys of secrets and files, and how many secrets and how many
+    data keys of files it protects. `place` is None if the server does not have the key. `id` is
+    empty for secrets of an older version, which have no data key.
     """
 
     id: str
     place: str | None
     current: bool
     secrets: int
+    files: int = 0
 
 
 class UnreadableSecret(Answer, frozen=True, kw_only=True):
@@ -27,11 +28,12 @@ class UnreadableSecret(Answer, frozen=True, kw_only=True):
 
 
 class RotationView(Answer, frozen=True, kw_only=True):
-    """What a rotation did."""
+    """What a rotation did. `files` is the number of data keys of files."""
 
     id: str
     place: str
     encrypted: int
+    files: int = 0
     unreadable: list[UnreadableSecret]
 
 

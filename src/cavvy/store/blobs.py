@@ -8,11 +8,10 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache, partial
-from hashlib import file_digest, sha256
-from io import BufferedRandom
+from hashlib import sha256
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -20,13 +19,21 @@ from typing import BinaryIO
 from msgspec import MsgspecError, Struct
 from msgspec.json import Decoder
 
-from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
+from cavvy.store.base import HashMismatch, RowNotFound, StoreFull, StoreUnusable
+from cavvy.store.encrypted_files.data_keys import FileKeys
+from cavvy.store.encrypted_files.streams import (
+    BlobFiles,
+    OpenFile,
+    is_encrypted,
+    make_blob_files,
+)
 
 # number of manifests whose lists of files are cached; a list of 100,000 files takes 10 MB of memory
 _FOLDERS = 8
 # number of files that are flushed at the same time; the file system's journal can then write them
 # together
 _SYNCS = 8
+_AT_ONCE = 1 << 20  # bytes that are read at once
 _HASH = re.compile(r"[0-9a-f]{64}")
 _PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
@@ -35,8 +42,10 @@ class BlobStore:
     """A folder of blobs. Each blob is stored completely or not at all, even after a system
     crash."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, files: BlobFiles | None = None) -> None:
+        """`files` says how the blobs below `root` are encrypted; without it, they are plain."""
         self._root = root
+        self._files = files or BlobFiles(root, None, "")
         self._folder_parts = lru_cache(_FOLDERS)(partial(_list_parts, self))
 
     def missing(self, hashes: Iterable[str]) -> list[str]:
@@ -46,13 +55,13 @@ class BlobStore:
 
         Raises HashMismatch if a name is not a SHA-256.
         """
-        return [name for name in dict.fromkeys(hashes) if not _touch(self._path(name))]
+        return [name for name in dict.fromkeys(hashes) if not _touch(self._target(name))]
 
     def put(self, name: str, chunks: Iterable[bytes]) -> None:
         """Store the bytes whose SHA-256 in hexadecimal is `name`, unless they are stored already.
         Raises HashMismatch, StoreFull.
         """
-        if _touch(self._path(name)):
+        if _touch(self._target(name)):
             return
         with self.writer(name) as writer:
             for chunk in chunks:
@@ -62,7 +71,7 @@ class BlobStore:
         """Return a context manager to which the bytes of a blob can be written in pieces. The blob
         is stored when the `with` block ends without an error.
         """
-        return BlobWriter(self._path(name), name)
+        return BlobWriter(self._files, self._target(name), name)
 
     def put_all(self, blobs: Mapping[str, bytes]) -> None:
         """Store many small blobs. This takes little longer than to store a few, and they are safe
@@ -73,16 +82,15 @@ class BlobStore:
         """
         for name, data in blobs.items():
             _check(name, sha256(data).hexdigest())
-        fresh = [self._path(name) for name in self.missing(blobs)]
+        names = self.missing(blobs)
+        fresh = [self._target(name) for name in names]
         token = secrets.token_hex(4)
         parts = [path.with_name(f"{path.name}.{token}.part") for path in fresh]
         try:
-            for part, path in zip(parts, fresh, strict=True):
+            for name, part, path in zip(names, parts, fresh, strict=True):
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with os.fdopen(
-                    os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb"
-                ) as file:
-                    file.write(blobs[path.name])
+                with _create(part) as file:
+                    self._files.create(file.fileno(), path).append(blobs[name])
             _sync_all(parts)
             for part, path in zip(parts, fresh, strict=True):
                 os.replace(part, path)
@@ -101,47 +109,63 @@ class BlobStore:
         unfinished blob is kept after this process ends, until garbage collection removes it. Raises
         HashMismatch (then send the blob again from the beginning), StoreFull.
         """
-        path = self._path(name)
+        path = self._target(name)
         if _touch(path):
             return size
-        part = path.with_name(f"{name}.part")
+        part = path.with_name(f"{path.name}.part")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with os.fdopen(
-                os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b"
+                os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", 0
             ) as file:
-                here = os.fstat(file.fileno()).st_size
+                stored = self._resume(file, part, path)
+                if stored is None:
+                    return 0
+                here = stored.size
                 if offset <= here and offset + len(data) > here:
-                    file.seek(offset)
-                    file.write(data)
+                    stored.append(data[here - offset :])
                     here = offset + len(data)
                 if here < size:
                     return here
-                _finish_part(file, part, path)
+                _finish_part(file, stored, part, path, name)
         except OSError as error:
             raise _told(error, part) from error
         return size
 
+    def _resume(self, file: FileIO, part: Path, path: Path) -> OpenFile | None:
+        """Use the file of an unfinished blob. None if it was encrypted and cannot be continued, for
+        instance after a system crash; it is then removed, and the sender begins again.
+        """
+        if not os.fstat(file.fileno()).st_size:
+            return self._files.create(file.fileno(), path)
+        try:
+            return self._files.resume(file.fileno(), path)
+        except StoreUnusable:
+            part.unlink()
+            return None
+
     def open(self, name: str) -> BinaryIO:
         """Open the blob for reading. Raises RowNotFound."""
         try:
-            return open(self._path(name), "rb")
+            return self._files.open(self._stored(name))
         except FileNotFoundError:
             raise RowNotFound(f"no blob {name}") from None
 
-    def path(self, name: str) -> Path:
-        """The path of the blob's file, from which it can be sent. Raises RowNotFound."""
-        path = self._path(name)
+    def path(self, name: str) -> Path | None:
+        """The path of the blob's file, from which it can be sent; None if it is encrypted. Raises
+        RowNotFound.
+        """
+        path = self._stored(name)
         if not path.is_file():
             raise RowNotFound(f"no blob {name}")
-        return path
+        return None if is_encrypted(path) else path
 
     def read(self, name: str, limit: int) -> bytes | None:
         """The bytes of a blob. Returns None if the blob is missing or larger than `limit` bytes.
         Raises HashMismatch if `name` is not a SHA-256.
         """
         try:
-            with open(self._path(name), "rb") as file:
+            with self._files.open(self._stored(name)) as file:
                 data = file.read(limit + 1)
         except FileNotFoundError:
             return None
@@ -161,8 +185,9 @@ class BlobStore:
         not arrived yet.
         """
         freed, limit = 0, older_than.timestamp()
+        kept = {self._stored(name).name for name in wanted if _HASH.fullmatch(name)}
         for path in self._root.glob("??/*"):
-            if path.name in wanted:
+            if path.name in kept:
                 continue
             try:
                 status = path.stat()
@@ -173,12 +198,13 @@ class BlobStore:
                 continue
         return freed
 
-    def _path(self, name: str) -> Path:
-        if not _HASH.fullmatch(name):
-            raise HashMismatch(
-                f"expected a SHA-256 in 64 lower-case hexadecimal digits, not {name!r}"
-            )
-        return self._root / name[:2] / name
+    def _target(self, name: str) -> Path:
+        _check_name(name)
+        return self._files.target(name)
+
+    def _stored(self, name: str) -> Path:
+        _check_name(name)
+        return self._files.stored(name)
 
 
 class ManifestEntry(Struct, frozen=True, kw_only=True):
@@ -245,15 +271,19 @@ class ProjectBlobs:
     gives no access to the files of another project.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, keys: FileKeys | None = None) -> None:
+        self._root, self._keys = root, keys
         self._stores: dict[str, BlobStore] = {}
 
     def of(self, project: str) -> BlobStore:
         """The store of a project. The name must be valid, because it becomes part of a path."""
         if not _PROJECT.fullmatch(project):
             raise RowNotFound(f"{project!r} cannot be the name of a project")
-        return self._stores.setdefault(project, BlobStore(self._root / project))
+        if project not in self._stores:
+            root = self._root / project
+            files = make_blob_files(root, self._keys, project, "folders")
+            self._stores[project] = BlobStore(root, files)
+        return self._stores[project]
 
     def sweep(self, snapshots: Collection[str], *, older_than: datetime) -> int:
         """Call `sweep_folders` for each project. Blocks on disk I/O."""
@@ -270,30 +300,33 @@ class BlobWriter:
     or if the bytes have a different hash.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, files: BlobFiles, path: Path, name: str) -> None:
+        self._files = files
         self._path = path
         self._name = name
         self._hash = sha256()
-        self._part = path.with_name(f"{name}.{secrets.token_hex(4)}.part")
-        self._file: BinaryIO | None = None
+        self._part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+        self._file: FileIO | None = None
+        self._stored: OpenFile | None = None
 
     def __enter__(self) -> "BlobWriter":
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = open(
-                os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600),
-                "wb",
-            )
-        except OSError as error:
-            raise _told(error, self._part) from error
+            self._file = _create(self._part)
+            self._stored = self._files.create(self._file.fileno(), self._path)
+        except BaseException as error:
+            self._discard()
+            if isinstance(error, OSError):
+                raise _told(error, self._part) from error
+            raise
         return self
 
     def write(self, data: bytes) -> None:
         """Append bytes to the blob. Raises StoreFull."""
-        assert self._file is not None, "a blob is written only inside its with block"
+        assert self._stored is not None, "a blob is written only inside its with block"
         self._hash.update(data)
         try:
-            self._file.write(data)
+            self._stored.append(data)
         except OSError as error:
             raise _told(error, self._part) from error
 
@@ -310,30 +343,47 @@ class BlobWriter:
         except OSError as failure:
             raise _told(failure, self._part) from failure
         finally:
-            # closing flushes the file again, which fails again on a full disk
-            with suppress(OSError):
-                self._file.close()
-            self._part.unlink(missing_ok=True)
+            self._discard()
 
-    def _finish(self, file: BinaryIO) -> None:
+    def _discard(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._part.unlink(missing_ok=True)
+
+    def _finish(self, file: FileIO) -> None:
         _check(self._name, self._hash.hexdigest())
-        file.flush()
         os.fsync(file.fileno())
         _put_in_place(self._part, self._path)
 
 
-def _finish_part(file: BufferedRandom, part: Path, path: Path) -> None:
-    """Complete the blob after all of its parts have arrived. If the hash is wrong, delete the parts
-    and raise HashMismatch.
+def _finish_part(file: FileIO, stored: OpenFile, part: Path, path: Path, name: str) -> None:
+    """Complete the blob after all of its parts have arrived. If the hash is wrong, or a part cannot
+    be read again, delete the parts and raise HashMismatch.
     """
-    file.flush()
-    file.seek(0)
-    found = file_digest(file, "sha256").hexdigest()
-    if found != path.name:
+    digest = sha256()
+    try:
+        for at in range(0, stored.size, _AT_ONCE):
+            digest.update(stored.read(at, _AT_ONCE))
+    except StoreUnusable as error:
         part.unlink()
-        raise HashMismatch(f"the bytes of blob {path.name} have the hash {found}; send them again")
+        raise HashMismatch(f"a part of blob {name} is damaged: {error}; send it again") from error
+    if digest.hexdigest() != name:
+        part.unlink()
+        raise HashMismatch(
+            f"the bytes of blob {name} have the hash {digest.hexdigest()}; send them again"
+        )
     os.fsync(file.fileno())
     _put_in_place(part, path)
+
+
+def _create(part: Path) -> FileIO:
+    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+    return FileIO(os.open(part, flags, 0o600), "r+b")
+
+
+def _check_name(name: str) -> None:
+    if not _HASH.fullmatch(name):
+        raise HashMismatch(f"expected a SHA-256 in 64 lower-case hexadecimal digits, not {name!r}")
 
 
 def _check(name: str, found: str) -> None:

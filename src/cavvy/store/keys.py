@@ -185,7 +185,7 @@ class KeyRing:
                 return key
         raise StoreUnusable(
             f"the key {key_id}, which encrypted it, is not among the server's keys; restore it, or "
-            "name its place in the setting secrets.former_keys"
+            "name its place in the setting secrets.former_keys (files.former_keys for files)"
         )
 
     def renew(self) -> WrappingKey:
@@ -195,21 +195,21 @@ class KeyRing:
         assert self.renewable
         self._read_folder_key()  # it exists from now on
         path = self._folder_key
-        with _explained(path), FileLocks(path.with_name(".locks")).hold("key"):
+        with explain_key_errors(path), FileLocks(path.with_name(".locks")).hold("key"):
             old = _load(path)  # another server may just have renewed it
             with suppress(FileExistsError):
                 os.link(path, path.with_name(f"{path.name}.{old.id}"))
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
             part = _write_part(path)
             os.replace(part, path)
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
             return _load(path)
 
     def _read_folder_key(self) -> AesKey:
         """Read the key again at each use, because other servers that share the folder renew it. A
         key that has vanished, as when the folder is not mounted, is not replaced by a new one.
         """
-        with _explained(self._folder_key):
+        with explain_key_errors(self._folder_key):
             try:
                 key = _load(self._folder_key)
             except FileNotFoundError:
@@ -227,7 +227,7 @@ class KeyRing:
         if kind == "env":
             return _read_variable(where, self._environment.get(where, ""))
         path = Path(where).expanduser()
-        with _explained(path):
+        with explain_key_errors(path):
             return _load(path)
 
 
@@ -256,7 +256,7 @@ def _read_variable(name: str, text: str) -> AesKey:
     return AesKey(material, f"env:{name}")
 
 
-class _explained:  # a context manager
+class explain_key_errors:  # a context manager
     """Raises StoreFull or StoreUnusable for an OSError about the key `path`."""
 
     def __init__(self, path: Path) -> None:
@@ -298,7 +298,7 @@ def _make(path: Path) -> AesKey:
         with suppress(FileExistsError):
             # unlike a rename, this fails if another process has created the file first
             os.link(part, path)
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
     return _load(path)
@@ -320,7 +320,7 @@ def _write_part(path: Path) -> Path:
     return part
 
 
-def _flush_folder(path: Path) -> None:
+def flush_folder(path: Path) -> None:
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -4,9 +4,10 @@ limit, its first tenth and its newest part are kept.
 The file `ATTEMPT.RANK.log` contains the first bytes of a log. If the log grows beyond its first
 tenth or loses bytes, the further bytes are in segments, which are files `ATTEMPT.RANK.log.OFFSET`.
 Offsets count all bytes ever written, so the offset of a byte never changes. If bytes between two
-files are missing, they were dropped, and readers get a line that reports the gap. All methods block
-on disk I/O. Files are not flushed with fsync: stored bytes are kept when this process ends, but a
-system crash may lose the newest ones.
+files are missing, they were dropped, and readers get a line that reports the gap. If the files of a
+project are encrypted, its segments have names that end with `.sealed`. All methods block on disk
+I/O. Files are not flushed with fsync: stored bytes are kept when this process ends, but a system
+crash may lose the newest ones.
 """
 
 import errno
@@ -19,8 +20,10 @@ from pathlib import Path
 from threading import Lock
 
 from cavvy.domain.values import Struct, replace
-from cavvy.store.base import RowNotFound, StoreFull
+from cavvy.store.base import RowNotFound, StoreFull, StoreUnusable
+from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.file_locks import FileLocks
+from cavvy.store.log_segments import LogSegment, SegmentFiles, find_segment_size
 from cavvy.store.log_times import LogTimes, is_due, note_arrival
 
 LIMIT = 1 << 30  # maximum bytes of one rank's log on disk
@@ -34,7 +37,8 @@ _KNOWN = (
 _BLOCK = 65536  # block size in bytes for reading backwards from the end
 # names of projects or jobs that can be used as names of folders
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")
+_FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20})(\.sealed)?)?")
+_PLAIN = SegmentFiles()
 
 
 class LogSlice(Struct, frozen=True, kw_only=True):
@@ -52,16 +56,12 @@ class _Log(Struct):
     file."""
 
     base: Path
-    starts: list[int]
-    sizes: list[int]
+    segments: list[LogSegment]
     noted_s: float = 0.0  # time of the last recorded arrival
 
     @property
     def end(self) -> int:
-        return self.starts[-1] + self.sizes[-1] if self.starts else 0
-
-    def path(self, start: int) -> Path:
-        return self.base if start == 0 else self.base.with_name(f"{self.base.name}.{start:020}")
+        return self.segments[-1].end if self.segments else 0
 
 
 class LogStore:
@@ -70,8 +70,16 @@ class LogStore:
     lock on a file, and look at the folder each time.
     """
 
-    def __init__(self, root: Path, *, limit: int = LIMIT, shared: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        limit: int = LIMIT,
+        shared: bool = False,
+        keys: FileKeys | None = None,
+    ) -> None:
         self._root = root
+        self._keys = keys
         self._locks = FileLocks(root / ".locks") if shared else None
         self._part = max(1, limit // _PART)
         self._limit = limit
@@ -111,6 +119,14 @@ class LogStore:
                 del self._logs[base]
                 return self._known(base).end
 
+    def encrypts(self, project: str) -> bool:
+        """Whether the project's new logs are encrypted."""
+        return self._keys is not None and self._keys.of(project).encrypts
+
+    def is_quick(self, project: str) -> bool:
+        """Whether `append` needs no key that this process has not used yet."""
+        return self._keys is None or self._keys.of(project).ready
+
     def size(self, project: str, job_id: str, attempt: int, rank: int) -> int:
         """The offset of the log's end, or 0 if there is no log."""
         return self._seen(project, job_id, attempt, rank).end
@@ -131,14 +147,15 @@ class LogStore:
             log = self._seen(project, job_id, attempt, rank)
             if offset >= log.end:
                 return LogSlice(data=b"", next=offset)
-            i = bisect_right(log.starts, offset) - 1
-            if i < 0 or offset >= log.starts[i] + log.sizes[i]:
-                following = log.starts[i + 1]
+            i = bisect_right(log.segments, offset, key=lambda each: each.start) - 1
+            if i < 0 or offset >= log.segments[i].end:
+                following = log.segments[i + 1].start
                 dropped = following - offset
                 return LogSlice(data=_gap_line(dropped), next=following, dropped=dropped)
-            size = min(limit, log.starts[i] + log.sizes[i] - offset)
+            segment = log.segments[i]
             with suppress(FileNotFoundError):  # the segment was dropped meanwhile, so try again
-                data = _read(log.path(log.starts[i]), offset - log.starts[i], size)
+                size = min(limit, segment.end - offset)
+                data = self._files(log).read(segment, offset - segment.start, size)
                 return LogSlice(data=data, next=offset + len(data))
             with self._lock:
                 self._logs.pop(log.base, None)
@@ -156,7 +173,7 @@ class LogStore:
             return LogSlice(data=b"", next=log.end)
         blocks: list[bytes] = []
         wanted = lines  # number of newlines to find before the first wanted line
-        for block in _backwards(log):
+        for block in _backwards(log, self._files(log)):
             if not blocks and block.endswith(b"\n"):
                 wanted += 1
             at = len(block)
@@ -204,7 +221,7 @@ class LogStore:
         """
         with self._lock:
             log = self._known(self._base(project, job_id, attempt, rank))
-            return _Log(log.base, log.starts.copy(), log.sizes.copy())
+            return _Log(log.base, [replace(each) for each in log.segments])
 
     @contextmanager
     def _writing(self, base: Path) -> Iterator[None]:
@@ -233,51 +250,56 @@ class LogStore:
                 return end
             self._start(log, offset)
             end = offset
-        fresh = data[end - offset :]
+        fresh, files = data[end - offset :], self._files(log)
         while fresh:
-            if not log.starts or log.sizes[-1] >= self._part:
+            last = log.segments[-1] if log.segments else None
+            if last is None or last.size >= self._part or last.sealed != files.encrypts:
+                last = self._start(log, log.end)
+            room = self._part - last.size
+            try:
+                files.append(last, fresh[:room])
+            except StoreUnusable:
+                # the end of the file cannot be decrypted, so it stays as it is
+                if last.size == 0:
+                    raise
                 self._start(log, log.end)
-            room = self._part - log.sizes[-1]
-            self._write(log, fresh[:room])
+                continue
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise _told(error, last.path) from error
             fresh = fresh[room:]
         return log.end
 
-    def _start(self, log: _Log, start: int) -> None:
+    def _start(self, log: _Log, start: int) -> LogSegment:
         """Start a new file. If the log is at its limit, drop its oldest segments. Raises
         StoreFull.
         """
-        path = log.path(start)
+        files = self._files(log)
+        segment = LogSegment(log.base, start, sealed=files.encrypts)
         try:
-            if not log.starts:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            if not log.segments:
+                segment.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.create(segment)
         except OSError as error:
-            raise _told(error, path) from error
-        log.starts.append(start)
-        log.sizes.append(0)
-        while len(log.starts) > 2 and (
-            sum(log.sizes) + self._part > self._limit or len(log.starts) > _FILES
+            raise _told(error, segment.path) from error
+        if log.segments and log.segments[-1].path == segment.path:  # it had no bytes
+            del log.segments[-1]
+        log.segments.append(segment)
+        while len(log.segments) > 2 and (
+            sum(each.size for each in log.segments) + self._part > self._limit
+            or len(log.segments) > _FILES
         ):
-            oldest = 1 if log.starts[0] == 0 else 0
-            log.path(log.starts[oldest]).unlink(missing_ok=True)
-            del log.starts[oldest], log.sizes[oldest]
+            oldest = 1 if log.segments[0].start == 0 else 0
+            log.segments.pop(oldest).path.unlink(missing_ok=True)
+        return segment
 
-    def _write(self, log: _Log, data: bytes) -> None:
-        path, size = log.path(log.starts[-1]), log.sizes[-1]
-        try:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                written = 0
-                while written < len(data):
-                    written += os.pwrite(file, data[written:], size + written)
-            except OSError:
-                os.ftruncate(file, size)
-                raise
-            finally:
-                os.close(file)
-        except OSError as error:
-            raise _told(error, path) from error
-        log.sizes[-1] = size + len(data)
+    def _files(self, log: _Log) -> SegmentFiles:
+        """How the files of the log's project are read and written."""
+        if self._keys is None:
+            return _PLAIN
+        keys = self._keys.of(log.base.parent.parent.name)
+        return SegmentFiles(encrypts=keys.encrypts, current=keys.current, find=keys.find)
 
 
 def _times_path(base: Path) -> Path:
@@ -288,36 +310,31 @@ def _look(base: Path) -> _Log:
     """Read the log's state from its folder. If a process ended during a write, the data that it had
     written by then belongs to the log.
     """
-    found: list[tuple[int, int]] = []
+    found: list[LogSegment] = []
     with suppress(FileNotFoundError):
         for entry in os.scandir(base.parent):
             match = _FILE.fullmatch(entry.name)
             if match and entry.name.startswith(base.name):
                 with suppress(FileNotFoundError):
-                    found.append((int(match[3] or 0), entry.stat().st_size))
-    found.sort()
-    return _Log(base, [start for start, _ in found], [size for _, size in found])
+                    sealed = match[4] is not None
+                    size = find_segment_size(entry.stat().st_size, sealed=sealed)
+                    found.append(LogSegment(base, int(match[3] or 0), size, sealed))
+    return _Log(base, sorted(found, key=lambda each: (each.start, each.end)))
 
 
-def _backwards(log: _Log) -> Iterator[bytes]:
+def _backwards(log: _Log, files: SegmentFiles) -> Iterator[bytes]:
     """The log's bytes in blocks, beginning with the last block. A line takes the place of each
     gap."""
     following = log.end
-    for start, size in zip(reversed(log.starts), reversed(log.sizes), strict=True):
-        if start + size < following:
-            yield _gap_line(following - start - size)
+    for segment in reversed(log.segments):
+        if segment.end < following:
+            yield _gap_line(following - segment.end)
         with suppress(FileNotFoundError):
-            for at in range((size - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):
-                yield _read(log.path(start), at, min(_BLOCK, size - at))
-        following = start
+            for at in range((segment.size - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):
+                yield files.read(segment, at, min(_BLOCK, segment.size - at))
+        following = segment.start
     if following > 0:
         yield _gap_line(following)
-
-
-def _read(path: Path, offset: int, size: int) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        file.seek(offset)
-        return file.read(size)
 
 
 def _gap_line(dropped: int) -> bytes:

@@ -6,58 +6,80 @@ from collections.abc import Sequence
 
 from cavvy.domain.values import Struct
 from cavvy.store.base import SealedSecret, Store, StoreUnusable
+from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.keys import WrappingKey
 from cavvy.store.secrets import SecretSealer, find_key_id
 
 
 class KeyUse(Struct, frozen=True, kw_only=True):
-    """How many secrets a key protects. `place` is None if the server does not have the key."""
+    """How many secrets and how many data keys of files a key protects. `place` is None if the
+    server does not have the key.
+    """
 
     id: str
     place: str | None
     current: bool
     secrets: int
+    files: int = 0
 
 
 class KeyRotation(Struct, frozen=True, kw_only=True):
-    """What `rotate_key` did. `unreadable` has the project and name of each secret that could not be
-    decrypted and is unchanged, and the reason.
+    """What `rotate_key` did; `files` is the number of data keys of files. `unreadable` has the
+    project and name of each secret that could not be decrypted and is unchanged, and the reason.
     """
 
     key: WrappingKey
     encrypted: int
+    files: int = 0
     unreadable: Sequence[tuple[str, str, str]]
 
 
-async def list_keys(store: Store, sealer: SecretSealer) -> list[KeyUse]:
+async def list_keys(
+    store: Store, sealer: SecretSealer, file_keys: FileKeys | None = None
+) -> list[KeyUse]:
     """The keys that the server has, the current one first, and then those that it lacks. Values of
     version 1 count for no key: their key has the empty ID. Raises StoreUnusable.
     """
-    keys = await to_thread(lambda: list(sealer.keys.all()))
+    keys = await to_thread(
+        lambda: [*sealer.keys.all(), *(file_keys.keys() if file_keys is not None else ())]
+    )
     sealed = [each.sealed for each in await store.all_secrets()]
     sealed += [each.sealed for each in await store.provider_credentials.list()]
     used = Counter(map(find_key_id, sealed))
+    files = await to_thread(
+        lambda: Counter(each.key_id for each in file_keys.uses()) if file_keys else Counter()
+    )
     found: dict[str, KeyUse] = {}
     for key in keys:
         found.setdefault(
             key.id,
-            KeyUse(id=key.id, place=key.place, current=key is keys[0], secrets=used.pop(key.id, 0)),
+            KeyUse(
+                id=key.id,
+                place=key.place,
+                current=key is keys[0],
+                secrets=used.get(key.id, 0),
+                files=files.get(key.id, 0),
+            ),
         )
     missing = [
-        KeyUse(id=key_id, place=None, current=False, secrets=count)
-        for key_id, count in sorted(used.items())
+        KeyUse(id=key_id, place=None, current=False, secrets=used[key_id], files=files[key_id])
+        for key_id in sorted({*used, *files} - {*found})
     ]
     return [*found.values(), *missing]
 
 
-async def rotate_key(store: Store, sealer: SecretSealer) -> KeyRotation:
+async def rotate_key(
+    store: Store, sealer: SecretSealer, file_keys: FileKeys | None = None
+) -> KeyRotation:
     """Make a new key if the server makes its own, and encrypt all secrets and credentials again
-    with the current one and new data keys. It can be repeated after a crash, because former keys
-    still decrypt. Raises StoreUnusable if the current key cannot be used, StoreFull.
+    with the current one and new data keys, and the data keys of files with theirs. It can be
+    repeated after a crash, because former keys still decrypt. Raises StoreUnusable if the current
+    key cannot be used, StoreFull.
     """
     keys = sealer.keys
     key = await to_thread(keys.renew if keys.renewable else keys.current)
-    encrypted, unreadable = 0, []
+    encrypted = 0
+    unreadable: list[tuple[str, str, str]] = []
     for secret in await store.all_secrets():
         try:
             encrypted += await _reseal(store, sealer, secret)
@@ -70,7 +92,11 @@ async def rotate_key(store: Store, sealer: SecretSealer) -> KeyRotation:
             encrypted += await store.provider_credentials.reseal(credential, sealed)
         except StoreUnusable as error:
             unreadable.append((project, name, str(error)))
-    return KeyRotation(key=key, encrypted=encrypted, unreadable=unreadable)
+    files = 0
+    if file_keys is not None:
+        files, problems = await to_thread(file_keys.rotate)
+        unreadable += problems
+    return KeyRotation(key=key, encrypted=encrypted, files=files, unreadable=unreadable)
 
 
 async def _reseal(store: Store, sealer: SecretSealer, secret: SealedSecret) -> bool:

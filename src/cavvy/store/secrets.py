@@ -47,17 +47,20 @@ class SecretSealer:
         for another project or name.
         """
         try:
-            if sealed[:1] == _VERSION_1:
-                return self._unseal_version_1(project, name, sealed)
-            parts = _split(sealed)
-            data_key = self.keys.find(parts.key_id).unwrap(parts.wrapped)
-            bound = parts.head + _bound_to(project, name)
-            return _decrypt(data_key, parts.body, bound)
+            return self.open(project, name, sealed)
         except StoreUnusable as error:
             raise StoreUnusable(
                 f"the secret {name} of project {project} cannot be read: {error}; if that cannot "
                 f"be mended, set the secret again: cavvy secret set {name}"
             ) from error
+
+    def open(self, project: str, name: str, sealed: bytes) -> str:
+        """Like `unseal`, for values that are not secrets of a person."""
+        if sealed[:1] == _VERSION_1:
+            return self._unseal_version_1(project, name, sealed)
+        parts = _split(sealed)
+        data_key = self.keys.find(parts.key_id).unwrap(parts.wrapped)
+        return _decrypt(data_key, parts.body, parts.head + _bound_to(project, name))
 
     def _unseal_version_1(self, project: str, name: str, sealed: bytes) -> str:
         for key in self.keys.all():

@@ -6,19 +6,18 @@ from asyncio import to_thread
 from base64 import b64encode
 from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path as PathOf
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from msgspec import Struct
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.reported import Name, Rank, ReportedBatch, read_batch
-from cavvy.api.routes.blobs import gather
+from cavvy.api.routes.blobs import gather, send_blob
 from cavvy.api.rules import GANG
 from cavvy.api.wire import MIB, BytesQuery, PositionQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk
@@ -193,7 +192,7 @@ async def log(
     data = await read_bytes(request, _LOG_LIMIT)
     where = (attempt.project, attempt.job_id, attempt.number, rank)
     what = (*where, offset, data, lost, app_state.now().timestamp())
-    if len(data) <= _SMALL:
+    if len(data) <= _SMALL and app_state.logs.is_quick(attempt.project):
         wanted = await app_state.quickly(app_state.logs.append, *what)
     else:
         wanted = await to_thread(app_state.logs.append, *what)
@@ -327,20 +326,19 @@ async def blob(
 ) -> Response:
     app_state, attempt = await enter_attempt(request, gang)
     try:
-        path = await _find_blob(app_state, attempt, blob)
+        return await _send_blob(app_state, attempt, blob)
     except RowNotFound:
         raise ApiProblem("blob-not-found", f"the job has no blob {blob}") from None
-    return FileResponse(path, media_type="application/octet-stream")
 
 
-async def _find_blob(app_state: AppState, attempt: Attempt, blob: str) -> PathOf:
-    """The path of a blob that belongs to the working folder of the attempt's job or to one of its
+async def _send_blob(app_state: AppState, attempt: Attempt, blob: str) -> Response:
+    """Send a blob that belongs to the working folder of the attempt's job or to one of its
     checkpoints. Raises RowNotFound.
     """
     if blob in await _folder_parts(app_state, attempt):
         with suppress(RowNotFound):
-            return app_state.blobs.of(attempt.project).path(blob)
-    return (await app_state.control_plane.checkpoints.blobs(attempt.gang)).path(blob)
+            return await send_blob(app_state.blobs.of(attempt.project), blob)
+    return await send_blob(await app_state.control_plane.checkpoints.blobs(attempt.gang), blob)
 
 
 async def _folder_parts(app_state: AppState, attempt: Attempt) -> Collection[str]:

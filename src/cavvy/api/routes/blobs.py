@@ -2,12 +2,13 @@
 bytes."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 from cavvy.api.app_state import app_state_of
 from cavvy.api.audit import note_reading
@@ -24,6 +25,7 @@ from cavvy.store.blobs import BlobStore, BlobWriter
 
 _NAMES_LIMIT = 4 * MIB
 _AT_ONCE = 4 * MIB  # bytes that are passed to a thread at once
+_PIECE = MIB  # bytes that are decrypted at once
 
 router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
 
@@ -121,6 +123,26 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
     except HashMismatch as error:
         raise ApiProblem("blob-mismatch", str(error)) from error
     return total
+
+
+async def send_blob(store: BlobStore, name: str) -> Response:
+    """Send a blob; an encrypted one is decrypted piece by piece. Raises RowNotFound, StoreError."""
+    if (path := await asyncio.to_thread(store.path, name)) is not None:
+        return FileResponse(path, media_type="application/octet-stream")
+    file = await asyncio.to_thread(store.open, name)
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            while data := await asyncio.to_thread(file.read, _PIECE):
+                yield data
+        finally:
+            file.close()
+
+    return StreamingResponse(
+        pieces(), headers={"content-length": str(size)}, media_type="application/octet-stream"
+    )
 
 
 def gather(stores: Mapping[BlobStore, Sequence[str]]) -> bytes:

@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1/secret-keys", tags=["secrets"])
 )
 async def list_used(request: Request) -> Response:
     app_state = app_state_of(request)
-    found = await list_keys(app_state.store, app_state.sealer)
+    found = await list_keys(app_state.store, app_state.sealer, app_state.file_keys)
     return reply([view(wire.SecretKeyRow, each) for each in found])
 
 
@@ -42,13 +42,17 @@ async def list_used(request: Request) -> Response:
 async def rotate(request: Request) -> Response:
     app_state = app_state_of(request)
     note_change(request, after={"new_key": app_state.sealer.keys.renewable})
-    done = await rotate_key(app_state.store, app_state.sealer)
+    done = await rotate_key(app_state.store, app_state.sealer, app_state.file_keys)
     unreadable = [
         wire.UnreadableSecret(project=project, name=name, reason=reason)
         for project, name, reason in done.unreadable
     ]
     return reply(
         wire.RotationView(
-            id=done.key.id, place=done.key.place, encrypted=done.encrypted, unreadable=unreadable
+            id=done.key.id,
+            place=done.key.place,
+            encrypted=done.encrypted,
+            files=done.files,
+            unreadable=unreadable,
         )
     )

@@ -2,7 +2,8 @@
 that have no access to the job's folder.
 
 A checkpoint is complete once its row is written, which happens after all of its files are stored.
-Work on the server's own machine writes to the job's folder and uploads nothing. When a job moves
+Work on the server's own machine writes to the job's folder and uploads nothing, unless the files of
+its project are encrypted. When a job moves
 between this machine and other nodes, its newest state is copied once, before the claim is granted.
 """
 
@@ -104,7 +105,11 @@ class Checkpoints:
         every = save_interval.every if save_interval is not None else wanted.every
         every_s = every.total_seconds() if every else None
         shared = not stored and (
-            self._folders is None or self._shares_files(attempt.offer.provider)
+            self._folders is None
+            or (
+                self._shares_files(attempt.offer.provider)
+                and not self._folders.encrypts(job.project)
+            )
         )
         if self._folders is not None and not stored:
             async with self._alone(job.id):

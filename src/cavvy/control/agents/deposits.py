@@ -117,8 +117,10 @@ class Deposits:
         self._slots, self._billed_slots = asyncio.Semaphore(_GANGS), asyncio.Semaphore(_GANGS)
 
     def find_url(self, job: JobRecord) -> str:
-        """The URL of the folder for the job's deposits, or "" if the job has no bucket."""
-        if self._dependencies is None:
+        """The URL of the folder for the job's deposits, or "" if the job has no bucket. Nodes
+        encrypt nothing, so what the server would encrypt is not stored in a bucket.
+        """
+        if self._dependencies is None or self._dependencies.logs.encrypts(job.project):
             return ""
         storage = job.task.checkpoint.storage if job.task.checkpoint is not None else None
         return storage or self._dependencies.url

@@ -24,6 +24,8 @@ from cavvy.agent.allowed_folders import check_regular, open_below, walk_below
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
+from cavvy.store.encrypted_files.data_keys import FileKeys
+from cavvy.store.encrypted_files.streams import make_blob_files
 from cavvy.store.file_locks import FileLocks
 
 _CHUNK = 1 << 20
@@ -42,13 +44,19 @@ class CheckpointFolders:
     on its own. If other servers use the folders too (`shared`), `locks` has a lock for each job.
     """
 
-    def __init__(self, root: Path, *, shared: bool = False) -> None:
+    def __init__(self, root: Path, *, shared: bool = False, keys: FileKeys | None = None) -> None:
         self.root = root
+        self._keys = keys
         self.locks = FileLocks(root / ".locks") if shared else None
 
     def blobs(self, project: str, job_id: str) -> BlobStore:
         """The files of the job's uploaded checkpoints, and their manifests."""
-        return BlobStore(self._job(project, job_id) / "blobs")
+        root = self._job(project, job_id) / "blobs"
+        return BlobStore(root, make_blob_files(root, self._keys, project, f"storage/{job_id}"))
+
+    def encrypts(self, project: str) -> bool:
+        """Whether the project's files are encrypted, so that no work may write to a folder here."""
+        return self._keys is not None and self._keys.of(project).encrypts
 
     def last_user(self, project: str, job_id: str) -> int:
         """The number of the attempt that could last write to the folder, or NO_ATTEMPT if the

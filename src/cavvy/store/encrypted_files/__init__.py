@@ -1,0 +1,1 @@
+"""Encrypts the files that a server stores: working folders, logs and checkpoints."""

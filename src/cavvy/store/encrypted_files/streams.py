@@ -1,0 +1,153 @@
+"""Blobs as files: plain ones, and encrypted ones, whose names and contents tell nothing to who does
+not have the key.
+"""
+
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+from cavvy.store.encrypted_files.blocks import (
+    BLOBS,
+    create_encrypted,
+    open_encrypted,
+)
+from cavvy.store.encrypted_files.data_keys import FileKeys, ProjectFileKeys
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_SUFFIX = ".sealed"
+_AT_ONCE = 16 * BLOBS.plain  # bytes that are decrypted together
+
+
+class OpenFile(Protocol):
+    """An open file whose bytes can be read anywhere and written at its end. The methods raise
+    OSError, StoreUnusable.
+    """
+
+    @property
+    def size(self) -> int: ...
+    def read(self, offset: int, length: int) -> bytes: ...
+    def append(self, data: bytes) -> None: ...
+
+
+class PlainFile:
+    """An open file that is not encrypted."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self._fd, length, offset)
+
+    def append(self, data: bytes) -> None:
+        end, written = self.size, 0
+        while written < len(data):
+            written += os.pwrite(self._fd, data[written:], end + written)
+
+
+class BlobFiles:
+    """The files of one folder of blobs. `keys` are those of its project, and `label` tells the
+    folder from others; without keys, all files are plain.
+    """
+
+    def __init__(self, root: Path, keys: ProjectFileKeys | None, label: str) -> None:
+        self.root = root
+        self._keys, self._label = keys, label
+
+    def target(self, name: str) -> Path:
+        """Where a new blob with this hash is stored. Raises StoreUnusable, StoreFull."""
+        hidden = self._keys.hide(name) if self._keys and self._keys.encrypts else None
+        return self._plain(name) if hidden is None else self._sealed(hidden)
+
+    def stored(self, name: str) -> Path:
+        """Where a blob is stored, if it is: projects that have begun to encrypt keep older blobs,
+        and those that have stopped keep encrypted ones. Raises StoreUnusable, StoreFull.
+        """
+        hidden = self._keys.hide(name) if self._keys else None
+        if hidden is not None and (sealed := self._sealed(hidden)).exists():
+            return sealed
+        return self._plain(name)
+
+    def create(self, fd: int, path: Path) -> OpenFile:
+        """Begin the new file `fd` of the blob that will be stored at `path`. Raises StoreUnusable,
+        StoreFull, OSError.
+        """
+        if not is_encrypted(path):
+            return PlainFile(fd)
+        assert self._keys is not None
+        return create_encrypted(fd, BLOBS, self._keys.current(), self._bound(path))
+
+    def resume(self, fd: int, path: Path) -> OpenFile:
+        """Use the file `fd` of the blob that is or will be stored at `path`. Raises StoreUnusable,
+        OSError.
+        """
+        if not is_encrypted(path):
+            return PlainFile(fd)
+        assert self._keys is not None
+        return open_encrypted(fd, BLOBS, self._keys.find, self._bound(path))
+
+    def open(self, path: Path) -> BinaryIO:
+        """Open a stored blob for reading. Raises StoreUnusable, OSError."""
+        file = path.open("rb")
+        if not is_encrypted(path):
+            return file
+        try:
+            decrypted = self.resume(file.fileno(), path)
+            return io.BufferedReader(_DecryptedFile(file, decrypted), BLOBS.plain)
+        except BaseException:
+            file.close()
+            raise
+
+    def _plain(self, name: str) -> Path:
+        return self.root / name[:2] / name
+
+    def _sealed(self, hidden: str) -> Path:
+        return self.root / hidden[:2] / f"{hidden}{_SUFFIX}"
+
+    def _bound(self, path: Path) -> str:
+        return f"{self._label}/{path.name}"
+
+
+def is_encrypted(path: Path) -> bool:
+    """Whether the file of a blob is encrypted."""
+    return path.name.endswith(_SUFFIX)
+
+
+def make_blob_files(root: Path, keys: FileKeys | None, project: str, label: str) -> BlobFiles:
+    """The files of a folder of blobs of a project; plain ones if the server has no keys at all."""
+    return BlobFiles(root, None if keys is None else keys.of(project), label)
+
+
+class _DecryptedFile(io.RawIOBase):
+    """The plain bytes of an encrypted file, for BufferedReader."""
+
+    def __init__(self, file: BinaryIO, decrypted: OpenFile) -> None:
+        self._file, self._decrypted, self._at = file, decrypted, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        room = memoryview(buffer)
+        data = self._decrypted.read(self._at, min(len(room), _AT_ONCE))
+        room[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._decrypted.size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
