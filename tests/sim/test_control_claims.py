@@ -3,6 +3,7 @@ is over.
 """
 
 import asyncio
+import dataclasses
 from datetime import timedelta
 
 from tests.sim.test_control_services import HOST, ControlHarness, in_harness, no_secrets
@@ -75,6 +76,30 @@ def test_an_older_agent_does_not_wait_for_the_next_job_on_a_kept_gang() -> None:
         assert not sessions.waits(kept)
         assert isinstance(await sessions.claim(gang, 0, "new", "a", HOST), ClaimWait)
         assert sessions.waits(kept)
+
+    in_harness(scenario)
+
+
+def test_ranks_get_each_others_keys_and_the_addresses_of_their_tunnel() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        job = await harness.submit(nodes=2, encrypt=True, secrets=())
+        await harness.wait()
+        gang, sessions = await harness.gang(job), harness.control_plane.agents
+        refused = await sessions.claim(gang, 0, "old", "10.0.0.1", HOST)
+        assert isinstance(refused, ClaimRefused)
+        assert "cannot encrypt" in refused.reason
+        able = dataclasses.replace(HOST, tunnel_key="A" * 43 + "=")
+        unable = dataclasses.replace(HOST, tunnel_missing="the program wg is not installed")
+        assert isinstance(await sessions.claim(gang, 0, "a", "10.0.0.1", able), ClaimWait)
+        go = await sessions.claim(gang, 1, "b", "10.0.0.2", unable)
+        assert isinstance(go, ClaimGranted)
+        assert go.work.tunnel is not None
+        first, second = go.work.tunnel.peers
+        assert go.work.addresses == [first.address, second.address]
+        assert first.address.startswith("198.1")
+        assert (first.key, second.key) == (able.tunnel_key, "")
+        assert second.missing == unable.tunnel_missing
+        assert first.endpoint == f"10.0.0.1:{go.work.master_port + 1}"
 
     in_harness(scenario)
 

@@ -16,6 +16,8 @@ from cavvy.domain.messages import (
     CheckWork,
     GitWork,
     TransferWork,
+    TunnelPeer,
+    TunnelWork,
     WorkdirWork,
 )
 from cavvy.domain.tasks import ImageBuild, Volume, VolumeKind
@@ -26,6 +28,8 @@ READERS = {
     CheckWork: "CheckConfig",
     GitWork: "GitConfig",
     TransferWork: "TransferConfig",
+    TunnelPeer: "TunnelPeerConfig",
+    TunnelWork: "TunnelConfig",
     WorkdirWork: "WorkdirConfig",
     ImageBuild: "BuildConfig",
     Volume: "VolumeConfig",

@@ -339,6 +339,23 @@ class GitConfig(ConfigRecord):
     commit: str = "HEAD"
 
 
+class TunnelPeerConfig(ConfigRecord):
+    """A rank in the tunnel: its public key or what it lacks, and its addresses outside of the
+    tunnel and inside."""
+
+    key: str
+    endpoint: str
+    address: str
+    missing: str = ""
+
+
+class TunnelConfig(ConfigRecord):
+    """The encrypted tunnel between the ranks, in their order."""
+
+    prefix: int
+    peers: list[TunnelPeerConfig]
+
+
 class WorkConfig(ConfigRecord):
     """The work of this rank, which the control plane returns for the claim. The server's class for
     it is `domain.messages.Assignment`."""
@@ -379,6 +396,7 @@ class WorkConfig(ConfigRecord):
     # seconds of the server's silence after which the results of ended work are stored in the
     # bucket. 0 if there is no bucket.
     deposit_after_s: float = 0
+    tunnel: TunnelConfig | None
 
     def __init__(self, fields: ConfigFields) -> None:
         super().__init__(fields)

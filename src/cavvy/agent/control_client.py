@@ -15,6 +15,7 @@ import time
 from .config import PROTOCOL, BadConfig, ConfigFields
 from .disk import write_whole
 from .log import CHUNK
+from .tunnel import TunnelOffer
 from .wire import BackOff, ServerAddress, make_connection
 
 TYPE_CHECKING = False
@@ -161,6 +162,7 @@ class ControlPlaneClient:
         self._bytes = RetryingConnection(self, self.pump)
         self._orders = RetryingConnection(self, self.listen)
         self._go: Callable[[ConfigFields], None] | None = None
+        self._tunnel = TunnelOffer(config.home)
         self.query = f"?gang={config.gang}&rank={config.rank}"
 
     def claim(self, go: Callable[[ConfigFields], None]) -> None:
@@ -173,6 +175,7 @@ class ControlPlaneClient:
             "hostname": os.uname().nodename,
             "python": sys.version.split()[0],
             "platform": f"{sys.platform}-{os.uname().machine}",
+            **self._tunnel.facts(),
         }
         body = {
             "gang": self._config.gang,

@@ -14,6 +14,7 @@ from .control_client import complain
 from .disk import open_private, read_process, read_text, write_whole
 from .loop import EventLoop
 from .runner import RankRunner
+from .tunnel import close_tunnel
 
 LOCK_WAIT_S = 15.0
 ENDS = (signal.SIGTERM, signal.SIGINT)
@@ -95,6 +96,7 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
     else:
         runner.claim(waits_s)
     loop.run()
+    close_tunnel(config)
     if runner.keep_s:
         # Block signals: those that arrive from now on are handled by the next agent.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)

@@ -12,6 +12,17 @@ SHORTEST_LINE = 8  # minimum bytes of a single line of a secret that is hidden o
 MASK = b"***"
 
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .config import WorkConfig
+
+
+def make_redactor(work: WorkConfig) -> Redactor:
+    """What removes the secrets of this work."""
+    login = (work.image_login or "").partition(":")[2]
+    return Redactor([*work.secrets.values(), *([login] if login else [])])
+
+
 class Redactor:
     """Removes secrets from a stream. `feed` returns the bytes that are safe to show so far; `flush`
     returns the rest at the end."""

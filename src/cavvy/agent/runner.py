@@ -16,10 +16,11 @@ from .ends import EX_TEMPFAIL, judge, may_leave
 from .log import LogSpool
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .outbox import MessageOutbox, time_text
-from .redact import Redactor
+from .redact import Redactor, make_redactor
 from .reports import TaskReports
 from .states import DONE, MOVES, REPORTED, AgentState
 from .step_runner import StepRunner, needs_preparing
+from .tunnel import open_tunnel
 from .work.environment import make_environment
 from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 
@@ -279,8 +280,7 @@ class RankRunner:
         except (BadConfig, OSError) as error:
             self._conclude("node", None, f"this agent cannot start its work: {error}")
             return
-        login = (work.image_login or "").partition(":")[2]
-        self._redactor = Redactor([*work.secrets.values(), *([login] if login else [])])
+        self._redactor = make_redactor(work)
         if self._config.boxed:
             work.image = None
         if self._config.storage is not None and work.checkpoint is not None:
@@ -294,7 +294,10 @@ class RankRunner:
         self._open_channels(work)
         self._log.limit(work.log_limit_mib)
         self.link.listen_soon()
-        if work.check is not None:
+        fault = "" if work.tunnel is None else open_tunnel(self._config, work.tunnel)
+        if fault:
+            self._conclude("setup", None, fault)
+        elif work.check is not None:
             self._steps.check(work, self._env)
         else:
             self._go_on(work)
@@ -307,12 +310,9 @@ class RankRunner:
             self._loop, self._config.home, self.reports.hear
         )
         self._env = make_environment(self._config, work, self._notification_socket.path)
-        if (
-            work.checkpoint is not None
-            and work.checkpoint.every_s is not None
-            and self._every_s is None
-        ):
-            self.paced(work.checkpoint.every_s)
+        every_s = None if work.checkpoint is None else work.checkpoint.every_s
+        if every_s is not None and self._every_s is None:
+            self.paced(every_s)
         if self._config.notices:
             from .notices.poll import NoticePoll
 

@@ -505,7 +505,13 @@ class StepRunner:
 def needs_preparing(work: WorkConfig) -> bool:
     """Whether anything must be fetched, set up or copied before the task can run in its folder."""
     return bool(
-        work.workdir or work.git or work.setup or work.inputs or work.volumes or work.checkpoint
+        work.workdir
+        or work.git
+        or work.setup
+        or work.inputs
+        or work.volumes
+        or work.checkpoint
+        or work.tunnel
     )
 
 

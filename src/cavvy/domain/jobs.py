@@ -406,6 +406,8 @@ class Node(Struct, frozen=True, kw_only=True):
     phase: NodePhase = NodePhase.EXPECTED
     claim: str | None = None  # nonce of the agent that holds the claim
     address: str | None = None  # the address at which the other ranks can reach this node
+    tunnel_key: str = ""  # its public key, if it can encrypt the traffic to other ranks
+    tunnel_missing: str = ""  # what it lacks for that
     order: Order | None = None
     last_seq: int = 0  # number of the agent's last message that was applied or refused
     refused: int = 0  # number of the agent's messages that were refused in whole or in part

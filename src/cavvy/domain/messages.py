@@ -69,6 +69,8 @@ class HostFacts:
     hostname: str = ""
     python: str = ""
     platform: str = ""
+    tunnel_key: str = ""  # the public key of the rank's WireGuard tunnel
+    tunnel_missing: str = ""  # what the node lacks for a tunnel
 
 
 # The protocol versions that introduced these features.
@@ -151,6 +153,28 @@ class TransferWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelPeer:
+    """A rank in the tunnel. `endpoint` is its address and UDP port outside of the tunnel, `address`
+    its address inside. Without a `key`, `missing` says what its node lacks.
+    """
+
+    key: str
+    endpoint: str
+    address: str
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelWork:
+    """The WireGuard tunnel between the ranks of a gang, in the order of the ranks. `prefix` is the
+    number of bits that their addresses have in common.
+    """
+
+    prefix: int
+    peers: Sequence[TunnelPeer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """The work of one gang, which agents get with a granted claim. Contains decrypted secrets, so
     it must not be logged or stored.
@@ -200,6 +224,8 @@ class Assignment:
     # after this many seconds without an answer from the server, the results of ended work are
     # uploaded to a bucket; 0 if there is no bucket
     deposit_after_s: float = 0
+    # Agents that do not know it send no key of a tunnel and are refused, so it needs no version.
+    tunnel: TunnelWork | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

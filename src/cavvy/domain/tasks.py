@@ -370,6 +370,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     params: dict[str, Scalar] = field(default_factory=dict)
     resources: ResourceSpec = ResourceSpec()
     nodes: int = 1
+    encrypt: bool = False  # whether the traffic between the nodes is encrypted
     image: str | None = None
     image_build: ImageBuild | None = None  # how to build the image; cannot be combined with `image`
     # name of a secret with the login for the image's registry, in the form USER:PASSWORD

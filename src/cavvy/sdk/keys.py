@@ -311,6 +311,7 @@ class TaskKeys(TypedDict, total=False):
     params: Mapping[str, Scalar | Param]
     resources: Resources
     nodes: Whole
+    encrypt: Switch
     image: str | Image
     workdir: LocalPath | GitWorkdir
     setup: str | Setup

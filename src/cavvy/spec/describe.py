@@ -33,6 +33,7 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
         ("runs", _run(task)),
         *(describe_service(task.service) if task.service is not None else ()),
         ("on", describe_nodes(task)),
+        ("encrypts", "the traffic between its nodes" if task.encrypt else ""),
         ("where", _where(task.resources)),
         *_others(task.resources),
         ("checked", _check(task.resources)),

@@ -10,6 +10,7 @@ import sys
 
 from ..config import AgentConfig, WorkConfig
 from ..disk import write_whole
+from ..tunnel import tunnel_variables
 
 # A login shell's variables, and those needed to reach the network from this node. The agent's other
 # variables are left out, because they may contain the credentials of a server that has started the
@@ -149,6 +150,7 @@ def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
         "CAVVY_HOSTFILE": config.host_file,
         "CAVVY_MPI": f"{sys.executable if work.image is None else 'python3'} {config.mpi_program}",
         "CAVVY_MPI_KEY": work.gang_key,
+        **(tunnel_variables(config) if work.tunnel is not None else {}),
     }
 
 

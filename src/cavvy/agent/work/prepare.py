@@ -25,6 +25,7 @@ from ..config import AgentConfig, CheckpointConfig, WorkConfig
 from ..disk import open_private, write_whole
 from ..http_client import StorageTimeout, TransferFailed
 from ..notices.faults import NETWORK
+from ..tunnel import TunnelFailed, check_tunnel
 from .cache import touch
 from .environment import SHELL_LINE, find_shell
 from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
@@ -57,7 +58,7 @@ def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
         reused = _prepare(config, work, env, channel)
     except SetupFailed as error:
         outcome, code, reason = "setup", error.code, str(error)
-    except CannotBuild as error:
+    except (CannotBuild, TunnelFailed) as error:
         outcome, reason = "setup", str(error)
     except StorageTimeout as error:
         # Not the task's fault: another attempt may reach the storage.
@@ -199,6 +200,8 @@ def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel
     CannotBuild, StorageTimeout, OSError.
     """
     reused = False
+    if work.tunnel is not None:
+        check_tunnel(config, work)
     if (
         work.setup is None or work.image is not None
     ):  # a container runs the setup itself, in its own file system

@@ -19,6 +19,7 @@ from cavvy.control.agents.reports import (
     step_of,
     tell,
 )
+from cavvy.control.agents.tunnels import read_key
 from cavvy.control.agents.work import make_assignment
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import paid_time
@@ -56,6 +57,7 @@ _PATIENCE = timedelta(
     seconds=10
 )  # how long a claim waits until the newest checkpoint is copied; agents retry after 30 s
 _UNREADY_ASKS_AGAIN = timedelta(seconds=1)
+_LONGEST_MISSING = 500  # characters of what a node lacks for a tunnel
 _TRIES = 8  # tries of a write that fails because the row was changed meanwhile
 
 # reads a manifest by project and hash; raises RowNotFound
@@ -298,6 +300,14 @@ class AgentSessions:
                 return await self._turn_away(
                     attempt, rank, f"its protocol {protocol} does not support {unknown}"
                 )
+            if (
+                job.task.encrypt
+                and attempt.nodes > 1
+                and not (read_key(host) or host.tunnel_missing)
+            ):
+                return await self._turn_away(
+                    attempt, rank, "it cannot encrypt the traffic between ranks"
+                )
             nodes[rank] = node = await self._grant(job, attempt, node, nonce, address, host, now)
         self.memory.hear(attempt.id, rank, now)
         return await self._give(job, attempt, nodes)
@@ -347,6 +357,8 @@ class AgentSessions:
             node,
             claim=nonce,
             address=address,
+            tunnel_key=read_key(host),
+            tunnel_missing=host.tunnel_missing[:_LONGEST_MISSING],
             phase=NodePhase.CLAIMED,
             claimed_at=now,
             heard_at=now,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from cavvy.control.agents.tunnels import make_tunnel
 from cavvy.control.decide.warm_pool import FAREWELL, may_keep
 from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.messages import (
@@ -77,14 +78,18 @@ def _make_bare(
     """The work without setup, secrets and checkpoints: its job, its nodes, and the files that it
     reads and writes."""
     task, origin = job.task, job.origin
+    port = _FIRST_PORT + zlib.crc32(attempt.id.encode()) % _PORTS
+    tunnel = make_tunnel(attempt, nodes, port) if task.encrypt else None
+    inside = None if tunnel is None else [peer.address for peer in tunnel.peers]
     return Assignment(
         job=job.name,
         job_id=job.id,
         project=job.project,
         attempt=attempt.number,
         nodes=attempt.nodes,
-        addresses=[node.address or "" for node in nodes],
-        master_port=_FIRST_PORT + zlib.crc32(attempt.id.encode()) % _PORTS,
+        addresses=inside or [node.address or "" for node in nodes],
+        master_port=port,
+        tunnel=tunnel,
         accelerators_per_node=accelerators,
         gang_key=_gang_key(nodes),
         run=task.run,

@@ -220,6 +220,7 @@ TASK = section(
     params=FieldSpec(PARAMS, to=()),
     resources=RESOURCES,
     nodes=whole(1, 10_000),
+    encrypt=FLAG,
     image=FieldSpec(IMAGE, to=("image", "image_build", "image_login")),
     workdir=WORKDIR,
     setup=FieldSpec(SETUP, to=("setup", "setup_uses")),
