@@ -28,12 +28,12 @@ def with_tunnel(project: str, target: str, act: Callable[["NodeTunnel"], Awaitab
     """Run `act` with a tunnel to the node, and return its result. Raises CommandFailure."""
     import asyncio
 
-    from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelLost
+    from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelLost, open_by_api
 
     name, rank = read_target(target)
 
     async def run() -> _T:
-        async with NodeTunnel(client, project, name, rank) as tunnel:
+        async with NodeTunnel(open_by_api(client, project, name, rank)) as tunnel:
             return await act(tunnel)
 
     with session() as client:

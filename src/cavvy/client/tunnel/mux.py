@@ -163,33 +163,55 @@ class TunnelChannel:
         self._tunnel.forget(self.number)
 
 
+class TunnelCarrier(Protocol):
+    """Carries the frames of one tunnel."""
+
+    def put(self, data: bytes) -> None:
+        """Send data to the node."""
+
+    def close(self) -> None:
+        """Send the remaining data, and then the end of the stream."""
+
+
+# opens the carrier of a tunnel, which calls the first function with data from the node, and the
+# second one with a problem (or "") when the tunnel ends, both in the event loop
+OpenCarrier = Callable[[Callable[[bytes], None], Callable[[str], None]], Awaitable[TunnelCarrier]]
+
+
+def open_by_api(client: ApiClient, project: str, name: str, rank: int) -> OpenCarrier:
+    """A tunnel to this rank of a job, by requests to the server."""
+
+    async def open_carrier(
+        heard: Callable[[bytes], None], over: Callable[[str], None]
+    ) -> TunnelCarrier:
+        started = await asyncio.to_thread(client.open_tunnel, project, name, rank)
+        return TunnelStreams(client, project, name, started, heard=heard, over=over)
+
+    return open_carrier
+
+
 class NodeTunnel:
     """The tunnel to one node. Use it as an asynchronous context manager."""
 
-    def __init__(self, client: ApiClient, project: str, name: str, rank: int) -> None:
-        self._client, self._project, self._name, self._rank = client, project, name, rank
+    def __init__(self, open_carrier: OpenCarrier) -> None:
+        self._open_carrier = open_carrier
         self._channels: dict[int, TunnelChannel] = {}
         self._calls: dict[int, asyncio.Future[tuple[Fields, bytes]]] = {}
         self._lists: set[int] = set()  # numbers of calls whose answers may be long
         self._next = 0
         self._in = bytearray()
-        self._streams: TunnelStreams | None = None
+        self._carrier: TunnelCarrier | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.problem = ""
         self.lost = asyncio.Event()
 
     async def __aenter__(self) -> "NodeTunnel":
-        started = await asyncio.to_thread(
-            self._client.open_tunnel, self._project, self._name, self._rank
-        )
-        self._streams = TunnelStreams(
-            self._client, self._project, self._name, started, heard=self._hear, over=self._end
-        )
+        self._carrier = await self._open_carrier(self._hear, self._end)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._streams is not None:
-            self._streams.close()
+        if self._carrier is not None:
+            self._carrier.close()
             with_grace = asyncio.create_task(self.lost.wait())
             await asyncio.wait([with_grace], timeout=2.0)
             with_grace.cancel()
@@ -211,6 +233,12 @@ class NodeTunnel:
     async def connect(self, host: str, port: int) -> TunnelChannel:
         """Make the node open a TCP connection to this address. Raises RemoteError, TunnelLost."""
         return await self._open({"what": "tcp", "host": host, "port": port})
+
+    def begin_connect(self, host: str, port: int) -> TunnelChannel:
+        """Like `connect`, but the caller may send before the node has answered. If the connection
+        is refused, the channel ends. Raises TunnelLost.
+        """
+        return self._begin({"what": "tcp", "host": host, "port": port})
 
     async def listen(
         self, host: str, port: int, accepted: Callable[[TunnelChannel, Fields], Awaitable[None]]
@@ -239,13 +267,13 @@ class NodeTunnel:
 
     def send(self, number: int, kind: int, payload: bytes = b"") -> None:
         """Send one frame."""
-        if self._streams is not None:
-            self._streams.put(encode_frame(number, kind, payload))
+        if self._carrier is not None:
+            self._carrier.put(encode_frame(number, kind, payload))
 
     def forget(self, number: int) -> None:
         self._channels.pop(number, None)
 
-    async def _open(
+    def _begin(
         self,
         asked: Fields,
         accepted: Callable[[TunnelChannel, Fields], Awaitable[None]] | None = None,
@@ -256,6 +284,14 @@ class NodeTunnel:
         channel = self._channels[self._next] = TunnelChannel(self, self._next)
         channel.accepted = accepted
         self.send(channel.number, OPEN, json.dumps(asked).encode())
+        return channel
+
+    async def _open(
+        self,
+        asked: Fields,
+        accepted: Callable[[TunnelChannel, Fields], Awaitable[None]] | None = None,
+    ) -> TunnelChannel:
+        channel = self._begin(asked, accepted)
         try:
             async with asyncio.timeout(_OPEN_S):
                 await asyncio.shield(channel.opened)
@@ -320,8 +356,8 @@ class NodeTunnel:
 
     def _end(self, problem: str) -> None:
         self.problem = self.problem or problem
-        if self._streams is not None and (problem or not self.lost.is_set()):
-            self._streams.close()
+        if self._carrier is not None and (problem or not self.lost.is_set()):
+            self._carrier.close()
         for channel in list(self._channels.values()):
             channel.lose()
         for future in self._calls.values():
