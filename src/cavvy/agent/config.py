@@ -390,6 +390,8 @@ class WorkConfig(ConfigRecord):
     grace_s: float = 10
     keep_s: float = 0  # seconds that the agent waits for another job's work after this work ends
     machine: bool  # whether the agent waits for other work also after a stop or a failed setup
+    # whether the work answers requests, and goes on after a notice as long as it can
+    serves: bool
     idle_s: float | None
     idle_gpu_percent: float = 0  # GPU use below which the work is idle; 0 if this does not count
     log_limit_mib: int = 1024

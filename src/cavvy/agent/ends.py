@@ -6,7 +6,7 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .config import ConfigFields
+    from .config import ConfigFields, WorkConfig
 
 EX_TEMPFAIL = 75  # from sysexits.h: the task has saved a checkpoint and asks to be run again
 LONGEST_ERROR = 1000  # maximum characters of a reported error
@@ -73,3 +73,12 @@ def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
             f"the task was killed by signal {number:d} ({number.name}; exit code {code})",
         )
     return "exit", code, f"the task ended with exit code {code}"
+
+
+def serve_on(work: WorkConfig | None, seconds: float) -> float:
+    """How long work that answers requests goes on after a notice of `seconds`; 0 for other work.
+    The control plane stops it earlier, when its requests are answered.
+    """
+    if work is None or not work.serves:
+        return 0.0
+    return max(0.0, seconds - work.grace_s)

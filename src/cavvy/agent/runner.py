@@ -12,7 +12,7 @@ from .access.execs import RankExecs
 from .config import BadConfig, WorkConfig
 from .control_client import LOST, ControlPlaneClient, complain
 from .disk import open_own, write_whole
-from .ends import EX_TEMPFAIL, judge, may_leave
+from .ends import EX_TEMPFAIL, judge, may_leave, serve_on
 from .log import LogSpool
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .outbox import MessageOutbox, time_text
@@ -130,9 +130,9 @@ class RankRunner:
         if kind == "notice":
             reserve = self._steps.reserve(seconds)
             self._write_notice(seconds - reserve, reason)
-            self._end(
-                "preempted", reason or "the provider is reclaiming the node", seconds, reserve
-            )
+            reason = reason or "the provider is reclaiming the node"
+            on = serve_on(self._work, seconds - reserve)
+            self._loop.after(on, lambda: self._end("preempted", reason, seconds - on, reserve))
         elif kind == "stop":
             self._end("stopped", reason or "a stop was requested", seconds)
         else:

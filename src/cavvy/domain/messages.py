@@ -217,6 +217,9 @@ class Assignment:
     keep_s: float = 0  # how long the agent waits for another job's work after this work has ended
     # whether the agent waits for other work even after stopped work or a failed setup
     machine: bool = False
+    # whether the work answers requests; after a notice, it goes on until it is stopped or its grace
+    # period must begin
+    serves: bool = False
     idle_s: float | None = None
     # the GPU use in percent below which the work is idle; 0 if that does not count
     idle_gpu_percent: float = 0

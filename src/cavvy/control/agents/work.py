@@ -98,6 +98,7 @@ def _make_bare(
         inputs=[_transfer(item) for item in task.inputs],
         outputs=[_transfer(item) for item in task.outputs],
         volumes=task.volumes,
+        serves=task.service is not None,
     )
 
 
