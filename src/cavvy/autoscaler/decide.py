@@ -45,7 +45,8 @@ def decide(
     wanted, reason = _bound(terms, *_agree(terms, state, seen, load, need, surplus))
     placement, spot = place_replicas(wanted, terms, state, seen)
     decision = ScalingDecision(wanted=wanted, reason=reason, placement=placement)
-    return decision, replace(state, wanted=wanted, spot=spot)
+    names = tuple(market.name for market in seen.markets if market.spot)
+    return decision, replace(state, wanted=wanted, spot=spot, spot_markets=names)
 
 
 def _record(terms: ScalingTerms, state: ScalingState, seen: ServiceObservation) -> ScalingState:

@@ -6,7 +6,9 @@ from cavvy.autoscaler.cold_starts import expect_cold_start
 from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.domain.values import replace
 from cavvy.planner.spot.serving import (
+    NEVER_S,
     ServiceTerms,
     ServiceView,
     SteadyPlacement,
@@ -57,7 +59,26 @@ def _make_policy(
         availability=terms.availability,
         regions=tuple(market.region or market.name for market in markets),
     )
-    return SteadyPlacement(service, record=state.spot)
+    return SteadyPlacement(service, record=_carry_over(state, markets))
+
+
+def _carry_over(state: ScalingState, markets: Sequence[MarketObservation]) -> SteadyRecord | None:
+    """The record of the spot policy for these markets: offers come and go."""
+    record, names = state.spot, tuple(market.name for market in markets)
+    if record is None or names == state.spot_markets:
+        return record
+    known = {name: number for number, name in enumerate(state.spot_markets)}
+
+    def pick(values: tuple[float, ...], otherwise: float) -> tuple[float, ...]:
+        return tuple(values[known[name]] if name in known else otherwise for name in names)
+
+    return replace(
+        record,
+        losses=pick(record.losses, 0.0),
+        held_hr=pick(record.held_hr, 0.0),
+        failed_s=pick(record.failed_s, NEVER_S),
+        lost_s=pick(record.lost_s, NEVER_S),
+    )
 
 
 def _view(seen: ServiceObservation) -> ServiceView:

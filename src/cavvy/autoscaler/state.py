@@ -13,7 +13,7 @@ class ScalingState(Struct, frozen=True, kw_only=True):
     `budget` is the number of requests that may still be late; it is negative if too many were.
     `needs` has the last need of each of the last minutes, oldest first, as (minute, replicas).
     `idle_since_s` is when the service last became idle, None if it is not. `cold_starts` are by
-    market. `spot` is the record of the spot policy.
+    market. `spot` is the record of the spot policy, for the markets `spot_markets`.
     """
 
     began_s: float | None = None
@@ -24,3 +24,4 @@ class ScalingState(Struct, frozen=True, kw_only=True):
     idle_since_s: float | None = None
     cold_starts: dict[str, ColdStart] = field(default_factory=dict)
     spot: SteadyRecord | None = None
+    spot_markets: tuple[str, ...] = ()

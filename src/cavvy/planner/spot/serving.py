@@ -13,6 +13,7 @@ from cavvy.domain.values import Struct
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
 _MOST_SPARES = 2
+NEVER_S = -_DAY_S  # the time of an event that has not happened
 
 
 class ServiceTerms(Struct, frozen=True, kw_only=True):
@@ -168,7 +169,7 @@ class SteadyPlacement:
     ) -> None:
         zones = service.zones
         if record is None or len(record.losses) != zones:
-            none, never = (0.0,) * zones, (-_DAY_S,) * zones
+            none, never = (0.0,) * zones, (NEVER_S,) * zones
             record = SteadyRecord(
                 losses=none, held_hr=none, failed_s=never, lost_s=never, before_s=0.0, spares=0
             )
