@@ -48,7 +48,7 @@ class JobExecs:
     """All commands since the server started."""
 
     def __init__(self, watch: ChangeNotifier) -> None:
-        self._watch = watch
+        self.watch = self._watch = watch
         self._all: dict[str, JobExec] = {}
 
     def start(

@@ -22,6 +22,7 @@ from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.project_credentials import ProjectCredentials, UsesAccounts
 from cavvy.api.provider_state import StoredProviderState
 from cavvy.api.serving.front import GatewayFront
+from cavvy.api.serving.relays import ReplicaRelays
 from cavvy.api.state_dir import StateDir
 from cavvy.api.stored_files import StoredFiles, open_stored_files
 from cavvy.api.tokens import GangTokens, load_tokens
@@ -164,11 +165,11 @@ class _ServerParts(Struct, frozen=True):
         """Whether several servers share the work."""
         return self.share is not None
 
-    def make_front(self) -> GatewayFront | None:
+    def make_front(self, relays: ReplicaRelays) -> GatewayFront | None:
         """The gateway; None if several servers share the work, which run no services yet."""
         if self.shares:
             return None
-        return GatewayFront(self.root / "gateway", self.home.gateway_path())
+        return GatewayFront(self.root / "gateway", self.home.gateway_path(), relays)
 
 
 def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppState:
@@ -180,8 +181,9 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
     downloads, endpoint = _serve_nodes(node_endpoint, tokens, root)
     dependencies = make_dependencies(seen, sealer, tokens, files, parts.address)
     context = make_context(parts.installation, root, parts.address, endpoint, _CLOCK.now)
+    execs = JobExecs(watch)
     control_plane = _make_control_plane(
-        parts, seen, context, replace(dependencies, deposits=files.deposits)
+        parts, seen, context, replace(dependencies, deposits=files.deposits), execs
     )
     return AppState(
         store=control_plane.store,
@@ -192,7 +194,7 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
         file_keys=files.keys,
         credentials=make_credentials(seen, sealer, control_plane, context),
         tokens=tokens,
-        execs=JobExecs(watch),
+        execs=execs,
         watch=watch,
         settings=settings,
         now=_CLOCK.now,
@@ -210,8 +212,10 @@ def _make_control_plane(
     seen: Store,
     context: ProviderContext,
     dependencies: ControlPlaneDependencies,
+    execs: JobExecs,
 ) -> ControlPlane:
-    return ControlPlane(
+    relays = ReplicaRelays(execs)
+    made = ControlPlane(
         seen,
         load_providers(parts.settings, context, parts.store),
         _CLOCK,
@@ -219,11 +223,13 @@ def _make_control_plane(
         dependencies=replace(
             dependencies,
             share=parts.share,
-            front=parts.make_front(),
+            front=parts.make_front(relays),
             notes=make_notes(parts.home),
             discounts=read_discounts(parts.settings),
         ),
     )
+    relays.notify = made.agents.notify
+    return made
 
 
 def _serve_nodes(

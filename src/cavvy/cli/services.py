@@ -105,7 +105,10 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
 
 def _show_replica(replica: "ReplicaView") -> str:
     reason = f": {replica.reason}" if replica.reason else ""
-    return f"{replica.number} (revision {replica.revision}) {replica.state}{reason}"
+    where = f" on {replica.place}" if replica.place else ""
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in replica.start_s.items())
+    took = f"; start: {parts}" if parts else ""
+    return f"{replica.number} (revision {replica.revision}) {replica.state}{where}{reason}{took}"
 
 
 def _show_s(seconds: float | None) -> str:

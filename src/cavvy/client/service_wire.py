@@ -15,18 +15,23 @@ from cavvy.client.wire import Answer
 
 
 class ReplicaView(Answer, frozen=True, kw_only=True):
-    """A replica of a service. `job` is its job's ID; its name is NAME-NUMBER of the service."""
+    """A replica of a service. `job` is its job's ID; its name is NAME-NUMBER of the service.
+    `place` is where it runs, as account/zone/purchase; "" while it has none. `start_s` has the
+    seconds of each part of its start that has ended: queue, machine, prepare, load.
+    """
 
     job: str
     number: int
     revision: int
     state: str
     reason: str
+    place: str
     port: int
     ordered_at: datetime
     ready_at: datetime | None
     ended_at: datetime | None
     in_flight: int | None
+    start_s: dict[str, float]
 
 
 class ServiceTrafficView(Answer, frozen=True, kw_only=True):

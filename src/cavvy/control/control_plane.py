@@ -196,6 +196,7 @@ class ControlPlane:
             store=self._store,
             clock=self._clock,
             jobs=self.jobs,
+            pool=self.pool,
             front=self._outside.front,
             hint=self.hint,
         )

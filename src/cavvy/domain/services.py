@@ -186,22 +186,62 @@ SERVING = frozenset({ReplicaState.READY})
 COMING_REPLICAS = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING})
 
 
+class ReplicaLoss(StrEnum):
+    """What a spot market did to a replica."""
+
+    LOST = "lost"  # its node was reclaimed
+    REFUSED = "refused"  # there was no capacity for it
+
+
+class ServingMarket(Struct, frozen=True, kw_only=True):
+    """A market for replicas and its cheapest price. `place` is the zone or region of a spot market;
+    "" for on-demand offers, among which the planner chooses.
+    """
+
+    name: str
+    provider: str = ""
+    region: str = ""
+    place: str = ""
+    spot: bool = False
+    rate: HourlyRate = HourlyRate(0)
+
+
 class ServiceReplica(Struct, frozen=True, kw_only=True):
-    """One replica of a revision of a service, in one market. Times are None until they happened.
-    `reason` is the reason of the last move. Its program listens on `port`.
+    """One replica of a revision of a service. It was ordered in `market` ("" if the planner chose)
+    and runs at `place`. Times are None until they happened. `reason` is the reason of the last
+    move. Its program listens on `port` of its node. `gang` is the gang that runs it; "" while there
+    is none, and on the server's machine, where the gateway needs no tunnel to reach the port.
     """
 
     id: str
     number: int = 0  # among all replicas that the service ever had
     service: str
     revision: int
-    market: str
+    market: str = ""
+    place: str = ""
+    gang: str = ""
     state: ReplicaState = ReplicaState.ORDERED
     reason: str = ""
     port: int = 0
     ordered_at: datetime
+    placed_at: datetime | None = None  # an offer was found
+    claimed_at: datetime | None = None  # its nodes run
     running_at: datetime | None = None  # its program was started
     ready_at: datetime | None = None
     measured: bool = False  # the autoscaler knows how long its start took
+    reclaimed: bool = False  # its provider has announced that it will take its node back
+    loss: ReplicaLoss | None = None  # what its spot market did to it
+    counted: bool = False  # the autoscaler knows of the loss
+
+    @property
+    def start_parts(self) -> Mapping[str, timedelta]:
+        """How long each part of its start took, as far as they have ended: to find an offer, to
+        start the machine, to prepare it (image, files, setup), and to load the program until it
+        answered (engine and weights).
+        """
+        times = (self.ordered_at, self.placed_at, self.claimed_at, self.running_at, self.ready_at)
+        spans = zip(("queue", "machine", "prepare", "load"), times, times[1:], strict=False)
+        return {name: end - begin for name, begin, end in spans if begin and end}
+
     draining_at: datetime | None = None
     ended_at: datetime | None = None

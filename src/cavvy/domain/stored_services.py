@@ -3,12 +3,12 @@
 from datetime import datetime
 
 from cavvy.domain.jobs import RunOrigin
-from cavvy.domain.services import ReplicaState, ServiceReplica, ServiceSpec
+from cavvy.domain.services import ReplicaState, ServiceReplica, ServiceSpec, ServingMarket
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, field
 
-KEPT_ENDED = 5  # how many replicas that have ended a service remembers
+KEPT_ENDED = 10  # how many replicas that have ended a service remembers
 
 
 class ServiceKey(Struct, frozen=True, kw_only=True):
@@ -33,8 +33,10 @@ class StoredService(Struct, frozen=True, kw_only=True):
 
     `wanted` is false once the user has ended the service; the row goes with its last replica.
     `target` is the number of replicas that the autoscaler last asked for, `why` its reason, and
-    `scaling` its state, as JSON. `failures` counts the replicas that ended in a row before or
-    soon after they were ready; the last of them ended at `failed_at` for the reason `problem`.
+    `scaling` its state, as JSON. With spot, `markets` are those that it chooses from, and
+    `placement` is how many replicas there should be in each. `failures` counts the replicas that
+    ended in a row before or soon after they were ready; the last of them ended at `failed_at` for
+    the reason `problem`.
     """
 
     project: str
@@ -53,6 +55,8 @@ class StoredService(Struct, frozen=True, kw_only=True):
     target: int = 0
     why: str = ""
     scaling: str = ""
+    markets: tuple[ServingMarket, ...] = ()
+    placement: dict[str, int] = field(default_factory=dict)
     failures: int = 0
     failed_at: datetime | None = None
     problem: str = ""

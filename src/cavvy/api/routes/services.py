@@ -164,8 +164,14 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
 
 def _view_replica(replica: ServiceReplica, traffic: ServiceTraffic | None) -> ReplicaView:
     in_flight = None if traffic is None else traffic.replicas.get(replica.id, 0)
-    state = str(replica.state)
-    return view(ReplicaView, replica, job=replica.id, state=state, in_flight=in_flight)
+    return view(
+        ReplicaView,
+        replica,
+        job=replica.id,
+        state=str(replica.state),
+        in_flight=in_flight,
+        start_s={name: part.total_seconds() for name, part in replica.start_parts.items()},
+    )
 
 
 def _view_traffic(traffic: ServiceTraffic) -> ServiceTrafficView:

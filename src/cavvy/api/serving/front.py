@@ -6,12 +6,14 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from cavvy.api.serving.gateway_child import GatewayChild
 from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
 from cavvy.api.serving.gateway_route import make_route
 from cavvy.api.serving.probes import ProbedPort, ReplicaProbes
+from cavvy.api.serving.relays import ReplicaRelays
 from cavvy.control.decide.service import list_serving
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.serving.front import ProbeRecord
@@ -50,8 +52,9 @@ class GatewayFront:
     while there are services, and is started again when it ends.
     """
 
-    def __init__(self, folder: Path, control: str) -> None:
+    def __init__(self, folder: Path, control: str, relays: ReplicaRelays) -> None:
         self._child = GatewayChild(folder, control)
+        self._relays = relays
         self._probes = ReplicaProbes()
         self._published: dict[str, PublishedService] = {}  # by the ID of the service
         self._arrivals: dict[str, int] = {}
@@ -78,14 +81,17 @@ class GatewayFront:
 
     def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
         spec = service.spec
-        ports = {each.id: ProbedPort(each.port, spec.probe) for each in replicas}
+        self._relays.keep(service.id, {each.id: each for each in replicas})
+        ports = {
+            each.id: ProbedPort(partial(self._relays.port, each), spec.probe) for each in replicas
+        }
         self._probes.watch(service.id, ports, lambda: self._wake(service))
 
     def probe(self, replica_id: str) -> ProbeRecord:
         return self._probes.record(replica_id)
 
     async def publish(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
-        new, old = make_published(service, replicas), self._published.get(service.id)
+        new, old = self._make_published(service, replicas), self._published.get(service.id)
         if old is not None and old.service.version > service.version:
             return  # it was read before another request changed the service, and comes again
         self._published[service.id] = new
@@ -105,6 +111,7 @@ class GatewayFront:
         if self._published.pop(service.id, None) is None:
             return
         self._probes.watch(service.id, {}, lambda: None)
+        self._relays.keep(service.id, {})
         self._arrivals.pop(service.id, None)
         if self._published:
             if self._link is not None:
@@ -125,7 +132,7 @@ class GatewayFront:
     ) -> None:
         self._wake = wake
         for service in published:
-            self._published[service.id] = make_published(service, list_serving(service))
+            self._published[service.id] = self._make_published(service, list_serving(service))
         if published:
             self._needed.set()
         pause_s = _PAUSE_S
@@ -145,6 +152,7 @@ class GatewayFront:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:
             self._probes.close()
+            self._relays.close()
             await self._end_child()
 
     async def _open(self) -> GatewayLink:
@@ -198,6 +206,17 @@ class GatewayFront:
             if active and name in self._published:
                 self._wake(self._published[name].service)
 
+    def _make_published(
+        self, service: StoredService, replicas: Sequence[ServiceReplica]
+    ) -> PublishedService:
+        found = [(each.id, self._relays.port(each)) for each in replicas]
+        addresses = [
+            ReplicaAddress(id=name, host=_LOCAL, port=port) for name, port in found if port
+        ]
+        return PublishedService(
+            service=service, route=make_route(service), replicas=tuple(addresses)
+        )
+
     def _wake_all(self) -> None:
         for each in self._published.values():
             self._wake(each.service)
@@ -219,10 +238,6 @@ def _by_name(reply: ControlReply) -> dict[str, ServiceFacts]:
     return {each.name: each for each in reply.services or ()}
 
 
-def make_published(service: StoredService, replicas: Sequence[ServiceReplica]) -> PublishedService:
-    """The service as the gateway's values."""
-    addresses = [ReplicaAddress(id=each.id, host=_LOCAL, port=each.port) for each in replicas]
-    return PublishedService(service=service, route=make_route(service), replicas=tuple(addresses))
 
 
 def make_traffic(facts: ServiceFacts) -> ServiceTraffic:

@@ -12,9 +12,9 @@ _NEVER = ProbeRecord()
 
 
 class ProbedPort(Struct, frozen=True):
-    """A port of this machine, and how it is probed."""
+    """A port of this machine, and how it is probed. `find` returns 0 while it is not known."""
 
-    port: int
+    find: Callable[[], int]
     probe: ReadinessProbe
 
 
@@ -51,7 +51,11 @@ class ReplicaProbes:
     async def _keep(self, replica: str, port: ProbedPort, changed: Callable[[], None]) -> None:
         pause_s, ready = _FIRST_S, False
         while True:
-            answers = await probe(port)
+            number = port.find()
+            if not number:
+                await asyncio.sleep(_FIRST_S)
+                continue
+            answers = await probe(number, port.probe)
             before = self.record(replica)
             failures = 0 if answers else before.failures + 1
             self._records[replica] = ProbeRecord(answers=answers, failures=failures)
@@ -62,19 +66,19 @@ class ReplicaProbes:
             pause_s = min(2 * pause_s, _LONGEST_S)
 
 
-async def probe(port: ProbedPort) -> bool:
+async def probe(port: int, how: ReadinessProbe) -> bool:
     """Whether a GET of the probe's path is answered in time, and with a status that it takes."""
     writer = None
     try:
-        async with asyncio.timeout(port.probe.timeout.total_seconds()):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
-            host = f"127.0.0.1:{port.port}"
+        async with asyncio.timeout(how.timeout.total_seconds()):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            host = f"127.0.0.1:{port}"
             writer.write(
-                f"GET {port.probe.path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: cavvy-probe\r\n"
+                f"GET {how.path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: cavvy-probe\r\n"
                 "Accept: */*\r\nConnection: close\r\n\r\n".encode()
             )
             version, _, rest = (await reader.readline()).partition(b" ")
-            good = port.probe.any_status or b"200" <= rest[:3] < b"400"
+            good = how.any_status or b"200" <= rest[:3] < b"400"
             return version.startswith(b"HTTP/1.") and good
     except (OSError, ValueError):  # OSError includes TimeoutError; ValueError: a very long line
         return False

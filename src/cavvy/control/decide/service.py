@@ -3,33 +3,55 @@
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
+from cavvy.control.decide.replica_markets import (
+    ANYWHERE,
+    is_spot,
+    list_missing,
+    market_of,
+    narrow,
+    place_in_regions,
+    place_of,
+)
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
+from cavvy.domain.offers import Offer
 from cavvy.domain.services import (
     COMING_REPLICAS,
     REPLICA_MOVES,
     SERVING,
+    ReplicaLoss,
     ReplicaState,
     ServiceReplica,
+    ServingMarket,
 )
 from cavvy.domain.stored_services import KEPT_ENDED, StoredService
 from cavvy.domain.tasks import RetryPolicy, TaskSpec
 from cavvy.domain.values import Struct, field, replace
 
-HERE = "local"  # the provider of this machine, the only one whose ports the gateway reaches so far
+HERE = "local"  # the provider of this machine, whose ports the gateway reaches without a tunnel
 _FIRST_PAUSE = timedelta(seconds=1)  # after a replica that failed to start; doubles with each
 _LONGEST_PAUSE = timedelta(minutes=1)
 _STEADY = timedelta(minutes=1)  # a replica that was ready for so long has not failed to start
+_SPOT_WAITS = timedelta(seconds=30)  # how long a replica waits for spot capacity
 _SOON = timedelta(seconds=1)
 _LATER = timedelta(seconds=10)
 
 
 class ReplicaSeen(Struct, frozen=True, kw_only=True):
-    """What is known of a replica: its job's phase (None if it has no job) and the last answers to
-    its probe. `in_flight` is None while the gateway does not answer.
+    """What is known of a replica: its job's phase (None if it has no job), the offer and the gang
+    that run it, when it was placed and claimed by its agents, and the last answers to its probe.
+    `tried` says that its job has had an attempt, `reclaimed` that its node will be taken back, and
+    `loss` what its spot market did to it. `in_flight` is None while the gateway does not answer.
     """
 
     phase: JobPhase | None = None
     reason: str = ""
+    offer: Offer | None = None
+    gang: str = ""
+    placed_at: datetime | None = None
+    claimed_at: datetime | None = None
+    tried: bool = False
+    reclaimed: bool = False
+    loss: ReplicaLoss | None = None
     answers: bool = False  # the last probe was answered
     failures: int = 0  # probes in a row that failed
     in_flight: int | None = 0
@@ -44,13 +66,14 @@ class ServiceSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class ServiceStep(Struct, frozen=True, kw_only=True):
-    """What to do: store the service, order as many new replicas, start and stop the jobs of others.
+    """What to do: store the service, order a new replica in each of the markets `orders` ("" lets
+    the planner choose), start and stop the jobs of others.
     `finished` says that the service was ended and nothing of it is left. The next decision is due
     after `after`.
     """
 
     service: StoredService
-    orders: int = 0
+    orders: tuple[str, ...] = ()
     start: tuple[ServiceReplica, ...] = ()
     stop: tuple[ServiceReplica, ...] = ()
     finished: bool = False
@@ -65,12 +88,11 @@ def decide_service(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     ]
     service = _count_failures(service, replicas, now)
     wanted = _count_wanted(service, view.backlog)
-    replicas = _limit(replicas, service.revision, wanted, now)
+    replicas = _limit(service, replicas, wanted, now)
     pause = _find_pause(service, now)
-    missing = wanted - sum(_counts(each, service.revision) for each in replicas)
-    orders = max(0, missing) if pause is None else 0
     ended = [each for each in service.replicas if each.state is ReplicaState.ENDED]
     ended += [each for each in replicas if each.state is ReplicaState.ENDED]
+    orders = _find_missing(service, replicas, ended, wanted, now) if pause is None else ()
     living = [each for each in replicas if each.state is not ReplicaState.ENDED]
     busy = bool(orders or view.backlog or living)
     return ServiceStep(
@@ -100,7 +122,7 @@ def list_serving(service: StoredService) -> tuple[ServiceReplica, ...]:
 
 
 def order_replica(
-    service: StoredService, replica_id: str, port: int, now: datetime
+    service: StoredService, replica_id: str, port: int, now: datetime, market: str = ANYWHERE
 ) -> StoredService:
     """The service with one more replica. Its row is stored before its job is submitted, under the
     ID of the replica, so that a restart in between neither forgets nor repeats it.
@@ -110,23 +132,26 @@ def order_replica(
         number=service.ordered + 1,
         service=service.name,
         revision=service.revision,
-        market=HERE,
+        market=market,
         port=port,
         ordered_at=now,
     )
     return replace(service, replicas=(*service.replicas, replica), ordered=replica.number)
 
 
-def make_replica_task(task: TaskSpec, name: str, port: int) -> TaskSpec:
-    """The task of a replica's job. It is not retried: the service orders another replica."""
+def make_replica_task(
+    task: TaskSpec, name: str, port: int, market: ServingMarket | None = None
+) -> TaskSpec:
+    """The task of a replica's job, in a market or wherever the planner places it. It is not
+    retried: the service orders another replica.
+    """
+    task = place_in_regions(task)
     return replace(
-        task,
-        service=None,
+        task if market is None else narrow(task, market),
         name=name,
         env={**task.env, "PORT": str(port)},
         tags={**task.tags, "service": task.name},
         retry=RetryPolicy(preemption=0, node=0, exit=0),
-        resources=replace(task.resources, providers=(HERE,)),
     )
 
 
@@ -138,16 +163,15 @@ def _follow(
 ) -> ServiceReplica:
     """The replica after what was seen of it."""
     if seen.phase in JOB_ENDS or (seen.phase is None and replica.state is not ReplicaState.ORDERED):
+        replica = replace(replica, loss=replica.loss or seen.loss)
         return _end(replica, seen.reason or "its job was removed", now)
     match replica.state:
         case ReplicaState.ORDERED if seen.phase is not None:
             return _follow(service, move(replica, ReplicaState.STARTING, "", now), seen, now)
         case ReplicaState.STARTING:
             return _follow_start(service, replica, seen, now)
-        case ReplicaState.READY if seen.phase is not JobPhase.RUNNING:
-            return move(replica, ReplicaState.ENDING, "its job is stopping", now)
-        case ReplicaState.READY if seen.failures >= service.spec.probe.failures:
-            return move(replica, ReplicaState.UNHEALTHY, "it does not answer its probe", now)
+        case ReplicaState.READY:
+            return _follow_ready(service, replica, seen, now)
         case ReplicaState.UNHEALTHY if seen.answers:
             return move(replica, ReplicaState.READY, "", now)
         case ReplicaState.UNHEALTHY if seen.failures >= 2 * service.spec.probe.failures:
@@ -160,16 +184,48 @@ def _follow(
 def _follow_start(
     service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
 ) -> ServiceReplica:
+    if seen.phase is JobPhase.QUEUED and is_spot(replica):
+        waited = now - replica.ordered_at >= _SPOT_WAITS
+        if seen.tried or waited:
+            replica = replace(replica, loss=ReplicaLoss.REFUSED)
+            return move(replica, ReplicaState.ENDING, f"no spot capacity: {seen.reason}", now)
     if seen.phase is not JobPhase.RUNNING:
         return replace(replica, reason=seen.reason if seen.phase is JobPhase.QUEUED else "")
     if replica.running_at is None:
-        replica = replace(replica, running_at=now)
+        replica = _locate(replace(replica, running_at=now), seen)
     if seen.answers:
         return move(replica, ReplicaState.READY, "", now)
     if now - (replica.running_at or now) >= service.spec.probe.start:
         path = service.spec.probe.path
         return move(replica, ReplicaState.ENDING, f"it did not answer {path} in time", now)
     return replica
+
+
+def _follow_ready(
+    service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
+) -> ServiceReplica:
+    if seen.phase is not JobPhase.RUNNING:
+        return move(replica, ReplicaState.ENDING, "its job is stopping", now)
+    if seen.reclaimed:
+        replica = replace(replica, reclaimed=True, loss=ReplicaLoss.LOST)
+        return move(replica, ReplicaState.DRAINING, "its node will be reclaimed", now)
+    if seen.failures >= service.spec.probe.failures:
+        return move(replica, ReplicaState.UNHEALTHY, "it does not answer its probe", now)
+    return replica
+
+
+def _locate(replica: ServiceReplica, seen: ReplicaSeen) -> ServiceReplica:
+    """The replica with where it runs."""
+    if seen.offer is None:
+        return replica
+    gang = "" if seen.offer.provider == HERE else seen.gang
+    return replace(
+        replica,
+        gang=gang,
+        place=place_of(seen.offer),
+        placed_at=seen.placed_at,
+        claimed_at=seen.claimed_at,
+    )
 
 
 def _is_drained(
@@ -216,7 +272,13 @@ def _count_failures(
         left = was.state in (*COMING_REPLICAS, ReplicaState.READY, ReplicaState.UNHEALTHY)
         if steady and service.failures:
             service = replace(service, failures=0, failed_at=None, problem="")
-        elif gone and left and not steady and was.revision == service.revision:
+        elif (
+            gone
+            and left
+            and not steady
+            and replica.loss is None
+            and was.revision == service.revision
+        ):
             service = replace(
                 service, failures=service.failures + 1, failed_at=now, problem=replica.reason
             )
@@ -246,31 +308,70 @@ def _counts(replica: ServiceReplica, revision: int) -> bool:
     return replica.revision == revision and replica.state not in going
 
 
+def _find_missing(
+    service: StoredService,
+    replicas: list[ServiceReplica],
+    ended: list[ServiceReplica],
+    wanted: int,
+    now: datetime,
+) -> tuple[str, ...]:
+    """The markets of the replicas to order."""
+    counting = [each for each in replicas if _counts(each, service.revision)]
+    if wanted and service.placement:
+        ending = [each for each in replicas if each.state is ReplicaState.ENDING]
+        return list_missing(service.placement, counting, [*ended, *ending], now)
+    return (ANYWHERE,) * (wanted - len(counting))
+
+
 def _limit(
-    replicas: list[ServiceReplica], revision: int, wanted: int, now: datetime
+    service: StoredService, replicas: list[ServiceReplica], wanted: int, now: datetime
 ) -> list[ServiceReplica]:
     """The replicas of which those that are too many drain or end. Replicas of older revisions serve
-    until as many of the newest are ready.
+    until as many of the newest are ready. One that is in the wrong market serves until there are
+    enough without it.
     """
+    revision, placement = service.revision, service.placement if wanted else {}
     ready = sum(each.state is ReplicaState.READY and each.revision == revision for each in replicas)
-    older = max(0, wanted - ready)
-    newest = wanted
+    older, spare = max(0, wanted - ready), max(0, ready - wanted)
+    newest = dict(placement) or {ANYWHERE: wanted}
     kept = {}
     # the oldest that serve stay first
     for replica in sorted(replicas, key=lambda each: (_rank(each), each.ordered_at, each.id)):
         is_newest = replica.revision == revision
-        left = newest if is_newest else older
-        open_ = replica.state not in (ReplicaState.ENDING, ReplicaState.ENDED)
-        if replica.state is ReplicaState.DRAINING and left > 0 and is_newest:
-            replica = move(replica, ReplicaState.READY, "", now)
-        elif open_ and (left <= 0 or (not is_newest and replica.state in COMING_REPLICAS)):
-            replica = _dismiss(replica, now)
-        if open_ and is_newest:
-            newest -= 1
-        elif open_:
+        market = market_of(replica) if placement else ANYWHERE
+        left = newest.get(market, 0) if is_newest else older
+        fitted = _fit(replica, is_newest, left, spare, now)
+        if is_newest and replica.state is ReplicaState.READY and fitted is not replica:
+            spare -= 1
+        if _is_open(replica) and is_newest:
+            newest[market] = left - 1
+        elif _is_open(replica):
             older -= 1
-        kept[replica.id] = replica
+        kept[replica.id] = fitted
     return [kept[each.id] for each in replicas]
+
+
+def _fit(
+    replica: ServiceReplica, is_newest: bool, left: int, spare: int, now: datetime
+) -> ServiceReplica:
+    """The replica, which drains or ends if it is too many. `left` more are needed of its kind, and
+    `spare` ready ones are more than the service needs.
+    """
+    if not _is_open(replica):
+        return replica
+    if left > 0 and is_newest:
+        again = replica.state is ReplicaState.DRAINING
+        return move(replica, ReplicaState.READY, "", now) if again else replica
+    if left > 0 and replica.state not in COMING_REPLICAS:
+        return replica
+    needed = is_newest and replica.state is ReplicaState.READY and not spare
+    return replica if needed else _dismiss(replica, now)
+
+
+def _is_open(replica: ServiceReplica) -> bool:
+    """Whether the replica serves, will serve, or could serve again."""
+    going = (ReplicaState.ENDING, ReplicaState.ENDED)
+    return replica.state not in going and not replica.reclaimed
 
 
 _RANKS = (

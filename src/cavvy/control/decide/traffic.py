@@ -1,6 +1,6 @@
 """The autoscaler's view of a service, from what the gateway counts and from its replicas."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -9,7 +9,16 @@ from cavvy.autoscaler.decide import decide
 from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
-from cavvy.domain.services import COMING_REPLICAS, ReplicaState, ServiceSpec, TargetKind
+from cavvy.control.decide.replica_markets import ANYWHERE, market_of
+from cavvy.domain.services import (
+    COMING_REPLICAS,
+    ReplicaLoss,
+    ReplicaState,
+    ServiceReplica,
+    ServiceSpec,
+    ServingMarket,
+    TargetKind,
+)
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, field, replace
 
@@ -63,9 +72,9 @@ def make_terms(spec: ServiceSpec) -> ScalingTerms:
 def scale(
     service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
 ) -> StoredService:
-    """The service with the number of replicas that it should have and the autoscaler's next state.
-    `before` is the traffic at the last decision; None if this is the first one since the gateway or
-    the server has started.
+    """The service with the number of replicas that it should have, in each of its markets if it has
+    several, and the autoscaler's next state. `before` is the traffic at the last decision; None if
+    this is the first one since the gateway or the server has started.
     """
     state = _decode_state(service.scaling) if service.scaling else ScalingState()
     seen = observe(service, before, traffic, now)
@@ -74,8 +83,15 @@ def scale(
         seen = replace(seen, arrivals=(*[0] * _IDLE_BEFORE_S, *seen.arrivals))
     decision, state = decide(make_terms(service.spec), state, seen)
     scaling = msgspec.json.encode(state).decode()
-    service = _mark_measured(service)
-    return replace(service, target=decision.wanted, why=str(decision.reason), scaling=scaling)
+    service = _mark_seen(service)
+    counts = zip(service.markets, decision.placement, strict=False)
+    return replace(
+        service,
+        target=decision.wanted,
+        why=str(decision.reason),
+        scaling=scaling,
+        placement={market.name: count for market, count in counts if count},
+    )
 
 
 def observe(
@@ -97,7 +113,7 @@ def observe(
         in_flight=traffic.in_flight,
         in_flight_s=traffic.in_flight_s,
         backlog=traffic.backlog,
-        markets=(_observe_market(service, now),),
+        markets=_observe_markets(service, now),
     )
 
 
@@ -108,15 +124,32 @@ def _spread(count: int, seconds: int) -> tuple[int, ...]:
     )
 
 
-def _observe_market(service: StoredService, now: datetime) -> MarketObservation:
-    """The replicas of the newest revision. A cold start is told once."""
-    ours = [each for each in service.open if each.revision == service.revision]
-    starting = [each.ordered_at for each in ours if each.state in COMING_REPLICAS]
-    ready = [each for each in ours if each.state in _READY]
+def _observe_markets(service: StoredService, now: datetime) -> tuple[MarketObservation, ...]:
+    """The replicas of the newest revision. A cold start and a loss are told once."""
+    ours = [each for each in service.replicas if each.revision == service.revision]
+    if not service.markets:
+        return (_observe_market(ServingMarket(name=ANYWHERE), ours, now),)
+    return tuple(
+        _observe_market(market, [each for each in ours if market_of(each) == market.name], now)
+        for market in service.markets
+    )
+
+
+def _observe_market(
+    market: ServingMarket, replicas: Sequence[ServiceReplica], now: datetime
+) -> MarketObservation:
+    starting = [each.ordered_at for each in replicas if each.state in COMING_REPLICAS]
+    ready = [each for each in replicas if each.state in _READY]
+    losses = [each.loss for each in replicas if not each.counted]
     return MarketObservation(
-        name="local",
+        name=market.name,
+        region=market.region,
+        spot=market.spot,
+        rate=market.rate,
         starting_s=tuple(sorted(((now - at).total_seconds() for at in starting), reverse=True)),
         ready_s=tuple((now - (each.ready_at or now)).total_seconds() for each in ready),
+        lost=losses.count(ReplicaLoss.LOST),
+        refused=losses.count(ReplicaLoss.REFUSED),
         cold_starts_s=tuple(
             (each.ready_at - each.ordered_at).total_seconds()
             for each in ready
@@ -125,10 +158,10 @@ def _observe_market(service: StoredService, now: datetime) -> MarketObservation:
     )
 
 
-def _mark_measured(service: StoredService) -> StoredService:
-    """The service whose cold starts so far were passed to the autoscaler."""
+def _mark_seen(service: StoredService) -> StoredService:
+    """The service whose cold starts and losses so far were passed to the autoscaler."""
     replicas = tuple(
-        replace(each, measured=True) if each.ready_at is not None and not each.measured else each
+        replace(each, measured=each.ready_at is not None, counted=each.loss is not None)
         for each in service.replicas
     )
     return replace(service, replicas=replicas)

@@ -6,6 +6,7 @@ from typing import Protocol
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.job_service import JobService
+from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct
@@ -29,7 +30,7 @@ class ServiceFront(Protocol):
         """The service's URL; "" while the gateway does not run."""
 
     def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
-        """Probe these replicas of the service from now on, and no others."""
+        """Reach and probe these replicas of the service from now on, and no others. They run."""
 
     def probe(self, replica_id: str) -> ProbeRecord:
         """What is known of a replica that is watched."""
@@ -55,11 +56,12 @@ class ServiceFront(Protocol):
 
 class ServingParts(Struct, frozen=True, kw_only=True):
     """What the reconciler of services and users' requests work with. Without a `front`, the server
-    runs no services. `hint` puts a key on the worklist.
+    runs no services. `pool` has the offers for replicas. `hint` puts a key on the worklist.
     """
 
     store: Store
     clock: ControlClock
     jobs: JobService
+    pool: ProviderPool
     front: ServiceFront | None
     hint: Callable[[str], None]

@@ -8,6 +8,8 @@ under the same ID. The gateway learns which replicas are ready after that was st
 from contextlib import suppress
 from datetime import datetime, timedelta
 
+from cavvy.control.decide.replica_markets import find_loss
+from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
@@ -20,6 +22,8 @@ from cavvy.control.decide.service import (
 from cavvy.control.decide.service_keys import note_uses
 from cavvy.control.decide.traffic import ServiceTraffic, scale
 from cavvy.control.serving.front import ServiceFront, ServingParts
+from cavvy.control.serving.markets import ServiceMarkets
+from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.services import ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, replace
@@ -29,7 +33,7 @@ _PREFIX = "service:"
 _SCALED_EVERY = timedelta(seconds=1)
 _STORED_EVERY = timedelta(seconds=30)  # how old the stored state of the autoscaler may be
 _AT_ONCE = timedelta(0)
-_PROBED = frozenset({ReplicaState.STARTING, ReplicaState.READY, ReplicaState.UNHEALTHY})
+_GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
 
 
 def service_key(project: str, name: str) -> str:
@@ -51,6 +55,7 @@ class _Scaled(Struct, frozen=True, kw_only=True):
     target: int
     why: str
     scaling: str
+    placement: dict[str, int]
 
 
 class ServiceReconciler:
@@ -59,6 +64,7 @@ class ServiceReconciler:
     def __init__(self, parts: ServingParts) -> None:
         self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
         self._front, self._hint = parts.front, parts.hint
+        self._markets = ServiceMarkets(parts.pool)
         self._scaled: dict[str, _Scaled] = {}  # by key
         self._services: dict[str, str] = {}  # ID of a replica -> key of its service
 
@@ -98,9 +104,9 @@ class ServiceReconciler:
         now = self._clock.now()
         traffic = await front.read_traffic(stored)
         seen = {each.id: await self._look(each, traffic, front) for each in stored.open}
-        service = stored
+        service = await self._markets.update(stored, now)
         if traffic is not None:
-            service = self._scale(key, note_uses(stored, traffic.keys_used), traffic, now)
+            service = self._scale(key, note_uses(service, traffic.keys_used), traffic, now)
         backlog = 0 if traffic is None else traffic.backlog
         step = decide_service(ServiceSnapshot(service=service, seen=seen, backlog=backlog), now)
         step, stored = await self._store_step(key, step, stored, front, now)
@@ -128,12 +134,33 @@ class ServiceReconciler:
             job = await self._store.job(replica.id)
         except RowNotFound:
             return ReplicaSeen()
-        return ReplicaSeen(
+        seen = ReplicaSeen(
             phase=job.phase,
             reason=job.reason,
             answers=probed.answers,
             failures=probed.failures,
             in_flight=None if traffic is None else traffic.replicas.get(replica.id, 0),
+        )
+        return await self._look_at_attempt(job, seen)
+
+    async def _look_at_attempt(self, job: JobRecord, seen: ReplicaSeen) -> ReplicaSeen:
+        """What is known of the job, with its last attempt."""
+        attempts = await self._store.attempts(job.id) if job.attempt else ()
+        attempt = next((each for each in attempts if each.number == job.attempt), None)
+        if attempt is None:
+            return seen
+        runs = job.phase is JobPhase.RUNNING
+        nodes = await self._store.nodes(attempt.id) if runs else ()
+        claims = [each.claimed_at for each in nodes if each.claimed_at is not None]
+        return replace(
+            seen,
+            offer=attempt.offer,
+            gang=attempt.gang,
+            placed_at=attempt.created_at,
+            claimed_at=max(claims, default=None),
+            tried=True,
+            reclaimed=runs and taken_at(attempt, nodes) is not None,
+            loss=find_loss(attempt),
         )
 
     def _scale(
@@ -146,7 +173,13 @@ class ServiceReconciler:
         if known is not None and known.id != service.id:
             known = None
         if known is not None:
-            service = replace(service, target=known.target, why=known.why, scaling=known.scaling)
+            service = replace(
+                service,
+                target=known.target,
+                why=known.why,
+                scaling=known.scaling,
+                placement=known.placement,
+            )
             waits = traffic.backlog and not service.target
             if now - known.at < _SCALED_EVERY and not waits:
                 return service
@@ -159,6 +192,7 @@ class ServiceReconciler:
             target=service.target,
             why=service.why,
             scaling=service.scaling,
+            placement=service.placement,
         )
         return service
 
@@ -174,9 +208,9 @@ class ServiceReconciler:
         these, and what is stored.
         """
         service = step.service
-        for _ in range(step.orders):
+        for market in step.orders:
             port = service.spec.port if service.spec.fixed_port else front.find_port()
-            service = order_replica(service, self._jobs.make_id(), port, now)
+            service = order_replica(service, self._jobs.make_id(), port, now, market)
         ordered = service.replicas[len(step.service.replicas) :]
         step = replace(step, service=service, start=(*step.start, *ordered))
         scaled = self._scaled.get(key)
@@ -192,7 +226,8 @@ class ServiceReconciler:
 
     async def _act(self, step: ServiceStep, service: StoredService, front: ServiceFront) -> None:
         """Tell the gateway, and start and stop jobs of replicas. All of this may be repeated."""
-        front.watch(service, [each for each in service.open if each.state in _PROBED])
+        running = [each for each in service.open if each.running_at and each.state not in _GONE]
+        front.watch(service, running)
         await front.publish(service, list_serving(service))
         for replica in step.start:
             await self._submit(service, replica)
@@ -203,7 +238,8 @@ class ServiceReconciler:
 
     async def _submit(self, service: StoredService, replica: ServiceReplica) -> None:
         name = f"{service.name}-{replica.number}"
-        task = make_replica_task(service.task, name, replica.port)
+        market = next((each for each in service.markets if each.name == replica.market), None)
+        task = make_replica_task(service.task, name, replica.port, market)
         try:
             await self._jobs.submit(
                 task,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from cavvy.control.decide.replica_markets import object_to_regions
 from cavvy.control.decide.service import HERE, list_serving, make_replica_task
 from cavvy.control.decide.service_keys import with_key, without_key
 from cavvy.control.decide.traffic import ServiceTraffic
@@ -143,14 +144,8 @@ class ServiceRequests:
 
 def object_to_service(task: TaskSpec) -> Objection | None:
     """Why Cavvy cannot run this service yet; None if it can."""
-    spec, providers = task.service, task.resources.providers
+    spec = task.service
     assert spec is not None
-    if task.nodes > 1:
-        return Objection("nodes", "a replica has one node")
-    if providers and HERE not in providers:
-        return Objection("resources.providers", "replicas run on the server's machine only")
-    if task.resources.any_of:
-        return Objection("resources.any_of", "replicas run on the server's machine only")
     for key, given in (
         ("machine", task.machine),
         ("schedule", task.schedule),
@@ -159,26 +154,21 @@ def object_to_service(task: TaskSpec) -> Objection | None:
     ):
         if given is not None:
             return Objection(key, "a service cannot have it")
-    return _object_to_section(spec)
+    return _object_to_section(task, spec)
 
 
-def _object_to_section(spec: ServiceSpec) -> Objection | None:
+def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
     if spec.replicas.target.kind in (TargetKind.GPU_UTILISATION, TargetKind.METRIC):
         return Objection("service.replicas.target", "this target is not measured yet")
-    if spec.fixed_port and spec.replicas.most > 1:
+    if spec.fixed_port and spec.replicas.most > 1 and task.resources.providers == (HERE,):
         return Objection(
             "service.replicas",
             f"the program listens on port {spec.port}, so that only one replica fits on the "
             "server's machine; with a Cavvy file, it can listen on $PORT",
         )
-    for key, given in (
-        ("service.regions", spec.regions),
-        ("service.residency", spec.residency),
-        ("service.budget", spec.budget),
-    ):
-        if given:
-            return Objection(key, "it is not supported yet")
-    return None
+    if spec.budget:
+        return Objection("service.budget", "it is not supported yet")
+    return object_to_regions(task, spec)
 
 
 def make_admitted(task: TaskSpec) -> TaskSpec:

@@ -1,0 +1,67 @@
+"""Carries a tunnel to a node within the server: the agent posts and polls the other end."""
+
+import asyncio
+from collections.abc import Callable
+
+from cavvy.api.execs import JobExec, JobExecs
+
+_LOOK_S = 20.0  # how long the node's output is awaited before the session is marked as used
+_END_S = 2.0  # how long a node has to end a session that was closed
+
+
+class ExecCarrier:
+    """Implements `TunnelCarrier` for a session of `JobExecs`. Must be made in the event loop."""
+
+    def __init__(
+        self,
+        execs: JobExecs,
+        session: JobExec,
+        *,
+        heard: Callable[[bytes], None],
+        over: Callable[[str], None],
+    ) -> None:
+        self._execs, self._session = execs, session
+        self._heard, self._over = heard, over
+        self._out = bytearray()
+        self._closed = False
+        self._task = asyncio.create_task(self._follow())
+
+    def put(self, data: bytes) -> None:
+        self._out += data
+        self._flush()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._flush()
+            asyncio.get_running_loop().call_later(_END_S, self._give_up)
+
+    def _give_up(self) -> None:
+        """End the session of a node that does not answer, so that nothing of it is kept."""
+        session = self._session
+        if session.exit_code is None:
+            self._execs.put(session.id, session.gang, session.rank, 0, b"", 255)
+
+    def _flush(self) -> None:
+        """Pass on what the session accepts; the rest follows when the agent has taken some."""
+        session = self._session
+        if session.input_ended or not (self._out or self._closed):
+            return
+        end = session.input_start + len(session.input)
+        took = self._execs.put_input(session, end, bytes(self._out), self._closed) - end
+        del self._out[:took]
+
+    async def _follow(self) -> None:
+        session = self._session
+        with self._execs.watch.listen([session.id, session.job_id]) as listener:
+            while True:
+                data = bytes(session.data)
+                self._execs.taken(session, session.start + len(data))
+                self._flush()
+                if data:
+                    self._heard(data)
+                    continue
+                if session.exit_code is not None or self._execs.watch.closed:
+                    self._over(session.problem or "the node closed the connection")
+                    return
+                await listener.wait(_LOOK_S)

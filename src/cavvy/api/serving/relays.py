@@ -1,0 +1,127 @@
+"""Makes the ports of replicas on other machines reachable: a port of this machine for each replica,
+whose connections go through a tunnel to the replica's node.
+
+The tunnel is one that the node's agent opens outwards, as for `cavvy forward`, so it exists on
+every provider. The port listens only while the tunnel is open. Otherwise the gateway's connections
+are refused, which costs no request.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from secrets import token_hex
+
+from cavvy.api.execs import JobExecs
+from cavvy.api.serving.exec_carrier import ExecCarrier
+from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelCarrier, TunnelLost, join
+from cavvy.domain.services import ServiceReplica
+
+_LOCAL = "127.0.0.1"
+_RANK = 0  # which answers the requests of its replica
+_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # between two tries to open a tunnel
+_log = logging.getLogger(__name__)
+
+
+class ReplicaRelays:
+    """The relays of all replicas that run on other machines, by the ID of the replica. `notify`
+    tells the agents of a gang that a session is wanted.
+    """
+
+    def __init__(self, execs: JobExecs) -> None:
+        self._execs = execs
+        self._relays: dict[str, ReplicaRelay] = {}
+        self.notify: Callable[[str], None] = lambda gang: None
+
+    def keep(self, service: str, replicas: Mapping[str, ServiceReplica]) -> None:
+        """Keep relays for these replicas of the service, and for no others of it."""
+        for each in [one for one in self._relays.values() if one.service == service]:
+            if each.id not in replicas:
+                self._relays.pop(each.id).close()
+        for replica in replicas.values():
+            if replica.gang and replica.id not in self._relays:
+                self._relays[replica.id] = ReplicaRelay(service, replica, self._reach)
+
+    def port(self, replica: ServiceReplica) -> int:
+        """Where the replica is reached on this machine; 0 while that is not known."""
+        if not replica.gang:
+            return replica.port
+        relay = self._relays.get(replica.id)
+        return 0 if relay is None else relay.port
+
+    def close(self) -> None:
+        for each in self._relays.values():
+            each.close()
+        self._relays.clear()
+
+    def _reach(self, replica: ServiceReplica) -> NodeTunnel:
+        """The tunnel to the node of a replica, not yet open."""
+
+        async def open_carrier(
+            heard: Callable[[bytes], None], over: Callable[[str], None]
+        ) -> TunnelCarrier:
+            session = self._execs.start(
+                token_hex(8), replica.id, replica.gang, _RANK, [], session=True
+            )
+            self.notify(replica.gang)
+            return ExecCarrier(self._execs, session, heard=heard, over=over)
+
+        return NodeTunnel(open_carrier)
+
+
+class ReplicaRelay:
+    """One replica's port on this machine. It stays the same when the tunnel is opened again."""
+
+    def __init__(
+        self,
+        service: str,
+        replica: ServiceReplica,
+        reach: Callable[[ServiceReplica], NodeTunnel],
+    ) -> None:
+        self.service, self.id = service, replica.id
+        self.port = 0
+        self._replica, self._reach = replica, reach
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._task = asyncio.create_task(self._run())
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                async with self._reach(self._replica) as tunnel:
+                    await self._serve(tunnel)
+                    pause_s = _PAUSE_S
+            except (OSError, TunnelLost) as error:
+                extra = {"replica": self.id, "problem": str(error)}
+                _log.info("the tunnel to a replica is opened again", extra=extra)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _serve(self, tunnel: NodeTunnel) -> None:
+        """Pass connections on until the tunnel is lost. Raises OSError, TunnelLost."""
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._writers.add(writer)
+            try:
+                await join(tunnel.begin_connect(_LOCAL, self._replica.port), reader, writer)
+            except TunnelLost:
+                pass
+            finally:
+                self._writers.discard(writer)
+                writer.close()
+
+        with suppress(RemoteError):  # any answer will do
+            await tunnel.call("stat", path="/")
+        server = await asyncio.start_server(carry, _LOCAL, self.port, backlog=1024)
+        try:
+            self.port = int(server.sockets[0].getsockname()[1])
+            await tunnel.lost.wait()
+        finally:
+            server.close()
+            for writer in list(self._writers):
+                with suppress(OSError):
+                    writer.transport.abort()
+        raise TunnelLost(tunnel.problem or "the connection was closed")

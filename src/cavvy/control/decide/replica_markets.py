@@ -1,0 +1,167 @@
+"""The markets in which the replicas of a service may run, and the tasks that keep them there.
+
+Without spot, a service has one market, `ANYWHERE`: the planner chooses the offer of each replica as
+for every job. With spot, each place with spot is a market of its own, and `ON_DEMAND` is one: the
+spot policy spreads the replicas over them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.catalog.regions import locate
+from cavvy.domain.jobs import Attempt, AttemptOutcome
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.services import ReplicaLoss, ServiceReplica, ServiceSpec, ServingMarket
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import Objection, ResourceSpec, SpotPolicy, TaskSpec
+from cavvy.domain.values import replace
+
+ANYWHERE = ""
+ON_DEMAND = "on-demand"
+# Spot markets beyond the cheapest ones would hardly ever be chosen.
+_MOST_MARKETS = 12
+# how long nothing is ordered in a spot market that has lost or refused a replica
+_PAUSE = timedelta(seconds=30)
+_LOST = frozenset({AttemptOutcome.PREEMPTED, AttemptOutcome.NODE})
+_REFUSED = frozenset({AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED, AttemptOutcome.TIMEOUT})
+
+
+def place_of(offer: Offer) -> str:
+    """Where a replica runs, for people: account, zone and purchase."""
+    return f"{offer.account}/{offer.zone or offer.region}/{offer.purchase}"
+
+
+def uses_spot(task: TaskSpec) -> bool:
+    return any(each.spot is not SpotPolicy.NEVER for each in task.resources.choices)
+
+
+def list_markets(offers: Iterable[Offer]) -> tuple[ServingMarket, ...]:
+    """The markets of these offers, in an order that does not depend on their prices: on-demand
+    first. Only the cheapest spot markets are listed.
+    """
+    found: dict[str, ServingMarket] = {}
+    for offer in offers:
+        market = _market_of(offer)
+        if market.name not in found or market.rate < found[market.name].rate:
+            found[market.name] = market
+    spot = sorted((each for each in found.values() if each.spot), key=lambda each: each.rate)
+    rest = [each for each in found.values() if not each.spot]
+    return (*rest, *sorted(spot[:_MOST_MARKETS], key=lambda each: each.name))
+
+
+def _market_of(offer: Offer) -> ServingMarket:
+    if offer.purchase is not Purchase.SPOT:
+        return ServingMarket(name=ON_DEMAND, rate=offer.rate)
+    return ServingMarket(
+        name=place_of(offer),
+        provider=offer.provider,
+        region=f"{offer.provider}/{offer.region}",
+        place=offer.zone or offer.region,
+        spot=True,
+        rate=offer.rate,
+    )
+
+
+def narrow(task: TaskSpec, market: ServingMarket) -> TaskSpec:
+    """The task, restricted to the market."""
+    needs = task.resources
+    choices = tuple(_narrow(each, market) for each in needs.any_of)
+    return replace(task, resources=replace(_narrow(needs, market), any_of=choices))
+
+
+def _narrow(needs: ResourceSpec, market: ServingMarket) -> ResourceSpec:
+    if not market.spot:
+        return replace(needs, spot=SpotPolicy.NEVER)
+    return replace(
+        needs, spot=SpotPolicy.ONLY, providers=(market.provider,), regions=(market.place,)
+    )
+
+
+def is_spot(replica: ServiceReplica) -> bool:
+    """Whether the replica was ordered in a spot market."""
+    return _is_spot_market(replica.market)
+
+
+def market_of(replica: ServiceReplica) -> str:
+    """The market that the replica counts for. One that was ordered anywhere counts for where it
+    runs.
+    """
+    if replica.market:
+        return replica.market
+    return replica.place if _is_spot_market(replica.place) else ON_DEMAND
+
+
+def _is_spot_market(name: str) -> bool:
+    return name.endswith(f"/{Purchase.SPOT}")
+
+
+def merge_markets(service: StoredService, found: Sequence[ServingMarket]) -> StoredService:
+    """The service with the markets found now, and those in which it still has replicas."""
+    names, used = {each.name for each in found}, {market_of(each) for each in service.open}
+    left = [each for each in service.markets if each.name in used - names]
+    return replace(service, markets=(*found, *left))
+
+
+# Regions
+
+
+def place_in_regions(task: TaskSpec) -> TaskSpec:
+    """The task, restricted to the regions and the area of its service."""
+    spec = task.service
+    assert spec is not None
+    regions = spec.regions or ((spec.residency,) if spec.residency else ())
+
+    def restrict(needs: ResourceSpec) -> ResourceSpec:
+        kept = needs.regions if spec.residency and not spec.regions else ()
+        return replace(needs, regions=kept or regions)
+
+    if not regions:
+        return task
+    choices = tuple(restrict(each) for each in task.resources.any_of)
+    return replace(task, resources=replace(restrict(task.resources), any_of=choices))
+
+
+def object_to_regions(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
+    """Why the regions of a service contradict each other; None if they do not."""
+    named = {region for each in task.resources.choices for region in each.regions}
+    if spec.regions and named:
+        return Objection("service.regions", "`resources.regions` states the regions already")
+    for region in (*spec.regions, *sorted(named)):
+        if spec.residency and spec.residency not in (region, locate("", region)[1]):
+            return Objection("service.residency", f"{region} is not known to be in it")
+    return None
+
+
+# What markets do to replicas
+
+
+def find_loss(attempt: Attempt | None) -> ReplicaLoss | None:
+    """What the market of an ended attempt did; None if the attempt ended for another reason."""
+    if attempt is None or attempt.offer.purchase is not Purchase.SPOT:
+        return None
+    if attempt.outcome in _LOST:
+        return ReplicaLoss.LOST
+    return ReplicaLoss.REFUSED if attempt.outcome in _REFUSED else None
+
+
+def list_missing(
+    placement: Mapping[str, int],
+    living: Sequence[ServiceReplica],
+    gone: Sequence[ServiceReplica],
+    now: datetime,
+) -> tuple[str, ...]:
+    """The markets of the replicas to order, so that each market has as many as it should. `living`
+    are those that count, and `gone` those that end or have ended. A spot market that has just lost
+    or refused one pauses.
+    """
+    pausing = {
+        each.market
+        for each in gone
+        if is_spot(each) and each.loss is not None and now - (each.ended_at or now) < _PAUSE
+    }
+    missing: list[str] = []
+    for name, count in placement.items():
+        held = sum(market_of(each) == name for each in living)
+        if name not in pausing:
+            missing += [name] * (count - held)
+    return tuple(missing)
