@@ -12,6 +12,7 @@ import contextlib
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -29,6 +30,11 @@ HEADERS = 100  # maximum number of headers; http.client and Apache have the same
 HEAD_S = 10.0  # maximum seconds for a complete head, and for a TLS handshake
 WAITING = 512  # maximum number of connections without a request, per listener
 WAITING_EACH = 64  # maximum number of connections without a request, per address
+# While there are WAITING connections and the oldest one has waited less than this many seconds, no
+# more are accepted: a crowd of nodes that connect at the same time is served one after the other.
+# If the oldest ones were cut instead, none of the crowd would get through.
+SERVED_S = 2.0
+_CROWD_PAUSE_S = 0.02  # pause before such a listener looks again
 _ACCEPTED = 100  # maximum number of connections accepted per call
 _REST_S = 1.0  # seconds for which the listener pauses when the process has no free file descriptors
 _LINGER_S = 1.0  # seconds after its last answer until a connection is aborted
@@ -42,18 +48,26 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self._all: dict[object, tuple[str, Callable[[], None]]] = {}
+        self._all: dict[object, tuple[str, Callable[[], None], float]] = {}
         self._each: dict[str, dict[object, None]] = {}
 
     def add(self, connection: object, address: str, cut: Callable[[], None]) -> None:
         self.remove(connection)
-        self._all[connection] = (address, cut)
+        self._all[connection] = (address, cut, time.monotonic())
         own = self._each.setdefault(address, {})
         own[connection] = None
         if address and len(own) > WAITING_EACH:
             self._cut(next(iter(own)))
         elif len(self._all) > WAITING:
             self._cut(next(iter(self._all)))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are too many, and none of them has waited for long."""
+        if len(self._all) < WAITING:
+            return False
+        _, _, since = next(iter(self._all.values()))
+        return time.monotonic() - since < SERVED_S
 
     def remove(self, connection: object) -> None:
         found = self._all.pop(connection, None)
@@ -64,7 +78,7 @@ class Waiting:
                 del self._each[found[0]]
 
     def _cut(self, connection: object) -> None:
-        cut = self._all[connection][1]
+        _, cut, _ = self._all[connection]
         self.remove(connection)
         cut()
 
@@ -263,20 +277,26 @@ class Handshakes:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTED):
+            if self._waiting.crowded:
+                self._rest(_CROWD_PAUSE_S)
+                return
             try:
                 connection, peer = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:  # no free file descriptors
                 _log.warning("cannot accept connections of nodes: %s", error)
-                self._loop.remove_reader(self._listener.fileno())
-                self._loop.call_later(_REST_S, self._begin)
+                self._rest(_REST_S)
                 return
             connection.setblocking(False)
             task = self._loop.create_task(self._shake(connection))
             self._tasks[task] = connection
             task.add_done_callback(self._tasks.pop)
             self._waiting.add(connection, str(peer[0]), partial(_shut, connection))
+
+    def _rest(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener.fileno())
+        self._loop.call_later(seconds, self._begin)
 
     async def _shake(self, connection: socket.socket) -> None:
         try:
