@@ -50,8 +50,5 @@ class FakeAccount:
         """True if this installation launched the gang with this name. The fake cloud records the
         installation of each gang, as real clouds do with tags.
         """
-        return any(
-            gang.spec.installation == self._installation
-            for gang in self._cloud.gang_list
-            if gang.spec.name == name
-        )
+        found = self._cloud.find(name)
+        return any(gang.spec.installation == self._installation for gang in found)

@@ -1,6 +1,7 @@
 """A simulated cloud in memory. It follows the provider contract and can fail like real clouds."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from random import Random
@@ -56,6 +57,7 @@ class FakeCloud:
         self.manifest = replace(manifest, abilities=(*manifest.abilities, SHARES_HOSTS))
         self.script = script
         self.gang_list: list[FakeGang] = []
+        self._by_name: defaultdict[str, list[FakeGang]] = defaultdict(list)
         self.launch_calls: list[tuple[datetime, str]] = []
         self.storage = FakeStorage()
         self._now = now
@@ -80,7 +82,7 @@ class FakeCloud:
 
     async def launch(self, gang: GangSpec) -> None:
         self.launch_calls.append((self._now(), gang.name))
-        if self._find(gang.name):
+        if self.find(gang.name):
             self._weather()
             return
         fault_script = self._fault_script(gang)
@@ -103,7 +105,7 @@ class FakeCloud:
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         self._weather()
         now = self._now()
-        found = self._find(name) if name is not None else self.gang_list
+        found = self.find(name) if name is not None else self.gang_list
         return [self._seen(gang, now) for gang in found if self._shown(gang, now)]
 
     async def remove(self, name: str) -> None:
@@ -173,8 +175,9 @@ class FakeCloud:
     def _at(self, seconds: float) -> datetime:
         return self._began + timedelta(seconds=seconds)
 
-    def _find(self, name: str) -> list[FakeGang]:
-        return [gang for gang in self.gang_list if gang.spec.name == name]
+    def find(self, name: str) -> Sequence[FakeGang]:
+        """The gangs with this name; more than one, if it was launched twice."""
+        return self._by_name.get(name, [])
 
     def _seen(self, gang: FakeGang, now: datetime) -> GangSeen:
         told = gang.seen(now, self._known_rates(gang, now))
@@ -226,7 +229,7 @@ class FakeCloud:
             raise TryAgain("the reply was lost")
 
     def _buy(self, spec: GangSpec, fault_script: FaultScript) -> None:
-        if self._find(spec.name):
+        if self.find(spec.name):
             return
         offer = self._offers.get(spec.offer.key)
         if offer is None:
@@ -244,6 +247,7 @@ class FakeCloud:
             starts_at=starts_at,
         )
         self.gang_list.append(gang)
+        self._by_name[spec.name].append(gang)
         self._spawn(self._run(gang))
 
     async def _run(self, gang: FakeGang) -> None:
@@ -290,7 +294,7 @@ class FakeCloud:
         await pause(removal.latency_s / 2)
         if removal.reply is CallOutcome.TRY_AGAIN:
             raise TryAgain("503: nothing was removed")
-        for gang in self._find(name):
+        for gang in self.find(name):
             if gang.alive and not gang.removing:
                 gang.removing = True
                 self._spawn(self._give_back(gang, removal.takes_s))
