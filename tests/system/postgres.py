@@ -2,7 +2,7 @@
 process.
 
 `new_database()` gives the URL of an empty database and starts the server on first use;
-PostgresMissing says how to get one.
+PostgresMissing says how to get one. `crash_postgres()` kills the server and starts it again.
 """
 
 import atexit
@@ -38,6 +38,7 @@ _OPTIONS = {
     "wal_writer_delay": "10s",
 }
 _numbers = count(1)
+_servers: "dict[Path, subprocess.Popen[bytes]]" = {}  # by the folders of their sockets
 
 
 class PostgresMissing(Exception):
@@ -83,19 +84,44 @@ def _start() -> Path:
     subprocess.run(
         initdb, user=user, cwd=folder, check=True, timeout=START_S, stdout=subprocess.DEVNULL
     )
+    _servers[folder] = _run(programs, folder)
+    atexit.register(_stop, folder)
+    _wait(_servers[folder], folder)
+    return folder
+
+
+def _run(programs: Path, folder: Path) -> "subprocess.Popen[bytes]":
     options = [part for name, value in _OPTIONS.items() for part in ("-c", f"{name}={value}")]
-    with open(folder / "log", "wb") as log:
-        server = start_tied(
-            [programs / "postgres", "-D", data, "-k", folder, *options],
+    with open(folder / "log", "ab") as log:
+        return start_tied(
+            [programs / "postgres", "-D", folder / "data", "-k", folder, *options],
             signal.SIGINT,  # the server's fast shutdown
-            user=user,
+            user="postgres" if os.geteuid() == 0 else None,
             cwd=folder,
             stdout=log,
             stderr=log,
         )
-    atexit.register(_stop, server, folder)
-    _wait(server, folder)
-    return folder
+
+
+def socket_folder(url: str) -> Path:
+    """The folder of the socket of the server that has this database."""
+    return Path(url.rpartition("host=")[2])
+
+
+def crash_postgres(url: str) -> None:
+    """Kill the server's first process, and start the server again. It recovers from its log."""
+    folder = socket_folder(url)
+    _servers[folder].kill()
+    _servers[folder].wait()
+    give_up = time.monotonic() + START_S
+    while True:
+        server = _servers[folder] = _run(find(), folder)
+        try:
+            return _wait(server, folder)
+        except RuntimeError:  # processes of the former server have not ended yet
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
 
 
 def find() -> Path:
@@ -135,7 +161,8 @@ def _wait(server: "subprocess.Popen[bytes]", folder: Path) -> None:
     )
 
 
-def _stop(server: "subprocess.Popen[bytes]", folder: Path) -> None:
+def _stop(folder: Path) -> None:
+    server = _servers[folder]
     server.send_signal(signal.SIGINT)
     try:
         server.wait(20)

@@ -2,89 +2,40 @@
 of the database, loses no job and runs none twice.
 """
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
+from typing import cast
 
-import psycopg
 import pytest
-from tests.system.postgres import PostgresMissing, new_database
-from tests.system.server_state import home_at, kill_server
-from tests.waits import PATIENCE_S, wait_until
+from tests.system.postgres import PostgresMissing
+from tests.system.replica_site import ReplicaSite, replica_site
+from tests.waits import patience, wait_until
 
-from cavvy.client import ApiClient, ApiError, connect
+from cavvy.client import ApiClient
 from cavvy.client.embedded import ensure_server
-from cavvy.client.patience import Patience
+from cavvy.client.paths import job_path
+from cavvy.client.tunnel.mux import NodeTunnel
+from cavvy.client.wire import ExecAsk, ExecStarted
 
 pytestmark = pytest.mark.system
 JOBS = 24
-_PRICE = "[providers.local]\nprice_usd_hr = 3.6\n"
-
-
-class Site:
-    """Two servers, `a` and `b`, with one database and one folder for files."""
-
-    def __init__(self, root: Path, url: str) -> None:
-        self.root, self.url, self.files = root, url, root / "f"
-        self.homes = {name: self.files / name for name in "ab"}
-
-    def connect(self, name: str) -> ApiClient:
-        """A client of one server, which starts that server if it does not run."""
-        return connect(home=str(self.homes[name]), patience=Patience(PATIENCE_S))
-
-    def kill(self, name: str) -> None:
-        assert kill_server(self.homes[name], signal.SIGKILL)
-
-    def run(self, sql: str) -> None:
-        with psycopg.connect(self.url.replace("+psycopg", ""), autocommit=True) as connection:
-            connection.execute(sql)  # type: ignore[call-overload]  # our own SQL
-
-    def ask(self, sql: str) -> list[tuple[object, ...]]:
-        with psycopg.connect(self.url.replace("+psycopg", ""), autocommit=True) as connection:
-            return connection.execute(sql).fetchall()  # type: ignore[call-overload,no-any-return]  # our own SQL
-
-    def shards(self) -> dict[str, int]:
-        """How many leases each server that lives holds, by its folder."""
-        rows = self.ask(
-            "SELECT r.folder, COUNT(*) FROM cavvy_leases l JOIN cavvy_replicas r ON r.id = l.holder"
-            " GROUP BY 1"
-        )
-        return {Path(str(folder)).name: int(str(count)) for folder, count in rows}
-
-    def shared(self) -> bool:
-        """Whether both servers have a part of the work."""
-        found = self.shards()
-        return len(found) == 2 and sum(found.values()) == 68
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path) -> Iterator[ReplicaSite]:
     try:
-        url = new_database()
+        with replica_site(tmp_path) as made:
+            yield made
     except PostgresMissing as missing:
         pytest.skip(f"no PostgreSQL: {missing}")
-    made = Site(tmp_path, url)
-    # the tests' PostgreSQL may lose the newest transactions in a crash, unlike one for real use
-    made.run(
-        f"ALTER DATABASE {url.partition('@/')[2].partition('?')[0]} SET synchronous_commit = on"
-    )
-    made.files.mkdir(mode=0o700)
-    given = {"CAVVY_SERVER_DATABASE": url, "CAVVY_SERVER_FILES": str(made.files)}
-    with home_at(made.homes["a"], **given):
-        (tmp_path / "f" / "settings.toml").write_text(_PRICE)
-        try:
-            yield made
-        finally:
-            with made.connect("a") as client:
-                client.down()
-                wait_until(lambda: not client.nodes())
-            kill_server(made.homes["b"])
 
 
-def test_no_crash_loses_a_job_or_runs_it_twice(site: Site) -> None:
+def test_no_crash_loses_a_job_or_runs_it_twice(site: ReplicaSite) -> None:
     for name in site.homes:
         ensure_server(home=str(site.homes[name]))
     wait_until(site.shared)
@@ -129,21 +80,65 @@ def _ended(client: ApiClient) -> int:
     return sum(each.ended_at is not None for each in client.jobs("default", limit=99).jobs)
 
 
-def test_a_command_in_a_job_is_refused_where_its_agent_is_not_heard(site: Site) -> None:
+def test_commands_reach_a_job_through_every_server(site: ReplicaSite) -> None:
+    with (site.files / "settings.toml").open("a") as settings:
+        settings.write("[server]\ntls_listen = '127.0.0.1:0'\n")
     for name in site.homes:
         ensure_server(home=str(site.homes[name]))
     wait_until(site.shared)
     with site.connect("a") as a, site.connect("b") as b:
         job = a.submit("{name: long, run: exec sleep 600}", consent=True).name
         wait_until(lambda: b.job("default", job).phase == "running")
-
-        def says(client: ApiClient) -> str:
-            try:
-                client.open_tunnel("default", job)
-            except ApiError as error:
-                return error.code
-            return ""
-
-        wait_until(lambda: sorted((says(a), says(b))) == ["", "agent-elsewhere"])
+        for asked, other in ((a, b), (b, a)):
+            assert run(asked, asked, job) == (b"hello\n", 7)
+            assert run(asked, other, job) == (b"hello\n", 7)
+            assert echo(asked, other, job) == b"TYPED"
+        # From now on, `a` seems to be on another machine: `b` serves the agents of this one, and
+        # reaches `a` by TLS.
+        site.run("UPDATE cavvy_replicas SET host = 'elsewhere' WHERE folder LIKE '%/a'")
+        wait_until(lambda: site.ask(_AGENTS_SERVER) == [(str(site.homes["b"]),)])
+        assert run(a, b, job) == (b"hello\n", 7)
+        assert echo(a, b, job) == b"TYPED"
         a.stop("default", job)  # of either server; the owner of the job acts at once
         wait_until(lambda: b.job("default", job).ended_at is not None)
+
+
+_AGENTS_SERVER = """
+SELECT r.folder FROM cavvy_leases l JOIN cavvy_replicas r ON r.id = l.holder
+WHERE l.name LIKE 'host:%'
+"""
+
+
+class BalancedClient:
+    """What a load balancer makes of a session: `asked` opens it, and `other` gets all the rest."""
+
+    def __init__(self, asked: ApiClient, other: ApiClient) -> None:
+        self.open_tunnel, self.sibling = asked.open_tunnel, other.sibling
+
+
+def run(asked: ApiClient, other: ApiClient, job: str) -> tuple[bytes, int | None]:
+    """The output and exit code of a command that one server starts and another one tells."""
+    ask = ExecAsk(command=["sh", "-c", "echo hello; exit 7"])
+    made = asked._ask(f"{job_path('default', job)}/exec", ExecStarted, ask, retry=False)
+    output, code = b"", None
+    while code is None:
+        piece = other.read_exec("default", job, made.id, offset=len(output))
+        output, code = output + piece.data, piece.exit_code
+    return output, code
+
+
+def echo(asked: ApiClient, other: ApiClient, job: str) -> bytes:
+    """What a program of a session makes of its input."""
+
+    async def talk() -> bytes:
+        client = cast(ApiClient, BalancedClient(asked, other))
+        async with patience(), NodeTunnel(client, "default", job, 0) as tunnel:
+            channel = await tunnel.run(argv=["tr", "a-z", "A-Z"])
+            await channel.write(b"typed")
+            channel.end()
+            told = b""
+            while (piece := await channel.read()) is not None:
+                told += piece[1]
+            return told
+
+    return asyncio.run(talk())

@@ -12,6 +12,7 @@ from cavvy.api.execs import JobExecs
 from cavvy.api.id_tokens import IdTokenVerifier
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.notifier import ChangeNotifier
+from cavvy.api.peers import PeerServers
 from cavvy.api.project_credentials import ProjectCredentials
 from cavvy.api.tokens import GangTokens
 from cavvy.control.control_plane import ControlPlane
@@ -44,6 +45,7 @@ class AppState(Struct, kw_only=True):
     id_tokens: IdTokenVerifier = field(default_factory=IdTokenVerifier)
     tokens: GangTokens
     execs: JobExecs
+    peers: PeerServers
     watch: ChangeNotifier
     settings: Settings
     now: Callable[[], datetime]

@@ -18,6 +18,7 @@ from cavvy.api.access_tokens import hash_token, is_token
 from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_refusal
 from cavvy.api.errors import ApiProblem
+from cavvy.api.peers import passed_token
 from cavvy.api.translate import explain
 from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
@@ -90,6 +91,11 @@ class AuthMiddleware:
     async def _identify(self, scope: Scope, shown: bytes | None) -> Principal:
         """Who sends the request. Raises ApiProblem if the token is not valid."""
         address = scope["client"][0] if scope.get("client") else ""
+        if (passed := passed_token(scope)) is not None:
+            if not self._app_state.peers.accepts(scope, passed, self._app_state.now()):
+                raise ApiProblem("forbidden", "the token of a server is not valid for this request")
+            scope["peer"] = True
+            return make_owner(address)  # the server that passed it on has checked the user's rights
         if shown is not None and compare_digest(shown, self._expected):
             return make_owner(address)
         text = (shown or b"").removeprefix(b"Bearer ").decode("latin-1")

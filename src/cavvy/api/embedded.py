@@ -176,10 +176,13 @@ class _ServerRun:
         """Serve until stopped. Returns True if the server must restart at once."""
         from cavvy.api.node_listener.listener import listen_for_nodes
         from cavvy.api.open_state import open_state
+        from cavvy.domain.values import replace
 
         with files.setting_up():
             node_endpoint = listen_for_nodes(files, self._settings, shared=leases is not None)
             self._share_token(files)
+        if leases is not None and node_endpoint is not None:
+            leases.me = replace(leases.me, peer=node_endpoint.own_address)
         try:
             async with open_state(
                 self._home,

@@ -19,6 +19,7 @@ from cavvy.api.execs import JobExecs
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.node_listener.listener import NodeListener
 from cavvy.api.notifier import ChangeNotifier
+from cavvy.api.peers import PeerServers
 from cavvy.api.project_credentials import ProjectCredentials, UsesAccounts
 from cavvy.api.provider_state import StoredProviderState
 from cavvy.api.serving.front import GatewayFront
@@ -165,6 +166,19 @@ class _ServerParts(Struct, frozen=True):
         """Whether several servers share the work."""
         return self.share is not None
 
+    def make_watch(self) -> ChangeNotifier:
+        """What wakes the requests that wait for a change, also one made by another server."""
+        watch = ChangeNotifier()
+        if self.share is not None:
+            watch.share_with(self.share)
+        return watch
+
+    def make_peers(self, tokens: GangTokens, control_plane: ControlPlane) -> PeerServers:
+        """The other servers."""
+        peers = PeerServers(self.share, tokens, self.files.file("tls.pem"))
+        peers.on_news = control_plane.agents.wake
+        return peers
+
     def make_front(self, relays: ReplicaRelays) -> GatewayFront | None:
         """The gateway; None if several servers share the work, which run no services yet."""
         if self.shares:
@@ -173,9 +187,7 @@ class _ServerParts(Struct, frozen=True):
 
 
 def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppState:
-    watch, root, settings = ChangeNotifier(), parts.root, parts.settings
-    if parts.share is not None:
-        watch.share_with(parts.share)
+    watch, root, settings = parts.make_watch(), parts.root, parts.settings
     tokens, sealer = load_tokens(parts.files.file("agents.key")), open_sealer(settings, root)
     seen, files = watched(parts.store, watch), open_stored_files(settings, root, parts.shares)
     downloads, endpoint = _serve_nodes(node_endpoint, tokens, root)
@@ -195,6 +207,7 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
         credentials=make_credentials(seen, sealer, control_plane, context),
         tokens=tokens,
         execs=execs,
+        peers=parts.make_peers(tokens, control_plane),
         watch=watch,
         settings=settings,
         now=_CLOCK.now,

@@ -67,6 +67,11 @@ class WorkShare:
         return self._leases.valid
 
     @property
+    def me(self) -> Replica:
+        """This server."""
+        return self._leases.me
+
+    @property
     def serves_machine(self) -> bool:
         """Whether this server is the one that the agents on its machine talk to."""
         return self._leases.host_lease in self._leases.held

@@ -34,6 +34,7 @@ class SignalKind(StrEnum):
     WAKE = "wake"  # answer the requests that wait for (a job, a log, ...)
     MARKET = "market"  # offers have changed
     ACCOUNTS = "accounts"  # a project's credential was set or removed
+    EXEC = "exec"  # the sender keeps a command for (a gang, a rank and the command's ID)
     TURN = "turn"  # leases have become free
 
 

@@ -40,6 +40,7 @@ _TABLES = (
     "pid BIGINT NOT NULL, folder TEXT NOT NULL, address TEXT NOT NULL, backend BIGINT NOT NULL, "
     "backend_start BIGINT NOT NULL, until BIGINT NOT NULL)",
     "ALTER TABLE cavvy_replicas ADD COLUMN IF NOT EXISTS revision TEXT",
+    "ALTER TABLE cavvy_replicas ADD COLUMN IF NOT EXISTS peer TEXT",
     "CREATE TABLE IF NOT EXISTS cavvy_leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, "
     "fence BIGINT NOT NULL)",
 )
@@ -47,16 +48,16 @@ _NOW = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"
 _STARTED = "CAST(EXTRACT(EPOCH FROM a.backend_start) * 1000000 AS BIGINT)"
 _MY_START = f"(SELECT {_STARTED} FROM pg_stat_activity a WHERE a.pid = pg_backend_pid())"
 _ANNOUNCE = (
-    "INSERT INTO cavvy_replicas (id, host, pid, folder, address, revision, backend, backend_start, "
-    f"until) VALUES (?, ?, ?, ?, ?, ?, pg_backend_pid(), {_MY_START}, {_NOW} + ?) ON CONFLICT (id) "
-    "DO UPDATE SET backend = EXCLUDED.backend, backend_start = EXCLUDED.backend_start, "
-    "until = EXCLUDED.until"
+    "INSERT INTO cavvy_replicas (id, host, pid, folder, address, revision, peer, backend, "
+    f"backend_start, until) VALUES (?, ?, ?, ?, ?, ?, ?, pg_backend_pid(), {_MY_START}, {_NOW} + ?)"
+    " ON CONFLICT (id) DO UPDATE SET peer = EXCLUDED.peer, backend = EXCLUDED.backend, "
+    "backend_start = EXCLUDED.backend_start, until = EXCLUDED.until"
 )
 # The start of a connection of another database user is hidden (NULL).
 _ALIVE = (
-    "SELECT r.id, r.host, r.pid, r.folder, r.address, r.revision FROM cavvy_replicas r WHERE "
-    f"r.until > {_NOW} AND EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = r.backend AND "
-    f"(a.backend_start IS NULL OR {_STARTED} = r.backend_start)) ORDER BY r.id"
+    "SELECT r.id, r.host, r.pid, r.folder, r.address, r.revision, r.peer FROM cavvy_replicas r "
+    f"WHERE r.until > {_NOW} AND EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = r.backend "
+    f"AND (a.backend_start IS NULL OR {_STARTED} = r.backend_start)) ORDER BY r.id"
 )
 _LEASES = "SELECT name, holder, fence FROM cavvy_leases"
 _CREATE = (
@@ -80,6 +81,9 @@ class Replica(Struct, frozen=True, kw_only=True):
     pid: int
     folder: str  # its state folder
     address: str  # the address of its socket, as unix:/path; empty: it is a command
+    # Where servers on other machines reach it, as https://host:port; empty: they cannot; None: an
+    # old program, which cannot be asked
+    peer: str | None = ""
     revision: str | None = HEAD  # newest revision of the schema that it knows; None: an old program
 
 
@@ -216,7 +220,7 @@ class ReplicaLeases:
 
     def _announce(self, session: DatabaseSession) -> None:
         me, ttl = self.me, int(self._ttl_s * 1_000_000)
-        values = (me.id, me.host, me.pid, me.folder, me.address, me.revision, ttl)
+        values = (me.id, me.host, me.pid, me.folder, me.address, me.revision, me.peer, ttl)
         session.run(_ANNOUNCE, values)
 
     def _leave(self, session: DatabaseSession) -> None:
@@ -243,8 +247,16 @@ def list_replicas(url: str) -> Sequence[Replica]:
 
 def _list_alive(session: DatabaseSession) -> Sequence[Replica]:
     return [
-        Replica(id=id_, host=host, pid=pid, folder=folder, address=address, revision=revision)
-        for id_, host, pid, folder, address, revision in session.run(_ALIVE).fetchall()
+        Replica(
+            id=id_,
+            host=host,
+            pid=pid,
+            folder=folder,
+            address=address,
+            revision=revision,
+            peer=peer,
+        )
+        for id_, host, pid, folder, address, revision, peer in session.run(_ALIVE).fetchall()
     ]
 
 

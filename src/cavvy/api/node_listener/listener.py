@@ -13,6 +13,7 @@ from cavvy.api.auth import AGENT, BOOT, HEALTH, NODES
 from cavvy.api.errors import ApiProblem
 from cavvy.api.node_listener.certificate import Certificate, load_certificate
 from cavvy.api.node_listener.downloads import NodeDownloads
+from cavvy.api.peers import is_passed_on
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.api.tokens import GangTokens
 from cavvy.api.wire import reply
@@ -29,9 +30,13 @@ ONLY_DOWNLOADS = "cavvy.only_downloads"
 class NodeListener:
     """A TCP socket that is bound but does not accept connections yet, with its certificate."""
 
-    def __init__(self, sock: socket.socket, address: str, certificate: Certificate) -> None:
+    def __init__(
+        self, sock: socket.socket, address: str, certificate: Certificate, own_address: str
+    ) -> None:
         self.sock = sock
         self.address = address  # the address that nodes use
+        # that of this server itself, if several are behind `address`
+        self.own_address = own_address
         self.certificate = certificate
 
     def describe(
@@ -82,7 +87,8 @@ def listen_for_nodes(
             "choose another address or port for server.tls_listen",
         ) from error
     try:
-        address = told_address(settings, host, sock.getsockname()[1])
+        port = sock.getsockname()[1]
+        address = told_address(settings, host, port)
         certificate = load_certificate(home.file("tls.pem"))
     except (ValueError, OSError) as error:
         sock.close()
@@ -95,7 +101,7 @@ def listen_for_nodes(
         sock.close()
         raise
     sock.setblocking(False)
-    return NodeListener(sock, address, certificate)
+    return NodeListener(sock, address, certificate, f"https://{_reachable(host)}:{port}")
 
 
 def read_listen(settings: Settings) -> tuple[str, int]:
@@ -142,7 +148,9 @@ def _reachable(host: str) -> str:
 
 
 class NodeRouteFilter:
-    """Refuses requests to users' routes on this listener, even if they have a valid token."""
+    """Refuses requests to users' routes on this listener, even if they have a valid token, except
+    those that another server has passed on.
+    """
 
     def __init__(self, auth: ASGIApp) -> None:
         self._auth = auth
@@ -153,7 +161,7 @@ class NodeRouteFilter:
         if (
             _is_download(scope["path"])
             if scope.get(ONLY_DOWNLOADS)
-            else _is_for_nodes(scope["path"])
+            else _is_for_nodes(scope["path"]) or is_passed_on(scope)
         ):
             await self._auth(scope, receive, send)
             return

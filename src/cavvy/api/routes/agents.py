@@ -10,11 +10,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from msgspec import Struct
+from msgspec.json import decode
 from starlette.requests import Request
 from starlette.responses import Response
 
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
+from cavvy.api.execs import JobExec
 from cavvy.api.openapi import document
 from cavvy.api.reported import Name, Rank, ReportedBatch, read_batch
 from cavvy.api.routes.blobs import gather, send_blob
@@ -217,7 +219,8 @@ async def orders(
     wait_s: PatienceQuery = 0,
 ) -> Response:
     app_state = await enter(request, gang, rank)
-    wait = 0 if app_state.execs.untold(gang, rank) else min(wait_s, _LONGEST_WAIT_S)
+    told = app_state.execs.untold(gang, rank) or app_state.peers.expects(gang, rank)
+    wait = 0 if told else min(wait_s, _LONGEST_WAIT_S)
     order = await app_state.wait_order(gang, rank, after, wait)
     lease = await app_state.control_plane.agents.lease(gang)
     if (version := _version(request)) < EQUIPPED:
@@ -225,11 +228,35 @@ async def orders(
     wanted = app_state.execs.wanted(gang, rank)
     for each in wanted:
         each.told = True
-    execs = [
-        ExecWanted(id=each.id, command=each.command, tty=False, session=each.session)
-        for each in wanted
-    ]
+    execs = [_ask_for(each) for each in wanted]
+    for fetched in await app_state.peers.fetch(request, gang, rank):
+        execs.append(decode(fetched, type=ExecWanted))
     return reply(OrdersAnswer(order=order, execs=execs, lease_s=lease.total_seconds()))
+
+
+def _ask_for(made: JobExec) -> ExecWanted:
+    return ExecWanted(id=made.id, command=made.command, tty=False, session=made.session)
+
+
+@router.get(
+    "/execs/{exec_id}",
+    **document(
+        "Get a command that a user wants to run, for the server at which its agent waits.",
+        rule=GANG,
+        answer=ExecWanted,
+        errors=("gang-not-found", "exec-not-found"),
+    ),
+)
+async def exec_wanted(
+    request: Request, exec_id: ExecPath, gang: GangQuery, rank: RankQuery
+) -> Response:
+    app_state = await enter(request, gang, rank)
+    if (version := _version(request)) < EQUIPPED:
+        app_state.execs.refuse_sessions(gang, rank, version)
+    for each in app_state.execs.wanted(gang, rank):
+        if each.id == exec_id:
+            return reply(_ask_for(each))
+    raise ApiProblem("exec-not-found", f"this rank need not run the command {exec_id}")
 
 
 @router.post(
@@ -253,6 +280,8 @@ async def exec_output(
 ) -> Response:
     app_state = await enter(request, gang, rank)
     data = await read_bytes(request, _LOG_LIMIT)
+    if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
+        return await app_state.peers.pass_on(request, keeper, data)
     with app_state.watch.listen([exec_id]) as listener:
         while data and app_state.execs.full(exec_id):
             if not await listener.wait(_ROOM_S):
@@ -288,6 +317,8 @@ async def exec_input(
     wait_s: PatienceQuery = 0,
 ) -> Response:
     app_state = await enter(request, gang, rank)
+    if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
+        return await app_state.peers.pass_on(request, keeper)
     with app_state.watch.listen([exec_id]) as listener:
         while True:
             data, end = app_state.execs.input_of(exec_id, gang, rank, offset)

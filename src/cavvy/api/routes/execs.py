@@ -1,7 +1,6 @@
 """Routes for commands that users run in the environment of a job."""
 
 from contextlib import suppress
-from secrets import token_hex
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -11,6 +10,8 @@ from starlette.responses import Response
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.audit import note_reading
 from cavvy.api.errors import ApiProblem
+from cavvy.api.execs import JobExec
+from cavvy.api.notifier import ChangeListener
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named, say_what_to_do
 from cavvy.api.rules import in_path
@@ -25,6 +26,7 @@ router = APIRouter(prefix="/v1/projects/{project}/jobs/{name}/exec", tags=["jobs
 _INPUT_LIMIT = 2 * MIB
 # how many seconds a request with input waits until the node has accepted earlier input
 _ROOM_S = 20.0
+_ANNOUNCE_S = 2.0  # pause between two announcements of a command that no agent has taken
 _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
 
 
@@ -64,12 +66,8 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
             node = await app_state.store.node(attempt.id, ask.rank)
             if node.phase in _ALIVE:
                 _check_server(app_state, attempt, ask.rank)
-                made = app_state.execs.start(
-                    token_hex(8), job.id, attempt.gang, ask.rank, ask.command, session=ask.session
-                )
-                await _tell(app_state, job, attempt, ask)
-                app_state.control_plane.agents.notify(attempt.gang)
-                return reply(wire.ExecStarted(id=made.id), 201)
+                exec_id = await _start(app_state, job, attempt, ask)
+                return reply(wire.ExecStarted(id=exec_id), 201)
     told = f"rank {ask.rank} of {job.name} is not running: the job is {job.phase}"
     raise ApiProblem("job-not-running", told, say_what_to_do(job))
 
@@ -93,6 +91,8 @@ async def output(
     wait_s: WaitQuery = 0,
 ) -> Response:
     app_state = app_state_of(request)
+    if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
+        return await app_state.peers.pass_on(request, keeper)
     job = await _find(app_state, project, name)
     with app_state.watch.listen([exec_id, job.id]) as listener:
         while True:
@@ -111,7 +111,7 @@ async def output(
             if found.gang not in open_gangs:
                 app_state.execs.end_with(job.id)
                 continue
-            if not await listener.wait(wait_s):
+            if not await _wait(app_state, listener, found, wait_s):
                 break
     headers = {} if found.exit_code is None else {"Cavvy-Exit-Code": str(found.exit_code)}
     return Response(data, 200, headers, "application/octet-stream")
@@ -140,6 +140,8 @@ async def give(
     note_reading(request)  # the session has its record; each key does not
     app_state = app_state_of(request)
     data = await read_bytes(request, _INPUT_LIMIT)
+    if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
+        return await app_state.peers.pass_on(request, keeper, data)
     job = await _find(app_state, project, name)
     found = app_state.execs.get(exec_id, job.id)
     with app_state.watch.listen([exec_id]) as listener:
@@ -147,6 +149,31 @@ async def give(
             if found.exit_code is not None or wanted < offset or not await listener.wait(_ROOM_S):
                 break
     return reply(wire.InputTaken(next=wanted, ended=found.exit_code is not None))
+
+
+async def _start(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wire.ExecAsk) -> str:
+    """Keep a command for its agent, and see to it that the agent asks for it. Returns its ID."""
+    exec_id, gang = app_state.peers.make_id(), attempt.gang
+    app_state.execs.start(exec_id, job.id, gang, ask.rank, ask.command, session=ask.session)
+    await _tell(app_state, job, attempt, ask)
+    app_state.control_plane.agents.notify(gang)
+    app_state.peers.announce(exec_id, gang, ask.rank)
+    return exec_id
+
+
+async def _wait(
+    app_state: AppState, listener: ChangeListener, found: JobExec, wait_s: float
+) -> bool:
+    """Wait for output. Until the agent has the command, other servers are told of it again, because
+    signals may be lost and the agent may change its server. Returns False if none came.
+    """
+    left = wait_s
+    while not found.taken and app_state.peers.exist and left > _ANNOUNCE_S:
+        if await listener.wait(_ANNOUNCE_S):
+            return True
+        left -= _ANNOUNCE_S
+        app_state.peers.announce(found.id, found.gang, found.rank)
+    return await listener.wait(left)
 
 
 async def _find(app_state: AppState, project: str, name: str) -> JobRecord:
@@ -169,12 +196,12 @@ async def _find(app_state: AppState, project: str, name: str) -> JobRecord:
 
 
 def _check_server(app_state: AppState, attempt: Attempt, rank: int) -> None:
-    """Raise ApiProblem if the agent talks to another server, because it would never learn of the
+    """Raise ApiProblem if the agent talks to another server that cannot ask this one for the
     command.
     """
     share, memory = app_state.share, app_state.control_plane.agents.memory
     server = share and share.find_server(memory.server_of(attempt.id, rank))
-    if server:
+    if server and not app_state.peers.reaches_me(server):
         told = f"rank {rank} of this job talks to the server with process {server.pid}"
         told += f" on {server.host}, whose state folder is {server.folder}"
         raise ApiProblem("agent-elsewhere", told)

@@ -1,0 +1,232 @@
+"""Commands in jobs whose node talks to another server of the same database (a peer).
+
+A command is kept by the server that the user asked, whose ID is the end of the command's ID. The
+server announces the command to its peers; the one at which the node's agent waits for orders asks
+for it with the agent's own token, and tells the agent. Requests about a command that reach another
+server, from its agent or its user, are passed on to the server that keeps it.
+
+Peers on one machine use their Unix sockets, others their listeners for nodes, whose certificate all
+have. A user's request is passed on with a token for this one request, which is valid for a short
+time: the first server has checked what the user may do.
+"""
+
+import asyncio
+import logging
+import re
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from functools import cached_property
+from hmac import compare_digest
+from secrets import token_hex
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from cavvy.api.errors import ApiProblem
+from cavvy.api.tokens import GangTokens
+from cavvy.control.share import WorkShare
+from cavvy.store.channel import ServerSignal, SignalKind
+from cavvy.store.leases import Replica
+
+PEER = b"cavvy-peer"  # the header with the token of a request that a peer has passed on
+# what may be passed on: what users ask about commands that run
+_OF_USERS = re.compile(r"/v1/projects/[^/]+/jobs/[^/]+/exec/[^/]+(/input)?")
+_VALID = timedelta(seconds=30)  # the clocks of servers may differ by less
+_CONNECT_S = 5.0
+_ANSWER_S = 90.0  # the longest poll takes 60 s
+_REMEMBERED_S = 30.0  # how long an announcement counts; it is repeated while the user waits
+_MOST_ANNOUNCED = 1000
+_NAME = "cavvy"  # the name in the certificate of the listener for nodes
+_log = logging.getLogger(__name__)
+
+
+class PeerServers:
+    """The other servers, and what they have announced. `share` is None if there are none;
+    `certificate` is the file with the certificate of the listeners for nodes.
+    """
+
+    def __init__(self, share: WorkShare | None, tokens: GangTokens, certificate: str) -> None:
+        self._share, self._tokens, self._certificate = share, tokens, certificate
+        # (gang, rank) -> the IDs of commands that peers keep, and when each was announced
+        self._announced: dict[tuple[str, int], dict[str, float]] = {}
+        self.on_news: Callable[[str], None] = lambda gang: None
+        if share is not None:
+            self._listen(share)
+
+    def _listen(self, share: WorkShare) -> None:
+        others = share.on_signal
+
+        def receive(signal: ServerSignal) -> None:
+            if signal.kind is SignalKind.EXEC:
+                self._hear(signal.key)
+            others(signal)
+
+        share.on_signal = receive
+
+    @property
+    def exist(self) -> bool:
+        """Whether there may be other servers."""
+        return self._share is not None
+
+    def make_id(self) -> str:
+        """An ID for a command that this server keeps."""
+        return token_hex(8) if self._share is None else f"{token_hex(8)}-{self._share.me.id}"
+
+    def find_keeper(self, exec_id: str) -> Replica | None:
+        """The other server that keeps this command, if it is alive."""
+        server = exec_id.partition("-")[2]
+        if self._share is None or not server or server == self._share.me.id:
+            return None
+        return self._share.find_server(server)
+
+    def reaches_me(self, server: Replica) -> bool:
+        """Whether this peer can ask for commands here."""
+        if self._share is None or server.peer is None:  # an older program
+            return False
+        return server.host == self._share.me.host or bool(self._share.me.peer)
+
+    def announce(self, exec_id: str, gang: str, rank: int) -> None:
+        """Tell the peers that this server keeps a command for this rank."""
+        if self._share is not None:
+            self._share.send(SignalKind.EXEC, f"{gang} {rank} {exec_id}")
+
+    def expects(self, gang: str, rank: int) -> bool:
+        """Whether a peer has announced a command for this rank."""
+        return bool(self._announced.get((gang, rank)))
+
+    async def fetch(self, request: Request, gang: str, rank: int) -> list[bytes]:
+        """The announced commands for this rank as JSON, from the servers that keep them. `request`
+        is one of the rank's agent. What cannot be had is announced again.
+        """
+        found = []
+        for exec_id in self._announced.pop((gang, rank), {}):
+            keeper = self.find_keeper(exec_id)
+            if keeper is None:
+                continue
+            target = f"/agent/v1/execs/{exec_id}?gang={gang}&rank={rank}"
+            try:
+                answer = await self._ask(keeper, "GET", target, _of_agent(request), b"")
+            except (OSError, ValueError) as error:
+                _log.warning("server %s does not answer about a command: %s", keeper.id, error)
+                continue
+            if answer.status_code == 200:
+                found.append(bytes(answer.body))
+        return found
+
+    async def pass_on(self, request: Request, keeper: Replica, body: bytes = b"") -> Response:
+        """The answer of the server that keeps the command. Raises ApiProblem."""
+        scope = request.scope
+        target = _target(scope)
+        if "gang_token" in scope:
+            headers = _of_agent(request)
+        elif scope.get("peer"):
+            raise ApiProblem("agent-elsewhere", "the request was passed on already")
+        else:
+            now = request.app.state.app_state.now()
+            headers = {PEER.decode(): self._make_token(scope["method"], target, now + _VALID)}
+        try:
+            return await self._ask(keeper, scope["method"], target, headers, body)
+        except (OSError, ValueError) as error:
+            told = f"the server with process {keeper.pid} on {keeper.host}, which keeps the command"
+            raise ApiProblem("agent-elsewhere", f"{told}, does not answer: {error}") from error
+
+    def accepts(self, scope: Scope, token: bytes, now: datetime) -> bool:
+        """Whether a peer has passed on this request and vouches for its user."""
+        until = token.partition(b".")[0]
+        if not is_passed_on(scope) or not until.isdigit() or len(until) > 12:
+            return False
+        seconds = int(until)
+        wanted = self._sign(scope["method"], _target(scope), seconds).encode()
+        left = seconds - now.timestamp()
+        return compare_digest(token, wanted) and 0 < left <= 2 * _VALID.total_seconds()
+
+    def _make_token(self, method: str, target: str, until: datetime) -> str:
+        return self._sign(method, target, int(until.timestamp()))
+
+    def _sign(self, method: str, target: str, until: int) -> str:
+        return f"{until}.{self._tokens.of_peer(f'{until} {method} {target}')}"
+
+    def _hear(self, key: str) -> None:
+        gang, _, rest = key.partition(" ")
+        rank, _, exec_id = rest.partition(" ")
+        if not rank.isdecimal() or self.find_keeper(exec_id) is None:
+            return
+        now = time.monotonic()
+        for place, execs in list(self._announced.items()):
+            fresh = {each: at for each, at in execs.items() if now - at < _REMEMBERED_S}
+            self._announced[place] = fresh
+            if not fresh:
+                del self._announced[place]
+        if len(self._announced) < _MOST_ANNOUNCED:
+            self._announced.setdefault((gang, int(rank)), {})[exec_id] = now
+            self.on_news(gang)
+
+    async def _ask(
+        self, server: Replica, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> Response:
+        """Send one request. Raises OSError, ValueError."""
+        async with asyncio.timeout(_CONNECT_S):
+            reader, writer = await self._connect(server)
+        try:
+            lines = [f"{method} {target} HTTP/1.1", f"Host: {_NAME}", "Connection: close"]
+            lines += [f"{name}: {value}" for name, value in headers.items()]
+            lines += [f"Content-Length: {len(body)}", "", ""]
+            writer.write("\r\n".join(lines).encode("latin-1") + body)
+            async with asyncio.timeout(_ANSWER_S):
+                return _read_answer(await reader.read(-1))
+        finally:
+            writer.close()
+
+    async def _connect(self, server: Replica) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        assert self._share is not None
+        if server.host == self._share.me.host:
+            return await asyncio.open_unix_connection(server.address.removeprefix("unix:"))
+        where = urlsplit(server.peer or "")
+        if not where.hostname:
+            raise OSError("it has no address for other machines: set server.tls_listen")
+        return await asyncio.open_connection(
+            where.hostname, where.port, ssl=self._tls, server_hostname=_NAME
+        )
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        """Trusts only the certificate that the servers share."""
+        return ssl.create_default_context(cafile=self._certificate)
+
+
+def is_passed_on(scope: Scope) -> bool:
+    """Whether a request says that a peer has passed it on, and is one of those that may be."""
+    return passed_token(scope) is not None and bool(_OF_USERS.fullmatch(scope["path"]))
+
+
+def passed_token(scope: Scope) -> bytes | None:
+    """What a request shows as the token of a peer."""
+    return next((bytes(value) for name, value in scope["headers"] if name == PEER), None)
+
+
+def _target(scope: Scope) -> str:
+    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def _of_agent(request: Request) -> dict[str, str]:
+    names = ("authorization", "cavvy-agent-protocol")
+    return {name: request.headers[name] for name in names if name in request.headers}
+
+
+def _read_answer(data: bytes) -> Response:
+    """The answer to pass on. Raises ValueError."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    status = first.split(" ")[1:2]
+    if not end or not status or not status[0].isdigit():
+        raise ValueError("the answer is not complete")
+    told = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    if told.get("content-length") != str(len(body)):
+        raise ValueError("the answer is not complete")
+    kept = {"Cavvy-Exit-Code": told["cavvy-exit-code"]} if "cavvy-exit-code" in told else {}
+    return Response(body, int(status[0]), kept, told.get("content-type"))

@@ -1,0 +1,93 @@
+"""Requests that another server has passed on: what its token permits, and what it does not."""
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cavvy.api.peers import PeerServers, is_passed_on
+from cavvy.api.tokens import GangTokens
+from cavvy.control.share import WorkShare
+from cavvy.store.channel import ServerSignal, SignalKind
+from cavvy.store.leases import Replica
+
+NOW = datetime(2026, 11, 24, tzinfo=UTC)
+PATH = "/v1/projects/default/jobs/train/exec/0123-b/input"
+
+
+def scope_of(
+    token: str, *, path: str = PATH, method: str = "POST", query: str = "offset=0"
+) -> dict[str, Any]:
+    return {
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "method": method,
+        "headers": [(b"cavvy-peer", token.encode())],
+    }
+
+
+@pytest.fixture
+def peers() -> PeerServers:
+    return PeerServers(None, GangTokens(bytes(32)), "")
+
+
+def make_token(peers: PeerServers, left_s: float = 30) -> str:
+    return peers._make_token("POST", f"{PATH}?offset=0", NOW + timedelta(seconds=left_s))
+
+
+def accepts(peers: PeerServers, scope: dict[str, Any]) -> bool:
+    return peers.accepts(scope, scope["headers"][0][1], NOW)
+
+
+def test_a_token_is_for_one_request_and_a_short_time(peers: PeerServers) -> None:
+    token = make_token(peers)
+    assert accepts(peers, scope_of(token))
+    assert not accepts(peers, scope_of(token, query="offset=1"))
+    assert not accepts(peers, scope_of(token, method="GET"))
+    assert not accepts(peers, scope_of(token, path=PATH.replace("train", "other")))
+    assert not accepts(peers, scope_of(make_token(peers, left_s=0)))
+    assert not accepts(peers, scope_of(make_token(peers, left_s=600)))
+    for wrong in ("", ".", "x.y", token + "x", f"9{token}", token.partition(".")[2]):
+        assert not accepts(peers, scope_of(wrong))
+
+
+def test_a_token_of_another_installation_is_refused(peers: PeerServers) -> None:
+    other = PeerServers(None, GangTokens(b"x" * 32), "")
+    assert not accepts(peers, scope_of(make_token(other)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/projects/default/jobs",
+        "/v1/projects/default/jobs/train/exec",
+        "/v1/projects/default/secrets",
+        "/v1/projects/default/jobs/train/exec/1/input/../..",
+    ],
+)
+def test_only_requests_about_running_commands_are_passed_on(peers: PeerServers, path: str) -> None:
+    token = peers._make_token("POST", f"{path}?offset=0", NOW + timedelta(seconds=30))
+    assert not is_passed_on(scope_of(token, path=path))
+    assert not accepts(peers, scope_of(token, path=path))
+
+
+def test_announcements_count_for_live_servers_alone() -> None:
+    alive = Replica(id="b", host="h", pid=1, folder="/b", address="unix:/b")
+    share = SimpleNamespace(
+        me=Replica(id="a", host="h", pid=2, folder="/a", address="unix:/a"),
+        find_server=lambda server: alive if server == "b" else None,
+        on_signal=lambda signal: None,
+    )
+    peers = PeerServers(cast(WorkShare, share), GangTokens(bytes(32)), "")
+    woken: list[str] = []
+    peers.on_news = woken.append
+    for key in ("gang 0 1-b", "gang 1 2-gone", "gang 2 3-a", "gang x 4-b", "gang"):
+        share.on_signal(ServerSignal(SignalKind.EXEC, key))
+    assert woken == ["gang"]
+    assert peers.expects("gang", 0)
+    assert not peers.expects("gang", 1)
+    assert peers.make_id().endswith("-a")
+    assert peers.find_keeper(peers.make_id()) is None, "this server keeps it"
+    assert peers.find_keeper("1-b") == alive
