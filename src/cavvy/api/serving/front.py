@@ -238,8 +238,6 @@ def _by_name(reply: ControlReply) -> dict[str, ServiceFacts]:
     return {each.name: each for each in reply.services or ()}
 
 
-
-
 def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
     recent = facts.arrivals_per_s[-_RECENT_S:]
     return ServiceTraffic(
