@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 from tests.certificates import Authority
 from tests.contract.gateway_process import GatewayProcess, wait_for
-from tests.contract.gateway_suite import KEYED, RATED, SERVICE, GatewaySuite, replicas
+from tests.contract.gateway_suite import (
+    KEYED,
+    KEYED_MODEL,
+    MODEL,
+    RATED,
+    SERVICE,
+    GatewaySuite,
+    replicas,
+)
 from tests.contract.http_talk import Background, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
 
@@ -26,7 +34,19 @@ BY_PREFIX = {
 BELOW = {"name": "below", "prefix": "/models/below"}
 ESTIMATED = {"name": "estimated", "hosts": ["estimated.example"], "cold_start_s": 40}
 NEW_KEYS = {"name": "new-keys", "hosts": ["new-keys.example"], "keyed": True}
-SERVICES = (SERVICE, KEYED, RATED, NEW_KEYS, SMALL, STICKY, BY_PREFIX, BELOW, ESTIMATED)
+SERVICES = (
+    SERVICE,
+    KEYED,
+    RATED,
+    MODEL,
+    KEYED_MODEL,
+    NEW_KEYS,
+    SMALL,
+    STICKY,
+    BY_PREFIX,
+    BELOW,
+    ESTIMATED,
+)
 
 
 class Embedded(GatewayProcess):

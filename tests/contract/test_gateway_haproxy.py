@@ -7,7 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 from tests.contract.gateway_process import GatewayProcess, wait_for
-from tests.contract.gateway_suite import KEYED, RATED, SERVICE, GatewaySuite, replicas
+from tests.contract.gateway_suite import (
+    KEYED,
+    KEYED_MODEL,
+    MODEL,
+    RATED,
+    SERVICE,
+    GatewaySuite,
+    replicas,
+)
 from tests.contract.replica_stand_in import ReplicaStandIn
 from tests.system.packages import install_packages
 from tests.system.ports import free_port
@@ -74,7 +82,7 @@ def plane() -> Iterator[HaproxyPlane]:
         if why := install_packages(["haproxy"]):
             pytest.skip(f"{error}; {why}")
         program = find_haproxy()
-    plane = HaproxyPlane(program, services=(SERVICE, KEYED, RATED))
+    plane = HaproxyPlane(program, services=(SERVICE, KEYED, RATED, MODEL, KEYED_MODEL))
     yield plane
     plane.remove()
 

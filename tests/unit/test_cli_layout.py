@@ -268,6 +268,7 @@ def make_service() -> service_wire.ServedView:
         user=USER,
         state="failing",
         url=f"http://127.0.0.1:65535/{PROJECT}/{NAME}",
+        models=[],
         revision=12,
         created_at=at(0),
         ready=10,

@@ -1,5 +1,6 @@
 """The gateway's pure parts: heads, bodies, balance, rates and estimates."""
 
+import json
 from typing import Any
 
 import httptools
@@ -13,6 +14,7 @@ from cavvy.gateway.bodies import ChunkedBody
 from cavvy.gateway.cold_starts import estimate_retry_s
 from cavvy.gateway.config import GatewayLimits, RateLimit
 from cavvy.gateway.heads import HeadError, parse_request
+from cavvy.gateway.model_route import read_model
 from cavvy.gateway.preferences import Preferences, read_prefer
 from cavvy.gateway.rates import ServiceRates, TokenBucket
 from cavvy.gateway.statistics import bucket_of, find_quantile, upper_bound_of
@@ -117,6 +119,19 @@ def test_a_rate_has_a_burst_and_then_its_pace() -> None:
     assert [bucket.take(0.0) for _ in range(4)] == [0, 0, 0, 0.5]
     assert bucket.take(0.5) == 0
     assert bucket.take(100.0) == 0
+
+
+@given(st.text(max_size=20), st.text(max_size=9), st.binary(max_size=20), st.booleans())
+def test_the_model_is_found_in_the_beginning_as_in_the_whole(
+    model: str, key: str, rest: bytes, nested: bool
+) -> None:
+    other: object = [{"model": key}, {"x": '"model": "y"'}] if nested else {"model": key}
+    body = json.dumps({"messages": other, f"m{key}": None, "model": model, "n": 1}).encode()
+    assert read_model(body, True) == model
+    assert read_model(body + rest, False) == model
+    cut = body.index(b'"n"')
+    assert read_model(body[:cut], False) == model
+    assert read_model(json.dumps({"a": other}).encode(), False) is None
 
 
 def test_a_request_that_one_limit_refuses_counts_in_no_limit() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import service_argument, service_key_option, show_key
+from cavvy.cli.reach.service_call import ask_service
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
 
@@ -39,8 +40,6 @@ def command(
 
     The request waits while the service has no replica.
     """
-    from http.client import HTTPException
-
     from cavvy.client.service_wire import find_service
 
     with session() as client:
@@ -48,18 +47,16 @@ def command(
     if not found.url:
         raise CommandFailure(f"the gateway of service {name} is starting", "call it again")
     body = sys.stdin.buffer.read() if data == "-" else None if data is None else data.encode()
-    try:
-        status = _send(
-            found.url,
-            path if path.startswith("/") else f"/{path}",
-            method or ("GET" if body is None else "POST"),
-            body,
-            {**show_key(key), **dict(_read_header(each) for each in headers)},
-            timeout,
-        )
-    except (OSError, HTTPException) as error:
-        text = f"{found.url}: {error or type(error).__name__}"
-        raise CommandFailure(text, "`cavvy services` shows the service") from error
+    with ask_service(
+        found.url,
+        path if path.startswith("/") else f"/{path}",
+        method or ("GET" if body is None else "POST"),
+        body,
+        {**show_key(key), **dict(_read_header(each) for each in headers)},
+        timeout,
+    ) as answer:
+        _print(answer)
+        status = answer.status
     if status >= 400:
         click.echo(f"cavvy: the answer has the status {status}", err=True)
         sys.exit(1)
@@ -70,29 +67,6 @@ def _read_header(text: str) -> tuple[str, str]:
     if not colon or not name.strip():
         raise CommandFailure(f"-H {text}: expected NAME: VALUE", "for example -H 'Prefer: wait=5'")
     return name.strip(), value.strip()
-
-
-def _send(
-    url: str,
-    path: str,
-    method: str,
-    body: bytes | None,
-    headers: dict[str, str],
-    timeout_s: float,
-) -> int:
-    """Print the answer as it comes. Returns its status. Raises OSError, HTTPException."""
-    from http.client import HTTPConnection
-    from urllib.parse import urlsplit
-
-    where = urlsplit(url)
-    connection = HTTPConnection(where.hostname or "", where.port, timeout=timeout_s)
-    try:
-        connection.request(method, where.path + path, body, headers)
-        answer = connection.getresponse()
-        _print(answer)
-        return answer.status
-    finally:
-        connection.close()
 
 
 def _print(answer: "HTTPResponse") -> None:

@@ -53,6 +53,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "serve": "Start a service, or give it a new revision.",
         "services": "List services with their replicas and traffic, or show one.",
         "call": "Send a request to a service.",
+        "chat": "Talk to the language model of a service.",
         "key": "Make, list and revoke keys for calls to a service.",
         "unserve": "End a service when its requests are answered.",
     },

@@ -61,6 +61,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     user: str
     state: str
     url: str
+    models: list[str]
     revision: int
     created_at: datetime
     ready: int

@@ -43,19 +43,26 @@ class ServiceKeys:
         return self._needed
 
     def find(self, head: RequestHead, clock: float) -> ClientKey | None:
-        """The key of a request, or None. `clock` is in seconds since 1970.
+        """The key of a request, or None. `clock` is in seconds since 1970."""
+        key = self._find(head, clock)
+        if key is not None:
+            self.used[key.id] = clock
+        return key
 
-        The time that this takes tells nothing of the keys: hashes are looked up by a hash that has
-        a secret of this process, and compared as a whole.
+    def knows(self, head: RequestHead, clock: float) -> bool:
+        """Whether a request has one of the keys. It does not count as a use."""
+        return self._find(head, clock) is not None
+
+    def _find(self, head: RequestHead, clock: float) -> ClientKey | None:
+        """The time that this takes tells nothing of the keys: hashes are looked up by a hash that
+        has a secret of this process, and compared as a whole.
         """
-        secret = read_secret(head)
-        digest = sha256(secret).digest()
+        digest = sha256(read_secret(head)).digest()
         key = self._keys.get(digest)
         if key is None or not compare_digest(digest.hex(), key.sha256):
             return None
         if key.expires_at is not None and key.expires_at <= clock:
             return None
-        self.used[key.id] = clock
         return key
 
     def wait_s(self, key: ClientKey, now: float) -> int:

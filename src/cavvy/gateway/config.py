@@ -77,6 +77,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     response_s: Seconds = 600  # a replica may take so long until its response begins
     cold_start_s: Seconds | None = None  # an estimate until the gateway has measured one
     affinity: Affinity | None = None
+    models: tuple[str, ...] = ()  # names by which /v1/chat/completions and its like select it
     keys: tuple[ClientKey, ...] = ()
     keyed: bool = False  # requests need a key, even if there is none; always true with keys
     rates: tuple[RateLimit, ...] = ()

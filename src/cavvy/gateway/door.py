@@ -1,6 +1,7 @@
 """The gateway's front: all connections of clients, and the services behind them."""
 
 import asyncio
+import time
 from collections.abc import Iterable
 from itertools import count
 from time import monotonic
@@ -17,6 +18,7 @@ from cavvy.gateway.deferred import RESULTS, DeferredCalls, DeferredRequest, Resu
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import NO_LENGTH, HeadMemo, RequestHead
 from cavvy.gateway.inbound import InboundConnection, OpenRequest
+from cavvy.gateway.model_route import ModelRoutes
 from cavvy.gateway.own_answers import AnswerCode
 from cavvy.gateway.preferences import Preferences, read_prefer
 from cavvy.gateway.routing import Routes, strip_prefix
@@ -38,6 +40,7 @@ class Door:
         self.cold: set[str] = set()  # services that need a replica, not yet told
         self.cold_told = asyncio.Event()
         self._routes: Routes[ServiceQueue] = Routes(())
+        self._models = self._make_models()
         self._connections: set[InboundConnection] = set()
         self._scheme = b"https" if secure else b"http"
         self._start = start.encode() + b"-"  # of the ids of requests; each process has another
@@ -63,6 +66,7 @@ class Door:
                 services[route.name].adopt(old)
         gone, self.services = self.services, services
         self._routes = Routes((service.route, service) for service in services.values())
+        self._models = self._make_models()
         for old in gone.values():
             old.close()
 
@@ -126,20 +130,53 @@ class Door:
         """The request of a head, or None if it was refused."""
         service = self._routes.find(head.host, head.target)
         if service is None:
-            connection.refuse(
-                404, AnswerCode.NO_SERVICE, "no service has this host name and path", head
-            )
-            return None
+            return self._open_unrouted(connection, head, now)
         route = service.route
         target = below = head.target
         if route.prefix:
             below = strip_prefix(target, route.prefix.encode())
             target = below if route.strip_prefix else target
-        key_id: str | None = ""
+        return self._open(connection, service, head, target, below, now)
+
+    def _make_models(self) -> ModelRoutes:
+        return ModelRoutes(
+            self.services.values(),
+            lambda connection, service, head, now: self._open(
+                connection, service, head, head.target, head.target, now
+            ),
+            self.limits.hold_bytes,
+        )
+
+    def _open_unrouted(
+        self, connection: InboundConnection, head: RequestHead, now: float
+    ) -> OpenRequest | None:
+        request = self._models.answer(connection, head, now, time.time())
+        if not isinstance(request, bool):
+            return request
+        connection.refuse(
+            404, AnswerCode.NO_SERVICE, "no service has this host name and path", head
+        )
+        return None
+
+    def _open(
+        self,
+        connection: InboundConnection,
+        service: ServiceQueue,
+        head: RequestHead,
+        target: bytes,
+        below: bytes,
+        now: float,
+    ) -> OpenRequest | None:
+        """A request of the service. The replica will see `target`; `below` is the part of the path
+        after the service's prefix.
+        """
+        route = service.route
+        key_id = ""
         if service.guarded:
-            key_id = admit_client(connection, service, head, below, now)
-            if key_id is None:
+            admitted = admit_client(connection, service, head, below, now)
+            if admitted is None:
                 return None
+            key_id = admitted
         if head.length > route.body_max:
             service.refuse()
             connection.refuse(

@@ -329,6 +329,26 @@ class InboundConnection(asyncio.Protocol):
         self._write_own(status, code, message, retry_s, request.head if request else None)
         self.end()
 
+    def exchange_request(self, request: OpenRequest | None) -> None:
+        """Another object goes on with the open request."""
+        self._request = request
+
+    def reply(self, body: bytes, head: RequestHead) -> None:
+        """The gateway's own JSON for a request that was not opened."""
+        if head.length:
+            self._closing = True
+        close = b"Connection: close\r\n" if self._closing else b""
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+            b"X-Request-Id: %b\r\n%b\r\n%b"
+            % (len(body), self.request_id, close, b"" if head.method == b"HEAD" else body)
+        )
+        self._idle_at = monotonic()
+        if head.length:
+            self._linger()
+        elif self._closing:
+            self.transport.close()
+
     def answer_bytes(self, data: bytes) -> None:
         """A whole response, with its Content-Length."""
         self.transport.write(data)

@@ -1,13 +1,14 @@
 """Responses that the gateway itself writes, in JSON.
 
-`{"error": {"code": ..., "message": ..., "request_id": ...}}`; with a status below 400, `call`
-stands for `error`.
+`{"error": {"code": ..., "message": ..., "type": ..., "param": null, "request_id": ...}}`, which
+clients of OpenAI's API understand; with a status below 400, `call` stands for `error`.
 """
 
 from enum import StrEnum
 
 import msgspec
 
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}  # others: by the status
 _PHRASES = {
     202: "Accepted",
     400: "Bad Request",
@@ -32,6 +33,7 @@ class AnswerCode(StrEnum):
 
     BAD_REQUEST = "bad-request"
     NO_SERVICE = "no-such-service"
+    NO_MODEL = "model_not_found"  # as OpenAI names it
     NO_KEY = "key-unknown"
     TOO_MANY = "rate-exceeded"
     QUEUE_FULL = "queue-full"
@@ -59,7 +61,14 @@ def write_answer(
     without_body: bool = False,
 ) -> bytes:
     """The bytes of a response. `without_body`: it answers HEAD."""
-    fields = {"code": code.value, "message": message, "request_id": request_id}
+    fields: dict[str, str | None] = {
+        "code": code.value,
+        "message": message,
+        "request_id": request_id,
+    }
+    if status >= 400:
+        usual = "server_error" if status >= 500 else "invalid_request_error"
+        fields |= {"type": _TYPES.get(status, usual), "param": None}
     body = msgspec.json.encode({"error" if status >= 400 else "call": fields})
     head = [
         f"HTTP/1.1 {status} {_PHRASES[status]}",

@@ -292,6 +292,7 @@ class Service(TypedDict):
     probe: NotRequired[str | ServiceProbe]
     drain: NotRequired[Length]
     timeouts: NotRequired[ServiceTimeoutKeys]
+    models: NotRequired[str | Sequence[str]]
     keys: NotRequired[Switch]
     rate: NotRequired[Number | ServiceRate | Sequence[ServiceRate]]
     limits: NotRequired[ServiceLimits]

@@ -153,6 +153,7 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
         service,
         state=state_of(service),
         url=found.url,
+        models=list(service.spec.models),
         ready=sum(each.state in SERVING for each in service.replicas),
         least=service.spec.replicas.least,
         most=service.spec.replicas.most,

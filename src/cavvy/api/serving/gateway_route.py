@@ -19,6 +19,7 @@ def make_route(service: StoredService) -> ServiceRoute:
         wait_s=spec.timeouts.queue.total_seconds(),
         response_s=spec.timeouts.response.total_seconds(),
         late_s=make_terms(spec).wait_s,
+        models=spec.models,
         keyed=spec.keys,
         keys=tuple(_make_key(each) for each in service.keys) if spec.keys else (),
         rates=tuple(_make_rate(each) for each in spec.rates),

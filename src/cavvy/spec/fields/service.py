@@ -222,6 +222,12 @@ _LIMITS = section(
 )
 
 
+def _read_model(text: str) -> str:
+    if not re.fullmatch(r"[!-~]{1,200}", text):
+        raise WrongValue(f"{shown(text)} cannot be the name of a model")
+    return text
+
+
 def _read_area(text: str) -> str:
     if text not in AREAS:
         raise WrongValue(f"{shown(text)} is not an area", expected=", ".join(sorted(AREAS)))
@@ -248,6 +254,7 @@ SERVICE = section(
     probe=_PROBE,
     drain=length_kind(timedelta(0), timedelta(hours=24)),
     timeouts=_TIMEOUTS,
+    models=ListKind(text_kind("the name of a model", _read_model), single=True),
     keys=FLAG,
     rate=FieldSpec(ListKind(_RATE, single=True), to=("rates",)),
     limits=_LIMITS,

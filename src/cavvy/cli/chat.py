@@ -1,0 +1,110 @@
+"""`cavvy chat`: talks to the language model of a service."""
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.arguments import service_argument, service_key_option, show_key
+from cavvy.cli.reach.service_call import ask_service
+from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view.failure import CommandFailure
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+_PATH = "/v1/chat/completions"
+_DATA = b"data:"
+
+
+@click.command("chat")
+@service_argument
+@click.argument("message", required=False)
+@project_option
+@service_key_option
+@click.option("--model", default=None, help="The model; the default is the service's first one.")
+@click.option("--system", default=None, help="What the model is told before the conversation.")
+@click.option("--max-tokens", type=int, default=None, help="The longest answer.")
+@click.option("--timeout", default=600.0, show_default=True, help="Seconds without an answer.")
+def command(
+    name: str,
+    message: str | None,
+    project: str,
+    key: str | None,
+    model: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    timeout: float,
+) -> None:
+    """Talk to the language model of a service. Without MESSAGE, each line of standard input is a
+    message of one conversation.
+
+    The service's program must answer /v1/chat/completions, as OpenAI's API has it. The first
+    message waits while the service has no replica.
+    """
+    from cavvy.client.service_wire import find_service
+
+    with session() as client:
+        found = find_service(client, project, name)
+    if not found.url:
+        raise CommandFailure(f"the gateway of service {name} is starting", "call it again")
+    talk: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
+    ask: dict[str, object] = {"model": model or next(iter(found.models), name), "stream": True}
+    if max_tokens is not None:
+        ask["max_tokens"] = max_tokens
+    for each in _read_lines(message):
+        talk.append({"role": "user", "content": each})
+        answer = _say(found.url, {**ask, "messages": talk}, key, timeout)
+        talk.append({"role": "assistant", "content": answer})
+
+
+def _read_lines(message: str | None) -> Iterator[str]:
+    if message is not None:
+        yield message
+        return
+    while True:
+        if sys.stdin.isatty():
+            click.echo("> ", nl=False, err=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _say(url: str, ask: dict[str, object], key: str | None, timeout_s: float) -> str:
+    """Print the answer as it comes, and return it."""
+    from msgspec.json import encode
+
+    headers = {"Content-Type": "application/json", **show_key(key)}
+    with ask_service(url, _PATH, "POST", encode(ask), headers, timeout_s) as answer:
+        if answer.status >= 400:
+            text = answer.read().decode(errors="replace")
+            raise CommandFailure(f"the answer has the status {answer.status}: {text}", "")
+        parts = []
+        for part in _read_parts(answer):
+            parts.append(part)
+            click.echo(part, nl=False)
+        click.echo()
+    return "".join(parts)
+
+
+def _read_parts(answer: "HTTPResponse") -> Iterator[str]:
+    """The pieces of text in server-sent events, or the text of a whole answer."""
+    from msgspec.json import decode
+
+    if "text/event-stream" not in (answer.getheader("Content-Type") or ""):
+        yield _find_text(decode(answer.read()), "message")
+        return
+    for line in answer:
+        data = line.removeprefix(_DATA).strip()
+        if line.startswith(_DATA) and data != b"[DONE]":
+            yield _find_text(decode(data), "delta")
+
+
+def _find_text(found: object, key: str) -> str:
+    choices = found.get("choices") if isinstance(found, dict) else None
+    for choice in choices or ():
+        return (choice.get(key) or {}).get("content") or ""
+    return ""

@@ -1,0 +1,173 @@
+"""The routes of OpenAI's API over all services with models: the body's `model` selects the service.
+
+Of a body, at most so much is read as a request may have without a replica (`limits.hold_bytes`). If
+it is longer, `model` must be in that part.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cavvy.domain.values import Struct
+from cavvy.gateway.client_keys import read_secret
+from cavvy.gateway.heads import RequestHead
+from cavvy.gateway.own_answers import AnswerCode
+
+if TYPE_CHECKING:
+    from cavvy.gateway.inbound import InboundConnection, OpenRequest
+    from cavvy.gateway.service_queue import ServiceQueue
+
+_LIST = b"/v1/models"
+_CALLS = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings"})
+_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]', re.DOTALL)
+
+Open = Callable[["InboundConnection", "ServiceQueue", RequestHead, float], "OpenRequest | None"]
+
+
+class _Body(Struct, frozen=True):
+    model: str
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+class ModelRoutes:
+    """Which services have which models."""
+
+    def __init__(
+        self, services: Iterable["ServiceQueue"], open_request: Open, hold_bytes: int
+    ) -> None:
+        self.open_request = open_request
+        self.hold_bytes = hold_bytes
+        self._services: dict[str, list[ServiceQueue]] = {}
+        for service in services:
+            for name in service.route.models:
+                self._services.setdefault(name, []).append(service)
+
+    def answer(
+        self, connection: "InboundConnection", head: RequestHead, now: float, clock: float
+    ) -> "OpenRequest | bool | None":
+        """The request of a head that no service's own path has: an open request, None if it was
+        answered, or False if its path is not one of these.
+        """
+        path = head.target.partition(b"?")[0]
+        if path in _CALLS and head.method == b"POST":
+            return ModelRequest(self, connection, head, now, clock)
+        if path == _LIST and head.method in (b"GET", b"HEAD"):
+            connection.reply(self._write_list(head, clock), head)
+            return None
+        return False
+
+    def find(self, name: str, head: RequestHead, clock: float) -> "list[ServiceQueue]":
+        """The services with this model; if there are several, only those that the request's key
+        opens.
+        """
+        found = self._services.get(name, [])
+        if len(found) < 2:
+            return found
+        return [each for each in found if _may_call(each, head, clock)]
+
+    def _write_list(self, head: RequestHead, clock: float) -> bytes:
+        rows = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "cavvy"}
+            for name, services in sorted(self._services.items())
+            if any(_may_call(each, head, clock) for each in services)
+        ]
+        return msgspec.json.encode({"object": "list", "data": rows})
+
+
+class ModelRequest:
+    """A request whose service is not known until its body names a model."""
+
+    def __init__(
+        self,
+        routes: ModelRoutes,
+        connection: "InboundConnection",
+        head: RequestHead,
+        now: float,
+        clock: float,
+    ) -> None:
+        self.head = head
+        self.held_bytes = 0
+        self._routes = routes
+        self._connection = connection
+        self._now, self._clock = now, clock
+        self._held: list[bytes] = []
+
+    def begin(self) -> None:
+        if self.head.length == 0:
+            self._refuse(400, AnswerCode.BAD_REQUEST, "the request has no body with a `model`")
+        else:
+            self._connection.want_body()
+
+    def feed(self, payload: bytes, done: bool) -> bool:
+        self._held.append(payload)
+        self.held_bytes += len(payload)
+        if not done and self.held_bytes < self._routes.hold_bytes:
+            return True
+        body = b"".join(self._held)
+        name = read_model(body, done)
+        if name is None:
+            wrong = "the body is not JSON with a string `model`"
+            late = f"the first {len(body)} bytes of the body have no `model`; write it first"
+            self._refuse(400, AnswerCode.BAD_REQUEST, wrong if done else late)
+            return True
+        found = self._routes.find(name, self.head, self._clock)
+        if len(found) != 1:
+            why = "several services have" if found else "no service has"
+            self._refuse(404, AnswerCode.NO_MODEL, f"{why} the model {name!r}; see /v1/models")
+            return True
+        return self._pass_on(found[0], body, done)
+
+    def abort(self) -> None:
+        self._held.clear()
+
+    def _pass_on(self, service: "ServiceQueue", body: bytes, done: bool) -> bool:
+        """Make the connection's request one of the service."""
+        self.held_bytes = 0
+        self._connection.exchange_request(None)
+        request = self._routes.open_request(self._connection, service, self.head, self._now)
+        if request is None:  # refused, and answered
+            return True
+        self._connection.exchange_request(request)
+        if not request.feed(body, done):
+            return False
+        request.begin()
+        return True
+
+    def _refuse(self, status: int, code: AnswerCode, message: str) -> None:
+        self.held_bytes = 0
+        self._connection.exchange_request(None)
+        self._connection.refuse(status, code, message, self.head)
+
+
+def read_model(body: bytes, whole: bool) -> str | None:
+    """The string `model` of a JSON object, of which only the beginning may be there."""
+    if whole:
+        try:
+            return _decode(body).model
+        except msgspec.DecodeError:
+            return None
+    depth = 0
+    named = False  # the last token was the key `model` of the outermost object
+    for token in _TOKEN.finditer(body):
+        mark = token[0][:1]
+        if mark in b"{[":
+            depth += 1
+        elif mark in b"}]":
+            depth -= 1
+        elif named:
+            try:
+                return msgspec.json.decode(b'"%b"' % token[1], type=str)
+            except msgspec.DecodeError:
+                return None
+        named = depth == 1 and bool(token[2]) and token[1] == b"model"
+    return None
+
+
+def _may_call(service: "ServiceQueue", head: RequestHead, clock: float) -> bool:
+    if not service.keys:
+        return True
+    return bool(read_secret(head)) and service.keys.knows(head, clock)
