@@ -7,6 +7,7 @@ from tests.sim.scenario_checks import tell
 from tests.sim.test_bills import make_story
 
 from cavvy.control.decide.bills import ACCRUE
+from cavvy.domain.accounts import Project
 from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.jobs import JobPhase, StopCause
 from cavvy.domain.tasks import TaskSpec
@@ -26,9 +27,15 @@ RATE = 3_600_000  # 1000 micro-dollars a second
 
 
 def run_with(
-    budget: SpendingBudget, *at_s: float, rise_s: float = 10**9, end_s: float | None = None
+    budget: SpendingBudget,
+    *at_s: float,
+    rise_s: float = 10**9,
+    end_s: float | None = None,
+    project: str = "p",
 ) -> ScenarioResult:
-    """Jobs of the project p that are submitted at these times; the price rises tenfold once."""
+    """Jobs of a project that are submitted at these times; the price rises tenfold once. The
+    project p is below the project top.
+    """
     story = make_story(0, RecordScript())
     offer = replace(story.script.offers[0], rate=HourlyRate(RATE), minimum_charge=timedelta(0))
     offer = replace(offer, capacity=None)
@@ -41,7 +48,8 @@ def run_with(
     )
     submissions = tuple(
         SimSubmission(
-            task=TaskSpec(name="t", project="p", run="true", env={"FAKE_RUN_S": "20000"}), at_s=each
+            task=TaskSpec(name="t", project=project, run="true", env={"FAKE_RUN_S": "20000"}),
+            at_s=each,
         )
         for each in at_s
     )
@@ -50,6 +58,7 @@ def run_with(
         SimScenario(
             submissions=submissions,
             script=script,
+            projects=(Project(name="top"), Project(name="p", parent="top")),
             budgets=(budget,),
             budgets_end_s=end_s,
             longest=longest,
@@ -103,6 +112,20 @@ def test_after_the_soft_share_nothing_new_starts_and_what_runs_goes_on() -> None
     assert "the budget b permits no new paid work" in second.job.reason
     alerts = [event.text for event in first.events if event.kind == "budget"]
     assert [text.split("%")[0] for text in alerts] == ["50", "80", "100"]
+
+
+@pytest.mark.parametrize(
+    ("budget_of", "project", "stopped"),
+    [("top", "p", True), ("top", "top", True), ("p", "top", False)],
+)
+def test_a_budget_includes_the_projects_below_its_own(
+    budget_of: str, project: str, stopped: bool
+) -> None:
+    budget = SpendingBudget(
+        name="b", limit=Money(6_000_000), project=budget_of, hard_percent=100, since=START
+    )
+    (trace,) = run_with(budget, 0, project=project).traces
+    assert (trace.job.stop_cause is StopCause.BUDGET) is stopped, tell(trace)
 
 
 def test_other_projects_are_not_stopped() -> None:

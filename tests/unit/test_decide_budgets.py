@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavvy.control.budgets import filter_budget
 from cavvy.control.decide.budgets import (
     BudgetState,
     SeenSpending,
@@ -36,12 +37,20 @@ def state(posted: int, running: dict[str, SeenSpending], **fields: object) -> Bu
     return BudgetState(budget=made, limit=made.limit, posted=Money(posted), running=running)
 
 
+def test_a_budget_counts_the_entries_of_the_projects_below_its_own() -> None:
+    parents = {"team": None, "vision": "team", "ocr": "vision", "other": None}
+    day = timedelta(days=1)
+    found = filter_budget(budget(project="vision", user="ada"), parents, NOW, NOW + day)
+    assert (found.projects, found.user) == ({"vision", "ocr"}, "ada")
+    assert filter_budget(budget(), parents, NOW, NOW + day).projects is None
+
+
 def test_a_budget_covers_the_jobs_that_match_all_it_names() -> None:
     made = budget(project="p", user="ada", tag="team=x=y")
-    assert made.covers("p", "ada", {"team": "x=y"})
-    assert not made.covers("q", "ada", {"team": "x=y"})
-    assert not made.covers("p", "bob", {"team": "x=y"})
-    assert not made.covers("p", "ada", {})
+    assert made.covers(["p", "above"], "ada", {"team": "x=y"})
+    assert not made.covers(["q"], "ada", {"team": "x=y"})
+    assert not made.covers(["p", "above"], "bob", {"team": "x=y"})
+    assert not made.covers(["p", "above"], "ada", {})
 
 
 def test_spending_since_the_last_entry_counts() -> None:

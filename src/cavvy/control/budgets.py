@@ -21,6 +21,7 @@ from cavvy.control.decide.budgets import (
 from cavvy.control.decide.rows import make_event
 from cavvy.control.webhooks import Post, post_json
 from cavvy.costs.statements import month_period
+from cavvy.domain.authorization import list_below, list_line
 from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.postings import month_of
@@ -48,6 +49,7 @@ class BudgetKeeper:
         self._clock = clock
         self._post = post or post_json
         self._states: list[BudgetState] = []
+        self._parents: Mapping[str, str | None] = {}  # each project -> its parent
         self._read_at: datetime | None = None
         self._reading = asyncio.Lock()
         self._seen: dict[str, SeenSpending] = {}  # by job ID
@@ -98,8 +100,11 @@ class BudgetKeeper:
         return [
             self._with_running(state)
             for state in self._states
-            if state.budget.covers(job.project, job.user, job.task.tags)
+            if state.budget.covers(self._line(job.project), job.user, job.task.tags)
         ]
+
+    def _line(self, project: str) -> Sequence[str]:
+        return list_line(project, self._parents)
 
     def _with_running(self, state: BudgetState) -> BudgetState:
         oldest = self._clock.now() - _RENEWED
@@ -119,6 +124,7 @@ class BudgetKeeper:
 
     async def _read(self, now: datetime) -> None:
         budgets = await self._store.budgets.list()
+        self._parents = await read_parents(self._store) if budgets else {}
         live = await self._read_live() if budgets else []
         posted = {job.id: job.spent for job in live}
         rates = await self._store.budgets.charged_rates() if live else {}
@@ -150,17 +156,20 @@ class BudgetKeeper:
         this = month_of(now)
         last = Money()
         if budget.carry_over:
-            last = await sum_budget(self._store, budget, month_of(this - timedelta(days=1)))
+            last = await self._sum(budget, month_of(this - timedelta(days=1)))
         return BudgetState(
             budget=budget,
             limit=month_limit(budget, last, now),
-            posted=await sum_budget(self._store, budget, this),
+            posted=await self._sum(budget, this),
             running={
                 job.id: _by_charges(job, rates.get(job.id), now)
                 for job in live
-                if budget.covers(job.project, job.user, job.tags)
+                if budget.covers(self._line(job.project), job.user, job.tags)
             },
         )
+
+    async def _sum(self, budget: SpendingBudget, month: datetime) -> Money:
+        return await sum_budget(self._store, budget, self._parents, month)
 
     async def _alert(self, state: BudgetState, percent: int, spent: Money, now: datetime) -> None:
         """Tell running jobs and the webhook, once in a month for each share."""
@@ -197,15 +206,27 @@ def _by_charges(job: JobSummary, charged: ChargedRate | None, now: datetime) -> 
     )
 
 
-async def sum_budget(store: Store, budget: SpendingBudget, month: datetime) -> Money:
-    """What the ledger contains for a budget in a month."""
-    since, until = month_period(month)
-    which = LedgerFilter(
-        projects=budget.project or None,
+async def read_parents(store: Store) -> Mapping[str, str | None]:
+    """Each project and its parent."""
+    return {each.name: each.parent for each in await store.projects()}
+
+
+def filter_budget(
+    budget: SpendingBudget, parents: Mapping[str, str | None], since: datetime, until: datetime
+) -> LedgerFilter:
+    """The entries of the ledger in a period that count for a budget."""
+    return LedgerFilter(
+        projects=list_below(budget.project, parents) if budget.project else None,
         user=budget.user or None,
         tag=budget.tag_pair,
         since=since,
         until=until,
     )
-    sums = await store.sum_ledger(which, ())
+
+
+async def sum_budget(
+    store: Store, budget: SpendingBudget, parents: Mapping[str, str | None], month: datetime
+) -> Money:
+    """What the ledger contains for a budget in a month."""
+    sums = await store.sum_ledger(filter_budget(budget, parents, *month_period(month)), ())
     return sums[0].amount if sums else Money()

@@ -103,8 +103,7 @@ def make_principal(credential: AccountCredential, now: datetime, address: str = 
     scopes = frozenset(Permission(each) for each in token.scopes) if token.scopes else None
     within = None
     if token.project is not None:
-        below = {name for name in parents if token.project in list_line(name, parents)}
-        within = frozenset({token.project} | below)
+        within = list_below(token.project, parents)
     return Principal(
         account=credential.account.name,
         token=token,
@@ -128,6 +127,11 @@ def list_line(project: str, parents: Mapping[str, str | None]) -> Sequence[str]:
         line.append(above)
         above = parents.get(above)
     return [*line, INSTALLATION]
+
+
+def list_below(project: str, parents: Mapping[str, str | None]) -> frozenset[str]:
+    """The project and all projects below it."""
+    return frozenset({project, *(name for name in parents if project in list_line(name, parents))})
 
 
 def judge_credential(credential: AccountCredential, now: datetime) -> TokenState:

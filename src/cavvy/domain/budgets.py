@@ -1,6 +1,6 @@
 """Budgets: how much a project, a user, or the jobs with a tag may spend in a month."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from cavvy.domain.units import HourlyRate, Money
@@ -18,7 +18,7 @@ class BudgetRequest(Struct, frozen=True, kw_only=True):
 
 class SpendingBudget(Struct, frozen=True, kw_only=True):
     """A budget for each month, in UTC, of the jobs that match all of `project`, `user` and `tag`;
-    empty texts match every job.
+    empty texts match every job. A project includes the projects below it.
 
     Percentages are of the month's amount. At `soft_percent`, no new paid work starts. At
     `hard_percent`, running work saves a checkpoint and stops. None means never. With `carry_over`,
@@ -44,11 +44,13 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
         name, _, value = self.tag.partition("=")
         return (name, value) if self.tag else None
 
-    def covers(self, project: str, user: str, tags: Mapping[str, str]) -> bool:
-        """Whether what such a job spends counts for the budget."""
+    def covers(self, line: Sequence[str], user: str, tags: Mapping[str, str]) -> bool:
+        """Whether what such a job spends counts for the budget. `line` contains the job's project
+        and those above it.
+        """
         pair = self.tag_pair
         return (
-            self.project in ("", project)
+            (not self.project or self.project in line)
             and self.user in ("", user)
             and (pair is None or tags.get(pair[0]) == pair[1])
         )

@@ -46,8 +46,7 @@ class _Harness:
         scenario = self._scenario
         self._cloud = FakeCloud(MANIFEST, scenario.script, self._clock.now)
         self._memory = MemoryStore(make_id=lambda: "sim")
-        for budget in scenario.budgets:
-            await self._memory.budgets.put(budget)
+        await self._add_rows()
         self._crash_point = CrashPoint(scenario.crashes)
         self._store = FaultyStore(
             self._memory, self._crash_point, scenario.stale, scenario.store_s, scenario.broken
@@ -134,6 +133,12 @@ class _Harness:
                 await _wish(control_plane, job, item)
         except (JobServiceError, StoreError, TimeoutError):
             return
+
+    async def _add_rows(self) -> None:
+        for project in self._scenario.projects:
+            await self._memory.add_project(project, adopt=False)
+        for budget in self._scenario.budgets:
+            await self._memory.budgets.put(budget)
 
     async def _end_budgets(self) -> None:
         if self._scenario.budgets_end_s is None:

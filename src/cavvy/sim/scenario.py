@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from cavvy.domain.accounts import Project
 from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import Attempt, JobRecord, Node
@@ -76,6 +77,7 @@ class SimScenario(Struct, frozen=True, kw_only=True):
     crashes: tuple[ServerCrash, ...] = ()
     stale: frozenset[int] = frozenset()
     broken: frozenset[int] = frozenset()
+    projects: tuple[Project, ...] = ()  # each after its parent
     budgets: tuple[SpendingBudget, ...] = ()
     budgets_end_s: float | None = None  # when the budgets are removed; None: never
     store_s: float = 0.0  # the maximum delay before and after each call to the store

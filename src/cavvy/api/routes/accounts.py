@@ -355,7 +355,7 @@ async def list_projects(request: Request) -> Response:
     ),
 )
 async def add_project(request: Request) -> Response:
-    principal = principal_of(request)
+    app_state, principal = app_state_of(request), principal_of(request)
     ask = await read(request, wire.ProjectAsk)
     require(request, Permission.MANAGE, ask.parent or INSTALLATION)
     if not PROJECT_NAME.fullmatch(ask.name):
@@ -366,7 +366,7 @@ async def add_project(request: Request) -> Response:
     note_change(request, after={"name": ask.name, "parent": ask.parent})
     try:
         # Else an admin of the parent would get a role in a project that is already in use.
-        await app_state_of(request).store.add_project(project, adopt=_manages_accounts(principal))
+        await app_state.store.add_project(project, adopt=_manages_accounts(principal))
     except NameConflict as error:
         raise ApiProblem("name-taken", str(error)) from error
     except RowNotFound:
@@ -375,6 +375,7 @@ async def add_project(request: Request) -> Response:
             f"the parent {ask.parent} was not created as a project",
             f"create it first with `cavvy project create {ask.parent}`",
         ) from None
+    app_state.control_plane.budgets.expire()  # those of the parent include the new project
     roles = [str(each) for each in sorted(list_roles(principal, ask.parent or INSTALLATION))]
     return reply(wire.ProjectView(name=ask.name, parent=ask.parent, roles=roles), 201)
 

@@ -1,5 +1,6 @@
 """Routes for budgets of projects, users and tags."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated
 
@@ -21,7 +22,7 @@ from cavvy.api.rules import (
 )
 from cavvy.api.wire import done, read, reply
 from cavvy.client import budget_wire as wire
-from cavvy.control.budgets import BUDGETS, sum_budget
+from cavvy.control.budgets import BUDGETS, filter_budget, read_parents, sum_budget
 from cavvy.control.decide.budgets import month_limit
 from cavvy.costs.forecast import DAYS, forecast_month
 from cavvy.domain.accounts import Permission
@@ -29,7 +30,6 @@ from cavvy.domain.budgets import BudgetRequest, SpendingBudget
 from cavvy.domain.postings import month_of
 from cavvy.domain.units import Money, format_usd
 from cavvy.domain.values import replace
-from cavvy.store.base import LedgerFilter
 
 router = APIRouter(prefix="/v1", tags=["costs"])
 NamePath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
@@ -236,9 +236,10 @@ def _missing(name: str) -> ApiProblem:
 
 async def _view(app_state: AppState, budget: SpendingBudget) -> wire.BudgetView:
     now, store = app_state.now(), app_state.store
-    spent = await sum_budget(store, budget, month_of(now))
-    last = await sum_budget(store, budget, month_of(month_of(now) - timedelta(days=1)))
-    forecast = forecast_month(spent, await _read_days(app_state, budget), now)
+    parents = await read_parents(store)
+    spent = await sum_budget(store, budget, parents, month_of(now))
+    last = await sum_budget(store, budget, parents, month_of(month_of(now) - timedelta(days=1)))
+    forecast = forecast_month(spent, await _read_days(app_state, budget, parents), now)
     asked = budget.request
     return wire.BudgetView(
         name=budget.name,
@@ -263,18 +264,14 @@ async def _view(app_state: AppState, budget: SpendingBudget) -> wire.BudgetView:
     )
 
 
-async def _read_days(app_state: AppState, budget: SpendingBudget) -> list[int]:
+async def _read_days(
+    app_state: AppState, budget: SpendingBudget, parents: Mapping[str, str | None]
+) -> list[int]:
     """What was spent on each of the last days, from the first with spending on."""
     now, days = app_state.now(), []
     for back in range(DAYS, 0, -1):
         since = now - timedelta(days=back)
-        which = LedgerFilter(
-            projects=budget.project or None,
-            user=budget.user or None,
-            tag=budget.tag_pair,
-            since=since,
-            until=since + timedelta(days=1),
-        )
+        which = filter_budget(budget, parents, since, since + timedelta(days=1))
         sums = await app_state.store.sum_ledger(which, ())
         days.append(sums[0].amount.micros if sums else 0)
     first = next((i for i, each in enumerate(days) if each), len(days))
