@@ -15,7 +15,7 @@ from tests.contract.gcp_stand_in import PROJECT
 from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_gcp import make_other_key
-from tests.contract.tpu_stand_in import ZONES, TpuStandIn
+from tests.contract.tpu_stand_in import QUOTAS, ZONES, TpuStandIn
 from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
@@ -192,6 +192,53 @@ class TestTpu(RestContract):
         found = {each.instance_type for each in fitting if explain_slice(task, each) is None}
         assert not provider.check(task)
         assert found == ({instance} if instance else set())
+
+    def test_quotas_are_by_zone_and_generation_and_count_all_slices(
+        self, account: TpuPlace
+    ) -> None:
+        zone, whole = "us-central1-a", "TPUV5sLitepodPerProjectPerZoneForTPUAPI"
+        serving = "TPUV5sLitepodServingPerProjectPerZoneForTPUAPI"
+        account.api.limits |= {(zone, whole): 48, (zone, serving): 8}
+        account.api.limits[zone, "TPUV5PPerProjectPerZoneForTPUAPI"] = 16
+        found = asyncio.run(self._nodes(account, zone))
+        assert found[WHOLE] == (12, 12)  # three slices of four hosts
+        assert found["tpu-v5litepod-4"] == (2, 2)
+        assert found["tpu-v5p-16"] == (2, 2)  # counted by cores, two for each chip
+
+        async def use() -> None:
+            provider, gang = account.provider("ours"), await make_gang(account, nodes=4)
+            gang = replace(gang, offer=replace(gang.offer, zone=zone))
+            await provider.launch(gang)
+            await account.wait(timedelta(minutes=2))
+            quotas = {(each.zone, each.name): each for each in await provider.quotas()}
+            quota = quotas[zone, whole]
+            assert (quota.limit, quota.used, quota.region) == (48, 16, "us-central1")
+            assert quota.request == (
+                "gcloud quotas preferences create --service=tpu.googleapis.com "
+                f"--project={PROJECT} --quota-id={whole} --preferred-value=NEW_LIMIT "
+                f"--dimensions=zone={zone}"
+            )
+            assert {each.name for each in quotas.values()} == {*QUOTAS}
+            assert (await self._nodes(account, zone))[WHOLE] == (8, 12)
+            await provider.remove(gang.name)
+
+        asyncio.run(use())
+
+    async def _nodes(self, account: TpuPlace, zone: str) -> dict[str, tuple[int, int]]:
+        """The free and all nodes that quotas allow, by type of slice, on demand."""
+        return {
+            each.instance_type: (each.capacity or 0, each.quota_nodes or 0)
+            for each in await account.provider("ours").offers()
+            if (each.zone, each.purchase) == (zone, Purchase.ON_DEMAND)
+        }
+
+    def test_quotas_that_may_not_be_read_limit_nothing(self, account: TpuPlace) -> None:
+        account.api.hides_quotas = True
+        provider = account.provider("ours")
+        assert {each.quota_nodes for each in asyncio.run(provider.offers())} == {None}
+        assert "cloudquotas.quotas.get" in dict(asyncio.run(provider.whoami()))["quotas"]
+        with pytest.raises(Refused, match=r"cloudquotas\.quotas\.get"):
+            asyncio.run(provider.quotas())
 
     def test_missing_capacity_that_is_told_later_ends_the_gang(self, account: TpuPlace) -> None:
         async def scenario() -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl
 
 from tests.contract.gcp_stand_in import PROJECT, GoogleStandIn
 from tests.contract.google_description import describe_api
@@ -22,6 +23,10 @@ from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 ZONES = ("us-central1-a", "us-central1-b", "europe-west4-b", "me-west1-a")  # the last: no prices
 TYPES = ("v5litepod-1", "v5litepod-4", "v5litepod-8", "v5litepod-16", "v5p-16", "v9-8")
+QUOTAS = tuple(
+    f"TPU{kind}PerProjectPerZoneForTPUAPI"
+    for kind in ("V5sLitepod", "V5sLitepodPreemptible", "V5sLitepodServing", "V5P")
+)
 RUNTIMES = ("v2-alpha-tpuv5-lite", "v2-alpha-tpuv5", "v2-alpha-tpuv6e", "tpu-ubuntu2204-base")
 _NO_CAPACITY = (
     'There is no more capacity in the zone "{}"; you can try in another zone where Cloud TPU Nodes '
@@ -67,18 +72,68 @@ class TpuStandIn(GoogleStandIn):
     def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
         super().__init__(cloud, server)
         self.url = f"{self.origin}/v2"
+        self.settings = {"quotas_endpoint": f"{self.origin}/quotas"}
         self.api = describe_api("tpu.v2")
         self.slices: list[Slice] = []
         self.operations: list[dict[str, Any]] = []
         self.preempted: set[str] = set()  # names of slices
         self.unreachable: list[str] = []  # zones
         self.faulty: dict[str, CloudFault] = {}  # zones that list no types
+        self.limits: dict[tuple[str, str], int] = {}  # by zone and name of the quota
+        self.hides_quotas = False  # whether requests for quotas are refused
         self.full_later = False  # whether creations are accepted, and then fail
         self.calls: list[tuple[str, str]] = []  # the method and the path of each change
 
     def describe(self, fault: CloudFault) -> object:
         error = {"code": fault.status, "message": fault.message, "status": fault.code}
         return {"error": error}
+
+    def reply(
+        self, method: str, target: str, headers: Mapping[str, str], content: bytes
+    ) -> tuple[int, object] | None:
+        """Also plays the Cloud Quotas API, which knows the quotas of TPUs."""
+        path, _, query = target.partition("?")
+        if not path.endswith("/quotaInfos"):
+            return super().reply(method, target, headers, content)
+        if self.hides_quotas:
+            error = {
+                "code": 403,
+                "status": "PERMISSION_DENIED",
+                "message": "cloudquotas.quotas.get",
+            }
+            return 403, {"error": error}
+        owner = f"projects/{PROJECT}/locations/global/services/tpu.googleapis.com"
+        assert path.endswith(f"/quotas/{owner}/quotaInfos")
+        assert headers["authorization"] == f"Bearer {self.key}"
+        page = self._page("quotaInfos", self._list_quotas(owner), dict(parse_qsl(query)))
+        return 200, page
+
+    def _list_quotas(self, owner: str) -> list[dict[str, Any]]:
+        """In the form of Google's reference, with a value for all zones and for some."""
+        return [
+            {
+                "name": f"{owner}/quotaInfos/{name}",
+                "quotaId": name,
+                "metric": "tpu.googleapis.com/tpu",
+                "service": "tpu.googleapis.com",
+                "containerType": "PROJECT",
+                "dimensions": ["zone"],
+                "quotaDisplayName": f"{name} per project per zone",
+                "dimensionsInfos": [
+                    {"details": {"value": "100000"}, "applicableLocations": list(ZONES)},
+                    *(
+                        {
+                            "dimensions": {"zone": zone},
+                            "details": {"value": str(limit)},
+                            "applicableLocations": [zone],
+                        }
+                        for (zone, of), limit in self.limits.items()
+                        if of == name
+                    ),
+                ],
+            }
+            for name in (*QUOTAS, "RequestsPerMinutePerProject")
+        ]
 
     def answer(self, request: RestRequest) -> tuple[int, object]:
         name, given = self.api.read_request(

@@ -20,6 +20,7 @@ def make(context: ProviderContext) -> Provider:
         context,
         cloud,
         identity=cloud.identity,
+        quotas=cloud.quotas,
         silent=cloud.silent,
         close=cloud.close,
         make_script=ScriptMaker(context.node_endpoint),

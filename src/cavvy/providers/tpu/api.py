@@ -35,7 +35,15 @@ class TpuApi:
     def __init__(self, settings: Mapping[str, Scalar], credentials: GoogleCredentials) -> None:
         self._credentials = credentials
         self._rest = RestClient(str(settings["endpoint"]), credentials.token, _read_error)
-        self.close = self._rest.close
+        self._quotas = RestClient(str(settings["quotas_endpoint"]), credentials.token, _read_error)
+
+    def close(self) -> None:
+        self._rest.close()
+        self._quotas.close()
+
+    async def project(self) -> str:
+        """The project's id. Raises Refused."""
+        return await asyncio.to_thread(self._credentials.project)
 
     async def get(self, path: str) -> Json:
         """Read `path`, which is relative to the project."""
@@ -60,8 +68,22 @@ class TpuApi:
         lost = {last_part(each) for page in pages for each in page.get("unreachable", ())}
         return [each for page in pages for each in page.get(field, ())], sorted(lost)
 
+    async def list_quotas(self) -> Sequence[Json]:
+        """The quotas of the Cloud TPU API, as the Cloud Quotas API describes them."""
+        first = (
+            f"/projects/{await self.project()}/locations/global/services/tpu.googleapis.com/"
+            "quotaInfos?pageSize=500"
+        )
+
+        def read_next(page: Json) -> str | None:
+            token = page.get("nextPageToken")
+            return f"{first}&{urlencode({'pageToken': token})}" if token else None
+
+        pages = await self._quotas.pages(first, read_next)
+        return [each for page in pages for each in page.get("quotaInfos", ())]
+
     async def _path(self, path: str, query: Mapping[str, str] | None = None) -> str:
-        project = await asyncio.to_thread(self._credentials.project)
+        project = await self.project()
         return f"/projects/{project}/{path}" + (f"?{urlencode(query)}" if query else "")
 
 

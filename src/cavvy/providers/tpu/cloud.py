@@ -10,13 +10,14 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from cavvy.catalog.tpu_slices import find_slice
-from cavvy.domain.offers import Purchase
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderError, Refused
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.tpu.api import FULL, QUOTA, TpuApi, ended_at, last_part, read_operation
 from cavvy.providers.tpu.market import ListPrices, TpuMarket
+from cavvy.providers.tpu.quotas import TpuQuotas
 from cavvy.providers.tpu.slices import rename, slice_name
 from cavvy.providers.vm.cloud import (
     BillStart,
@@ -84,14 +85,22 @@ class TpuCloud:
         self._market = TpuMarket(self._api, settings, list_prices, now)
         self._deleted: dict[str, datetime] = {}  # slice -> when its deletion was accepted
         self.close = self._api.close
-        self.offers = self._market.offers
+        self._quotas = TpuQuotas(self._api, now)
+        self.quotas = self._quotas.read
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Facts for `cavvy check`."""
-        return [
+        facts = [
             ("project", self._credentials.project()),
             ("credentials", self._credentials.describe()),
         ]
+        return [*facts, *([("quotas", problem)] if (problem := self._quotas.problem) else [])]
+
+    async def offers(self) -> Sequence[Offer]:
+        """The offers of all zones that answer, limited by the unused quotas. Raises CloudFault,
+        Refused if no zone answers.
+        """
+        return await self._quotas.limit(await self._market.offers())
 
     def silent(self) -> Sequence[str]:
         """See `HasParts.silent`."""
@@ -107,6 +116,7 @@ class TpuCloud:
                 f"nodes: a slice {request.offer.instance_type} has {hosts} hosts, so the number of "
                 f"nodes must be a multiple of {hosts}, not {request.gang.nodes}"
             )
+        self._quotas.forget()
         scripts = {
             slice_name(name, hosts): data
             for name, data in zip(request.names, request.user_data, strict=True)
@@ -164,6 +174,7 @@ class TpuCloud:
             if (failed := read_operation(operation)) is not None:
                 raise failed
         self._deleted[place] = now
+        self._quotas.forget()
 
     def is_full(self, fault: CloudFault) -> bool:
         return fault.code == FULL

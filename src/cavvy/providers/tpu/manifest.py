@@ -1,7 +1,7 @@
 """The manifest of the Google Cloud TPU provider. Imports no SDK."""
 
 from cavvy.domain.values import replace
-from cavvy.providers.abilities import HAS_PARTS
+from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
 from cavvy.providers.base import Feature, ProviderSetting, SettingKind
 from cavvy.providers.settings import flag, text
 from cavvy.providers.vm.abilities import make_manifest
@@ -12,7 +12,8 @@ _MANIFEST = make_manifest(
     "tpu",
     "Google Cloud TPU",
     machine="a slice",
-    rights="the role TPU Admin (roles/tpu.admin), or the permissions in docs/guides/tpu.md",
+    rights="the roles TPU Admin (roles/tpu.admin) and Cloud Quotas Viewer "
+    "(roles/cloudquotas.viewer), or the permissions in docs/guides/tpu.md",
     endpoint="https://tpu.googleapis.com/v2",
     unsupported={
         Feature.CAPACITY: "the API lists the types of slices of a zone, but not how many are free; "
@@ -55,11 +56,15 @@ _MANIFEST = make_manifest(
             "The e-mail address of the service account that work on the hosts may use without "
             "keys. By default, Google gives hosts the default account of Compute Engine.",
         ),
+        text(
+            "quotas_endpoint",
+            "The address of the Cloud Quotas API.",
+            "https://cloudquotas.googleapis.com/v1",
+        ),
     ),
 )
 MANIFEST = replace(
     _MANIFEST,
-    abilities=(*_MANIFEST.abilities, HAS_PARTS),
+    abilities=(*_MANIFEST.abilities, HAS_PARTS, TELLS_QUOTAS),
     options={"runtime": "the software version of hosts, as for the setting `runtime`"},
-    no_quotas=f"the Cloud TPU API reports no quotas; Google's console shows them ({_DOCS}/quota)",
 )
