@@ -2,16 +2,19 @@
 with a bucket elsewhere.
 """
 
+import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 from click.testing import CliRunner
 
 from cavvy.cli.main import cli
+from cavvy.store.objects.azure_regions import AzureDirectory
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing
 from cavvy.store.objects.regions import find_region, find_regions
 from cavvy.store.objects.s3 import XmlBucket
@@ -55,6 +58,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self) -> None:
+        if self.path.startswith("/subscriptions/"):
+            self._list_accounts()
+            return
         if self.path != "/data/?location=":  # a listing
             self.send_response(403)
             self.send_header("Content-Length", "0")
@@ -63,6 +69,30 @@ class Handler(BaseHTTPRequestHandler):
         self.server.silent.wait()
         body = f"<LocationConstraint>{self.server.location}</LocationConstraint>".encode()
         self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        """Azure's login, which knows one service principal."""
+        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        good = self.path == "/tenant/oauth2/v2.0/token" and form["client_secret"] == ["secret"]
+        told = {"access_token": "t"} if good else {"error": "invalid_client"}
+        self._send(200 if good else 401, told)
+
+    def _list_accounts(self) -> None:
+        """Azure's storage accounts, on two pages."""
+        assert self.headers["Authorization"] == "Bearer t"
+        if "page=2" in self.path:
+            told: dict[str, object] = {"value": [{"name": "ours", "location": "West US 2"}]}
+        else:
+            other = f"{self.server.url}{self.path}&page=2"
+            told = {"value": [{"name": "other", "location": "westeurope"}], "nextLink": other}
+        self._send(200, told)
+
+    def _send(self, status: int, told: object) -> None:
+        body = json.dumps(told).encode()
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -117,7 +147,8 @@ def test_a_storage_of_another_operator_says_nothing_about_regions(storages: Stor
     with pytest.raises(ObjectDenied, match="not at AWS"):
         find_region("s3://data/", AMAZON | {"AWS_ENDPOINT_URL": storages.url}, now)
     keys = {"AZURE_STORAGE_ACCOUNT": "a", "AZURE_STORAGE_KEY": "aaaa"}
-    with pytest.raises(ObjectDenied, match="does not tell its region"):
+    keys["AZURE_STORAGE_ENDPOINT"] = storages.url
+    with pytest.raises(ObjectDenied, match="not at Azure"):
         find_region("az://data/", keys, now)
 
 
@@ -151,3 +182,30 @@ def test_a_region_whose_place_is_unknown_is_reported(storages: Storages, tmp_pat
     code, shown = plan(tmp_path)
     assert code == 0
     assert "gs://data/ (it is in nowhere9, and Cavvy does not know where that is)" in shown
+
+
+AZURE = {
+    "AZURE_TENANT_ID": "tenant",
+    "AZURE_CLIENT_ID": "client",
+    "AZURE_CLIENT_SECRET": "secret",
+    "AZURE_SUBSCRIPTION_ID": "subscription",
+}
+
+
+def test_azure_tells_the_region_of_an_account_to_a_service_principal(storages: Storages) -> None:
+    azure = AzureDirectory(login=storages.url, manager=storages.url)
+    assert azure.find_region("ours", AZURE) == "westus2"
+    assert azure.find_region("OTHER", AZURE) == "westeurope"
+    with pytest.raises(ObjectMissing, match="has no storage account none"):
+        azure.find_region("none", AZURE)
+    with pytest.raises(ObjectDenied, match="HTTP 401, invalid_client"):
+        azure.find_region("ours", {**AZURE, "AZURE_CLIENT_SECRET": "wrong"})
+    with pytest.raises(ObjectDenied, match="another server"):
+        AzureDirectory(login=storages.url, manager=f"{storages.url}/").find_region("ours", AZURE)
+
+
+def test_a_container_without_a_service_principal_has_an_unknown_region() -> None:
+    keys = {"AZURE_STORAGE_ACCOUNT": "ours", "AZURE_STORAGE_KEY": "a2V5"}
+    found = find_regions(["az://data/x"], keys, now, 5)
+    assert not found.regions
+    assert "set AZURE_TENANT_ID, AZURE_CLIENT_ID" in found.problems["az://data/x"]

@@ -47,10 +47,10 @@ class AzureContainer(SignedStorage):
         endpoint: str = "",
     ) -> None:
         super().__init__(container)
-        self._account = account
+        self.account = account
         self._key = base64.b64decode(key)
         self._now = now
-        self._root = (endpoint or f"https://{account}.blob.core.windows.net").rstrip("/")
+        self.root = (endpoint or f"https://{account}.blob.core.windows.net").rstrip("/")
 
     def head(self, key: str) -> ObjectInfo | None:
         answer = self._ask("HEAD", key)
@@ -96,7 +96,7 @@ class AzureContainer(SignedStorage):
             each.strftime("%Y-%m-%dT%H:%M:%SZ")
             for each in (now - _SKEW, now + timedelta(seconds=expires_s))
         )
-        resource = f"/blob/{self._account}/{self.name}" + (f"/{key}" if key else "")
+        resource = f"/blob/{self.account}/{self.name}" + (f"/{key}" if key else "")
         kind = "b" if key else "c"
         fields = (may, start, end, resource, "", "", "", _VERSION, kind, "", "", "", "", "", "", "")
         signature = base64.b64encode(
@@ -112,7 +112,7 @@ class AzureContainer(SignedStorage):
             "sig": signature,
         }
         path = f"/{quote_key(key)}" if key else ""
-        return f"{self._root}/{quote(self.name)}{path}?{urlencode(asked, quote_via=quote)}"
+        return f"{self.root}/{quote(self.name)}{path}?{urlencode(asked, quote_via=quote)}"
 
 
 def _block(number: int) -> str:

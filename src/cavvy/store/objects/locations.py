@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from cavvy.domain.values import Struct
+from cavvy.store.objects import azure_regions
 from cavvy.store.objects.azure import AzureContainer
 from cavvy.store.objects.base import ObjectDenied, ObjectReader
 from cavvy.store.objects.http import WebPages
@@ -38,6 +39,7 @@ KEYS = (
         "AZURE_STORAGE_CONNECTION_STRING",
         "AZURE_STORAGE_ENDPOINT",
     ),
+    *azure_regions.KEYS,
     *("SFTP_USER", "SFTP_PASSWORD", "SFTP_PRIVATE_KEY", "SFTP_KNOWN_HOSTS"),
 )
 # The values of these names are paths of files on the server, so projects must not set them.

@@ -5,11 +5,14 @@ from datetime import datetime
 from functools import partial
 
 from cavvy.domain.values import Struct
+from cavvy.store.objects.azure import AzureContainer
+from cavvy.store.objects.azure_regions import AzureDirectory
 from cavvy.store.objects.base import ObjectDenied
 from cavvy.store.objects.deadline import call_all
 from cavvy.store.objects.locations import open_place
 from cavvy.store.objects.s3 import XmlBucket
 
+_AZURE = ".blob.core.windows.net"  # of the cloud whose accounts AzureDirectory knows
 _OWN_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
@@ -39,6 +42,10 @@ def find_region(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) 
     if url.startswith("s3:") and any(keys.get(each) for each in _OWN_ENDPOINTS):
         raise ObjectDenied("the bucket is at an endpoint of its own, and not at AWS")
     place = open_place(url, keys, now).place
+    if isinstance(place, AzureContainer):
+        if not place.root.endswith(_AZURE):
+            raise ObjectDenied("the container is at an endpoint of its own, and not at Azure")
+        return AzureDirectory().find_region(place.account, keys)
     if not isinstance(place, XmlBucket):
         raise ObjectDenied("the storage does not tell its region")
     return place.region()
