@@ -20,6 +20,7 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
+from cavvy.importers import parse_task
 from cavvy.planner.placements import Objective, PlanLimit, PlanningContext, RankingView
 from cavvy.planner.rank import plan, rank
 from cavvy.planner.work import MACHINE_START
@@ -414,3 +415,13 @@ def test_what_may_never_end_is_the_last_of_the_misses() -> None:
     offers = [make_offer("spot", 0.1, purchase=Purchase.SPOT), make_offer("dear", 12)]
     (miss,) = plan(make_task(work, limits), offers, now=NOW).misses
     assert miss.offer is offers[1]
+
+
+def test_the_time_of_a_whole_slice_is_that_of_the_gang_of_its_hosts() -> None:
+    text = 'run: x\nnodes: 2\nresources: {gpu: "TPU-v5e:16"}\nwork: {duration: 2h}\n'
+    task = parse_task(text)
+    assert task.work is not None
+    assert (task.nodes, task.work.measured_on) == (8, "TPU-v5e:4")
+    other = parse_task(text.replace("2h}", "2h, measured_on: cpu}"))
+    assert other.work is not None
+    assert other.work.measured_on == "cpu"

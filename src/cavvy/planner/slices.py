@@ -2,7 +2,8 @@
 each host, rejects offers whose machines a task's nodes do not fill, and explains the hosts.
 """
 
-from cavvy.catalog.tpu_slices import find_slice, spread_slices
+from cavvy.catalog.needs import NeedError, parse_accelerator
+from cavvy.catalog.tpu_slices import find_requested, find_slice, spread_slices
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import format_rate
@@ -29,7 +30,20 @@ def spread_task(task: TaskSpec) -> TaskSpec:
     found = spread_slices(task.resources)
     if found.hosts == 1:
         return task
-    return replace(task, resources=found.needs, nodes=task.nodes * found.hosts)
+    work = task.work and replace(task.work, measured_on=_spread_device(task.work.measured_on))
+    return replace(task, resources=found.needs, nodes=task.nodes * found.hosts, work=work)
+
+
+def _spread_device(measured_on: str | None) -> str | None:
+    """The accelerators on each node of the gang whose time was measured, such as TPU-v5e:4 for a
+    whole slice TPU-v5e:16; other accelerators unchanged.
+    """
+    try:
+        needs = parse_accelerator(measured_on) if measured_on else ()
+    except NeedError:  # CPUs
+        needs = ()
+    kind = find_requested(needs[0]) if len(needs) == 1 else None
+    return f"{kind.accelerator}:{kind.chips // kind.hosts}" if kind else measured_on
 
 
 def describe_slice(task: TaskSpec) -> str:
