@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.domain.values import Struct, field, replace
@@ -131,6 +132,7 @@ def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
     return None if last is None else last + cooldown_after(said_no)
 
 
+@lru_cache(maxsize=64)
 def cooldown_after(said_no: int) -> timedelta:
     """The cooldown of a market after this many refusals, preemptions or failures in a row."""
     return min(LONGEST_REST, FIRST_REST * (1 << min(said_no - 1, 10)))

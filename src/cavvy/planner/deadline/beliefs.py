@@ -73,7 +73,11 @@ class MarketBeliefs:
 
     def changes_at(self, now_s: float) -> float:
         """The time when the next cooldown ends; infinite if no market is in a cooldown."""
-        return min((at for at in self._rests_until if at > now_s), default=inf)
+        ends_s = inf
+        for at in self._rests_until:
+            if now_s < at < ends_s:
+                ends_s = at
+        return ends_s
 
 
 def _reverse(known: SpotQuote, seen_s: float, now_s: float) -> SpotQuote:

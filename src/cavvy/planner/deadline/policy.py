@@ -72,8 +72,9 @@ class PolicyQuestion(NamedTuple):
         return sorted((i for i in costs if costs[i] <= most_usd), key=costs.__getitem__)
 
     def _cost(self, market: int, usd_hr: float) -> float:
-        hours = (self.view.left_s + self.terms.overhead_s) / _HOUR_S
-        return usd_hr * hours + self.terms.move(self.view.market, market)
+        terms, view = self.terms, self.view
+        hours = (view.left_s + terms.overhead_s) / _HOUR_S
+        return usd_hr * hours + terms.move(view.market, market)
 
 
 Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]

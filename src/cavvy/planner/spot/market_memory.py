@@ -95,4 +95,4 @@ class MarketMemory:
 
     @property
     def saving(self) -> float:
-        return max(0.0, 1 - self.ratio)
+        return 1 - self.ratio if self.ratio < 1 else 0.0
