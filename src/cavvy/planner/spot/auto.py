@@ -32,6 +32,7 @@ _HOUR_S = 3600.0
 # events
 _LOOK_AGAIN_HR = 0.5
 _LASTS = "spot is used while it lasts"
+_BRIEF = "spot may not stay available for long"
 # a move must save at least this share of the remaining cost, because estimates are noisy
 _WORTH_MOVING = 0.02
 
@@ -122,7 +123,7 @@ class AutoPolicy(MarketPolicy):
     ) -> PolicyDecision:
         spare = moment.slack - self._enters
         if not watch.up:
-            if spare > 0 and problem.is_free():
+            if spare > 0 and problem.is_free() and self._pays(watch, 0.0, moment, 0.0):
                 return self._idle(view, moment, inf, "there is enough slack to wait for spot")
             return self._stay(view, _LOOK_AGAIN_HR, "spot is unavailable")
         if spare < 0:
@@ -136,16 +137,18 @@ class AutoPolicy(MarketPolicy):
                 self._home,
                 reason="spot has been available long enough to be worth the change",
             )
-        return self._stay(view, trust, "spot may not stay available for long")
+        return self._stay(view, trust, _BRIEF)
 
     def _leave_idle(
         self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, problem: CycleProblem
     ) -> PolicyDecision:
-        if watch.up:
-            if moment.slack >= self._enters:
-                return PolicyDecision(RunMode.SPOT, self._home, reason="spot is available")
+        if watch.up and moment.slack < self._enters:
             return self._on_demand(view, "there is too little slack left to start on spot")
         cycle = self._solve(problem, self._home)
+        if watch.up:
+            if self._pays(watch, watch.age, moment, cycle.price):
+                return PolicyDecision(RunMode.SPOT, self._home, reason="spot is available")
+            return self._on_demand(view, _BRIEF)
         launch = self._overhead * (1 + cycle.price)
         patience = inf
         if cycle.price > 0:
@@ -158,6 +161,13 @@ class AutoPolicy(MarketPolicy):
         return self._idle(
             view, moment, patience, "spot is expected to return while there is still slack"
         )
+
+    def _pays(self, watch: MarketMemory, age: float, moment: TimeLeft, price: float) -> bool:
+        """Whether spot of this age is expected to save as much as the launch that follows if it
+        ends before the work.
+        """
+        hours, lasts = watch.stays.within(age, moment.work)
+        return watch.saving * hours >= (1 - lasts) * self._overhead * (1 + price)
 
     def _on_spot_alone(
         self, view: PolicyView, moment: TimeLeft, targets: Sequence[int]

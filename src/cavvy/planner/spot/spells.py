@@ -111,6 +111,26 @@ class SpellLengths:
         passed = sums.waited[start - 1] + (age - sums.lengths[start - 1]) * longer
         return (sums.mean - passed) / longer
 
+    def within(self, age: float, hours: float) -> tuple[float, float]:
+        """For a spell of this age: the mean of min(remaining length, hours), and the probability
+        that it lasts for longer than these hours.
+        """
+        waited, longer = self._reached(age)
+        if longer <= 0:
+            rest = self.mean_beyond(age)
+            return min(rest, hours), float(rest > hours)
+        later, last = self._reached(age + hours)
+        return (later - waited) / longer, last / longer
+
+    def _reached(self, age: float) -> tuple[float, float]:
+        """The mean of min(spell, age), and the probability that a spell is longer than this age."""
+        sums = self.sums
+        start = bisect_right(sums.lengths, age)
+        if not start:
+            return age, 1.0
+        longer = sums.longer[start - 1]
+        return sums.waited[start - 1] + (age - sums.lengths[start - 1]) * longer, longer
+
     def beyond(self, age: float) -> "SpellLengths":
         """The remaining lengths of those spells that last longer than `age` hours."""
         sums = self.sums
