@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.system.postgres import PostgresMissing, new_database
+from tests.system.postgres import PostgresMissing, opened_database
 from tests.waits import PATIENCE_S
 
 from cavvy import settings
@@ -102,13 +102,13 @@ async def until(look: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
 
 
 def database(kind: str) -> str | None:
-    """The URL of an empty database; None is the embedded server's own. Skips the test where
-    there is none.
+    """The URL of a database with nothing in its tables; None is the embedded server's own. Skips
+    the test where there is none.
     """
     if kind != "postgres":
         return "memory:" if kind == "memory" else None
     try:
-        return new_database()
+        return opened_database()
     except PostgresMissing as missing:
         pytest.skip(f"no PostgreSQL: {missing}")
 

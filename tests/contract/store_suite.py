@@ -2,12 +2,13 @@
 by others.
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.system.postgres import PostgresMissing, new_database
+from tests.system.postgres import PostgresMissing, new_database, opened_database
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.events import Charge, ChargeKind, Event
@@ -29,17 +30,21 @@ def store_url(kind: str, folder: Path) -> str:
         return "memory:"
     if kind.startswith("sqlite"):
         return f"sqlite:///{folder}/cavvy.db"
-    try:
-        return new_database()
-    except PostgresMissing as missing:
-        pytest.skip(str(missing))
+    return postgres_url(new_database)
 
 
 def make_store(kind: str, folder: Path) -> Store:
-    """A store that is not open yet."""
-    return open_store(
-        store_url(kind, folder), journal="delete" if kind == "sqlite-delete" else "wal"
-    )
+    """A store that is not open yet, and in which nothing is."""
+    url = postgres_url(opened_database) if kind == "postgres" else store_url(kind, folder)
+    return open_store(url, journal="delete" if kind == "sqlite-delete" else "wal")
+
+
+def postgres_url(make: Callable[[], str]) -> str:
+    """Make a database; skips the test where there is no PostgreSQL."""
+    try:
+        return make()
+    except PostgresMissing as missing:
+        pytest.skip(str(missing))
 
 
 def after(seconds: float) -> datetime:
