@@ -233,3 +233,12 @@ async def test_a_credential_may_be_set_while_hosts_are_read(api: Api) -> None:
     assert await control_plane.reconcile(HOSTS)
     del control_plane.pool.providers["slow"]
     assert "fake@p" in control_plane.pool.providers
+
+
+async def test_a_key_file_that_leads_elsewhere_is_refused_before_it_is_used(api: Api) -> None:
+    path = "/v1/projects/p/credentials/gcp"
+    answer = await put(api, '{"type": "external_account", "private_key": "planted"}', path)
+    assert answer.status_code == 422
+    assert "must be the key of a service account" in answer.text
+    assert "planted" not in answer.text
+    assert await api.app_state.store.provider_credentials.list() == []

@@ -11,6 +11,7 @@ from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from importlib import import_module
 from typing import Protocol
 
 from msgspec.json import decode, encode
@@ -22,7 +23,15 @@ from cavvy.domain.gangs import GangState
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.abilities import CLOSEABLE, WHO_AM_I, ability
-from cavvy.providers.base import Manifest, Provider, ProviderError, Refused, SettingKind, TryAgain
+from cavvy.providers.base import (
+    KeyFileRefused,
+    Manifest,
+    Provider,
+    ProviderError,
+    Refused,
+    SettingKind,
+    TryAgain,
+)
 from cavvy.providers.registry import (
     BadSettings,
     KnownProvider,
@@ -215,7 +224,10 @@ class ProjectCredentials:
         check_content(manifest, content)
         files: list[int] = []
         try:
-            paths = {name: _make_file(text, files) for name, text in content.keys.items()}
+            paths = {
+                name: _make_file(_clean(manifest, name, text), files)
+                for name, text in content.keys.items()
+            }
             return self._make(known, {**content.settings, **paths}, project), files
         except BaseException as error:
             _close_files(files)
@@ -278,6 +290,16 @@ def check_content(manifest: Manifest, content: CredentialContent) -> None:
         if name == "regions" and not _REGIONS.fullmatch(text):
             raise ApiProblem("invalid-request", f"{text!r} does not list regions")
     check_settings(manifest, content.settings)
+
+
+def _clean(manifest: Manifest, name: str, text: str) -> str:
+    """What the provider reads of a key file. Raises ApiProblem."""
+    if not manifest.project_key:
+        return text
+    try:
+        return str(import_module(manifest.project_key).clean_key(text))
+    except KeyFileRefused as error:
+        raise ApiProblem("invalid-request", f"the key {name} cannot be used: {error}") from error
 
 
 def _check_names(what: str, given: Collection[str], allowed: Collection[str]) -> None:

@@ -9,6 +9,7 @@ Errors a provider may raise (anything else is a bug in the provider):
   + Refused      a quota, the credentials or a policy forbid the call; a person must act
     - QuotaTooSmall   the user's own quota is too small for the request
   + NotFound     the named object does not exist
+  + KeyFileRefused  a project's key file contains more than a key; it must be changed
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,10 @@ class Refused(ProviderError):
     """A quota, the credentials or a policy forbid the call; a person must act."""
 
     kind = FailureKind.REFUSED
+
+
+class KeyFileRefused(ProviderError):
+    """A project may not set this key file; it may name files or addresses of the server."""
 
 
 class QuotaTooSmall(Refused):
@@ -129,6 +134,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
     # of the kind KEY_FILE are required, and contain no paths either. () if the provider has no
     # accounts of projects.
     project_settings: Sequence[str] = ()
+    # a module that defines clean_key(text) -> str, which reduces the key file that a project has
+    # set to what identifies its account, or raises KeyFileRefused; "" if it contains only keys
+    project_key: str = ""
     abilities: Sequence[Ability[Any]] = ()  # abilities beyond the four methods of the interface
     no_quotas: str = ""  # why no program can read the account's quotas; "" if not stated
     options: Mapping[str, str] = field(

@@ -65,6 +65,21 @@ MANIFEST = Manifest(
         "away when the work ends, the results go to the bucket in `checkpoint.storage` or "
         "`server.results_url`; without a bucket, the machine waits until its lease ends",
     },
+    project_settings=(
+        "key_file",
+        "project",
+        "regions",
+        "zones",
+        "machines",
+        "image",
+        "disk_gib",
+        "disk_type",
+        "network",
+        "subnetwork",
+        "external_address",
+        "service_account",
+    ),
+    project_key="cavvy.providers.gcp.project_key",
     options={
         "image": "the machine image, as projects/PROJECT/global/images/[family/]NAME",
         "reservation": "the only reservation that machines may use, as NAME or "

@@ -83,5 +83,16 @@ _MANIFEST = make_manifest(
 MANIFEST = replace(
     _MANIFEST,
     abilities=(*_MANIFEST.abilities, HAS_PARTS),
+    project_settings=(
+        "key_file",
+        "projects",
+        "subnet",
+        "public_address",
+        "image_family",
+        "disk_gib",
+        "disk_usd_gib_month",
+        "gpu_clusters",
+    ),
+    project_key="cavvy.providers.nebius.project_key",
     options={"image_family": "the family of the boot image"},
 )

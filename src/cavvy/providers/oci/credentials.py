@@ -22,7 +22,7 @@ from cavvy.domain.values import Struct
 from cavvy.providers.base import Refused
 
 _FILE = "~/.oci/config"
-_NEEDED = ("user", "fingerprint", "tenancy", "region", "key_file")
+_NEEDED = ("user", "fingerprint", "tenancy", "region")
 _PAGE = "https://docs.oracle.com/en-us/iaas/Content/API/Concepts/sdkconfig.htm"
 
 
@@ -96,6 +96,8 @@ class OciCredentials:
             raise _refuse(f"{file} has no profile [{name}]")
         told = parser[name]
         missing = [each for each in _NEEDED if not told.get(each)]
+        if not told.get("key_file") and not told.get("key_content"):
+            missing.append("key_file")
         if missing:
             raise _refuse(f"{file} [{name}] lacks {', '.join(missing)}; see {_PAGE}")
         return OciProfile(
@@ -104,13 +106,16 @@ class OciCredentials:
             tenancy=told["tenancy"],
             region=told["region"],
             fingerprint=told["fingerprint"],
-            key=_read_key(told["key_file"], told.get("pass_phrase", "")),
+            key=_read_key(told),
         )
 
 
-def _read_key(file: str, phrase: str) -> rsa.RSAPrivateKey:
+def _read_key(told: Mapping[str, str]) -> rsa.RSAPrivateKey:
+    """Read the key in the profile itself, else in the file that it names."""
+    inline, phrase = told.get("key_content", "").strip(), told.get("pass_phrase", "")
+    file = "key_content" if inline else told["key_file"]
     try:
-        content = Path(file).expanduser().read_bytes()
+        content = inline.encode() if inline else Path(file).expanduser().read_bytes()
         # the profile may inherit a pass phrase from [DEFAULT] that its own key does not need
         given = phrase.encode() if b"ENCRYPTED" in content else None
         key = serialization.load_pem_private_key(content, given)

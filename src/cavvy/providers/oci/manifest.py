@@ -33,7 +33,8 @@ _MANIFEST = make_manifest(
             name="key_file",
             kind=SettingKind.KEY_FILE,
             consequence="The configuration file of OCI's own tools, which names the user, the "
-            "tenancy, the region and the file of the private key. The default is the file in "
+            "tenancy, the region and the file of the private key, or contains the key as "
+            "`key_content`. The default is the file in "
             "`$OCI_CONFIG_FILE`, then `~/.oci/config`.",
         ),
         text("profile", "The profile in that file.", "DEFAULT"),
@@ -88,5 +89,16 @@ _MANIFEST = make_manifest(
 MANIFEST = replace(
     _MANIFEST,
     abilities=(*_MANIFEST.abilities, HAS_PARTS, TELLS_QUOTAS),
+    project_settings=(
+        "key_file",
+        "compartment",
+        "regions",
+        "subnet",
+        "network_compartment",
+        "public_address",
+        "image",
+        "disk_gib",
+    ),
+    project_key="cavvy.providers.oci.project_key",
     options={"image": "the OCID or the name of an image"},
 )

@@ -66,5 +66,17 @@ _MANIFEST = make_manifest(
 MANIFEST = replace(
     _MANIFEST,
     abilities=(*_MANIFEST.abilities, HAS_PARTS, TELLS_QUOTAS),
+    project_settings=(
+        "key_file",
+        "project",
+        "regions",
+        "zones",
+        "runtime",
+        "network",
+        "subnetwork",
+        "external_address",
+        "service_account",
+    ),
+    project_key="cavvy.providers.gcp.project_key",
     options={"runtime": "the software version of hosts, as for the setting `runtime`"},
 )

@@ -1,0 +1,40 @@
+"""Checks the key of a service account that a project has set. Google's library would follow the
+addresses in it, so only what identifies the account is taken from it.
+"""
+
+import json
+import re
+
+from cavvy.providers.base import KeyFileRefused
+
+TOKEN_URI = "https://oauth2.googleapis.com/token"
+_HOME = "googleapis.com"
+_TAKEN = {
+    "project_id": re.compile(r"[a-z0-9.:-]{1,100}"),
+    "private_key_id": re.compile(r"[0-9A-Za-z]{1,100}"),
+    "client_email": re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+"),
+    "private_key": re.compile(
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----[A-Za-z0-9+/=\s]+-----END [^-]+-----\s*"
+    ),
+}
+
+
+def clean_key(text: str) -> str:
+    """A key file with the fields that are needed, and Google's own addresses. Raises
+    KeyFileRefused, whose text quotes nothing of the key.
+    """
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        raise KeyFileRefused("it is not JSON") from None
+    if not isinstance(told, dict) or told.get("type") != "service_account":
+        raise KeyFileRefused("it must be the key of a service account (`type: service_account`)")
+    if told.get("universe_domain", _HOME) != _HOME:
+        raise KeyFileRefused(f"`universe_domain` must be {_HOME}")
+    if told.get("token_uri", TOKEN_URI) != TOKEN_URI:
+        raise KeyFileRefused(f"`token_uri` must be {TOKEN_URI}")
+    for name, form in _TAKEN.items():
+        if not isinstance(told.get(name), str) or not form.fullmatch(told[name]):
+            raise KeyFileRefused(f"`{name}` is missing, or is not one of Google's")
+    taken = {name: told[name] for name in _TAKEN}
+    return json.dumps({"type": "service_account", **taken, "token_uri": TOKEN_URI})

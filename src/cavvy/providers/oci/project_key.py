@@ -1,0 +1,47 @@
+"""Checks the configuration of OCI that a project has set. It may name no file of the server, so the
+private key is in it, as `key_content`.
+"""
+
+import configparser
+import io
+import re
+
+from cavvy.providers.base import KeyFileRefused
+
+_OCID = re.compile(r"ocid1\.[a-z0-9]+\.[a-z0-9-]+\.[a-z0-9-]*\.[a-z0-9]+")
+_TAKEN = {
+    "user": _OCID,
+    "tenancy": _OCID,
+    "region": re.compile(r"[a-z0-9-]{1,40}"),  # a part of the host that is called
+    "fingerprint": re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){15}"),
+    "key_content": re.compile(
+        r"\s*-----BEGIN [A-Z ]*PRIVATE KEY-----[A-Za-z0-9+/=\s]+-----END [^-]+-----\s*"
+    ),
+}
+
+
+def clean_key(text: str) -> str:
+    """A configuration file with one profile, [DEFAULT], and the keys that are needed. Raises
+    KeyFileRefused, whose text quotes nothing of the key.
+    """
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        raise KeyFileRefused("it is not a configuration file of OCI's tools") from None
+    told = parser.defaults()
+    if parser.sections():
+        raise KeyFileRefused("it must have one profile, [DEFAULT]")
+    taken: dict[str, str] = {}
+    for name, form in _TAKEN.items():
+        if not form.fullmatch(told.get(name, "")):
+            hint = " (the private key itself, on lines that begin with spaces)"
+            more = hint if name == "key_content" else ""
+            raise KeyFileRefused(f"`{name}`{more} is missing, or is not one of OCI's")
+        taken[name] = told[name].strip().replace("\n", "\n  ")
+    if "pass_phrase" in told:
+        raise KeyFileRefused("`pass_phrase` is not supported here; use a key without one")
+    clean = configparser.ConfigParser(interpolation=None, defaults=taken)
+    file = io.StringIO()
+    clean.write(file)
+    return file.getvalue()

@@ -1,0 +1,126 @@
+"""Key files that projects set: what identifies an account is kept, and nothing that leads elsewhere."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from cavvy.providers.base import KeyFileRefused
+from cavvy.providers.gcp import project_key as gcp
+from cavvy.providers.nebius import project_key as nebius
+from cavvy.providers.oci import project_key as oci
+from cavvy.providers.oci.credentials import OciCredentials
+
+PEM = (
+    rsa.generate_private_key(65537, 2048)
+    .private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    .decode()
+)
+GOOGLE = {
+    "type": "service_account",
+    "project_id": "vision-1",
+    "private_key_id": "abc123",
+    "private_key": PEM,
+    "client_email": "cavvy@vision-1.iam.gserviceaccount.com",
+    "client_id": "1",
+    "auth_uri": "https://accounts.google.com/o/oauth2/auth",
+    "token_uri": gcp.TOKEN_URI,
+    "universe_domain": "googleapis.com",
+}
+NEBIUS = {
+    "alg": "RS256",
+    "type": "JWT",
+    "private-key": PEM,
+    "kid": "publickey-1",
+    "iss": "serviceaccount-1",
+    "sub": "serviceaccount-1",
+}
+OCI = {
+    "user": "ocid1.user.oc1..aaaa1",
+    "tenancy": "ocid1.tenancy.oc1..bbbb2",
+    "region": "eu-frankfurt-1",
+    "fingerprint": ":".join(["0a"] * 16),
+    "key_content": "\n  " + PEM.strip().replace("\n", "\n  "),
+}
+
+
+def make_google(**changes: object) -> str:
+    return json.dumps({**GOOGLE, **changes})
+
+
+def make_nebius(**changes: object) -> str:
+    return json.dumps({"subject-credentials": {**NEBIUS, **changes}})
+
+
+def make_oci(**changes: str) -> str:
+    lines = [f"{name} = {value}" for name, value in {**OCI, **changes}.items() if value]
+    return "[DEFAULT]\n" + "\n".join(lines) + "\n"
+
+
+def test_a_key_of_google_leads_to_google_alone() -> None:
+    clean = json.loads(gcp.clean_key(make_google(client_x509_cert_url="http://evil")))
+    assert clean["token_uri"] == gcp.TOKEN_URI
+    assert clean["private_key"] == PEM
+    assert set(clean) == {
+        "type", "project_id", "private_key_id", "private_key", "client_email", "token_uri",
+    }  # fmt: skip
+
+
+def test_keys_of_nebius_and_their_tokens() -> None:
+    text = json.dumps({**json.loads(make_nebius(more="x")), "file": "/etc/shadow"})
+    assert json.loads(nebius.clean_key(text)) == {"subject-credentials": NEBIUS}
+    assert nebius.clean_key(" v1.abc-def \n") == "v1.abc-def"
+
+
+def test_a_configuration_of_oci_signs_with_the_key_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text(oci.clean_key(make_oci(key_file="/etc/shadow", log_file="/x")))
+    assert "shadow" not in file.read_text()
+    found = OciCredentials({"key_file": str(file), "profile": "DEFAULT"}).profile()
+    assert found.region == "eu-frankfurt-1"
+    assert found.key.key_size == 2048
+    headers = OciCredentials({"key_file": str(file), "profile": "DEFAULT"}).sign(
+        "GET", "https://iaas.eu-frankfurt-1.oraclecloud.com/x", None
+    )
+    assert f"{OCI['tenancy']}/{OCI['user']}/{OCI['fingerprint']}" in headers["Authorization"]
+
+
+@pytest.mark.parametrize(
+    ("clean", "text", "reason"),
+    [
+        (gcp.clean_key, "x", "not JSON"),
+        (gcp.clean_key, "[" * 9999, "not JSON"),
+        (gcp.clean_key, make_google(type="external_account"), "service account"),
+        (gcp.clean_key, make_google(type="authorized_user"), "service account"),
+        (gcp.clean_key, make_google(token_uri="http://169.254.169.254/"), "token_uri"),
+        (gcp.clean_key, make_google(universe_domain="evil.example"), "universe_domain"),
+        (gcp.clean_key, make_google(project_id="../x"), "project_id"),
+        (gcp.clean_key, make_google(private_key="file:///etc/shadow"), "private_key"),
+        (gcp.clean_key, make_google(client_email=None), "client_email"),
+        (nebius.clean_key, "/etc/shadow {", "neither"),
+        (nebius.clean_key, "{}", "neither"),
+        (nebius.clean_key, make_nebius(alg="none"), "RS256"),
+        (nebius.clean_key, make_nebius(sub="a\nb"), "sub"),
+        (nebius.clean_key, make_nebius(**{"private-key": "/etc/shadow"}), "private-key"),
+        (oci.clean_key, "x", "not a configuration file"),
+        (oci.clean_key, make_oci(region="evil.example/#"), "region"),
+        (oci.clean_key, make_oci(key_content="", key_file="/etc/shadow"), "key_content"),
+        (oci.clean_key, make_oci(tenancy="x"), "tenancy"),
+        (oci.clean_key, make_oci(pass_phrase="x"), "pass_phrase"),
+        (oci.clean_key, make_oci() + "[other]\nuser = x\n", "one profile"),
+    ],
+)
+def test_what_leads_elsewhere_is_refused(
+    clean: Callable[[str], str], text: str, reason: str
+) -> None:
+    with pytest.raises(KeyFileRefused, match=reason) as raised:
+        clean(text)
+    assert "PRIVATE KEY" not in str(raised.value)
+    assert raised.value.__cause__ is None
