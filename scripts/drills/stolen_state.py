@@ -59,7 +59,7 @@ class StolenServer:
         # reversed, so that the marks of logs and checkpoints occur only where the job put them
         self.marks = {kind: f"{kind}{secrets.token_hex(12)}" for kind in KINDS}
         self._keys = Path(tempfile.mkdtemp(prefix="cavvy-keys-"))
-        lines = ["[providers.local]", "hand_over_checkpoints = true"]
+        lines: list[str] = []
         if encrypted:
             key = self._keys / "key"
             key.write_bytes(secrets.token_bytes(32))

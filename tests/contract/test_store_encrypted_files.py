@@ -195,6 +195,18 @@ def test_begin_and_stop_to_encrypt(tmp_path: Path) -> None:
     assert make_blobs(tmp_path, "").of("p").read(name_of(SECRET), 999) == SECRET
 
 
+def test_who_encrypts_is_known(tmp_path: Path) -> None:
+    assert make_logs(tmp_path).encrypts("p")
+    assert not make_logs(tmp_path, "").encrypts("p")
+    assert not LogStore(tmp_path).encrypts("p")
+    logs = make_logs(tmp_path)
+    assert not logs.is_quick("p")
+    logs.append(*LOG, 0, b"x")
+    assert logs.is_quick("p")
+    assert CheckpointFolders(tmp_path, keys=make_keys(tmp_path)).encrypts("p")
+    assert not CheckpointFolders(tmp_path).encrypts("p")
+
+
 def test_a_project_has_its_own_key(tmp_path: Path) -> None:
     own = write_key(tmp_path / "own", b"o")
     keys = make_keys(tmp_path, "", projects=parse_project_places(f"p={own}"))
