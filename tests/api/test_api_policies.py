@@ -7,6 +7,8 @@ import pytest
 from tests.api.api_state import Api
 from tests.api.team import make_team
 
+from cavvy.domain.accounts import Role
+
 PAID = "{name: t, run: 'true', resources: {cpu: 64}}"
 
 
@@ -92,3 +94,27 @@ async def test_a_project_below_cannot_loosen_a_policy(api: Api) -> None:
     answer = await submit(api, project="team")
     assert answer.json()["code"] == "policy-refused"
     assert "project company permits only" in answer.json()["message"]
+
+
+async def test_a_move_lifts_no_policy_silently(api: Api) -> None:
+    team = await make_team(api)
+    owner, member = await team.token(("", Role.ADMIN)), await team.token(("team", Role.ADMIN))
+
+    async def move(token: str, name: str, **ask: object) -> tuple[int, str]:
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = await team.http.post(f"/v1/projects/{name}/move", json=ask, headers=headers)
+        return answer.status_code, answer.json().get("code", "")
+
+    await put(api, "/v1/projects/company/policy", providers=["aws"])
+    assert await move(member, "team", parent=None) == (403, "role-needed"), "it would free itself"
+    assert await move(owner, "team", parent="other") == (409, "policy-lifted")
+    assert await move(owner, "team", parent="sub") == (409, "project-loop")
+    nowhere = await move(owner, "team", parent="nowhere", lift_policies=True)
+    assert nowhere == (404, "project-not-found")
+    await put(api, "/v1/projects/other/policy", providers=["aws"])  # as strict as the former place
+    assert await move(owner, "team", parent="other") == (200, "")
+    assert await move(owner, "sub", parent=None, lift_policies=True) == (200, "")
+    log = (await api.http.get("/v1/audit-log")).json()["records"]
+    moves = [record["text"] for record in log if "/move" in record["text"]]
+    assert '"before":{"parent":"company"}' in moves[-2]
+    assert '"after":{"parent":"other"}' in moves[-2]

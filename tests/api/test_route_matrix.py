@@ -89,6 +89,7 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("DELETE", "/v1/trusts/{trust}"): {"admin"},
     ("PUT", "/v1/policy"): {"admin"},
     ("DELETE", "/v1/policy"): {"admin"},
+    ("POST", "/v1/projects/{project}/move"): {"admin"},
     ("PUT", "/v1/projects/{project}/policy"): {"admin"},
     ("DELETE", "/v1/projects/{project}/policy"): {"admin"},
     ("PUT", "/v1/budgets/{name}"): {"admin"},

@@ -110,6 +110,30 @@ async def test_a_project_in_use_is_adopted_only_on_request(store: Store) -> None
     assert [each.name for each in await store.projects()] == ["jobs", "top"]
 
 
+async def test_a_project_is_moved_with_those_below_it_but_never_below_itself(store: Store) -> None:
+    for name, parent in (("a", None), ("b", "a"), ("c", "b"), ("d", None)):
+        await store.add_project(Project(name=name, parent=parent), adopt=False)
+    await store.move_project(Project(name="b", parent="a"), "d")
+    assert {each.name: each.parent for each in await store.projects()} == {
+        "a": None,
+        "b": "d",
+        "c": "b",
+        "d": None,
+    }
+    for parent in ("b", "c"):
+        with pytest.raises(NameConflict):
+            await store.move_project(Project(name="b", parent="d"), parent)
+    for former, parent in (
+        (Project(name="b", parent="a"), None),  # it is no longer there
+        (Project(name="b", parent="d"), "nowhere"),
+        (Project(name="nowhere"), None),
+    ):
+        with pytest.raises(RowNotFound):
+            await store.move_project(former, parent)
+    await store.move_project(Project(name="b", parent="d"), None)
+    assert {each.name: each.parent for each in await store.projects()}["b"] is None
+
+
 async def test_lists_are_limited_to_a_set_of_projects(store: Store) -> None:
     for number, project in enumerate(("a", "b", "c")):
         job = await submit(store, str(number), project=project)

@@ -27,6 +27,30 @@ def create(name: str, parent: str | None) -> None:
     click.echo(f"project {name} is created{below}")
 
 
+@command.command("move")
+@click.argument("name")
+@click.option("--parent", help="The project above.")
+@click.option("--top", is_flag=True, help="Move it to the top: no project is above it.")
+@click.option(
+    "--lift-policies",
+    is_flag=True,
+    help="Also if policies of its former place no longer apply to it.",
+)
+def move(name: str, parent: str | None, top: bool, lift_policies: bool) -> None:
+    """Move a project below another one, with the projects below it.
+
+    Its jobs, costs, budgets and own policies stay with it. Roles and policies of the projects above
+    it change.
+    """
+    from cavvy.client.accounts import AccountClient
+
+    if (parent is None) is not top:
+        raise click.UsageError("give either --parent or --top")
+    with session() as client:
+        AccountClient(client).move_project(name, parent, lift_policies=lift_policies)
+    click.echo(f"project {name} is now {f'below {parent}' if parent else 'at the top'}")
+
+
 @command.command("list")
 @output_option
 def list_projects(output: str) -> None:

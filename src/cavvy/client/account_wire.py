@@ -89,6 +89,15 @@ class ProjectAsk(Ask, frozen=True, kw_only=True):
     parent: str | None = None
 
 
+class ProjectMove(Ask, frozen=True, kw_only=True):
+    """The new place of a project: below `parent` or, if that is null, below the installation.
+    `lift_policies` permits that policies of its former place no longer apply to it.
+    """
+
+    parent: str | None
+    lift_policies: bool = False
+
+
 class ProjectView(Answer, frozen=True, kw_only=True):
     """A project in which the caller has these roles. `parent` is null also if the caller has no
     role there.

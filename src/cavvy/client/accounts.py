@@ -58,6 +58,13 @@ class AccountClient:
         ask = wire.ProjectAsk(name=name, parent=parent)
         return self._post("/v1/projects", ask, wire.ProjectView)
 
+    def move_project(
+        self, name: str, parent: str | None, *, lift_policies: bool = False
+    ) -> wire.ProjectView:
+        """Raises ApiError `policy-lifted`, `project-loop`, `project-not-found`."""
+        ask = wire.ProjectMove(parent=parent, lift_policies=lift_policies)
+        return self._post(f"{project_path(name)}/move", ask, wire.ProjectView)
+
     def roles(self, project: str | None) -> list[wire.RoleView]:
         """The roles in a project or, for None, those that apply in all projects."""
         return self._get(_roles_path(project), list[wire.RoleView])

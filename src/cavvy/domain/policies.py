@@ -58,3 +58,12 @@ class PolicyBook:
             name = self._parents.get(name)
         names.append(INSTALLATION)
         return [self._policies[each] for each in reversed(names) if each in self._policies]
+
+
+def find_lifted(book: PolicyBook, project: str, parent: str | None) -> Sequence[BoundPolicy]:
+    """The policies that would no longer restrict a project if it moved below `parent`, except those
+    of which the new place has an equal one.
+    """
+    own = [each for each in book.find(project) if each.project == project]
+    kept = [each.policy for each in (*book.find(parent or INSTALLATION), *own)]
+    return [each for each in book.find(project) if each.policy not in kept]

@@ -137,6 +137,27 @@ def add_project(session: DatabaseSession, project: Project, *, adopt: bool) -> N
         raise NameConflict(f"the project name {project.name} is in use already")
 
 
+def move_project(session: DatabaseSession, former: Project, parent: str | None) -> None:
+    """Raises RowNotFound if the project is no longer at its former place or the new parent does not
+    exist, and NameConflict if the new parent is the project itself or below it.
+    """
+    if not session.driver.is_sqlite:  # two moves at the same time could make a loop
+        session.run("LOCK TABLE projects IN SHARE ROW EXCLUSIVE MODE")
+    parents = {each.name: each.parent for each in list_projects(session)}
+    if former.name not in parents:
+        raise RowNotFound(f"{former.name} was not created as a project")
+    if parents[former.name] != former.parent:
+        raise RowNotFound(f"the project {former.name} was moved meanwhile")
+    if parent is not None and parent not in parents:
+        raise RowNotFound(f"the parent {parent} was not created as a project")
+    above = parent
+    while above is not None:
+        if above == former.name:
+            raise NameConflict(f"{parent} is {former.name} or below it")
+        above = parents.get(above)
+    session.run("UPDATE projects SET parent = ? WHERE name = ?", (parent, former.name))
+
+
 def grant_role(session: DatabaseSession, binding: RoleBinding) -> None:
     """Raises RowNotFound if the account does not exist."""
     session.run(f"{BINDINGS.insert} {_OR_NOTHING}", BINDINGS.values(binding))

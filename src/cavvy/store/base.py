@@ -515,6 +515,12 @@ class Store(Protocol):
         NameConflict, and RowNotFound if the parent does not exist.
         """
 
+    async def move_project(self, former: Project, parent: str | None) -> None:
+        """Move a created project below another one or, for None, to the top. Raises RowNotFound if
+        it is not as `former` says or the parent does not exist, and NameConflict if it is below the
+        project.
+        """
+
     async def projects(self) -> Sequence[Project]:
         """The projects that were created, and those that exist only as names of jobs."""
 

@@ -509,6 +509,9 @@ class SqlStore:
     async def add_project(self, project: Project, *, adopt: bool) -> None:
         await self._write(lambda session: accounts.add_project(session, project, adopt=adopt))
 
+    async def move_project(self, former: Project, parent: str | None) -> None:
+        await self._write(lambda session: accounts.move_project(session, former, parent))
+
     async def projects(self) -> Sequence[Project]:
         return await self._read(accounts.list_used_projects)
 
