@@ -18,6 +18,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from measure import fresh_home, process_cpu_s, process_rss_mib, record, table
+from measure import process_cpu_s, process_rss_mib, record, table
 from replicas import make_database, run_sql
 
 from cavvy.api.node_listener.certificate import load_certificate
@@ -142,6 +143,7 @@ class Measured:
     cpu_s: float  # of the server
     database_s: float
     rss_mib: float
+    agents_s: float
     load: float
     submitting_s: float
     placing_s: float
@@ -195,8 +197,12 @@ def main() -> None:
     parser.add_argument("--url")
     arguments = parser.parse_args()
     url = arguments.url or make_database()
-    with fresh_home():
-        os.environ["CAVVY_SERVER_DATABASE"] = url
+    with tempfile.TemporaryDirectory(prefix="cavvy-bench-") as folder:
+        os.environ |= {
+            "CAVVY_HOME": f"{folder}/home",
+            "CAVVY_CONFIG": f"{folder}/settings.toml",
+            "CAVVY_SERVER_DATABASE": url,
+        }
         write_settings(arguments.nodes)
         server = ensure_server()
         try:
@@ -221,6 +227,7 @@ def measure(url: str, arguments: argparse.Namespace) -> Measured:
             for process in list_agent_processes():
                 os.kill(process, signal.SIGUSR1)
             cpu_s, database_s = process_cpu_s(server.pid), database_cpu_s(url)
+            agents_s = sum(map(process_cpu_s, list_agent_processes()))
             began = time.monotonic()
             with AnswerProbe(client) as probe:
                 time.sleep(arguments.seconds)
@@ -228,6 +235,7 @@ def measure(url: str, arguments: argparse.Namespace) -> Measured:
                 wall_s=time.monotonic() - began,
                 cpu_s=process_cpu_s(server.pid) - cpu_s,
                 database_s=database_cpu_s(url) - database_s,
+                agents_s=sum(map(process_cpu_s, list_agent_processes())) - agents_s,
                 rss_mib=process_rss_mib(server.pid),
                 load=os.getloadavg()[0],
                 submitting_s=submitting_s,
@@ -259,6 +267,7 @@ def show(measured: Measured, arguments: argparse.Namespace) -> None:
             ("reports a second", reports / measured.wall_s),
             ("server, CPU ms for a report, with all other work", measured.cpu_s / reports * 1000),
             ("PostgreSQL, % of one core", measured.database_s / measured.wall_s * 100),
+            ("all agents, % of one core", measured.agents_s / measured.wall_s * 100),
             ("report answered after, median, ms", statistics.median(waits) * 1000),
             ("report answered after, 99 of 100, ms", waits[reports * 99 // 100] * 1000),
             ("user answered after, median, ms", statistics.median(measured.users_s) * 1000),
