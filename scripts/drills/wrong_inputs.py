@@ -22,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import newcomer_inputs
+
 CAVVY = str(Path(sys.executable).with_name("cavvy"))
 LIMIT_S = 15  # seconds; enough for a command on a loaded machine
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
@@ -234,7 +236,10 @@ def make_cases() -> Iterator[Case]:
     for code, text in LINES.items():
         for line in text.strip().splitlines():
             yield Case(line=line, codes=(code,))
-    for name in BAD_FILES:
+    for code, text in ((USAGE, newcomer_inputs.USAGE), (FAILED, newcomer_inputs.FAILED)):
+        for line in text.strip().splitlines():
+            yield Case(line=line, codes=(code,))
+    for name in (*BAD_FILES, *newcomer_inputs.FILES):
         if name not in AT_RUN:
             yield Case(line=f"validate {name}", codes=(USAGE, 0) if "workdir" in name else (USAGE,))
         yield Case(line=f"run -d {name}", codes=(FAILED if name in AT_RUN else USAGE,))
@@ -351,7 +356,8 @@ def interrupt(folder: Path, env: Mapping[str, str], after_s: float) -> list[str]
 
 def prepare(folder: Path) -> dict[str, str]:
     """Write the files, and start a server with an ended job. Returns the environment."""
-    for name, data in FILES.items():
+    newcomers = newcomer_inputs.FILES | newcomer_inputs.AT_SERVE
+    for name, data in (FILES | newcomers).items():
         (folder / name).write_bytes(data)
     (folder / "settings.toml").touch()
     env = {name: value for name, value in os.environ.items() if not name.startswith("CAVVY_")}

@@ -13,7 +13,6 @@ from cavvy.control.decide.replica_markets import (
     list_markets,
     merge_markets,
     narrow,
-    object_to_regions,
     place_in_regions,
 )
 from cavvy.control.decide.service import ReplicaSeen
@@ -22,9 +21,10 @@ from cavvy.domain.jobs import Attempt, AttemptOutcome, JobPhase
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.services import ReplicaLoss
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.tasks import ResourceSpec, SpotPolicy
+from cavvy.domain.tasks import Objection, ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
+from cavvy.spec.support import object_to_service
 
 A, B = "aws/us-east-1a/spot", "aws/us-east-1b/spot"
 
@@ -181,10 +181,15 @@ def test_regions_and_residency_restrict_the_offers() -> None:
     assert place(regions=("eu-west-1", "us-east-1")) == ("eu-west-1", "us-east-1")
     assert place(residency="eu") == ("eu",)
     assert place(residency="eu", regions=("eu-west-1",)) == ("eu-west-1",)
-    outside = replace(SPEC, residency="eu", regions=("eu-west-1", "us-east-1"))
-    assert "us-east-1" in str(object_to_regions(TASK, outside))
-    assert object_to_regions(TASK, replace(SPEC, residency="eu", regions=("eu-west-1",))) is None
+
+
+def test_regions_and_residency_that_contradict_each_other_are_refused() -> None:
+    def object_to(task: TaskSpec, **more: object) -> Objection | None:
+        return object_to_service(replace(task, service=replace(SPEC, **more)))
+
+    assert "us-east-1" in str(object_to(TASK, residency="eu", regions=("eu-west-1", "us-east-1")))
+    assert object_to(TASK, residency="eu", regions=("eu-west-1",)) is None
     named = replace(TASK, resources=ResourceSpec(regions=("us-east-1",)))
-    assert object_to_regions(named, replace(SPEC, residency="us")) is None
-    assert object_to_regions(named, replace(SPEC, residency="eu")) is not None
-    assert object_to_regions(named, replace(SPEC, regions=("us",))) is not None
+    assert object_to(named, residency="us") is None
+    assert object_to(named, residency="eu") is not None
+    assert object_to(named, regions=("us",)) is not None

@@ -246,7 +246,7 @@ def test_names_that_nobody_knows_are_told_instead_of_far_misses(planned: Path) -
     wrong = run(planned, "resources: {providers: [awss], regions: [mars], instance: h100.bigg}\n")
     assert wrong.exit_code == 1
     assert "No offer: the catalog has no provider 'awss'; did you mean aws?" in wrong.stderr
-    assert "The catalog has no region 'mars'." in wrong.stderr
+    assert "the catalog has no region 'mars'; `cavvy offers -o wide` lists regions" in wrong.stderr
     assert "no instance type 'h100.bigg'; did you mean h100.big?" in wrong.stderr
 
 
@@ -464,7 +464,7 @@ def test_a_provider_that_is_not_configured_is_named_instead_of_its_regions(plann
     )
     assert "no region" not in wrong.stderr
     wrong = run(planned, "resources: {providers: [aws], regions: [mars]}\n")
-    assert "the catalog has no region 'mars'." in wrong.stderr
+    assert "the catalog has no region 'mars'; " in wrong.stderr
 
 
 def test_a_hint_names_only_files_that_exist(planned: Path) -> None:

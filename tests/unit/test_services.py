@@ -128,9 +128,17 @@ def test_a_wrong_service_is_said_with_its_line(changed: str, said: str) -> None:
     assert all(problem.line >= 2 for problem in caught.value.problems)
 
 
-def test_a_service_is_explained_and_served_but_not_run(tmp_path: Path) -> None:
+def test_validate_names_a_key_that_serve_would_refuse(tmp_path: Path) -> None:
     path = tmp_path / "service.yaml"
     path.write_text(WHOLE)
+    shown = CliRunner().invoke(cli, ["validate", str(path)])
+    assert shown.exit_code == 2
+    assert "service.replicas.target: this target is not measured yet" in shown.stderr
+
+
+def test_a_service_is_explained_and_served_but_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text("run: serve\nservice: {port: 8000, replicas: {min: 1, max: 8}}\n")
     shown = CliRunner().invoke(cli, ["validate", str(path)])
     assert shown.exit_code == 0, shown.output
     assert "1 to 8" in shown.output

@@ -87,7 +87,10 @@ fleet:
         (("[[0h, 3h], [4h, 20h]]", "[3h]"), r"available\[0\]: expected \[from, to\]"),
         (("[[0h, 0.5], [4h, 1]]", "[[0h]]"), r"spot: expected \[since, price\]"),
         (("jobs:", "tasks:"), "unknown key 'tasks'"),
-        (("available: [[0h, 3h], [4h, 20h]]", "trace: nowhere.json"), "not a JSON file"),
+        (
+            ("available: [[0h, 3h], [4h, 20h]]", "trace: nowhere.json"),
+            "the file cannot be read: No such file",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, change: tuple[str, str], words: str) -> None:

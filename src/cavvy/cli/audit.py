@@ -9,6 +9,7 @@ import click
 from cavvy.cli.reach.arguments import since_option
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def command() -> None:
 @click.option("--account", help="Show only requests of this account.")
 @click.option("--refused", is_flag=True, help="Show only refused requests.")
 @since_option
-@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, help="How many records.")
+@click.option("-n", "--limit", type=WholeRange(1, 1000), default=50, help="How many records.")
 @output_option
 def list_records(
     project: str | None,
@@ -179,13 +180,18 @@ def _read_file(file: str) -> "Iterator[SealedRecord]":
 
     from cavvy.domain.audit import SealedRecord
 
-    with click.open_file(file, "rb") as lines:
+    try:
+        opened = click.open_file(file, "rb")
+    except OSError as error:
+        told, hint = f"cannot read {file}: {error.strerror}", "`cavvy audit export` writes one"
+        raise CommandFailure(told, hint, exit_code=2) from error
+    with opened as lines:
         for number, line in enumerate(lines, 1):
             try:
                 yield decode(line, type=SealedRecord)
             except MsgspecError as error:
                 raise CommandFailure(
-                    f"{file}, line {number}: this is not a record: {error}",
+                    f"{file}, line {number}: this is not a record",
                     "the file must be written by `cavvy audit export`",
                 ) from error
 

@@ -15,6 +15,7 @@ from cavvy.cli.reach.session import named, session
 from cavvy.cli.task.load import param_option, read_params, read_task, task_argument, yes_option
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
+from cavvy.cli.view.numbers import NumberRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.domain.values import Struct
 
@@ -40,7 +41,7 @@ _START_S = 1800
 @providers_option
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=1),
+    type=NumberRange(min=1),
     default=60,
     help="How long to measure each accelerator.",
 )

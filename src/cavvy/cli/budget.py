@@ -123,8 +123,8 @@ def list_all(output: str) -> None:
         TableColumn("spent_micros", "SPENT", show),
         TableColumn("month_limit_micros", "LIMIT", show),
         TableColumn("expected_micros", "FORECAST", show, drop=1),
-        TableColumn("soft_percent", "SOFT", drop=2),
-        TableColumn("hard_percent", "HARD", drop=2),
+        TableColumn("soft_percent", "SOFT", "{}%".format, drop=2),
+        TableColumn("hard_percent", "HARD", "{}%".format, drop=2),
     ]
     rows_out(columns, found, output, empty="there are no budgets")
 

@@ -1,5 +1,6 @@
 """`cavvy call`: sends a request to a service."""
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,33 @@ from cavvy.cli.reach.arguments import service_argument, service_key_option, show
 from cavvy.cli.reach.service_call import ask_service
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import NumberRange
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
 _PART = 65536
+_PATH_MARKS = "/?=&%:;,@+$!*'()~[]#-._"  # what a path and a query may contain
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110, section 5.6.2
+
+
+def _read_method(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(_TOKEN, value):
+        raise click.BadParameter(f"expected a method such as GET or PUT, not {value!r}")
+    return value
+
+
+def _read_headers(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
+    found = {}
+    for each in values:
+        name, colon, value = each.partition(":")
+        value = value.strip()
+        if not colon or not re.fullmatch(_TOKEN, name) or not value.isprintable():
+            raise click.BadParameter(f"expected NAME: VALUE such as 'Prefer: wait=5', not {each!r}")
+        found[name] = value
+    return found
 
 
 @click.command("call")
@@ -21,17 +44,37 @@ _PART = 65536
 @click.argument("path", default="/")
 @project_option
 @click.option("-d", "--data", default=None, help="The body; - reads it from standard input.")
-@click.option("-X", "--method", default=None, help="The method; GET, or POST with a body.")
-@click.option("-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="A header.")
+@click.option(
+    "-X",
+    "--method",
+    default=None,
+    callback=_read_method,
+    help="The method; GET, or POST with a body.",
+)
+@click.option(
+    "-H",
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME: VALUE",
+    callback=_read_headers,
+    help="A header.",
+)
 @service_key_option
-@click.option("--timeout", default=600.0, show_default=True, help="Seconds without an answer.")
+@click.option(
+    "--timeout",
+    type=NumberRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds without an answer.",
+)
 def command(
     name: str,
     path: str,
     project: str,
     data: str | None,
     method: str | None,
-    headers: tuple[str, ...],
+    headers: dict[str, str],
     key: str | None,
     timeout: float,
 ) -> None:
@@ -40,6 +83,8 @@ def command(
 
     The request waits while the service has no replica.
     """
+    from urllib.parse import quote
+
     from cavvy.client.service_wire import find_service
 
     with session() as client:
@@ -49,10 +94,10 @@ def command(
     body = sys.stdin.buffer.read() if data == "-" else None if data is None else data.encode()
     with ask_service(
         found.url,
-        path if path.startswith("/") else f"/{path}",
+        quote(path if path.startswith("/") else f"/{path}", safe=_PATH_MARKS),
         method or ("GET" if body is None else "POST"),
         body,
-        {**show_key(key), **dict(_read_header(each) for each in headers)},
+        {**show_key(key), **headers},
         timeout,
     ) as answer:
         _print(answer)
@@ -60,13 +105,6 @@ def command(
     if status >= 400:
         click.echo(f"cavvy: the answer has the status {status}", err=True)
         sys.exit(1)
-
-
-def _read_header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip():
-        raise CommandFailure(f"-H {text}: expected NAME: VALUE", "for example -H 'Prefer: wait=5'")
-    return name.strip(), value.strip()
 
 
 def _print(answer: "HTTPResponse") -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import complete_providers
+from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ def list_price_sources(output: str) -> None:
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=0),
+    type=WholeRange(min=0),
     default=20,
     help="The number of changes to show, 0 for all.",
 )

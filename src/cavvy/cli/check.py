@@ -9,6 +9,7 @@ import click
 
 from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, foresee_node_endpoint, load_settings
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import NumberRange
 from cavvy.cli.view.output import (
     TableColumn,
     json_out,
@@ -67,7 +68,7 @@ class ProviderFinding(Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--max-usd",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
     help="What --live may cost at most.",

@@ -68,7 +68,7 @@ def command(**options: object) -> None:
 
 
 def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
-    names = [name.strip() for name in (value or "").split(",") if name.strip()]
+    names = [] if value is None else [name.strip() for name in value.split(",")]
     for name in names:
         if name not in _DIMENSIONS and not (name.startswith("tag:") and name != "tag:"):
             known = ", ".join(_DIMENSIONS)
@@ -115,6 +115,7 @@ def show(
             "--since, --until and --by cannot be used with NAME or --audit, because they add up "
             "jobs"
         )
+    _check_period(since, until)
     with session() as client:
         if since or until or by:
             _sums_out(client, project, (since, until), by or ["job"], output)
@@ -162,6 +163,13 @@ def _unless_refused(look: Callable[[], _T]) -> _T | None:
         if error.code not in ("role-needed", "scope-needed"):
             raise
         return None
+
+
+def _check_period(since: datetime | None, until: datetime | None) -> None:
+    if since and until and since >= until:
+        raise click.UsageError(
+            f"--until, {until:%Y-%m-%d %H:%M} UTC, is not after --since, {since:%Y-%m-%d %H:%M} UTC"
+        )
 
 
 def _sums_out(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import any_project_option, session
+from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -18,7 +18,7 @@ _LOOK_AGAIN_S = 0.2
 
 @click.command("down")
 @click.option("--all", "everything", is_flag=True, help="All projects.")
-@any_project_option
+@click.option("-p", "--project", metavar="NAME", help="Only this project.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be stopped and removed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--wait/--no-wait", default=True, help="Wait until everything is removed.")
@@ -37,7 +37,8 @@ def command(
     from msgspec.structs import replace
 
     if everything == (project is not None):
-        raise CommandFailure("expected either --all or --project NAME", exit_code=2)
+        hint = "`cavvy down --dry-run --all` shows what would end"
+        raise CommandFailure("expected either --all or --project NAME", hint, exit_code=2)
     with session() as client:
         found = client.down(project=project, dry_run=True)
         if found and not dry_run and not yes:

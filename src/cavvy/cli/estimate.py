@@ -8,6 +8,7 @@ import click
 
 from cavvy.cli.reach.arguments import complete_gpus
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class _Command(click.Command):
     help="A saved work profile.",
 )
 @click.option(
-    "--batch", type=click.IntRange(min=1), help="Samples in a micro-batch on one accelerator."
+    "--batch", type=WholeRange(min=1), help="Samples in a micro-batch on one accelerator."
 )
 @click.option(
     "--precision",
@@ -73,12 +74,12 @@ class _Command(click.Command):
 @click.option("--checkpointing", is_flag=True, help="Activation checkpointing (with --model only).")
 @click.option(
     "--accumulate",
-    type=click.IntRange(min=1),
+    type=WholeRange(min=1),
     help="Micro-batches per step.  [default: from the trace, or 1]",
 )
 @click.option(
     "--gpus",
-    type=click.IntRange(min=1),
+    type=WholeRange(min=1),
     default=1,
     help="Accelerators per node.",
 )
@@ -89,7 +90,7 @@ class _Command(click.Command):
 )
 @click.option(
     "--samples",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     help="Number of samples in the whole run; adds its duration and cost.",
 )
 @click.option(
@@ -107,7 +108,7 @@ class _Command(click.Command):
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=0),
+    type=WholeRange(min=0),
     help=f"The number of rows, 0 for all.  [default: {_ROWS} in tables]",
 )
 @output_option

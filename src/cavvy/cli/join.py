@@ -4,6 +4,7 @@ import click
 
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.formatting import show_time
+from cavvy.cli.view.numbers import NumberRange
 
 
 @click.command("join")
@@ -16,7 +17,7 @@ from cavvy.cli.view.formatting import show_time
 @click.option(
     "--valid-h",
     default=1.0,
-    type=click.FloatRange(0.01, 720),
+    type=NumberRange(0.01, 720),
     help="Hours until the command expires.",
 )
 @click.option(

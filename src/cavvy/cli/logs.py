@@ -17,6 +17,7 @@ from cavvy.cli.reach.session import (
     rank_option,
     session,
 )
+from cavvy.cli.view.numbers import WholeRange
 
 if TYPE_CHECKING:
     from cavvy.client import LogChunk
@@ -29,13 +30,11 @@ if TYPE_CHECKING:
 @rank_option
 @click.option(
     "--attempt",
-    type=click.IntRange(1),
+    type=WholeRange(1),
     default=None,
     help="Print only the log of this attempt; the default is all attempts.",
 )
-@click.option(
-    "-n", "--tail", type=click.IntRange(0), default=None, help="Print only the last N lines."
-)
+@click.option("-n", "--tail", type=WholeRange(0), default=None, help="Print only the last N lines.")
 @since_option
 @click.option(
     "--timestamps",

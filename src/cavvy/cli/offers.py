@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import complete_gpus, providers_option
+from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.domain.units import UnitError, format_memory, parse_memory_mib, parse_rate
 from cavvy.domain.values import replace
@@ -69,7 +70,7 @@ _TERMS = {"any": None, "1y": 12, "3y": 36}
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=0),
+    type=WholeRange(min=0),
     help="The number of rows, 0 for all.  [default: 20 in tables, else all]",
 )
 @click.option(
@@ -266,7 +267,7 @@ def _columns(reserved: bool = False, together: bool = False) -> "list[TableColum
         TableColumn("memory_mib", "MEMORY", show=format_memory, drop=4),
         TableColumn("disk_gib", hidden=True),
         TableColumn("network_mbps", hidden=True),
-        TableColumn("purchase", "PURCHASE", drop=7),
+        TableColumn("purchase", "PURCHASE"),
         TableColumn("term_months", "MONTHS", hidden=not reserved),
         TableColumn("price_usd_hr", "USD/H", show=dollars),
         TableColumn("accelerator_price_usd_hr", "EACH/H", show=dollars, drop=3),

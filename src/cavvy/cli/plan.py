@@ -10,6 +10,7 @@ import click
 from cavvy.cli.task.load import param_option, read_any_task, read_params
 from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
 from cavvy.domain.values import Struct, replace
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=WholeRange(min=1),
     default=10,
     help="How many offers to show.",
 )
@@ -100,15 +101,20 @@ def command(
         raise CommandFailure(join_reasons([each.message for each in answers]))
 
 
-def show_plan(task: "TaskSpec") -> None:
-    """Print the best offers of the configured providers. Raises CommandFailure if none fits."""
+def show_plan(task: "TaskSpec", file: str) -> None:
+    """Print the best offers of the configured providers. Raises CommandFailure if none fits. `file`
+    is the task's file, for the hint.
+    """
     from cavvy.planner.candidates import join_reasons, tasks_of
 
     answers = [_answer(each, "cost", 5, False, True, None) for each in tasks_of(task)]
     _show(answers, task.resources.ordered, all_locations=False)
     _print_notes(answers, "table")
     if all(each.message for each in answers):
-        raise CommandFailure(join_reasons([each.message for each in answers]))
+        from cavvy.cli.task.available import suggest_offer
+
+        hint = suggest_offer(task, file, is_file=Path(file).is_file())
+        raise CommandFailure(join_reasons([each.message for each in answers]), hint)
 
 
 def _print_notes(answers: "Sequence[_Alternative]", output: str) -> None:

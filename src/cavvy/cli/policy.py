@@ -1,6 +1,6 @@
 """`cavvy policy`: manages what the jobs of a project may use."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -80,9 +80,9 @@ def set_policy(
 
     from cavvy.client.policy_wire import PolicyAsk, list_policies, put_policy
 
-    where = None if all_projects else project
+    where = _read_where(project, everywhere=all_projects)
     changes: dict[str, Any] = {
-        {"gpus": "accelerators"}.get(name, name): _read_names(text)
+        {"gpus": "accelerators"}.get(name, name): _read_names(name, text)
         for name, text in lists.items()
         if text is not None
     }
@@ -100,6 +100,7 @@ def set_policy(
         before.pop("project", None)
         put_policy(client, where, PolicyAsk(**{**before, **changes}))
     click.echo(f"the policy of {_say(where)} is set")
+    _note_unknown(changes.get("regions", ()))
 
 
 @command.command("delete")
@@ -109,36 +110,66 @@ def delete(project: str, all_projects: bool) -> None:
     """Delete the policy of a project. Those above it still apply."""
     from cavvy.client.policy_wire import delete_policy
 
-    where = None if all_projects else project
+    where = _read_where(project, everywhere=all_projects)
     with session() as client:
         delete_policy(client, where)
     click.echo(f"{_say(where)} has no policy of its own")
+
+
+def _read_where(project: str, *, everywhere: bool) -> str | None:
+    """The project; None for the server."""
+    from click.core import ParameterSource
+
+    source = click.get_current_context().get_parameter_source("project")
+    if everywhere and source is ParameterSource.COMMANDLINE:
+        raise CommandFailure(
+            "--project and --all-projects are both given", "give one of them", exit_code=2
+        )
+    return None if everywhere else project
 
 
 def _say(where: str | None) -> str:
     return "the server" if where is None else f"project {where}"
 
 
-def _read_names(text: str) -> list[str]:
-    names = [each.strip() for each in text.split(",") if each.strip()]
+def _read_names(option: str, text: str) -> list[str]:
+    """The names; none for `any`. An empty text, such as that of a variable that is not set, must
+    not remove a restriction.
+    """
+    names = [each.strip() for each in text.split(",")]
+    if not all(names):
+        raise CommandFailure(
+            f"--{option} {text!r}: a name is empty",
+            f"write names with commas between them, or `any` to permit all {option}",
+            exit_code=2,
+        )
     return [] if names == [_ANY] else names
+
+
+def _note_unknown(regions: Sequence[str]) -> None:
+    """Tell which regions the catalog does not have: with a misspelt one, no job can start."""
+    from cavvy.catalog.regions import is_known_place, is_region
+    from cavvy.store.snapshot import CatalogSnapshot
+
+    with CatalogSnapshot.open() as snapshot:
+        listed = [(provider, region) for provider, region, _ in snapshot.regions()]
+    for name in regions:
+        if not is_known_place(name) and not any(is_region(name, *each, None) for each in listed):
+            text = f"note: the catalog has no region {name!r}; jobs start there only if a provider"
+            click.echo(f"{text} of your own has it", err=True)
 
 
 def _read_price(text: str) -> int | None:
     """Micro-dollars; None for `any`."""
-    from decimal import Decimal, InvalidOperation
+    from cavvy.domain.units import UnitError, parse_rate
 
     if text == _ANY:
         return None
     try:
-        micros = Decimal(text.removeprefix("$")) * 1_000_000
-    except InvalidOperation:
-        micros = Decimal(-1)
-    if not 0 <= micros < 10**15:
-        raise CommandFailure(
-            f"--max-price {text}: this is not a price", "expected USD, such as 12.50", exit_code=2
-        )
-    return int(micros)
+        return parse_rate(text).micros_per_hour
+    except UnitError as error:
+        hint = "for example --max-price 12.50"
+        raise CommandFailure(f"--max-price: {error}", hint, exit_code=2) from error
 
 
 def _describe(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:

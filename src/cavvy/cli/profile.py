@@ -9,6 +9,7 @@ from time import monotonic
 import click
 
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.packages import extra_command
 
 PRICE = "CAVVY_PRICE_USD_HR"
@@ -23,13 +24,13 @@ script_arguments = click.argument(
 )
 ranks_option = click.option(
     "--ranks",
-    type=click.IntRange(min=1),
+    type=WholeRange(min=1),
     default=1,
     help="Number of processes on this machine.",
 )
 price_option = click.option(
     "--price",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     help=f"Price of all devices in dollars per hour.  [default: ${PRICE}]",
 )
 
@@ -37,7 +38,7 @@ price_option = click.option(
 limit_option = click.option(
     "--time-limit",
     "limit_min",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     metavar="MINUTES",
     default=15.0,
     show_default=True,
@@ -55,13 +56,13 @@ limit_option = click.option(
 @limit_option
 @click.option(
     "--steps",
-    type=click.IntRange(min=2),
+    type=WholeRange(min=2),
     default=13,
     help="Number of training steps in each measured window.",
 )
 @click.option(
     "--rounds",
-    type=click.IntRange(min=2),
+    type=WholeRange(min=2),
     default=5,
     help="How often each measured window is repeated.",
 )

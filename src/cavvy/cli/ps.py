@@ -6,6 +6,7 @@ import click
 
 from cavvy.cli.reach.session import any_project_option, list_jobs
 from cavvy.cli.reach.watch import show_repeatedly, watch_option
+from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _RECENT = 20
     metavar="PHASE",
     help="List only jobs in this phase, such as running or failed.",
 )
-@click.option("-n", "--limit", type=click.IntRange(1), default=None, help="Maximum number of rows.")
+@click.option("-n", "--limit", type=WholeRange(1), default=None, help="Maximum number of rows.")
 @watch_option
 @output_option
 def command(

@@ -8,7 +8,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 _ROLES = ["viewer", "member", "operator", "admin", "billing", "auditor"]
 _account = click.argument("account")
-_role = click.argument("role", type=click.Choice(_ROLES))
+_role = click.argument("role", metavar="ROLE", type=click.Choice(_ROLES))
 _project = click.option("-p", "--project", help="The project; the role also applies below it.")
 _everywhere = click.option(
     "--all-projects", is_flag=True, help="The role applies in all projects and on the server."

@@ -57,7 +57,7 @@ def command(
         for each in loaded.source.kept:
             click.echo(f"note: {each}", err=True)
     if dry_run:
-        _show(loaded, name)
+        _show(loaded, file, name)
         return
     project = project or loaded.task.project
     with session() as client:
@@ -86,7 +86,7 @@ def say_machine(machine: "MachineView") -> str:
     return f"machine {machine.name}: {machine.placement}, {price}, {kept}{behind}"
 
 
-def _show(loaded: "LoadedTask", name: str | None) -> None:
+def _show(loaded: "LoadedTask", file: str, name: str | None) -> None:
     """Print the task that would be submitted, and the offers of the configured providers."""
     from cavvy.cli.plan import show_plan
     from cavvy.cli.task.profiles import with_rates
@@ -95,8 +95,10 @@ def _show(loaded: "LoadedTask", name: str | None) -> None:
     from cavvy.spec.describe import describe_task
 
     task = replace(loaded.task, name=name or loaded.task.name)
-    pairs_out(describe_task(task))
-    show_plan(with_rates(task, loaded.folder))
+    # The task's own commands, without the lines that define another tool's variables.
+    own = loaded.source.task or task
+    pairs_out(describe_task(replace(task, setup=own.setup, run=own.run)))
+    show_plan(with_rates(task, loaded.folder), file)
 
 
 def submit_loaded(

@@ -10,6 +10,7 @@ import click
 from cavvy.cli.task.simulated_service import serve
 from cavvy.cli.view import simulation
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.cli.view.output import json_out, output_option
 from cavvy.domain.values import Struct
 from cavvy.packages import extra_command
@@ -38,7 +39,7 @@ _DRAWN = (
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
-_COUNT = click.IntRange(min=1)
+_COUNT = WholeRange(min=1)
 _segments_option = click.option(
     "--segments", is_flag=True, help="Include every run with its segments in the JSON output."
 )
@@ -167,7 +168,7 @@ def _run_scenario(
     default=20,
     help="Number of random start times per market.",
 )
-@click.option("--seed", type=int, default=0, help="Seed of the random starts.")
+@click.option("--seed", type=WholeRange(), default=0, help="Seed of the random starts.")
 @click.option(
     "--together",
     is_flag=True,
@@ -175,14 +176,14 @@ def _run_scenario(
 )
 @click.option(
     "--on-demand",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=1.0,
     metavar="USD",
     help="On-demand price per hour.",
 )
 @click.option(
     "--spot-ratio",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=0.3,
     help="Ratio of spot to on-demand price, for traces without prices.",
 )
@@ -198,7 +199,7 @@ def _run_scenario(
 )
 @click.option(
     "--checkpoint-gb",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=50.0,
     help="Size of the checkpoint that a move between regions transfers.",
 )

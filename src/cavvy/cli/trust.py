@@ -158,8 +158,13 @@ def _read_claims(texts: Sequence[str]) -> dict[str, str]:
 def _split(text: str, option: str, form: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals or not value:
-        raise CommandFailure(f"{option} {text}: this has another form", f"write {form}", 2)
+        raise _has_other_form(text, option, form)
     return name, value
+
+
+def _has_other_form(text: str, option: str, form: str) -> CommandFailure:
+    hint = "`cavvy trust add --help` shows the options"
+    return CommandFailure(f"{option} {text}: expected {form}", hint, 2)
 
 
 def _read_groups(texts: Sequence[str]) -> "list[GroupRoleAsk]":
@@ -170,7 +175,8 @@ def _read_groups(texts: Sequence[str]) -> "list[GroupRoleAsk]":
         # The name of a group may contain "=", as those of LDAP do; roles and projects cannot.
         group, _, place = text.rpartition("=")
         role, _, project = place.partition(":")
-        _split(f"{group}={role}", "--group", "GROUP=ROLE[:PROJECT], such as ml=member:vision")
+        if not group or not role:
+            raise _has_other_form(text, "--group", "GROUP=ROLE[:PROJECT], such as ml=member:vision")
         found.append(GroupRoleAsk(group=group, project=project, role=role))
     return found
 

@@ -21,6 +21,7 @@ from cavvy.cli.profile import (
     script_arguments,
 )
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import WholeRange
 
 if TYPE_CHECKING:
     from cavvy.tuning.tune import PlanTuner
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--pairs",
-    type=click.IntRange(min=3),
+    type=WholeRange(min=3),
     default=6,
     help="Number of pairs of windows, one without and one with the change, for each change.",
 )
 @click.option(
     "--steps",
-    type=click.IntRange(min=2),
+    type=WholeRange(min=2),
     default=10,
     help="Number of training steps in each measured window.",
 )

@@ -63,9 +63,10 @@ def read_contexts(home: str) -> Contexts:
     except FileNotFoundError:
         return Contexts()
     except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it was not written by `cavvy login`"
         raise ApiError(
             "contexts-unreadable",
-            f"{path} cannot be read: {error}",
+            f"{path} cannot be read: {reason}",
             "repair the file; or remove it, and sign in again with `cavvy login`",
         ) from error
 

@@ -151,7 +151,7 @@ class ClientConnection:
                 ) from error
             raise Unreachable(
                 "server-unreachable",
-                f"no server answers at {self.address}: {error}",
+                f"no server answers at {self.address}: {_say(error)}",
                 "see `cavvy server status`"
                 if self.address.startswith("unix:")
                 else "check the address, and that a server runs there",
@@ -247,6 +247,11 @@ class ClientConnection:
         if not part:
             raise ConnectionError("the server closed it")
         self._buffer += part
+
+
+def _say(error: OSError | ValueError) -> str:
+    """What went wrong, without the number of the error."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _certificate_fault(error: Exception) -> str:

@@ -181,6 +181,9 @@ REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
     ReplicaState.ENDED: {},
 }
 # states in which a replica may get requests
+# The provider of the server's machine, the only one whose ports the gateway reaches so far.
+HERE = "local"
+
 SERVING = frozenset({ReplicaState.READY})
 # states of replicas that will serve without a further decision
 COMING_REPLICAS = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING})

@@ -58,13 +58,16 @@ class HourlyRate(Struct, frozen=True, order=True):
 _MOST_MICROS = (1 << 63) - 1
 
 
+# Commas only separate thousands: 1.000,50 and 2,50 are amounts in the writing of other countries.
+_THOUSANDS = re.compile(r"[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?")
+
+
 def parse_usd(text: str | int | float | Decimal) -> Money:
     """Parse dollars ("3.60", "$15" or 2.5) into micro-dollars. Half a micro-dollar is rounded up.
     Raises UnitError."""
     try:
-        amount = Decimal(
-            str(text).strip().removeprefix("$").removesuffix("USD").replace(",", "").strip()
-        )
+        digits = str(text).strip().removeprefix("$").removesuffix("USD").strip()
+        amount = Decimal(digits.replace(",", "") if _THOUSANDS.fullmatch(digits) else digits)
     except InvalidOperation:
         raise UnitError(f"expected an amount of dollars, such as 3.60, not {text!r}") from None
     if not amount.is_finite() or amount < 0:

@@ -168,9 +168,14 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
             suggestion="`cavvy serve FILE` starts it; without `service`, the commands run as a job",
         )
     if options.serves and found.task is not None and not serves:
+        read_as = (
+            ""
+            if found.kind == Dialect.CAVVY
+            else f"; it was read as a {found.what} of {found.kind}"
+        )
         notes.outside(
             "service",
-            "the file describes a job, not a service",
+            f"the file describes a job, not a service of Cavvy{read_as}",
             expected="a section such as `service: {port: 8000}`",
             suggestion="docs/guides/serve.md shows one; `cavvy run FILE` runs a job",
         )

@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 
 from cavvy.domain.tasks import TaskSpec, VolumeKind
 from cavvy.importers import Dialect, Translation, find_local
+from cavvy.spec.problems import shown
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, check_folder, combine, freeze
 
 MIB = 1 << 20
@@ -16,6 +17,19 @@ def find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, P
     file's local path. `folder` is the folder of the task file. Raises FreezeError if one of the
     files does not exist.
     """
+    try:
+        return _find_parts(task, source, folder)
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such user, for `~user`
+        named = getattr(error, "filename", None)
+        where = f"{shown(str(named))}: " if named else ""
+        raise FreezeError(
+            f"a local file of the task cannot be read: {where}"
+            f"{getattr(error, 'strerror', None) or 'it is in the home folder of no known user'}",
+            "check `workdir` and the other paths of the task file",
+        ) from error
+
+
+def _find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, Path]:
     parts = {}
     if task.workdir is not None and task.workdir.path is not None:
         own = source.kind == Dialect.CAVVY

@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from cavvy.catalog.regions import locate
+from cavvy.domain.services import HERE, ServiceSpec, TargetKind
 from cavvy.domain.tasks import (
     NetworkNeed,
     Objection,
@@ -58,3 +60,43 @@ def read_options(need: ResourceSpec, provider: str) -> dict[str, Any]:
 
 def _asks_for_network(need: NetworkNeed | None) -> bool:
     return need is not None and (need.min_mbps is not None or need.fabric is not None or need.named)
+
+
+def object_to_service(task: TaskSpec) -> Objection | None:
+    """Why Cavvy cannot run this service yet; None if it can."""
+    spec = task.service
+    assert spec is not None
+    for key, given in (
+        ("machine", task.machine),
+        ("schedule", task.schedule),
+        ("window", task.window),
+        ("limits.deadline", task.limits.deadline or task.limits.deadline_after),
+    ):
+        if given is not None:
+            return Objection(key, "a service cannot have it")
+    return _object_to_section(task, spec)
+
+
+def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
+    if spec.replicas.target.kind in (TargetKind.GPU_UTILISATION, TargetKind.METRIC):
+        return Objection("service.replicas.target", "this target is not measured yet")
+    if spec.fixed_port and spec.replicas.most > 1 and task.resources.providers == (HERE,):
+        return Objection(
+            "service.replicas",
+            f"the program listens on port {spec.port}, so that only one replica fits on the "
+            "server's machine; with a Cavvy file, it can listen on $PORT",
+        )
+    if spec.budget:
+        return Objection("service.budget", "it is not supported yet")
+    return _object_to_regions(task, spec)
+
+
+def _object_to_regions(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
+    """Why the regions of a service contradict each other; None if they do not."""
+    named = {region for each in task.resources.choices for region in each.regions}
+    if spec.regions and named:
+        return Objection("service.regions", "`resources.regions` states the regions already")
+    for region in (*spec.regions, *sorted(named)):
+        if spec.residency and spec.residency not in (region, locate("", region)[1]):
+            return Objection("service.residency", f"{region} is not known to be in it")
+    return None

@@ -252,7 +252,11 @@ class _Composer:
             self._count += size
             return node
         if event.anchor in self._open:
-            self._fail(event, f"the alias *{event.anchor} is inside the value that it refers to")
+            self._fail(
+                event,
+                f"the alias *{event.anchor} is inside the value that it refers to",
+                "write the value out",
+            )
         self._fail(
             event,
             f"the alias *{event.anchor} has no anchor &{event.anchor} before it",
@@ -399,6 +403,16 @@ _EXPLAINED = (
         "block sequence entries are not allowed",
         "a list cannot begin here",
         "put the list on indented lines of its own",
+    ),
+    (
+        "did not find expected <document start>",
+        "this line does not continue the value above, and is no `key: value`",
+        "write `key: value` lines; in a text over several lines, indent each line",
+    ),
+    (
+        "invalid Unicode character escape code",
+        "an escape sequence stands for no character",
+        "use single quotes",
     ),
     ("incompatible YAML document", "this YAML version is not supported", "delete the %YAML line"),
     ("undefined tag handle", "a value begins with `!`", "put the value in quotes"),

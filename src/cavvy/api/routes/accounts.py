@@ -225,7 +225,10 @@ async def add_token(request: Request) -> Response:
     _check_token(ask)
     account = ask.account or principal.account
     if account is None:
-        raise ApiProblem("invalid-request", "`account` must name the account of the token")
+        raise ApiProblem(
+            "invalid-request",
+            "`account` must name the account of the token, as in `cavvy token create --user NAME`",
+        )
     if principal.is_limited:
         raise ApiProblem("scope-needed", "a token with limits cannot create tokens")
     if account != principal.account:

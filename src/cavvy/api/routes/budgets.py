@@ -12,6 +12,7 @@ from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
+from cavvy.api.routes.accounts import PROJECT_NAME
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.rules import (
     filter_projects,
@@ -30,6 +31,7 @@ from cavvy.domain.budgets import BudgetRequest, SpendingBudget
 from cavvy.domain.postings import month_of
 from cavvy.domain.units import Money, format_usd
 from cavvy.domain.values import replace
+from cavvy.domain.web_addresses import is_web_address
 
 router = APIRouter(prefix="/v1", tags=["costs"])
 NamePath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
@@ -211,8 +213,15 @@ def _check(ask: wire.BudgetAsk) -> None:
         problem = f"percentages are from 1 to {_MOST_PERCENT}"
     elif ask.tag and not all(ask.tag.partition("=")[::2]):
         problem = "a tag is NAME=VALUE"
-    elif ask.webhook and not ask.webhook.startswith(("http://", "https://")):
-        problem = "the webhook is no http or https address"
+    elif len(stops) == 2 and stops[0] > stops[1]:
+        problem = (
+            f"the hard share, {stops[1]}%, is below the soft share, {stops[0]}%: between the two, "
+            "work would start and be stopped at once"
+        )
+    elif ask.webhook and not is_web_address(ask.webhook):
+        problem = f"the webhook {ask.webhook[:200]!r} is no http or https address"
+    elif ask.project and not PROJECT_NAME.fullmatch(ask.project):
+        problem = f"{ask.project[:80]!r} cannot be the name of a project"
     elif max(map(len, (ask.project, ask.user, ask.tag, ask.webhook))) > _LONGEST:
         problem = "a text is too long"
     if problem:

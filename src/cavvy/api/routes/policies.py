@@ -123,6 +123,8 @@ async def _read(request: Request) -> ProjectPolicy:
                 "invalid-request",
                 f"`{name}` must have at most {_LONGEST} entries of 1 to {_LONGEST} characters",
             )
+    if blank := next((each for each in ask.images if " " in each), None):
+        raise ApiProblem("invalid-request", f"{blank!r} cannot be the name of an image")
     known = list_known()
     if unknown := [each for each in ask.providers if each not in known]:
         raise ApiProblem(

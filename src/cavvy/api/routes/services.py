@@ -24,10 +24,10 @@ from cavvy.control.serving.requests import (
     ServiceRequests,
     ServiceStatus,
     make_admitted,
-    object_to_service,
 )
 from cavvy.domain.accounts import Permission
 from cavvy.domain.services import SERVING, ServiceReplica
+from cavvy.spec.support import object_to_service
 from cavvy.store.base import LedgerFilter, RowNotFound
 
 router = APIRouter(prefix="/v1", tags=["services"])

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EISDIR
 from typing import BinaryIO
 
 import click
@@ -46,6 +47,8 @@ def _new_file(path: str) -> Iterator[BinaryIO]:
     """A file that only this user can read, and that gets its name when it is complete. Raises
     OSError.
     """
+    if os.path.isdir(path):
+        raise IsADirectoryError(EISDIR, "it is a folder; give the name of a new file", path)
     part = f"{path}.part"
     with suppress(FileNotFoundError):
         os.unlink(part)  # a file or link that is there may belong to someone else
@@ -56,7 +59,7 @@ def _new_file(path: str) -> Iterator[BinaryIO]:
             os.fsync(out.fileno())
         os.replace(part, path)
     except OSError as error:
-        error.filename = error.filename or path
+        error.filename = path
         raise
     finally:
         with suppress(FileNotFoundError):

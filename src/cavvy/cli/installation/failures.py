@@ -26,4 +26,5 @@ def folder_failures() -> Iterator[None]:
         raise CommandFailure(str(error), "`cavvy check` checks every provider") from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        raise CommandFailure(f"{where}{error.strerror or error}") from error
+        hint = "check the path, the permissions and the free space"
+        raise CommandFailure(f"{where}{error.strerror or error}", hint) from error

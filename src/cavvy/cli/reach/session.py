@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import WholeRange
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, ApiError, Patience
@@ -80,14 +81,14 @@ project_option = click.option(
     "--project",
     default=default_project,
     show_default="CAVVY_PROJECT, or default",
-    help="The project the job belongs to.",
+    help="The project.",
 )
 any_project_option = click.option(
     "-p", "--project", help="Show only this project; the default is all projects."
 )
 detach_option = click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
 rank_option = click.option(
-    "--rank", type=click.IntRange(0), default=0, help="The rank of the job's node; 0 is the first."
+    "--rank", type=WholeRange(0), default=0, help="The rank of the job's node; 0 is the first."
 )
 
 

@@ -14,6 +14,7 @@ from cavvy.importers import Translation
 from cavvy.sdk.files import MIB, check_files, find_parts, split_parts
 from cavvy.spec import SpecError
 from cavvy.spec.problems import SpecProblem
+from cavvy.spec.support import object_to_service
 from cavvy.spec.workdir import FreezeError, list_folder
 
 
@@ -32,6 +33,8 @@ def check_task(file: str, source: Translation, folder: Path, *, whole: bool = Fa
                 check_files(task, _list_sizes(parts), load_settings().whole("server.blob_mib"))
         except FreezeError as error:
             texts.append(str(error))
+        if task.service is not None and (objection := object_to_service(task)):
+            texts.append(f"{objection}; delete the key or change its value")
         unknown = [*_list_misspelt(task), *_list_unknown(task)]
         impossible = _explain_impossible(task, folder) if whole and not unknown else ""
         texts += unknown + [impossible] * bool(impossible)

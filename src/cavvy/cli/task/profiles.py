@@ -53,7 +53,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise CommandFailure(f"cannot read {path}: {error.strerror}", exit_code=2) from error
     except ValueError as error:
-        raise CommandFailure(f"{path} is not JSON: {error}", _WRITES_ONE, exit_code=2) from error
+        raise CommandFailure(f"{path} is not JSON", _WRITES_ONE, exit_code=2) from error
     if not isinstance(data, dict):
         raise CommandFailure(f"{path} is not a work profile", _WRITES_ONE, exit_code=2)
     return data

@@ -9,6 +9,7 @@ import click
 
 from cavvy.cli.view import serving
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.cli.view.output import output_option
 from cavvy.domain.values import Struct
 from cavvy.packages import extra_command
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _OWN = "cavvy"
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = NumberRange(min=0, min_open=True)
 
 
 class _ServeOptions(Struct, frozen=True, kw_only=True):
@@ -64,7 +65,7 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--concurrency",
-    type=click.IntRange(min=1),
+    type=WholeRange(min=1),
     default=4,
     help="Requests that a replica works on at once.",
 )
@@ -84,7 +85,7 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--on-time",
-    type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
+    type=NumberRange(min=0, max=1, min_open=True, max_open=True),
     multiple=True,
     default=(0.95,),
     metavar="SHARE",
@@ -99,13 +100,13 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--prompt-ms",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=0.2,
     help="Time of service per token of the prompt.",
 )
 @click.option(
     "--answer-ms",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=25.0,
     help="Time of service per token of the answer.",
 )
@@ -127,7 +128,7 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     default=True,
     help="Start with the replicas that the first five minutes need, or with none.",
 )
-@click.option("--seed", type=int, default=0, help="Seed of the lengths of cold starts.")
+@click.option("--seed", type=WholeRange(), default=0, help="Seed of the lengths of cold starts.")
 @click.option(
     "--plot", type=_FILE, help="Draw late requests against replica-hours (.svg, .png or .pdf)."
 )

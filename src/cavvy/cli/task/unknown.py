@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from cavvy.domain.tasks import ProviderOptions, ResourceSpec
     from cavvy.store.snapshot import CatalogSnapshot
 
+# What to do if no known name is close.
+_LISTS = {
+    "provider": "`cavvy check` lists the providers",
+    "region": "`cavvy offers -o wide` lists regions",
+    "instance type": "`cavvy offers` lists instance types",
+}
+
 
 def unknown_names(
     snapshot: "CatalogSnapshot",
@@ -44,8 +51,8 @@ def unknown_names(
             continue
         close = get_close_matches(name, known, n=1)
         lines.append(
-            f"The catalog has no {what} {name!r}"
-            + (f"; did you mean {close[0]}?" if close else ".")
+            f"the catalog has no {what} {name!r}; "
+            + (f"did you mean {close[0]}?" if close else _LISTS[what])
         )
     return "\n".join(dict.fromkeys(lines))
 
@@ -119,7 +126,7 @@ def _is_installed(provider: str) -> bool:
 def _explain_unlisted(provider: str) -> str:
     """A message for a provider without published prices."""
     return (
-        f"The catalog has no provider {provider!r}: its offers come from your own account or "
+        f"the catalog has no provider {provider!r}: its offers come from your own account or "
         f"cluster, once it is configured. `cavvy check {provider}` shows the provider's state "
         f"and the settings of [providers.{provider}]."
     )

@@ -44,6 +44,9 @@ def explain(error: click.ClickException) -> CommandFailure:
         hint = f"`{error.ctx.command_path if error.ctx else 'cavvy'} --help` shows the usage"
     if isinstance(error, click.NoSuchOption):
         message = f"there is no option {error.option_name}"
+        if error.option_name[1:2].isdigit():  # The command's numbers are all positive.
+            message = f"a negative number ({error.option_name}…) was given"
+            hint = f"expected a number that is not negative; {hint}"
         from cavvy.cli.view.synonyms import find_option
 
         if advice := find_option(error.option_name, _list_options(error)):

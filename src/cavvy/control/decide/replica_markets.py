@@ -8,12 +8,11 @@ spot policy spreads the replicas over them.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from cavvy.catalog.regions import locate
 from cavvy.domain.jobs import Attempt, AttemptOutcome
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.services import ReplicaLoss, ServiceReplica, ServiceSpec, ServingMarket
+from cavvy.domain.services import ReplicaLoss, ServiceReplica, ServingMarket
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.tasks import Objection, ResourceSpec, SpotPolicy, TaskSpec
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
 
 ANYWHERE = ""
@@ -119,17 +118,6 @@ def place_in_regions(task: TaskSpec) -> TaskSpec:
         return task
     choices = tuple(restrict(each) for each in task.resources.any_of)
     return replace(task, resources=replace(restrict(task.resources), any_of=choices))
-
-
-def object_to_regions(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
-    """Why the regions of a service contradict each other; None if they do not."""
-    named = {region for each in task.resources.choices for region in each.regions}
-    if spec.regions and named:
-        return Objection("service.regions", "`resources.regions` states the regions already")
-    for region in (*spec.regions, *sorted(named)):
-        if spec.residency and spec.residency not in (region, locate("", region)[1]):
-            return Objection("service.residency", f"{region} is not known to be in it")
-    return None
 
 
 # What markets do to replicas

@@ -16,6 +16,7 @@ from cavvy.domain.jobs import JOB_ENDS, JobPhase
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import (
     COMING_REPLICAS,
+    HERE,
     REPLICA_MOVES,
     SERVING,
     ReplicaLoss,
@@ -27,7 +28,6 @@ from cavvy.domain.stored_services import KEPT_ENDED, StoredService
 from cavvy.domain.tasks import RetryPolicy, TaskSpec
 from cavvy.domain.values import Struct, field, replace
 
-HERE = "local"  # the provider of this machine, whose ports the gateway reaches without a tunnel
 _FIRST_PAUSE = timedelta(seconds=1)  # after a replica that failed to start; doubles with each
 _LONGEST_PAUSE = timedelta(minutes=1)
 _STEADY = timedelta(minutes=1)  # a replica that was ready for so long has not failed to start

@@ -3,16 +3,14 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from cavvy.control.decide.replica_markets import object_to_regions
-from cavvy.control.decide.service import HERE, list_serving, make_replica_task
+from cavvy.control.decide.service import list_serving, make_replica_task
 from cavvy.control.decide.service_keys import with_key, without_key
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
 from cavvy.domain.jobs import RunOrigin
-from cavvy.domain.services import ServiceSpec, TargetKind
 from cavvy.domain.stored_services import ServiceKey, StoredService
-from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
@@ -140,35 +138,6 @@ class ServiceRequests:
             return ServiceStatus(service=service, url="", traffic=None)
         traffic = await self._front.read_traffic(service)
         return ServiceStatus(service=service, url=self._front.locate(service), traffic=traffic)
-
-
-def object_to_service(task: TaskSpec) -> Objection | None:
-    """Why Cavvy cannot run this service yet; None if it can."""
-    spec = task.service
-    assert spec is not None
-    for key, given in (
-        ("machine", task.machine),
-        ("schedule", task.schedule),
-        ("window", task.window),
-        ("limits.deadline", task.limits.deadline or task.limits.deadline_after),
-    ):
-        if given is not None:
-            return Objection(key, "a service cannot have it")
-    return _object_to_section(task, spec)
-
-
-def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
-    if spec.replicas.target.kind in (TargetKind.GPU_UTILISATION, TargetKind.METRIC):
-        return Objection("service.replicas.target", "this target is not measured yet")
-    if spec.fixed_port and spec.replicas.most > 1 and task.resources.providers == (HERE,):
-        return Objection(
-            "service.replicas",
-            f"the program listens on port {spec.port}, so that only one replica fits on the "
-            "server's machine; with a Cavvy file, it can listen on $PORT",
-        )
-    if spec.budget:
-        return Objection("service.budget", "it is not supported yet")
-    return object_to_regions(task, spec)
 
 
 def make_admitted(task: TaskSpec) -> TaskSpec:

@@ -74,8 +74,11 @@ def read_requests(path: Path, options: RequestOptions | None = None) -> RequestT
     try:
         text = _read_text(path)
         found = sorted(_read_rows(path, text, options))
-    except (OSError, tarfile.TarError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: the file cannot be read: {error}") from None
+    except OSError as error:
+        raise TraceError(f"{path}: the file cannot be read: {error.strerror or error}") from None
+    except (tarfile.TarError, UnicodeDecodeError):
+        expected = "expected CSV or JSON lines in UTF-8, or such a file in .gz or .tar.gz"
+        raise TraceError(f"{path}: the file cannot be read; {expected}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{path}: expected one request in each row: {error}") from None
     if not found:

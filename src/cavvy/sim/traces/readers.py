@@ -139,8 +139,11 @@ def _are_prices(values: object) -> TypeGuard[list[float]]:
 def _read_object(path: Path) -> dict[str, object]:
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise TraceError(f"{path}: not a JSON file: {error}") from None
+    except OSError as error:
+        raise TraceError(f"{path}: the file cannot be read: {error.strerror}") from None
+    except ValueError:
+        hint = "expected a trace: a JSON object with gap_seconds and data"
+        raise TraceError(f"{path}: not a JSON file; {hint}") from None
     if not isinstance(document, dict):
         raise TraceError(f"{path}: expected an object, not {type(document).__name__}")
     return cast(dict[str, object], document)

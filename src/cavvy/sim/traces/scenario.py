@@ -55,10 +55,7 @@ class TraceScenario(Struct, frozen=True, kw_only=True):
 
 def read_scenario(path: Path) -> TraceScenario:
     """Read a scenario file. Raises TraceError, which describes the mistake in the file."""
-    try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TraceError(f"{path}: not a YAML file: {error}") from None
+    document = _read_document(path)
     top = _Table(document, str(path))
     top.only("name", "policies", "markets", "jobs", "fleet", "egress_usd_per_gb")
     policies = _policies(top)
@@ -81,6 +78,19 @@ def read_scenario(path: Path) -> TraceScenario:
         jobs=jobs,
         fleet=None if fleet is None else _fleet(_Table(fleet, f"{path}: fleet")),
     )
+
+
+def _read_document(path: Path) -> object:
+    try:
+        return yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise TraceError(f"{path}: the file cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: not a YAML file; expected text in UTF-8") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise TraceError(f"{path}{where}: not a YAML file; expected `key: value` lines") from None
 
 
 def _policies(top: "_Table") -> list[str]:

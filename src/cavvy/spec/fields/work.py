@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from cavvy.domain.tasks import Delivery, WebhookTarget, Workload
 from cavvy.domain.values import replace
+from cavvy.domain.web_addresses import is_web_address
 from cavvy.spec.fields.accelerators import read_device
 from cavvy.spec.fields.kinds import (
     FieldSpec,
@@ -16,7 +17,6 @@ from cavvy.spec.fields.kinds import (
     WrongValue,
     choice,
     either,
-    matching,
     number,
     section,
     text_kind,
@@ -112,9 +112,16 @@ WORK = section(
 
 # The section `webhooks`
 
+
+def _read_web_address(text: str) -> str:
+    if not is_web_address(text):
+        raise WrongValue(f"{shown(text)} is not a web address")
+    return text
+
+
 _URL = text_kind(
     "a web address such as https://example.org/hook",
-    matching(r"https?://[^\s/?#]+[^\s]*", "is not a web address"),
+    _read_web_address,
 )
 _ON = choice(
     Delivery, {"success": Delivery.FINISH, "done": Delivery.FINISH, "error": Delivery.FAILURE}

@@ -1,0 +1,38 @@
+"""Types for options with numbers. Other than click's own, they refuse nan and inf and name no type
+of click's in their messages.
+"""
+
+import math
+from typing import Any
+
+import click
+
+
+class NumberRange(click.FloatRange):
+    """A finite number."""
+
+    name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            self.fail(f"expected a number, not {value!r}", param, ctx)
+        return float(super().convert(number, param, ctx))
+
+
+class WholeRange(click.IntRange):
+    """A whole number."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"expected a whole number, not {value!r}", param, ctx)
+        return int(super().convert(number, param, ctx))
