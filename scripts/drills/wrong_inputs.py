@@ -1,5 +1,7 @@
 """Run commands with invalid inputs, and check every answer.
 
+`newcomer_inputs.py` has those for services, budgets, accounts and credentials.
+
 Usage: .venv/bin/python scripts/drills/wrong_inputs.py [WORD...]
 
 Each case is a command line with a mistake in its arguments, its file, its environment or its
@@ -26,13 +28,14 @@ import newcomer_inputs
 
 CAVVY = str(Path(sys.executable).with_name("cavvy"))
 LIMIT_S = 15  # seconds; enough for a command on a loaded machine
-USAGE, FAILED, INTERRUPTED = 2, 1, 130
+USAGE, FAILED, UNREACHABLE, INTERRUPTED = 2, 1, 69, 130
 # Texts of libraries, of the interpreter and of the server's own interface.
 FOREIGN = re.compile(
     r"Traceback|^Usage:|^Error:|Try '|Aborted!|pydantic|msgspec|openapi|httpx|asyncio|sqlite3?\.|"
     r"(?:query|path|body|header)\.[a-z]+\b(?!/)|(?:String|Input) should|Errno|has no attribute|"
     r"NoneType|a fault in cavvy|"
     r"Exception ignored|codec can't|object at 0x|positional argument|/v1/|unhashable|"
+    r"Expected `|at `\$|not a valid (?:float|integer)|Expecting value|document start|"
     r"Invalid value|No such (?:option|command)|KeyError|ValueError|TypeError|click\.",
     re.MULTILINE,
 )
@@ -236,7 +239,11 @@ def make_cases() -> Iterator[Case]:
     for code, text in LINES.items():
         for line in text.strip().splitlines():
             yield Case(line=line, codes=(code,))
-    for code, text in ((USAGE, newcomer_inputs.USAGE), (FAILED, newcomer_inputs.FAILED)):
+    for code, text in (
+        (USAGE, newcomer_inputs.USAGE),
+        (FAILED, newcomer_inputs.FAILED),
+        (UNREACHABLE, newcomer_inputs.UNREACHABLE),
+    ):
         for line in text.strip().splitlines():
             yield Case(line=line, codes=(code,))
     for name in (*BAD_FILES, *newcomer_inputs.FILES):
@@ -251,7 +258,7 @@ def make_cases() -> Iterator[Case]:
 
 def make_process_cases() -> Iterator[Case]:
     """Cases about the environment and the terminal."""
-    for home, codes in (("/dev/null", (69,)), ("/proc/none", (69,)), ("relative", (0,))):
+    for home, codes in (("/dev/null", (FAILED,)), ("/proc/none", (69,)), ("relative", (0,))):
         yield Case(line="ps", env={"CAVVY_HOME": home}, codes=codes, silent=0 in codes)
     settings = {
         "open.toml": "[providers.local\n",
@@ -365,7 +372,8 @@ def prepare(folder: Path) -> dict[str, str]:
         "CAVVY": CAVVY,
         "CAVVY_HOME": str(folder / "home"),
         "CAVVY_CONFIG": str(folder / "settings.toml"),
-        "COLUMNS": "100",
+        "COLUMNS": "80",
+        "LC_ALL": "C",
     }
     subprocess.run(
         [CAVVY, "run", "good.yaml"], cwd=folder, env=env, check=True, capture_output=True

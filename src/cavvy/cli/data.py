@@ -45,7 +45,8 @@ def convert(source: str, target: Path) -> None:
         count = write_shards(_watched(samples), target)
         after = measure(open_samples(f"mds:{target}"))
     except (ValueError, OSError, ImportError) as error:
-        raise CommandFailure(f"cannot convert {source}: {error}", exit_code=2) from error
+        hint = "write FORMAT:PATH, such as images:pictures; `cavvy data convert --help` has all"
+        raise CommandFailure(f"cannot convert {source}: {error}", hint, exit_code=2) from error
     size = sum(path.stat().st_size for path in target.iterdir())
     click.echo(f"wrote {count} samples, {size / 1e6:.1f} MB, to {target}")
     click.echo(
