@@ -67,10 +67,7 @@ def plan_course(
             return stays
         return RoamingTarget(None, inf, "no market has spot, and there is enough slack to wait")
     price = slack.price(guess)
-    costs = {
-        index: _cost_there(field, moment, index, price, leaving.cost(index))
-        for index in (field.home, *field.open)
-    }
+    costs = _list_costs(field, moment, price, leaving)
     best = min(field.open, key=costs.__getitem__)
     if home.up:
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
@@ -175,6 +172,18 @@ class _Leaving:
             if cost < least:
                 least = cost
         return least
+
+
+def _list_costs(
+    field: RoamingView, moment: TimeLeft, price: float, leaving: _Leaving
+) -> dict[int, float]:
+    """For the home market and each market in which the job may start: the cost of the rest of the
+    job there.
+    """
+    return {
+        index: _cost_there(field, moment, index, price, leaving.cost(index))
+        for index in (field.home, *field.open)
+    }
 
 
 def _cost_there(
