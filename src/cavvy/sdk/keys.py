@@ -287,6 +287,9 @@ class Service(TypedDict):
     """How a task answers requests, and on how many replicas."""
 
     port: Whole
+    engine: NotRequired[str]
+    model: NotRequired[str]
+    options: NotRequired[Mapping[str, Scalar]]
     replicas: NotRequired[Whole | ServiceReplicas]
     concurrency: NotRequired[Whole]
     probe: NotRequired[str | ServiceProbe]

@@ -23,6 +23,7 @@ def parse_own(
     documents: "Sequence[Node]", notes: ProblemNotes, file: str, params: Mapping[str, Scalar]
 ) -> TaskSpec:
     """Read the task of a file in Cavvy's own format. Raises SpecError with every problem."""
+    from cavvy.spec.engine_section import expand_engine
     from cavvy.spec.fields.params import read_params, substitute
     from cavvy.spec.fields.task import TASK
     from cavvy.spec.problems import slug
@@ -38,7 +39,7 @@ def parse_own(
         entries = tuple(
             (k, v if k.text == "params" else substitute(v, values, notes)) for k, v in root.entries
         )
-        root = replace(root, entries=entries)
+        root = expand_engine(replace(root, entries=entries), notes)
     task: TaskSpec | None = TASK.read(root, notes)
     notes.check()
     assert task is not None

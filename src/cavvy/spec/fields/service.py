@@ -31,6 +31,8 @@ from cavvy.spec.fields.kinds import (
     choice,
     either,
     filled,
+    matching,
+    named_texts,
     number,
     read_text,
     section,
@@ -248,6 +250,18 @@ def _build(table: SectionReader) -> ServiceSpec | None:
 SERVICE = section(
     "service",
     _build,
+    # spec/engine_section.py has replaced these by `run`, `port`, `probe` and `models`
+    engine=FieldSpec(text_kind("the name of an engine", filled), to=()),
+    model=FieldSpec(text_kind("a model's name or path", filled), to=()),
+    options=FieldSpec(
+        named_texts(
+            "options of the engine, each with a value",
+            matching(r"(--)?[a-z0-9][a-z0-9-]{0,80}", "cannot be an option"),
+            missing="the option has no value",
+            hint="write true for an option without a value",
+        ),
+        to=(),
+    ),
     port=FieldSpec(whole(1, 65535, "a port, from 1 to 65535"), required=True),
     replicas=_REPLICAS,
     concurrency=whole(1, 100_000),

@@ -1,0 +1,159 @@
+"""Named engines: programs that serve a model. Cavvy writes their command, port and probe, and knows
+the path of their metrics.
+
+`flags` are options of the engine that were found in `source` on the date `as_of`. A test checks
+that the command that is written here uses no others. No engine was started by its command.
+"""
+
+import shlex
+from collections.abc import Mapping
+from datetime import date
+
+from cavvy.domain.values import Struct
+
+# Replicas are reached at this address. A server of another machine's replicas sets SERVE_HOST.
+_HOST = '"${SERVE_HOST:-127.0.0.1}"'
+_PORT = '"${PORT:-%d}"'
+
+
+class Engine(Struct, frozen=True, kw_only=True):
+    """`command` is before the options; `model`, `host`, `port_flag` and `names` are the options of
+    these things, and `gpus` that of the number of GPUs of a node. "" if the engine has none.
+    """
+
+    command: str
+    model: str
+    host: str
+    port_flag: str
+    port: int
+    probe: str
+    metrics: str
+    names: str = ""
+    gpus: str = ""
+    fixed: tuple[str, ...] = ()
+    separator: str = " "  # between an option and its value
+    chats: bool = True  # it answers OpenAI's API
+    flags: frozenset[str]
+    source: str
+    as_of: date
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(f"--{each}" for each in text.split())
+
+
+ENGINES: Mapping[str, Engine] = {
+    "vllm": Engine(
+        command="vllm serve",
+        model="",
+        host="--host",
+        port_flag="--port",
+        port=8000,
+        probe="/health",
+        metrics="/metrics",
+        names="--served-model-name",
+        gpus="--tensor-parallel-size",
+        flags=_words(
+            "host port served-model-name tensor-parallel-size max-model-len dtype quantization "
+            "gpu-memory-utilization max-num-batched-tokens max-num-seqs tokenizer revision "
+            "enable-prefix-caching trust-remote-code data-parallel-size ssl-keyfile ssl-certfile"
+        ),
+        source="www.mintlify.com/vllm-project/vllm/api/cli/serve",
+        as_of=date(2026, 11, 24),
+    ),
+    "sglang": Engine(
+        command="python3 -m sglang.launch_server",
+        model="--model-path",
+        host="--host",
+        port_flag="--port",
+        port=30000,
+        probe="/health",
+        metrics="/metrics",
+        names="--served-model-name",
+        gpus="--tp-size",
+        fixed=("--enable-metrics",),
+        flags=_words(
+            "model-path host port served-model-name tp-size enable-metrics context-length "
+            "mem-fraction-static reasoning-parser tool-call-parser"
+        ),
+        source="commands in public repositories",
+        as_of=date(2026, 11, 24),
+    ),
+    "tgi": Engine(
+        command="text-generation-launcher",
+        model="--model-id",
+        host="--hostname",
+        port_flag="--port",
+        port=3000,
+        probe="/health",
+        metrics="/metrics",
+        gpus="--num-shard",
+        flags=_words("model-id hostname port num-shard sharded quantize"),
+        source="commands in public repositories",
+        as_of=date(2026, 11, 24),
+    ),
+    "triton": Engine(
+        command="tritonserver",
+        model="--model-repository",
+        host="--http-address",
+        port_flag="--http-port",
+        port=8000,
+        probe="/v2/health/ready",
+        metrics="",
+        separator="=",
+        fixed=("--allow-grpc=false", "--allow-metrics=false"),
+        chats=False,
+        flags=_words("model-repository http-address http-port allow-grpc allow-metrics"),
+        source="commands in public repositories",
+        as_of=date(2026, 11, 24),
+    ),
+    "llama.cpp": Engine(
+        command="llama-server",
+        model="--model",
+        host="--host",
+        port_flag="--port",
+        port=8080,
+        probe="/health",
+        metrics="/metrics",
+        names="--alias",
+        fixed=("--metrics",),
+        flags=_words("model host port alias metrics ctx-size parallel n-gpu-layers threads"),
+        source="tools/server/README.md of llama.cpp at 00dc8057",
+        as_of=date(2026, 11, 24),
+    ),
+}
+
+
+def write_command(
+    engine: Engine, model: str, names: tuple[str, ...], options: Mapping[str, str], gpus: bool
+) -> str:
+    """The command that serves a model. An option whose value is `true` has no value in the command,
+    and one with `false` is left out.
+    """
+    pairs: list[tuple[str, str]] = []
+    if engine.model:
+        pairs.append((engine.model, shlex.quote(model)))
+    pairs += [(engine.host, _HOST), (engine.port_flag, _PORT % engine.port)]
+    if engine.names and names:
+        several = names if engine.names == "--served-model-name" and not engine.model else names[:1]
+        pairs.append((engine.names, " ".join(map(shlex.quote, several))))
+    given = {f"--{name}": value for name, value in options.items()}
+    if gpus and engine.gpus and engine.gpus not in given:
+        pairs.append((engine.gpus, '"$NPROC_PER_NODE"'))
+    words = ["exec", engine.command]
+    if not engine.model:
+        words.append(shlex.quote(model))
+    words += [f"{flag}{engine.separator}{value}" for flag, value in pairs]
+    words += engine.fixed
+    for flag, value in given.items():
+        if value != "false":
+            words.append(
+                flag if value == "true" else f"{flag}{engine.separator}{shlex.quote(value)}"
+            )
+    return " ".join(words)
+
+
+def list_own_flags(engine: Engine) -> frozenset[str]:
+    """The options that Cavvy itself sets; a file cannot set them."""
+    own = {engine.model, engine.host, engine.port_flag, engine.names}
+    return frozenset(each.removeprefix("--") for each in own if each)

@@ -1,0 +1,73 @@
+"""Named engines: the commands that Cavvy writes, and the options that the engines have."""
+
+import re
+import shlex
+
+import pytest
+
+from cavvy.importers import parse_file
+from cavvy.spec import SpecError
+from cavvy.spec.engines import ENGINES, write_command
+
+FILE = """\
+resources: {gpu: 'L4:2'}
+service:
+  engine: %s
+  model: org/tiny
+  options: {enable-prefix-caching: true, trust-remote-code: false, max-model-len: 4096}
+"""
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_command_has_only_options_of_the_engine(name: str) -> None:
+    engine = ENGINES[name]
+    command = write_command(engine, "a model", ("x y",), {}, True)
+    words = shlex.split(command)
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert flags <= engine.flags
+    assert engine.source
+    assert words[0] == "exec"
+    assert "a model" in command
+
+
+def test_an_engine_gives_a_service_all_it_needs() -> None:
+    (task,) = parse_file(FILE % "vllm").tasks
+    assert task.run == (
+        'exec vllm serve org/tiny --host "${SERVE_HOST:-127.0.0.1}" --port "${PORT:-8000}" '
+        '--served-model-name org/tiny --tensor-parallel-size "$NPROC_PER_NODE" '
+        "--enable-prefix-caching --max-model-len 4096"
+    )
+    service = task.service
+    assert service is not None
+    assert (service.port, service.probe.path, service.models) == (8000, "/health", ("org/tiny",))
+
+
+def test_a_file_may_say_more_than_its_engine() -> None:
+    text = "service: {engine: llama.cpp, model: a.gguf, models: [tiny], port: 9, probe: /v1/models}"
+    (task,) = parse_file(text).tasks
+    assert task.service is not None
+    assert "--alias tiny --metrics" in task.run
+    assert (task.service.port, task.service.probe.path) == (9, "/v1/models")
+    triton = parse_file("service: {engine: triton, model: models}").tasks[0]
+    assert triton.service is not None
+    assert triton.service.models == (), "it does not speak OpenAI's API"
+    assert "--model-repository=models" in triton.run
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("{engine: vlm, model: a}", "did you mean `vllm`?"),
+        ("{engine: vllm}", "the engine vllm has no model"),
+        ("{engine: vllm, model: a, options: {port: 1}}", "the option port is written by Cavvy"),
+        ("{engine: vllm, model: a, options: {a: [1]}}", "not a single value"),
+    ],
+)
+def test_mistakes_are_told(section: str, said: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(said)):
+        parse_file(f"service: {section}")
+
+
+def test_a_file_has_an_engine_or_commands() -> None:
+    with pytest.raises(SpecError, match="`run` has no meaning"):
+        parse_file("run: x\nservice: {engine: vllm, model: a}")
