@@ -66,6 +66,10 @@ async def test_a_service_is_started_revised_shown_and_ended(api: Api) -> None:
     [
         ("{run: serve}", "describes a job, not a service"),
         ("{run: serve, nodes: 2, service: {port: 80}}", "nodes: a replica has one node"),
+        (
+            "{run: s, service: {port: 80, hosts: [a.example.com]}}",
+            "service.hosts: a.example.com is not below one of the domains in services.domains",
+        ),
         ("{run: s, service: {port: 80, budget: $1/h}}", "service.budget: it is not supported yet"),
         (
             "{run: s, resources: {providers: [fake]}, service: {port: 80}}",

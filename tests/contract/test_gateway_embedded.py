@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import socket
 import ssl
 import stat
 import time
@@ -256,6 +257,46 @@ def test_tls_comes_from_files(replicas: list[ReplicaStandIn], tmp_path: Path) ->
         wait_for(lambda: replicas[0].in_flight == 0)
     finally:
         plane.remove()
+
+
+def test_a_host_name_has_its_own_certificate(
+    replicas: list[ReplicaStandIn], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue()
+    folder = tmp_path / "hosts"
+    folder.mkdir()
+    for name, host in (("svc.example", "svc.example"), ("_.wide.example", "*.wide.example")):
+        files = authority.issue("host", host=host)
+        (folder / f"{name}.pem").write_bytes(b"".join(each.read_bytes() for each in files))
+    (folder / "broken.example.pem").write_text("no certificate")
+    tls = {"certificate": str(certificate), "key": str(key), "folder": str(folder)}
+    plane = Embedded(services=[SERVICE], tls=tls)
+    try:
+        context = ssl.create_default_context(cafile=authority.ca)
+        context.set_alpn_protocols(["h2", "http/1.1"])
+
+        def greet(name: str) -> str | None:
+            with (
+                socket.create_connection(("127.0.0.1", plane.port)) as plain,
+                context.wrap_socket(plain, server_hostname=name) as secure,
+            ):
+                return secure.selected_alpn_protocol()
+
+        for name in ("svc.example", "a.wide.example", "localhost"):
+            assert greet(name) == "http/1.1", "HTTP/2 is HAProxy's"
+        for name in ("broken.example", "b.a.wide.example"):
+            with pytest.raises(ssl.SSLCertVerificationError):
+                greet(name)
+    finally:
+        plane.remove()
+
+
+def test_http_2_is_refused_with_the_reason(plane: Embedded) -> None:
+    with Talk(plane.port) as talk:
+        talk.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        reply = talk.read("PRI")
+    assert (reply.status, "HAProxy" in reply.json["error"]["message"]) == (505, True)
 
 
 def test_keys_come_end_and_are_counted_while_the_gateway_runs(

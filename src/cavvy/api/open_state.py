@@ -23,6 +23,7 @@ from cavvy.api.peers import PeerServers
 from cavvy.api.project_credentials import ProjectCredentials, UsesAccounts
 from cavvy.api.provider_state import StoredProviderState
 from cavvy.api.serving.front import GatewayFront
+from cavvy.api.serving.listener import read_listener
 from cavvy.api.serving.relays import ReplicaRelays
 from cavvy.api.state_dir import StateDir
 from cavvy.api.stored_files import StoredFiles, open_stored_files
@@ -183,7 +184,9 @@ class _ServerParts(Struct, frozen=True):
         """The gateway; None if several servers share the work, which run no services yet."""
         if self.shares:
             return None
-        return GatewayFront(self.root / "gateway", self.home.gateway_path(), relays)
+        listener = read_listener(self.settings)
+        path = self.home.gateway_path()
+        return GatewayFront(self.root / "gateway", path, listener, relays)
 
 
 def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppState:

@@ -125,6 +125,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     port: int
     fixed_port: bool = False
     models: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # its own host names; (): it has a path of the gateway's
     replicas: ReplicaCount = ReplicaCount()
     concurrency: int = 1
     probe: ReadinessProbe = ReadinessProbe()

@@ -104,6 +104,7 @@ class GatewayLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class TlsFiles(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     certificate: str
     key: str
+    folder: str = ""  # with HOST.pem for single host names
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

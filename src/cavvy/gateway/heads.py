@@ -187,6 +187,8 @@ def parse_request(head: bytes, limits: GatewayLimits) -> RequestHead:
     """The head, which includes its empty line. Raises HeadError."""
     match = _REQUEST.fullmatch(head)
     if match is None:
+        if head.startswith(b"PRI * HTTP/2.0"):
+            raise HeadError(505, "this gateway speaks HTTP/1.1; HAProxy before it speaks HTTP/2")
         raise HeadError(400, "the head of the request is not valid HTTP/1.1")
     if head.count(b"\n") > limits.headers + 2:
         raise HeadError(431, f"the request has more than {limits.headers} header fields")

@@ -6,7 +6,6 @@ import gc
 import json
 import secrets
 import signal
-import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ from time import monotonic
 import uvloop
 
 from cavvy.gateway.call_store import CallStore
-from cavvy.gateway.config import GatewayConfig, GatewayConfigError, TlsFiles, read_config
+from cavvy.gateway.certificates import HostCertificates
+from cavvy.gateway.config import GatewayConfig, GatewayConfigError, read_config
 from cavvy.gateway.control_socket import ControlSocket
 from cavvy.gateway.deferred import DeferredCalls
 from cavvy.gateway.door import Door
@@ -46,7 +46,7 @@ async def serve(config: GatewayConfig) -> None:
     """Prints one line of JSON with the port when it takes requests. Raises OSError,
     GatewayConfigError.
     """
-    tls = None if config.tls is None else make_tls(config.tls)
+    tls = None if config.tls is None else HostCertificates(config.tls).context
     calls = DeferredCalls(CallStore(Path(config.state)), config.limits)
     door = Door(config.limits, secure=tls is not None, start=secrets.token_hex(4), calls=calls)
     door.set_services(config.services)
@@ -101,23 +101,3 @@ async def _drain(door: Door, until: float) -> None:
         door.tick()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.Event().wait(), 0.05)
-
-
-def make_tls(files: TlsFiles) -> ssl.SSLContext:
-    """Raises GatewayConfigError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(files.certificate, files.key, password=_refuse_password)
-    except (OSError, ValueError) as error:
-        raise GatewayConfigError(
-            f"tls: {files.certificate} and {files.key} cannot be used: {error}; both must be files "
-            "in PEM, the key without a password"
-        ) from error
-    return context
-
-
-def _refuse_password() -> str:
-    raise ValueError("the key is encrypted")

@@ -37,8 +37,8 @@ _OUR_NEEDS = _words(
 )
 # Keys of `service`, which Cavvy's and SkyPilot's files have, that only Cavvy's have.
 _OUR_SERVICE = _words(
-    "engine model options port concurrency probe drain timeouts models keys rate limits slo "
-    "regions residency budget"
+    "engine model options port concurrency probe drain timeouts models hosts keys rate "
+    "limits slo regions residency budget"
 )
 # Keys that only SkyPilot's files have.
 _SKYPILOT = _words(

@@ -296,6 +296,7 @@ class Service(TypedDict):
     drain: NotRequired[Length]
     timeouts: NotRequired[ServiceTimeoutKeys]
     models: NotRequired[str | Sequence[str]]
+    hosts: NotRequired[str | Sequence[str]]
     keys: NotRequired[Switch]
     rate: NotRequired[Number | ServiceRate | Sequence[ServiceRate]]
     limits: NotRequired[ServiceLimits]

@@ -76,5 +76,5 @@ def _text(table: MapNode, key: str) -> str:
     return node.text if isinstance(node, ScalarNode) else ""
 
 
-def _scalar(mark: SourceMark, value: object) -> ScalarNode:
+def _scalar(mark: SourceMark, value: str | int) -> ScalarNode:
     return ScalarNode(mark=mark, text=str(value), value=value)

@@ -21,6 +21,7 @@ from cavvy.client.service_wire import ReplicaView, ServedView, ServiceTrafficVie
 from cavvy.control.decide.service import state_of
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.serving.requests import (
+    HostTaken,
     ServiceRequests,
     ServiceStatus,
     make_admitted,
@@ -128,13 +129,16 @@ async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> 
     await submission.check_uses(app_state, task, origin.snapshot)
     admitted = make_admitted(task)
     await submission.admit_task(app_state, admitted, now, ask.user, consented=ask.consent)
-    found = await _services(app_state).put(
-        task,
-        origin,
-        user=ask.user,
-        consented=ask.consent,
-        ceiling=submission.read_ceiling(ask),
-    )
+    try:
+        found = await _services(app_state).put(
+            task,
+            origin,
+            user=ask.user,
+            consented=ask.consent,
+            ceiling=submission.read_ceiling(ask),
+        )
+    except HostTaken as error:
+        raise ApiProblem("invalid-task", f"{ask.path}: service.hosts: {error}") from error
     if origin.snapshot is not None:
         app_state.snapshots.add((project, origin.snapshot))
     return found

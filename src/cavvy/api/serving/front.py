@@ -12,6 +12,7 @@ from pathlib import Path
 from cavvy.api.serving.gateway_child import GatewayChild
 from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
 from cavvy.api.serving.gateway_route import make_route
+from cavvy.api.serving.listener import ServiceListener
 from cavvy.api.serving.probes import ProbedPort, ReplicaProbes
 from cavvy.api.serving.relays import ReplicaRelays
 from cavvy.control.decide.service import list_serving
@@ -52,8 +53,11 @@ class GatewayFront:
     while there are services, and is started again when it ends.
     """
 
-    def __init__(self, folder: Path, control: str, relays: ReplicaRelays) -> None:
-        self._child = GatewayChild(folder, control)
+    def __init__(
+        self, folder: Path, control: str, listener: ServiceListener, relays: ReplicaRelays
+    ) -> None:
+        self._listener = listener
+        self._child = GatewayChild(folder, control, listener)
         self._relays = relays
         self._probes = ReplicaProbes()
         self._published: dict[str, PublishedService] = {}  # by the ID of the service
@@ -77,7 +81,10 @@ class GatewayFront:
 
     def locate(self, service: StoredService) -> str:
         port = self._child.port
-        return f"http://{_LOCAL}:{port}{service.path}" if port else ""
+        return self._listener.locate(service.spec.hosts, service.path, port) if port else ""
+
+    def permits(self, host: str) -> bool:
+        return self._listener.permits(host)
 
     def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
         spec = service.spec

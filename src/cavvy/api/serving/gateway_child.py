@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
+from cavvy.api.serving.listener import ServiceListener
 from cavvy.client.state import write_private
 from cavvy.gateway.control_socket import StopGateway
 
 _START_S = 30.0
 _END_S = 5.0
-_LOCAL = "127.0.0.1"
 
 
 class GatewayChild:
@@ -21,8 +21,9 @@ class GatewayChild:
     the next server finds it by this socket. It keeps its port over restarts, if the port is free.
     """
 
-    def __init__(self, folder: Path, socket: str) -> None:
+    def __init__(self, folder: Path, socket: str, listener: ServiceListener) -> None:
         self._folder = folder
+        self._listener = listener
         self._socket = socket
         self._process: asyncio.subprocess.Process | None = None
         self.port = 0  # 0 while none was found or started
@@ -34,7 +35,8 @@ class GatewayChild:
             link = await GatewayLink.open(self._socket)
             self.port = self._read_port()
             return link
-        if not await self._start(self._read_port()) and not await self._start(0):
+        port = self._listener.port
+        if not await self._start(port or self._read_port()) and (port or not await self._start(0)):
             raise GatewayLost(f"the gateway did not start; see {self._folder / 'gateway.log'}")
         return await GatewayLink.open(self._socket)
 
@@ -61,12 +63,19 @@ class GatewayChild:
     async def _start(self, port: int) -> bool:
         """Start the gateway on a port. Returns whether it listens."""
         os.makedirs(os.path.dirname(self._socket), mode=0o700, exist_ok=True)
-        config = {
-            "host": _LOCAL,
+        listener = self._listener
+        config: dict[str, object] = {
+            "host": listener.host,
             "port": port,
             "control": self._socket,
             "state": str(self._folder / "calls"),
         }
+        if listener.certificate:
+            config["tls"] = {
+                "certificate": listener.certificate,
+                "key": listener.key,
+                "folder": listener.folder,
+            }
         file = self._folder / "gateway.json"
         write_private(str(file), json.dumps(config).encode())
         with (self._folder / "gateway.log").open("ab") as log:

@@ -13,7 +13,8 @@ def make_route(service: StoredService) -> ServiceRoute:
     spec = service.spec
     return ServiceRoute(
         name=service.id,
-        prefix=service.path,
+        hosts=spec.hosts,
+        prefix="" if spec.hosts else service.path,
         concurrency=spec.concurrency,
         queue_max=spec.limits.waiting,
         wait_s=spec.timeouts.queue.total_seconds(),

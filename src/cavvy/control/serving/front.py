@@ -29,6 +29,9 @@ class ServiceFront(Protocol):
     def locate(self, service: StoredService) -> str:
         """The service's URL; "" while the gateway does not run."""
 
+    def permits(self, host: str) -> bool:
+        """Whether services may have this host name."""
+
     def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
         """Reach and probe these replicas of the service from now on, and no others. They run."""
 

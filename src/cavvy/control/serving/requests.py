@@ -18,6 +18,10 @@ from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 
 
+class HostTaken(Exception):
+    """The service may not have a host name; choose another."""
+
+
 class ServiceStatus(Struct, frozen=True, kw_only=True):
     """A service, its URL ("" while the gateway starts) and its traffic, if it is known."""
 
@@ -60,8 +64,9 @@ class ServiceRequests:
         ceiling: Money | None,
     ) -> ServiceStatus:
         """Start a service with the name of the task, or give the one with this name a new revision.
-        The same task again changes nothing. Raises StaleVersion.
+        The same task again changes nothing. Raises StaleVersion, HostTaken.
         """
+        await self._check_hosts(task)
         for _ in range(_TRIES):
             new = StoredService(
                 project=task.project,
@@ -90,6 +95,18 @@ class ServiceRequests:
                 service = await self._store.services.put(service)
                 return await self._publish(service)
         raise StaleVersion(f"service {task.name} was changed by other requests in every try")
+
+    async def _check_hosts(self, task: TaskSpec) -> None:
+        """Raise HostTaken if a service may not have its host names."""
+        wanted = () if task.service is None else task.service.hosts
+        for host in wanted:
+            if self._front is not None and not self._front.permits(host):
+                raise HostTaken(f"{host} is not below one of the domains in services.domains")
+        for other in await self._store.services.list() if wanted else ():
+            mine = (other.project, other.name) == (task.project, task.name)
+            taken = {each.lower() for each in other.spec.hosts}
+            if not mine and taken & {each.lower() for each in wanted}:
+                raise HostTaken(f"another service has one of the names {', '.join(wanted)}")
 
     async def end(self, project: str, name: str) -> ServiceStatus:
         """End a service: its replicas finish their requests and stop, and then the service is gone.

@@ -230,6 +230,13 @@ def _read_model(text: str) -> str:
     return text
 
 
+def _read_name(text: str) -> str:
+    label = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+    if len(text) > 253 or not re.fullmatch(rf"{label}(\.{label})+", text):
+        raise WrongValue(f"{shown(text)} is not a host name", suggestion="write chat.example.com")
+    return text
+
+
 def _read_area(text: str) -> str:
     if text not in AREAS:
         raise WrongValue(f"{shown(text)} is not an area", expected=", ".join(sorted(AREAS)))
@@ -269,6 +276,7 @@ SERVICE = section(
     drain=length_kind(timedelta(0), timedelta(hours=24)),
     timeouts=_TIMEOUTS,
     models=ListKind(text_kind("the name of a model", _read_model), single=True),
+    hosts=ListKind(text_kind("a host name such as chat.example.com", _read_name), single=True),
     keys=FLAG,
     rate=FieldSpec(ListKind(_RATE, single=True), to=("rates",)),
     limits=_LIMITS,

@@ -1,0 +1,68 @@
+"""Where the gateway listens and under which names services may answer, from the settings."""
+
+from pathlib import Path
+
+from cavvy.api.state_dir import StateDirError
+from cavvy.domain.values import Struct
+from cavvy.settings import Settings
+
+_LOCAL = "127.0.0.1"
+_LOOPBACK = (_LOCAL, "::1", "localhost")
+
+
+class ServiceListener(Struct, frozen=True, kw_only=True):
+    """`port` 0: the one of the last gateway, or any. `certificate` "": no TLS. `folder` has the
+    certificates of single host names. Services may have names below `domains`.
+    """
+
+    host: str = _LOCAL
+    port: int = 0
+    certificate: str = ""
+    key: str = ""
+    folder: str = ""
+    name: str = ""  # of the host, in URLs; "": as it listens
+    domains: tuple[str, ...] = ()
+
+    def locate(self, hosts: tuple[str, ...], path: str, port: int) -> str:
+        """The URL of a service."""
+        scheme = "https" if self.certificate else "http"
+        usual = 443 if self.certificate else 80
+        host = hosts[0] if hosts else self.name or self.host
+        place = f"[{host}]" if ":" in host else host
+        place += "" if port == usual else f":{port}"
+        return f"{scheme}://{place}" if hosts else f"{scheme}://{place}{path}"
+
+    def permits(self, host: str) -> bool:
+        """Whether a service may have this host name."""
+        return any(host.lower().endswith(f".{domain}") for domain in self.domains)
+
+
+def read_listener(settings: Settings) -> ServiceListener:
+    """Raises StateDirError if the settings do not fit together."""
+    host, _, port = settings.text("services.listen").rpartition(":")
+    host = host.strip("[]") or _LOCAL
+    if not port.isdecimal() and port:
+        raise _wrong("services.listen must be an address such as 0.0.0.0:8443")
+    certificate = settings.text("services.tls_cert") or settings.text("server.tls_cert")
+    key = settings.text("services.tls_key") or settings.text("server.tls_key")
+    if not certificate and host not in _LOOPBACK:
+        raise _wrong(f"services.listen {host} can be reached from outside, but there is no TLS")
+    domains = settings.text("services.domains").replace(",", " ").split()
+    return ServiceListener(
+        host=host,
+        port=int(port or 0),
+        certificate=_whole(certificate),
+        key=_whole(key),
+        folder=_whole(settings.text("services.tls_folder")),
+        name=settings.text("services.name"),
+        domains=tuple(each.lower().strip(".") for each in domains),
+    )
+
+
+def _whole(path: str) -> str:
+    return str(Path(path).expanduser().absolute()) if path else ""
+
+
+def _wrong(message: str) -> StateDirError:
+    hint = "set services.tls_cert and services.tls_key, or use a loopback address"
+    return StateDirError("settings-invalid", message, hint)
