@@ -58,7 +58,7 @@ def test_a_file_may_say_more_than_its_engine() -> None:
     ("section", "said"),
     [
         ("{engine: vlm, model: a}", "did you mean `vllm`?"),
-        ("{engine: vllm}", "the engine vllm has no model"),
+        ("{engine: vllm}", "the engine has no model"),
         ("{engine: vllm, model: a, options: {port: 1}}", "the option port is written by Cavvy"),
         ("{engine: vllm, model: a, options: {a: [1]}}", "not a single value"),
     ],

@@ -187,9 +187,7 @@ def parse_request(head: bytes, limits: GatewayLimits) -> RequestHead:
     """The head, which includes its empty line. Raises HeadError."""
     match = _REQUEST.fullmatch(head)
     if match is None:
-        if head.startswith(b"PRI * HTTP/2.0"):
-            raise HeadError(505, "this gateway speaks HTTP/1.1; HAProxy before it speaks HTTP/2")
-        raise HeadError(400, "the head of the request is not valid HTTP/1.1")
+        raise _explain_mismatch(head)
     if head.count(b"\n") > limits.headers + 2:
         raise HeadError(431, f"the request has more than {limits.headers} header fields")
     method, target, minor, fields = match.groups()
@@ -219,6 +217,12 @@ def parse_request(head: bytes, limits: GatewayLimits) -> RequestHead:
         _read_connection(request)
     _settle_length(request, length, coding)
     return request
+
+
+def _explain_mismatch(head: bytes) -> HeadError:
+    if head.startswith(b"PRI * HTTP/2.0"):
+        return HeadError(505, "this gateway speaks HTTP/1.1; HAProxy before it speaks HTTP/2")
+    return HeadError(400, "the head of the request is not valid HTTP/1.1")
 
 
 def _keep_value(request: RequestHead, role: int, value: bytes) -> None:

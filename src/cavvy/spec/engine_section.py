@@ -3,10 +3,12 @@ service, as far as the file does not have them.
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
-from cavvy.spec.engines import ENGINES, list_own_flags, write_command
+from cavvy.domain.values import replace
+from cavvy.spec.engines import ENGINES, Engine, list_own_flags, write_command
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
-from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
+from cavvy.spec.tree import ListNode, MapNode, ScalarNode
 
 
 def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
@@ -14,8 +16,24 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
     service = root.get("service")
     if not isinstance(service, MapNode) or service.get("engine") is None:
         return root
-    name, model = _text(service, "engine"), _text(service, "model")
-    mark = service.mark
+    engine = _find_engine(_text(service, "engine"), service.mark, notes)
+    if engine is None:
+        return root
+    model = _text(service, "model")
+    options = _read_options(service, notes)
+    _check(root, service, list_own_flags(engine) & options.keys(), notes)
+    needs = root.get("resources")
+    gpus = isinstance(needs, MapNode) and needs.get("gpu") is not None
+    run = write_command(engine, model, _list_models(service) or (model,), options, gpus)
+    more: dict[str, str | int] = {"port": engine.port, "probe": engine.probe}
+    if engine.chats:
+        more["models"] = model
+    full = _complete(service, more)
+    entries = tuple((key, full if key.text == "service" else each) for key, each in root.entries)
+    return _complete(replace(root, entries=entries), {"run": run})
+
+
+def _find_engine(name: str, mark: SourceMark, notes: ProblemNotes) -> Engine | None:
     engine = ENGINES.get(name)
     if engine is None:
         close = nearest(name, ENGINES)
@@ -23,34 +41,28 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
         notes.add(
             mark, f"{shown(name)} is not an engine", expected=listed(ENGINES), suggestion=hint
         )
-        return root
-    if not model:
-        notes.add(mark, f"the engine {name} has no model", suggestion="add `model: NAME_OR_PATH`")
+    return engine
+
+
+def _check(root: MapNode, service: MapNode, own: AbstractSet[str], notes: ProblemNotes) -> None:
+    mark = service.mark
+    if not _text(service, "model"):
+        notes.add(mark, "the engine has no model", suggestion="add `model: NAME_OR_PATH`")
     if root.get("run") is not None:
         message = "`run` has no meaning with `service.engine`, which writes the command"
         notes.add(mark, message, suggestion="delete one of them")
-    options = _read_options(service, notes)
-    for own in sorted(list_own_flags(engine) & options.keys()):
-        notes.add(mark, f"the option {own} is written by Cavvy", suggestion="delete it")
-    names = _list_models(service) or (model,)
-    needs = root.get("resources")
-    gpus = isinstance(needs, MapNode) and needs.get("gpu") is not None
-    run = write_command(engine, model, names, options, gpus)
-    more: dict[str, Node] = {
-        "port": _scalar(mark, engine.port),
-        "probe": _scalar(mark, engine.probe),
-    }
-    if engine.chats:
-        more["models"] = _scalar(mark, model)
-    whole = (
-        *service.entries,
-        *((_scalar(mark, key), each) for key, each in more.items() if service.get(key) is None),
+    for name in sorted(own):
+        notes.add(mark, f"the option {name} is written by Cavvy", suggestion="delete it")
+
+
+def _complete(table: MapNode, more: Mapping[str, str | int]) -> MapNode:
+    """The table with those of these keys that it does not have."""
+    added = (
+        (_scalar(table.mark, key), _scalar(table.mark, value))
+        for key, value in more.items()
+        if table.get(key) is None
     )
-    service = MapNode(mark=mark, entries=whole)
-    entries = [(key, service if key.text == "service" else each) for key, each in root.entries]
-    if root.get("run") is None:
-        entries.append((_scalar(mark, "run"), _scalar(mark, run)))
-    return MapNode(mark=root.mark, entries=tuple(entries))
+    return replace(table, entries=(*table.entries, *added))
 
 
 def _read_options(service: MapNode, notes: ProblemNotes) -> Mapping[str, str]:

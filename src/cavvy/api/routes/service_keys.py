@@ -18,7 +18,7 @@ from cavvy.api.routes.services import ServicePath
 from cavvy.api.rules import in_path, name_user
 from cavvy.api.wire import done, read, reply, view
 from cavvy.client import service_key_wire as wire
-from cavvy.control.decide.service_keys import TooManyKeys, note_uses
+from cavvy.control.decide.service_keys import KeyUnknown, TooManyKeys, note_uses
 from cavvy.control.serving.requests import ServiceStatus
 from cavvy.domain.accounts import Permission
 from cavvy.domain.stored_services import ServiceKey
@@ -97,10 +97,11 @@ async def make(request: Request, project: ProjectPath, name: ServicePath) -> Res
 async def revoke(
     request: Request, project: ProjectPath, name: ServicePath, key: KeyPath
 ) -> Response:
-    await _find(request, project, name)
     try:
         await app_state_of(request).control_plane.services.remove_key(project, name, key)
     except RowNotFound as error:
+        raise ApiProblem("service-not-found", str(error)) from error
+    except KeyUnknown as error:
         raise ApiProblem("service-key-not-found", str(error)) from error
     return done()
 

@@ -63,21 +63,8 @@ class GatewayChild:
     async def _start(self, port: int) -> bool:
         """Start the gateway on a port. Returns whether it listens."""
         os.makedirs(os.path.dirname(self._socket), mode=0o700, exist_ok=True)
-        listener = self._listener
-        config: dict[str, object] = {
-            "host": listener.host,
-            "port": port,
-            "control": self._socket,
-            "state": str(self._folder / "calls"),
-        }
-        if listener.certificate:
-            config["tls"] = {
-                "certificate": listener.certificate,
-                "key": listener.key,
-                "folder": listener.folder,
-            }
         file = self._folder / "gateway.json"
-        write_private(str(file), json.dumps(config).encode())
+        write_private(str(file), json.dumps(self._make_config(port)).encode())
         with (self._folder / "gateway.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -104,6 +91,22 @@ class GatewayChild:
         self.port = json.loads(said)["port"]
         write_private(str(self._folder / "port"), str(self.port).encode())
         return True
+
+    def _make_config(self, port: int) -> dict[str, object]:
+        listener = self._listener
+        config: dict[str, object] = {
+            "host": listener.host,
+            "port": port,
+            "control": self._socket,
+            "state": str(self._folder / "calls"),
+        }
+        if listener.certificate:
+            config["tls"] = {
+                "certificate": listener.certificate,
+                "key": listener.key,
+                "folder": listener.folder,
+            }
+        return config
 
     def _read_port(self) -> int:
         """The port of the gateway that runs or ran last; 0 if there was none."""

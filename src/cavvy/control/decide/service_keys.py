@@ -5,13 +5,16 @@ from datetime import UTC, datetime
 
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.values import replace
-from cavvy.store.base import RowNotFound
 
 MOST_KEYS = 1000
 
 
 class TooManyKeys(Exception):
     """The service has as many keys as it may have; revoke one."""
+
+
+class KeyUnknown(Exception):
+    """The service has no key with this ID."""
 
 
 def with_key(service: StoredService, key: ServiceKey) -> StoredService:
@@ -22,10 +25,10 @@ def with_key(service: StoredService, key: ServiceKey) -> StoredService:
 
 
 def without_key(service: StoredService, key_id: str) -> StoredService:
-    """The service without a key. Raises RowNotFound."""
+    """The service without a key. Raises KeyUnknown."""
     kept = tuple(each for each in service.keys if each.id != key_id)
     if len(kept) == len(service.keys):
-        raise RowNotFound(f"service {service.name} has no key {key_id}")
+        raise KeyUnknown(f"service {service.name} has no key {key_id}")
     return replace(service, keys=kept)
 
 

@@ -122,7 +122,7 @@ class ServiceRequests:
         await self._publish(service)
 
     async def remove_key(self, project: str, name: str, key_id: str) -> None:
-        """Let a key call the service no longer. Raises RowNotFound."""
+        """Let a key call the service no longer. Raises RowNotFound, KeyUnknown."""
         service = await self._change(project, name, lambda service: without_key(service, key_id))
         await self._publish(service)
 

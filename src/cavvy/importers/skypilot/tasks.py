@@ -205,16 +205,13 @@ def _translate_task(
     keep_config(config, clouds, request.image is not None, kept_keys)
     workdir = _read_workdir(table, kept_keys)
     mounts = read_mounts(table, workdir, clouds, kept_keys)
-    setup, run = text_at(table, "setup"), text_at(table, "run") or ""
-    if not run.strip():
-        kept_keys.note_at(table, "run", f"the file has nothing to run: {WAITS}")
-        run = WAIT
+    run = _read_run(table, kept_keys)
     _note_conda(table, request.image, kept_keys)
     return TaskSpec(
         name=_name(table, header, number, kept_keys),
         run=run,
         session=run is WAIT,
-        setup=setup,
+        setup=text_at(table, "setup"),
         tags=request.tags,
         priority=request.priority,
         resources=add_options(request.resources, read_options(config)),
@@ -229,6 +226,14 @@ def _translate_task(
         retry=request.retry,
         service=read_service(table, kept_keys),
     )
+
+
+def _read_run(table: Node, kept_keys: TranslationNotes) -> str:
+    run = text_at(table, "run") or ""
+    if run.strip():
+        return run
+    kept_keys.note_at(table, "run", f"the file has nothing to run: {WAITS}")
+    return WAIT
 
 
 def _note_conda(table: Node, image: str | None, kept_keys: TranslationNotes) -> None:
