@@ -16,7 +16,9 @@ from tests.system.packages import install_whole
 from tests.unit.test_kubernetes_reading import make_node, make_spec
 
 from cavvy.agent.bundle import make_archive
+from cavvy.domain.services import ReplicaCount, ServiceSpec
 from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
+from cavvy.domain.values import replace
 from cavvy.providers.kubernetes import pods
 from cavvy.providers.kubernetes.bundle import make_bundle
 from cavvy.providers.kubernetes.cluster import read_nodes
@@ -95,6 +97,8 @@ def make_all() -> list[dict[str, Any]]:
         name="t", run="true", nodes=2, env={"A": "b"}, secrets=("KEY",), volumes=VOLUMES
     )
     found += yaml.safe_load_all(make_export(task, None, 2, options))
+    served = replace(task, nodes=1, service=ServiceSpec(port=80, replicas=ReplicaCount(most=3)))
+    found += yaml.safe_load_all(make_export(served, None, 1, options))
     found += yaml.safe_load_all(make_policy("ml"))
     return found
 

@@ -1,5 +1,5 @@
 """Exports a task as manifests for `kubectl apply`, without Cavvy: one pod per node, and a service
-if there are several nodes.
+if there are several nodes. A service becomes a Deployment.
 """
 
 import math
@@ -24,6 +24,7 @@ from cavvy.providers.kubernetes.pods import (
     make_resources,
     make_volumes,
 )
+from cavvy.providers.kubernetes.service_export import list_service_notes, make_service
 from cavvy.spec.support import read_options as read_task_options
 
 Object = dict[str, Any]
@@ -47,8 +48,13 @@ def make_export(
     place = node or _guess_node(task.resources)
     own = read_task_options(task.resources, "kubernetes")
     pods = [_pod(task, offer, rank, nodes, options, place) for rank in range(nodes)]
-    documents += [overlay_task(overlay_pod(each, options.pod), own, task.project) for each in pods]
-    notes = [f"# {note}" for note in _list_left_out(task, place)]
+    made = [overlay_task(overlay_pod(each, options.pod), own, task.project) for each in pods]
+    left_out = _list_left_out(task, place)
+    if task.service is not None:
+        made = make_service(made[0], task.service)
+        left_out += list_service_notes(task.service)
+    documents += made
+    notes = [f"# {note}" for note in left_out]
     return "\n".join([*notes, yaml.dump_all(documents, Dumper=LiteralDumper, sort_keys=False)])
 
 
@@ -69,7 +75,7 @@ def _list_left_out(task: TaskSpec, node: KubernetesNode) -> list[str]:
         "inputs, outputs: the pods do not copy these files": bool(task.inputs or task.outputs),
         "checkpoint: an ended pod loses its files; write checkpoints to a volume": task.checkpoint
         is not None,
-        "retry: nothing starts a pod again after it has ended": True,
+        "retry: nothing starts a pod again after it has ended": task.service is None,
         "the setup runs each time that a pod starts": task.setup is not None,
     }
     return [note for note, is_so in wanted.items() if is_so]

@@ -1,0 +1,47 @@
+"""A service as Kubernetes objects."""
+
+import yaml
+
+from cavvy.importers import parse_file
+from cavvy.providers.kubernetes.export import make_export
+from cavvy.providers.kubernetes.options import read_options
+
+FILE = """\
+name: chat
+image: vllm/vllm-openai
+resources: {gpu: 'L4:1'}
+service: {engine: vllm, model: org/tiny, replicas: {min: 0, max: 3}, drain: 90s, keys: true}
+"""
+
+
+def test_a_service_is_a_deployment_with_a_service_and_a_scaler() -> None:
+    (task,) = parse_file(FILE).tasks
+    text = make_export(task, None, 1, read_options({}))
+    deployment, front, scaler = yaml.safe_load_all(text)
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert (
+        deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    )
+    assert front["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+    assert front["spec"]["ports"][0]["targetPort"] == container["ports"][0]["containerPort"] == 8000
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": 8000}
+    assert container["startupProbe"]["failureThreshold"] == 120, "20 minutes, every 10 s"
+    assert {"name": "PORT", "value": "8000"} in container["env"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert (pod["spec"]["restartPolicy"], pod["spec"]["terminationGracePeriodSeconds"]) == (
+        "Always",
+        90,
+    )
+    assert "activeDeadlineSeconds" not in pod["spec"], "Deployments cannot have it"
+    assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (1, 3)
+    comments = [line for line in text.splitlines() if line.startswith("# service.")]
+    assert len(comments) == 3
+
+
+def test_a_fixed_number_of_replicas_needs_no_scaler() -> None:
+    (task,) = parse_file("run: x\nimage: a\nservice: {port: 80, replicas: 2}").tasks
+    kinds = [
+        each["kind"] for each in yaml.safe_load_all(make_export(task, None, 1, read_options({})))
+    ]
+    assert kinds == ["Deployment", "Service"]
