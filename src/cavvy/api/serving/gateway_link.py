@@ -43,7 +43,7 @@ class GatewayLink:
             except asyncio.CancelledError:
                 self.close()  # the reply would be taken for that of the next line
                 raise
-            if not told:
+            if not told.endswith(b"\n"):  # it may have been killed within a line
                 self.close()
                 raise GatewayLost("the gateway has ended")
         reply = _decode(told)
