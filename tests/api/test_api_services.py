@@ -65,15 +65,14 @@ async def test_a_service_is_started_revised_shown_and_ended(api: Api) -> None:
     ("text", "said"),
     [
         ("{run: serve}", "describes a job, not a service"),
-        ("{run: serve, nodes: 2, service: {port: 80}}", "nodes: a replica has one node"),
         (
             "{run: s, service: {port: 80, hosts: [a.example.com]}}",
             "service.hosts: a.example.com is not below one of the domains in services.domains",
         ),
         ("{run: s, service: {port: 80, budget: $1/h}}", "service.budget: it is not supported yet"),
         (
-            "{run: s, resources: {providers: [fake]}, service: {port: 80}}",
-            "replicas run on the server's machine only",
+            "{run: s, service: {port: 80, regions: [us-east-1], residency: eu}}",
+            "service.residency: us-east-1 is not known to be in it",
         ),
     ],
 )

@@ -151,19 +151,33 @@ def test_a_port_here_leads_to_the_replica_and_stays_when_the_tunnel_is_opened_ag
     play(story)
 
 
-def test_a_refused_connection_ends_and_a_replica_here_needs_no_relay() -> None:
+def test_a_program_that_ends_is_refused_before_its_connections_end() -> None:
     async def story() -> None:
         node = Node()
         relays = ReplicaRelays(node.execs)
         relays.notify = node.notify
-        async with echoing() as program:
-            closed = make_replica(program)
+        connections: list[asyncio.StreamWriter] = []
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.append(writer)
+
+        program = await asyncio.start_server(accept, "127.0.0.1", 0)
+        replica = make_replica(int(program.sockets[0].getsockname()[1]))
         here = make_replica(4242, gang="")
         relays.keep("s", {"r1": here})
         assert (relays.port(here), node.sessions) == (4242, [])
-        relays.keep("s", {"r1": closed})
-        await until(lambda: relays.port(closed))
-        assert await say(relays.port(closed), b"one\n") == b""
+        relays.keep("s", {"r1": replica})
+        await until(lambda: relays.port(replica))
+        reader, writer = await asyncio.open_connection("127.0.0.1", relays.port(replica))
+        writer.write(b"one\n")
+        await until(lambda: len(connections) > 1)  # the relay looked before it listened
+        program.close()
+        for each in connections:
+            each.close()
+        assert await reader.read() == b""
+        with pytest.raises(OSError):
+            await say(relays.port(replica), b"two\n")
+        writer.close()
         relays.close()
         await until(lambda: node.sessions[0][0].exit_code is not None)
 

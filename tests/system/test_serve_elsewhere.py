@@ -6,19 +6,16 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
-from urllib.request import urlopen
 
 import pytest
 from tests.system.hosts import Lab, lab_at
-from tests.system.trust import User, environment, user_at
-from tests.waits import START_S, wait_until
-
-from cavvy.client.service_wire import ServedView, find_service
+from tests.system.service_load import under_load
+from tests.system.test_serve import EXAMPLE, call, read_service
+from tests.system.trust import User, user_at
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.system
 WAITS = [b"sleep", b"1234"]
-EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-hello"
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +40,6 @@ def user(lab: Lab, tmp_path: Path) -> Iterator[User]:
         finally:
             user.cli("down", "--all", "--yes", code=None)
             user.cli("server", "stop", code=None)
-
-
-def call(url: str) -> int:
-    with urlopen(url, timeout=START_S) as answer:
-        answer.read()
-        return int(answer.status)
-
-
-def read_service(user: User) -> ServedView:
-    with environment(user.environ):
-        return find_service(user.api, "default", "hello")
 
 
 def find_hosts(lab: Lab) -> list[int]:
@@ -86,23 +72,11 @@ def test_a_replica_on_a_host_answers_and_is_replaced_when_the_host_dies(
     with ThreadPoolExecutor(20) as pool:
         assert list(pool.map(call, [f"{url}/{number}" for number in range(20)])) == [200] * 20
     first = read_service(user)
-    [host], ended = find_hosts(lab), Event()
-
-    def go_on() -> list[int]:
-        codes = []
-        while not ended.is_set():
-            codes.append(call(url))
-        return codes
-
-    with ThreadPoolExecutor(4) as pool:
-        callers = [pool.submit(go_on) for _ in range(4)]
-        try:
-            lab.hosts[host].kill()
-            wait_until(lambda: read_service(user).replicas[-1].state == "ready")
-            wait_until(lambda: find_hosts(lab) == [1 - host])
-        finally:
-            ended.set()
-        codes = [code for each in callers for code in each.result()]
+    [host] = find_hosts(lab)
+    with under_load(url, callers=4, pause_s=0.0) as codes:
+        lab.hosts[host].kill()
+        wait_until(lambda: read_service(user).replicas[-1].state == "ready")
+        wait_until(lambda: find_hosts(lab) == [1 - host])
     lab.hosts[host].start()
     assert set(codes) == {200}, "requests wait for the next replica"
     assert [each.place for each in read_service(user).replicas] == [
@@ -126,24 +100,11 @@ def test_a_gang_serves_fails_and_drains_as_one(user: User, lab: Lab) -> None:
     file.write_text(text.replace("run: exec python3 hello.py", f"nodes: 2\nrun: {run}"))
     url = user.json("serve", "--yes", "service.yaml")["url"]
     wait_until(lambda: read_service(user).ready == 2)
-    ended = Event()
-
-    def go_on() -> list[int]:
-        codes = []
-        while not ended.wait(0.2):
-            codes.append(call(url))
-        return codes
-
-    with ThreadPoolExecutor(10) as pool:
-        callers = [pool.submit(go_on) for _ in range(10)]
-        try:
-            os.kill(find_other_rank(lab), signal.SIGKILL)
-            wait_until(lambda: 3 in list_ready(user) and len(list_ready(user)) == 2)
-            user.cli("drill", "preempt", "hello-3", "--notice", "20s")
-            wait_until(lambda: 4 in list_ready(user) and len(list_ready(user)) == 2)
-        finally:
-            ended.set()
-        codes = [code for each in callers for code in each.result()]
+    with under_load(url, callers=10, pause_s=0.2) as codes:  # 50 a second
+        os.kill(find_other_rank(lab), signal.SIGKILL)
+        wait_until(lambda: 3 in list_ready(user) and len(list_ready(user)) == 2)
+        user.cli("drill", "preempt", "hello-3", "--notice", "20s")
+        wait_until(lambda: 4 in list_ready(user) and len(list_ready(user)) == 2)
     assert set(codes) == {200}, "no request is lost"
     drained = next(each for each in read_service(user).replicas if each.number == 3)
     assert "reclaimed" in drained.reason

@@ -5,15 +5,14 @@ another one replaces it.
 import shutil
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from threading import Event
 
 import pytest
 from tests.ec2.machines import Ec2
+from tests.system.service_load import under_load
 from tests.system.test_aws_jobs import console, quick_ec2_at, user_of
-from tests.system.test_serve_elsewhere import EXAMPLE, call, read_service
+from tests.system.test_serve import EXAMPLE, read_service
 from tests.system.trust import User
 from tests.waits import wait_until
 
@@ -42,42 +41,30 @@ def test_a_service_survives_the_interruption_of_its_spot_instance(ec2: Ec2, user
     ec2.cloud.rules.notice = timedelta(seconds=20)
     shutil.copytree(EXAMPLE, user.work, dirs_exist_ok=True)
     file = user.work / "service.yaml"
-    text = file.read_text().replace("{cpu: 0.2, memory: 64MiB}", "{}")
-    text = text.replace("resources:\n  cpu: 0.2\n  memory: 64MiB\n", "resources: {spot: auto}\n")
+    text = file.read_text().replace(
+        "resources:\n  cpu: 0.2\n  memory: 64MiB\n", "resources: {spot: auto}\n"
+    )
     text = text.replace("exec python3", f"exec {sys.executable}").replace("max: 3", "max: 1")
     file.write_text(text)
     url = user.json("serve", "--yes", "service.yaml")["url"]
-    ended = Event()
-
-    def go_on() -> list[int]:
-        codes = []
-        while not ended.wait(0.1):
-            codes.append(call(url))
-        return codes
-
-    with ThreadPoolExecutor(4) as pool:
-        callers = [pool.submit(go_on) for _ in range(4)]
-        try:
-            wait_until(
-                lambda: any(each.place.endswith("/spot") for each in list_ready(user)),
-                lambda: f"{read_service(user)}\n{console(ec2)}",
-            )
-            first = next(each for each in list_ready(user) if each.place.endswith("/spot"))
-            zone = first.place.split("/")[1]
-            [life] = [
-                each
-                for each in ec2.cloud.history
-                if each.lives and each.market == "spot" and each.zone == zone
-            ]
-            ec2.cloud.interrupt(life)
-            wait_until(
-                lambda: any(each.number > first.number for each in list_ready(user)),
-                lambda: f"{read_service(user)}\n{console(ec2)}",
-            )
-            wait_until(lambda: not life.lives)
-        finally:
-            ended.set()
-        codes = [code for each in callers for code in each.result()]
+    with under_load(url, callers=4, pause_s=0.1) as codes:
+        wait_until(
+            lambda: any(each.place.endswith("/spot") for each in list_ready(user)),
+            lambda: f"{read_service(user)}\n{console(ec2)}",
+        )
+        first = next(each for each in list_ready(user) if each.place.endswith("/spot"))
+        zone = first.place.split("/")[1]
+        [life] = [
+            each
+            for each in ec2.cloud.history
+            if each.lives and each.market == "spot" and each.zone == zone
+        ]
+        ec2.cloud.interrupt(life)
+        wait_until(
+            lambda: any(each.number > first.number for each in list_ready(user)),
+            lambda: f"{read_service(user)}\n{console(ec2)}",
+        )
+        wait_until(lambda: not life.lives)
     assert set(codes) == {200}, "no request is lost"
     gone = next(each for each in read_service(user).replicas if each.number == first.number)
     assert "reclaimed" in gone.reason

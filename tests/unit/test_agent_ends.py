@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cavvy.agent.config import BadConfig, ConfigFields
-from cavvy.agent.ends import may_leave
+from cavvy.agent.ends import may_leave, serve_on
 from cavvy.agent.reports import TaskReports
 from cavvy.agent.runner import RankRunner
 from cavvy.agent.states import AgentState
@@ -153,3 +153,14 @@ def test_an_agent_leaves_without_the_server_if_its_home_lasts(
     after_s: float, silent_s: float, stored: bool, leaves: bool
 ) -> None:
     assert may_leave(after_s, silent_s, stored=stored) == leaves
+
+
+@pytest.mark.parametrize(
+    ("serves", "seconds", "on_s"), [(True, 30, 20), (True, 5, 0), (False, 30, 0)]
+)
+def test_work_that_serves_goes_on_until_its_grace_period_must_begin(
+    serves: bool, seconds: float, on_s: float
+) -> None:
+    work: Any = SimpleNamespace(serves=serves, grace_s=10.0)
+    assert serve_on(work, seconds) == on_s
+    assert serve_on(None, seconds) == 0

@@ -41,7 +41,9 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
     runner: Any = RankRunner.__new__(RankRunner)
     runner._state = state
     runner._ending = ("stopped", "") if state in (AgentState.ENDING, AgentState.RECLAIMED) else None
-    runner._work = None if state is AgentState.WAITING else SimpleNamespace(keep_s=0.0)
+    runner._work = (
+        None if state is AgentState.WAITING else SimpleNamespace(keep_s=0.0, serves=False)
+    )
     runner._loop = SimpleNamespace(after=lambda *_: SimpleNamespace(due=0.0), cancel=lambda _: None)
     runner._config = SimpleNamespace(
         taken=SimpleNamespace(unless=None, seconds=1.0, warning_s=1.0, source="test"),

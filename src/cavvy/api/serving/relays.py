@@ -2,19 +2,27 @@
 whose connections go through a tunnel to the replica's node.
 
 The tunnel is one that the node's agent opens outwards, as for `cavvy forward`, so it exists on
-every provider. The port listens only while the tunnel is open. Otherwise the gateway's connections
-are refused, which costs no request.
+every provider. The port listens only while the tunnel is open and the program listens. Otherwise
+the gateway's connections are refused, which costs no request.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from secrets import token_hex
 
+from cavvy.agent.access.frames import CHUNK, EOF
 from cavvy.api.execs import JobExecs
 from cavvy.api.serving.exec_carrier import ExecCarrier
-from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelCarrier, TunnelLost, join
+from cavvy.client.tunnel.mux import (
+    NodeTunnel,
+    RemoteError,
+    TunnelCarrier,
+    TunnelChannel,
+    TunnelLost,
+)
 from cavvy.domain.services import ServiceReplica
 
 _LOCAL = "127.0.0.1"
@@ -82,46 +90,97 @@ class ReplicaRelay:
         self.port = 0
         self._replica, self._reach = replica, reach
         self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self._closed = asyncio.Event()  # it listens no longer
+        self._pause_s = _PAUSE_S
         self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
         self._task.cancel()
 
     async def _run(self) -> None:
-        pause_s = _PAUSE_S
         while True:
             try:
                 async with self._reach(self._replica) as tunnel:
                     await self._serve(tunnel)
-                    pause_s = _PAUSE_S
             except (OSError, TunnelLost) as error:
                 extra = {"replica": self.id, "problem": str(error)}
                 _log.info("the tunnel to a replica is opened again", extra=extra)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     async def _serve(self, tunnel: NodeTunnel) -> None:
         """Pass connections on until the tunnel is lost. Raises OSError, TunnelLost."""
-
-        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._writers.add(writer)
-            try:
-                await join(tunnel.begin_connect(_LOCAL, self._replica.port), reader, writer)
-            except TunnelLost:
-                pass
-            finally:
-                self._writers.discard(writer)
-                writer.close()
-
-        with suppress(RemoteError):  # any answer will do
-            await tunnel.call("stat", path="/")
-        server = await asyncio.start_server(carry, _LOCAL, self.port, backlog=1024)
+        ending = asyncio.create_task(self._end_with(tunnel))
         try:
-            self.port = int(server.sockets[0].getsockname()[1])
-            await tunnel.lost.wait()
+            while not tunnel.lost.is_set():
+                if not await self._find_program(tunnel):
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                self._closed.clear()
+                self._server = await asyncio.start_server(
+                    partial(self._carry, tunnel), _LOCAL, self.port, backlog=1024
+                )
+                self.port = int(self._server.sockets[0].getsockname()[1])
+                self._pause_s = _PAUSE_S
+                await self._closed.wait()
+                self._refuse()
         finally:
-            server.close()
+            ending.cancel()
+            self._refuse()
             for writer in list(self._writers):
-                with suppress(OSError):
-                    writer.transport.abort()
+                writer.transport.abort()
         raise TunnelLost(tunnel.problem or "the connection was closed")
+
+    async def _end_with(self, tunnel: NodeTunnel) -> None:
+        await tunnel.lost.wait()
+        self._refuse()
+
+    async def _find_program(self, tunnel: NodeTunnel) -> bool:
+        """Whether the program listens. Raises TunnelLost."""
+        try:
+            (await tunnel.connect(_LOCAL, self._replica.port)).close()
+        except RemoteError:
+            return False
+        return True
+
+    def _refuse(self) -> None:
+        """Listen no longer."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._closed.set()
+
+    async def _carry(
+        self, tunnel: NodeTunnel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Pass one connection on. Before the gateway learns that it ended, the port refuses others
+        if the program is gone: else a request that is repeated could be lost here once more.
+        """
+        self._writers.add(writer)
+        sending = None
+        try:
+            channel = tunnel.begin_connect(_LOCAL, self._replica.port)
+            sending = asyncio.create_task(_send(reader, channel))
+            while (piece := await channel.read()) is not None and piece[0] != EOF:
+                writer.write(piece[1])
+                await writer.drain()
+            if not reader.at_eof() and not await self._find_program(tunnel):
+                self._refuse()
+        except TunnelLost:
+            self._refuse()
+        except OSError:  # the gateway has closed it
+            pass
+        finally:
+            if sending is not None:
+                sending.cancel()
+                channel.close()
+            self._writers.discard(writer)
+            writer.close()
+
+
+async def _send(reader: asyncio.StreamReader, channel: TunnelChannel) -> None:
+    with suppress(OSError):
+        while data := await reader.read(CHUNK):
+            await channel.write(data)
+        channel.end()
