@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from tests.system.hosts import Lab, enter
+from tests.system.hosts import Lab
 from tests.system.metadata_servers import Metadata, MetadataServer, make_handler
+from tests.system.namespaces import enter
 from tests.waits import PATIENCE_S
 
 # Machines are booted by threads of a server that has many. There a child that shares its parent's

@@ -7,7 +7,6 @@ hosts enters the wire's (`Lab.entered`), and everything that is started from the
 Needs root.
 """
 
-import ctypes
 import itertools
 import os
 import shutil
@@ -21,12 +20,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.system.namespaces import enter
 from tests.system.packages import install_packages
 from tests.waits import PATIENCE_S, START_S
 
 PACKAGES = ("openssh-server", "openssh-client", "iproute2", "busybox-static")
 _NEEDED = ("ip", "unshare", "ssh-keygen", "/usr/sbin/sshd", "busybox")
-_CLONE_NEWNET = 0x40000000
 _labs = itertools.count(1)  # of this process
 SMI = """#!/bin/sh
 cat <<'ROWS'
@@ -347,13 +346,6 @@ def _ip(*arguments: str) -> None:
         ["ip", *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
-
-
-def enter(descriptor: int) -> None:
-    """Move this thread into the network namespace of an open file."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _libraries(program: Path) -> Sequence[Path]:

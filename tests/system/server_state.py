@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.system import prepared
 from tests.waits import PATIENCE_S, START_S, wait_until
 
 from cavvy.client import ApiClient, connect
@@ -32,6 +33,7 @@ def home_at(folder: Path, **variables: str) -> Iterator[Path]:
     (folder.parent / "settings.toml").touch()
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
+    prepared.use()
     try:
         yield folder
     finally:

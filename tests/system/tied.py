@@ -3,14 +3,15 @@
 import ctypes
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 # Linux sends the parent-death signal when the THREAD that started the child ends (prctl(2)), so one
 # thread that lasts as long as this process starts all servers.
 _starter = ThreadPoolExecutor(1, thread_name_prefix="tied")
 _PR_SET_PDEATHSIG = 1
+T = TypeVar("T")
 
 
 def start_tied(
@@ -25,3 +26,8 @@ def start_tied(
 
     words = [str(each) for each in argv]
     return _starter.submit(subprocess.Popen, words, preexec_fn=tie, **options).result()
+
+
+def in_starter(call: Callable[..., T], *given: object) -> T:
+    """Call a function in that thread, which no test moves into other namespaces."""
+    return _starter.submit(call, *given).result()

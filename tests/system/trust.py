@@ -9,7 +9,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.system import prepared
 from tests.system.packed_python import give_python
 from tests.waits import PATIENCE_S, START_S, wait_until
 
@@ -60,8 +60,8 @@ class User:
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
         """A command in the background, in a session of its own as in a terminal of its own."""
-        command = subprocess.Popen(
-            [sys.executable, "-c", "from cavvy.cli.main import main; main()", *arguments],
+        command = prepared.popen(
+            [*prepared.CLI, *arguments],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -268,6 +268,7 @@ def user_at(root: Path) -> Iterator[User]:
     """A user whose processes are all gone afterwards."""
     user = User(root)
     give_python(user.home)
+    prepared.use()
     try:
         yield user
     finally:

@@ -14,6 +14,7 @@ from cavvy.client.errors import StartFailed
 from cavvy.client.patience import QUIET_S, Patience
 from cavvy.client.state import ServerFile, read_server
 
+start_process = subprocess.Popen  # tests replace it
 _MODULE = "cavvy.api.embedded"
 _TAIL_LINES = 12
 
@@ -73,7 +74,7 @@ def _start_once(home: str, deadline: float, patience: Patience) -> StartupReport
     try:
         with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             begin = log.tell()
-            process = subprocess.Popen(
+            process = start_process(
                 [sys.executable, "-P", "-m", _MODULE, "--ready-fd", str(writer)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
