@@ -1,6 +1,7 @@
 """A secret is in the environment of the task that names it, and nowhere else in plain."""
 
 import os
+import subprocess
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ run: |
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
     with user_at(tmp_path / "user") as user:
+        user.popen = subprocess.Popen  # these tests read command lines and environments in /proc
         yield user
 
 

@@ -40,6 +40,7 @@ class User:
         self.work.mkdir(parents=True)
         self.config.touch()
         self.variables: dict[str, str] = {}
+        self.popen: Callable[..., subprocess.Popen[str]] = prepared.popen
         self._client: ApiClient | None = None
         self._commands: list[subprocess.Popen[str]] = []
 
@@ -60,7 +61,7 @@ class User:
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
         """A command in the background, in a session of its own as in a terminal of its own."""
-        command = prepared.popen(
+        command = self.popen(
             [*prepared.CLI, *arguments],
             stdin=stdin,
             stdout=subprocess.PIPE,
