@@ -41,12 +41,7 @@ from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.reconciler import ServiceReconciler, is_service_key
 from cavvy.control.serving.requests import ServiceRequests
-from cavvy.control.share import (
-    QUEUE_RECHECK,
-    RECHECK,
-    WorkShare,
-    changed_ids,
-)
+from cavvy.control.share import RECHECK, WorkShare, bound_wait, changed_ids
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
@@ -467,7 +462,7 @@ class ControlPlane:
             return None
         with share.working(key), suppress(LeaseLost):
             again = await self._reconcile(key)
-            return min(again or QUEUE_RECHECK, QUEUE_RECHECK) if key == QUEUE else again
+            return bound_wait(again) if key == QUEUE else again
         return None
 
     async def _reconcile(self, key: str) -> timedelta | None:

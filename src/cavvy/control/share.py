@@ -47,6 +47,11 @@ def lease_of(key: str) -> str:
     return shard_of(job_of_webhook(key) if is_webhook_key(key) else key)
 
 
+def bound_wait(again: timedelta | None) -> timedelta:
+    """How long the queue waits for its next pass, because a hint of another server may be lost."""
+    return QUEUE_RECHECK if again is None else min(again, QUEUE_RECHECK)
+
+
 class WorkShare:
     """The leases of this server, and its signals to the other servers."""
 
