@@ -24,7 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import newcomer_inputs
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.drills import newcomer_inputs
 
 CAVVY = str(Path(sys.executable).with_name("cavvy"))
 LIMIT_S = 15  # seconds; enough for a command on a loaded machine

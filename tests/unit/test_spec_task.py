@@ -454,8 +454,15 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
     if name in ("metric", "value") and path == "service.replicas.target":
         document["service"]["replicas"]["target"] = {"metric": "waiting", "value": 4, **beside}
     if "service" in document:  # which can be read, but not run
-        document["service"] = {"port": 80, **document["service"]}
-        (served,) = parse_file(json.dumps({"run": "x", **document}), now=NOW).tasks
+        if path == "service.rate":
+            document["service"]["rate"].setdefault("requests", 5)
+        if path == "service" and name in ("engine", "model", "options"):
+            engine = {"engine": "vllm", "model": "m", **document["service"]}
+            document["service"] = engine
+        else:
+            document = {"run": "x", **document}
+            document["service"] = {"port": 80, **document["service"]}
+        (served,) = parse_file(json.dumps(document), now=NOW).tasks
         assert served.service is not None
         return
     document = {

@@ -14,13 +14,24 @@ from cavvy.cli.main import cli
 
 __all__ = ["client"]
 SERVER = ("Bad", "bogus", "''", "cp a b", "secret set", "simulate")  # the server finds these
+ASKS = (  # and what begins like these
+    "budget set team 5 -",
+    "credential set",
+    "policy",
+    "project create",
+    "quota",
+    "role list",
+    "token create --expires 9",
+    "trust add",
+    "user add",
+)
 SLOW = ("offers", "estimate", "plan", "run -d", "run good.yaml --g", "catalog", "check", "export")
 QUICK = [
     case
     for case in make_cases()
     if USAGE in case.codes
     and not any(word in case.line for word in SERVER)
-    and not case.line.startswith(SLOW)
+    and not case.line.startswith(SLOW + ASKS)
 ]
 
 

@@ -10,6 +10,7 @@ from cavvy.cli.reach.arguments import service_argument, service_key_option, show
 from cavvy.cli.reach.service_call import ask_service
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import NumberRange, WholeRange
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -25,8 +26,14 @@ _DATA = b"data:"
 @service_key_option
 @click.option("--model", default=None, help="The model; the default is the service's first one.")
 @click.option("--system", default=None, help="What the model is told before the conversation.")
-@click.option("--max-tokens", type=int, default=None, help="The longest answer.")
-@click.option("--timeout", default=600.0, show_default=True, help="Seconds without an answer.")
+@click.option("--max-tokens", type=WholeRange(min=1), default=None, help="The longest answer.")
+@click.option(
+    "--timeout",
+    type=NumberRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds without an answer.",
+)
 def command(
     name: str,
     message: str | None,

@@ -4,6 +4,7 @@ import click
 
 from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view.numbers import NumberRange, WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.cli.view.token_limits import read_seconds
 
@@ -21,8 +22,14 @@ def command() -> None:
 @service_argument
 @project_option
 @click.option("--label", default="", help="A note that shows what the key is for.")
-@click.option("--rate", type=float, help="The most requests a second with this key.")
-@click.option("--burst", type=int, help="How many of these may come at once; the default is 1.")
+@click.option(
+    "--rate",
+    type=NumberRange(min=0, min_open=True),
+    help="The most requests a second with this key.",
+)
+@click.option(
+    "--burst", type=WholeRange(min=1), help="How many of these may come at once; the default is 1."
+)
 @click.option("--expires", default="90d", help="How long the key is valid, or `never`.")
 def create(
     name: str, project: str, label: str, rate: float | None, burst: int | None, expires: str
