@@ -455,7 +455,8 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         document["service"]["replicas"]["target"] = {"metric": "waiting", "value": 4, **beside}
     if "service" in document:  # which can be read, but not run
         if path == "service.rate":
-            document["service"]["rate"].setdefault("requests", 5)
+            rate = {"each": "header"} if name == "header" else {}
+            document["service"]["rate"] = {"requests": 5, **rate, **document["service"]["rate"]}
         if path == "service" and name in ("engine", "model", "options"):
             engine = {"engine": "vllm", "model": "m", **document["service"]}
             document["service"] = engine
