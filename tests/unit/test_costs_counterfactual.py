@@ -55,3 +55,12 @@ def test_the_minimum_charge_is_priced_and_said() -> None:
         Money(3_000_000),
         "same running time assumed, minimum charge of 3h00m",
     )
+
+
+def test_a_documented_start_is_priced_instead_of_the_usual_one() -> None:
+    offer = replace(make_offer("metal", 6), boot=HOUR / 6)
+    (there,) = price_counterfactuals([offer], nodes=1, ran=HOUR, start=HOUR / 30)
+    assert (there.cost, there.basis) == (
+        Money(7_000_000),
+        "same running time assumed, 10m00s to start",
+    )

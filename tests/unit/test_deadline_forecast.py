@@ -21,6 +21,7 @@ from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, find_inputs
 from cavvy.planner.deadline.recommendation import advise
 from cavvy.planner.markets import MarketKnowledge, MarketRecord, cooldown_until, standings_of
 from cavvy.planner.spot.view import RunMode
+from cavvy.planner.work import MACHINE_START
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -68,6 +69,10 @@ def seen(kind: ObservationKind, minute: float) -> Observation:
 def test_records_are_mixed_with_a_prior_that_evidence_outweighs() -> None:
     unknown = MarketRecord(market="m")
     assert unknown.preemptions_per_hour == pytest.approx(0.2)
+    assert unknown.expect_boot() == MACHINE_START
+    assert unknown.expect_boot(timedelta(minutes=10)) == timedelta(minutes=10)
+    booted = MarketRecord(market="m", boots=8, boot_s=8 * 300.0)
+    assert booted.expect_boot(timedelta(minutes=10)) == timedelta(minutes=6)
     day = 24 * 3600.0
     tallies = [
         MarketTally(

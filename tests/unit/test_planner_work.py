@@ -272,6 +272,13 @@ def test_a_shared_host_starts_at_once_and_a_machine_does_not() -> None:
     assert timedelta(seconds=1) > SHARED_HOST_START
 
 
+def test_a_machine_starts_as_late_as_its_provider_documents() -> None:
+    slow = replace(make_offer(), boot=timedelta(minutes=10))
+    assert start_time(slow) == timedelta(minutes=10)
+    task = make_task(Workload(flops=1e15), accelerated=False)
+    assert shape_of(slow, task) != shape_of(make_offer(), task)
+
+
 def test_on_a_shared_host_only_the_share_that_is_held_counts() -> None:
     work = Workload(flops=1e15, precision="fp32", efficiency=1.0)
     shared = Offer(

@@ -52,6 +52,7 @@ def price_counterfactuals(
 def _price(
     offer: Offer, nodes: int, length: timedelta, start: timedelta, scaled: bool
 ) -> CounterfactualCost:
+    start = start if offer.boot is None else offer.boot
     billed = max(start + length, offer.minimum_charge)
     basis = "running time estimated from the stated work" if scaled else "same running time assumed"
     if billed > start + length:

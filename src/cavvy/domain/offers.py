@@ -91,6 +91,9 @@ class Offer(Struct, frozen=True, kw_only=True):
     term_months: int = 0
     # shortest time that is billed, even if the node ends earlier
     minimum_charge: timedelta = timedelta(0)
+    # the time from the launch to the agents' first reports, as the provider documents it; None: as
+    # long as of most machines
+    boot: timedelta | None = None
     capacity: int | None = None
     pool: str = ""
     hosts: int = 1

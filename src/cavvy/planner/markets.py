@@ -12,7 +12,7 @@ from cavvy.planner.work import MACHINE_START
 # The weights of the priors: each prior counts as this many observations. The values are round
 # numbers. They are so low that a few real observations outweigh them.
 _PRIOR_HOURS = 10.0  # prior node-hours, with the preemption rate SPOT_PREEMPTIONS_PER_HOUR
-_PRIOR_BOOTS = 2.0  # prior boots, which took MACHINE_START each
+_PRIOR_BOOTS = 2.0  # prior boots, each of the time that `expect_boot` describes
 _PRIOR_LAUNCHES = 2.0  # prior launches, of which half were granted
 # The cooldown after a refusal. It doubles with each further refusal in a row.
 FIRST_REST = timedelta(seconds=60)
@@ -42,12 +42,11 @@ class MarketRecord(Struct, frozen=True, kw_only=True):
         seen = self.taken + SPOT_PREEMPTIONS_PER_HOUR * _PRIOR_HOURS
         return seen / (self.node_hours + _PRIOR_HOURS)
 
-    @property
-    def boot(self) -> timedelta:
-        """The mean time from an accepted launch to the agents' first reports, mixed with the
-        prior.
+    def expect_boot(self, documented: timedelta | None = None) -> timedelta:
+        """The mean time from an accepted launch to the agents' first reports, mixed with the prior:
+        the time that the provider documents, if any, or else MACHINE_START.
         """
-        prior = MACHINE_START.total_seconds() * _PRIOR_BOOTS
+        prior = (documented or MACHINE_START).total_seconds() * _PRIOR_BOOTS
         return timedelta(seconds=(self.boot_s + prior) / (self.boots + _PRIOR_BOOTS))
 
     @property

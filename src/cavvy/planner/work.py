@@ -62,6 +62,8 @@ class TimeEstimate(Struct, frozen=True, kw_only=True):
 
 def start_time(offer: Offer) -> timedelta:
     """The time from the launch to the start of the work."""
+    if offer.boot is not None:
+        return offer.boot
     return SHARED_HOST_START if offer.shared else MACHINE_START
 
 
@@ -78,6 +80,7 @@ def shape_of(offer: Offer, task: TaskSpec) -> tuple[object, ...]:
         offer.vcpus,
         offer.purchase,
         offer.shared,
+        offer.boot,
     )
 
 

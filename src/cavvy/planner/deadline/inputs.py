@@ -309,10 +309,8 @@ def _start(
     """The time from a launch until the work begins. To be cautious, the estimate is the longest
     boot time of all markets plus the setup.
     """
-    keys = [
-        offer.key for place in places for offer in (place.spot, place.fixed) if offer is not None
-    ]
-    boot = max(knowledge.of(key).boot for key in keys)
+    offers = [offer for place in places for offer in (place.spot, place.fixed) if offer is not None]
+    boot = max(knowledge.of(each.key).expect_boot(each.boot) for each in offers)
     return boot + (
         progress.setup
         if progress.setup is not None
