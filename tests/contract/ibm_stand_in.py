@@ -112,6 +112,7 @@ _FIELDS: Mapping[str, Check] = {
 _COMMON = {"version", "generation", "start", "limit"}
 _QUERIES = {  # besides the common ones
     "profiles": set[str](),
+    "bare_metal_servers": {"resource_group.id", "name", "vpc.id"},
     "instances": {"resource_group.id", "name", "vpc.id", "availability.class"},
     "subnets": {"resource_group.id", "zone.name", "vpc.id"},
     "images": {"resource_group.id", "name", "status", "visibility"},
@@ -193,7 +194,7 @@ class IbmStandIn(RestStandIn):
             raise fault
         match request.method, path:
             case "GET", ["instance", "profiles"]:
-                shown = [_show_profile(region, each) for each in PROFILES]
+                shown = [show_profile(region, each) for each in PROFILES]
                 return 200, self._page(region, "profiles", shown, request)
             case "GET", ["subnets"]:
                 shown = [each for each in self.subnets if each["zone"]["name"][:-2] == region]
@@ -250,6 +251,10 @@ class IbmStandIn(RestStandIn):
 
     def _create(self, region: str, body: Any) -> dict[str, Any]:
         self._check(region, body)
+        return self._make(region, body, body["user_data"])
+
+    def _make(self, region: str, body: Any, user_data: str) -> dict[str, Any]:
+        """Start a machine whose request is allowed; returns its description."""
         name = body["name"]
         if any(
             each.name == name for each in self.cloud.billed() if self._region(each.id) == region
@@ -257,7 +262,7 @@ class IbmStandIn(RestStandIn):
             raise CloudFault(
                 400, "validation_unique_failed", f"Provided Name ({name}) is not unique"
             )
-        new = self.start(name, body["user_data"])
+        new = self.start(name, user_data)
         self.bodies[new], self.regions[new] = body, region
         rented = next(each for each in self.cloud.machines if each.id == new)
         starting = MachineState.STARTING
@@ -317,7 +322,7 @@ def make_subnet(zone: str, name: str = "net", status: str = "available") -> dict
     }
 
 
-def _show_profile(region: str, name: str) -> dict[str, Any]:
+def show_profile(region: str, name: str) -> dict[str, Any]:
     vcpus, memory, gpu, gpus, gpu_memory, classes, _, _ = PROFILES[name]
     allowed = classes.split()
     shown: dict[str, Any] = {

@@ -90,7 +90,7 @@ class TestIbm(RestContract):
         assert found[V100, Purchase.ON_DEMAND].accelerator_memory_mib == 16384
         assert (V100, Purchase.SPOT) not in found
         facts = dict(asyncio.run(provider.whoami()))
-        assert facts["GPU profiles without a known price"] == f"gx3d-160x1792x8h200 ({HOME})"
+        assert facts["profiles without a known price"] == f"gx3d-160x1792x8h200 ({HOME})"
         assert facts["unknown accelerators"] == "Z9000"
 
     def test_prices_differ_by_region_and_the_settings_choose_the_profiles(

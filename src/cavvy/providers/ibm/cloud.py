@@ -1,4 +1,6 @@
-"""Implements `Cloud` for IBM Cloud. One machine is one virtual server instance in a VPC."""
+"""Implements `Cloud` for IBM Cloud. One machine is one virtual server instance or one bare metal
+server in a VPC.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -7,6 +9,7 @@ from typing import Any
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Refused
+from cavvy.providers.ibm import bare_metal
 from cavvy.providers.ibm.api import IbmApi
 from cavvy.providers.ibm.iam import IamTokens
 from cavvy.providers.ibm.manifest import KEYS
@@ -26,8 +29,9 @@ from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.regions import ask_regions, list_regions
 from cavvy.providers.vm.rest import Json
 
-# The enumerations of `Instance.status` and `InstanceStatusReason.code` in the Python package
-# ibm-vpc 0.36.0. An instance that is "stopping" counts as running: it may not have its reason yet,
+# The enumerations of `Instance.status` and `InstanceStatusReason.code`, and of
+# `BareMetalServer.status` and `BareMetalServerStatusReason.code`, in the Python package ibm-vpc
+# 0.36.0. An instance that is "stopping" counts as running: it may not have its reason yet,
 # and a deletion would hide that it was preempted.
 _STATES = {
     "pending": MachineState.STARTING,
@@ -44,15 +48,18 @@ _QUOTA = "over_quota"
 _NAME_USED = "validation_unique_failed"
 _NO_ADDRESS = "0.0.0.0"  # what the API reports until an address was chosen
 _DISK_TYPE = "general-purpose"
+_INSTANCES = "instances"
 _LEAST_DISK_GIB = 100  # of IBM's own images: `VolumePrototypeInstanceByImageContext.capacity`
 
 
 class IbmCloud:
     """Implements `Cloud`."""
 
-    # Names of instances are unique in a region. IBM documents the size of user data as 64 K bytes
-    # (https://cloud.ibm.com/docs/vpc?topic=vpc-user-data), and bills each second without a minimum
-    # (https://cloud.ibm.com/docs/vpc?topic=vpc-suspend-billing). The listing lag is an assumption.
+    # Names of instances are unique in a region, and so are those of bare metal servers. IBM
+    # documents the size of user data as 64 K bytes
+    # (https://cloud.ibm.com/docs/vpc?topic=vpc-user-data), and bills each second of an instance
+    # without a minimum (https://cloud.ibm.com/docs/vpc?topic=vpc-suspend-billing); for bare metal
+    # servers, see `bare_metal`. The listing lag is an assumption.
     traits = CloudTraits(
         name_limit=63,
         list_lag=timedelta(minutes=1),
@@ -80,7 +87,7 @@ class IbmCloud:
         """Facts for `cavvy check`. Call `offers` first, which finds profiles without a price."""
         unpriced = ", ".join(self._market.unpriced)
         facts = KEYS.facts(self._settings, self._market.unknown)
-        return [*facts, *([("GPU profiles without a known price", unpriced)] if unpriced else [])]
+        return [*facts, *([("profiles without a known price", unpriced)] if unpriced else [])]
 
     async def offers(self) -> Sequence[Offer]:
         offers = await self._market.offers()
@@ -100,47 +107,73 @@ class IbmCloud:
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
         region = request.offer.region
-        body = await self._make_body(request)
+        metal = bare_metal.is_bare_metal(request.offer.instance_type)
+        kind = bare_metal.PATH if metal else _INSTANCES
+        body = await self._make_body(request, metal)
         try:
-            told = await self._api.send(region, "POST", "/instances", body)
+            told = await self._api.send(region, "POST", f"/{kind}", body)
         except CloudFault as fault:
             if fault.status in (400, 404):
                 self._places.forget()
             raise _name(fault) from fault
-        return [f"{region}/{told['id']}"]
+        return [_make_id(region, kind, told)]
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All instances whose names begin like Cavvy's, of the regions that answer."""
+        """All machines whose names begin like Cavvy's, of the regions that answer. Bare metal
+        servers are listed only if the settings name their profiles, because a key may lack the
+        right to list them.
+        """
+        kinds = [_INSTANCES, *([bare_metal.PATH] if self._market.bare_metal else [])]
 
         async def read(region: str) -> Sequence[CloudMachine]:
-            told = await self._api.list(region, "/instances", "instances")
-            return [_read(region, each) for each in keep_ours(told)]
+            lists = [await self._api.list(region, f"/{kind}", kind) for kind in kinds]
+            return [
+                _read(region, each, kind)
+                for kind, told in zip(kinds, lists, strict=True)
+                for each in keep_ours(told)
+            ]
 
         return await list_regions(self._market.regions, read)
 
     async def get(self, machine: str) -> CloudMachine | None:
-        region, _, instance = machine.partition("/")
-        return _read(region, await self._api.get(region, f"/instances/{instance}"))
+        region, kind, path = _locate(machine)
+        return _read(region, await self._api.get(region, path), kind)
 
     async def delete(self, machine: str) -> None:
-        """Delete the instance; its boot volume is deleted too."""
-        region, _, instance = machine.partition("/")
-        await self._api.send(region, "DELETE", f"/instances/{instance}")
+        """Delete the instance or server; its boot volume is deleted too."""
+        region, kind, path = _locate(machine)
+        if kind == bare_metal.PATH:
+            await bare_metal.delete_server(self._api, region, path)
+        else:
+            await self._api.send(region, "DELETE", path)
 
     def is_full(self, fault: CloudFault) -> bool:
         return "capacity" in fault.code
 
-    async def _make_body(self, request: MachineRequest) -> Mapping[str, Any]:
+    async def _make_body(self, request: MachineRequest, metal: bool) -> Mapping[str, Any]:
         offer, gang = request.offer, request.gang
         network: dict[str, Any] = {"subnet": {"id": (await self._places.subnet(offer))["id"]}}
         if groups := list_setting(self._settings, "security_groups"):
             network["security_groups"] = [{"id": each} for each in groups]
+        image = await self._places.image(gang)
+        if metal:
+            body = bare_metal.make_body(request, image, network)
+        else:
+            body = self._make_instance_body(request, image, network)
+        if group := self._settings.get("resource_group"):
+            body["resource_group"] = {"id": group}
+        return body
+
+    def _make_instance_body(
+        self, request: MachineRequest, image: str, network: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        offer, gang = request.offer, request.gang
         size = max(_LEAST_DISK_GIB, int(gang.disk_gib or str(self._settings["disk_gib"])))
         body: dict[str, Any] = {
             "name": request.names[0],
             "zone": {"name": offer.zone},
             "profile": {"name": offer.instance_type},
-            "image": {"id": await self._places.image(gang)},
+            "image": {"id": image},
             "primary_network_interface": network,
             "boot_volume_attachment": {
                 "delete_volume_on_instance_delete": True,
@@ -150,8 +183,6 @@ class IbmCloud:
             "availability_policy": {"host_failure": "stop"},
             "user_data": request.user_data[0],
         }
-        if group := self._settings.get("resource_group"):
-            body["resource_group"] = {"id": group}
         if offer.purchase is Purchase.SPOT:
             body["availability"] = {"class": "spot"}
             # a deleted instance would not tell that it was preempted
@@ -160,7 +191,19 @@ class IbmCloud:
         return body
 
 
-def _read(region: str, told: Json) -> CloudMachine:
+def _make_id(region: str, kind: str, told: Json) -> str:
+    """The layer's id of a machine: the region, the kind unless it is an instance, and IBM's id."""
+    return f"{region}/{told['id']}" if kind == _INSTANCES else f"{region}/{kind}/{told['id']}"
+
+
+def _locate(machine: str) -> tuple[str, str, str]:
+    """The region, the kind and the path of a machine, from its id."""
+    region, _, rest = machine.partition("/")
+    kind, _, number = rest.rpartition("/")
+    return region, kind or _INSTANCES, f"/{kind or _INSTANCES}/{number}"
+
+
+def _read(region: str, told: Json, kind: str = _INSTANCES) -> CloudMachine:
     status = str(told["status"])
     reasons = {str(each["code"]): str(each["message"]) for each in told["status_reasons"]}
     state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
@@ -170,7 +213,7 @@ def _read(region: str, told: Json) -> CloudMachine:
     quiet = state in (MachineState.STARTING, MachineState.RUNNING, MachineState.ENDED)
     details = ", ".join([status, *(f"{code}: {text}" for code, text in reasons.items())])
     return CloudMachine(
-        id=f"{region}/{told['id']}",
+        id=_make_id(region, kind, told),
         name=str(told["name"]),
         state=state,
         address=address if known else None,

@@ -69,6 +69,11 @@ _MANIFEST = make_manifest(
             "offered.",
             "bxf-2x8, bxf-4x16, bxf-8x32, bxf-16x64, bx3d-8x40, bx3d-16x80, bx3d-32x160, bx2-8x32",
         ),
+        text(
+            "bare_metal_profiles",
+            "The profiles of bare metal servers to offer, separated by commas. By default, none. "
+            "Keep a profile here while its servers run.",
+        ),
         number(
             "disk_gib",
             "The size of an instance's boot volume, unless the task requests another size.",

@@ -11,6 +11,7 @@ from cavvy.catalog.accelerators import KnownAccelerator, identify
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.ibm import bare_metal
 from cavvy.providers.ibm.api import IbmApi
 from cavvy.providers.ibm.price_list import IbmPrices, ProfilePrices
 from cavvy.providers.vm.keys import list_setting
@@ -40,12 +41,13 @@ class IbmMarket:
         self._list_prices, self._list = list_prices, IbmPrices(settings)
         self.close = self._list.close
         self.regions = list_setting(settings, "regions")
+        self.bare_metal = list_setting(settings, "bare_metal_profiles")
         # the offers, and the time until which they are not read again
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         # the regions that did not answer the last read, with the reason
         self.silent: Sequence[str] = ()
         self._prices: tuple[datetime, Sequence[str], ProfilePrices] | None = None
-        self.unpriced: Sequence[str] = ()  # profiles with GPUs that have no price in some region
+        self.unpriced: Sequence[str] = ()  # profiles that have no price in some region
         self.unknown: Sequence[str] = ()  # models of GPUs that are not in the catalog
 
     async def offers(self) -> Sequence[Offer]:
@@ -57,17 +59,7 @@ class IbmMarket:
         return self._offers[1]
 
     async def _join(self) -> Sequence[Offer]:
-        plain = list_setting(self._settings, "cpu_profiles")
-
-        async def read(region: str) -> Sequence[tuple[str, Json]]:
-            listed = await self._api.list(region, "/instance/profiles", "profiles")
-            return [
-                (region, each)
-                for each in listed
-                if _read_fixed(each.get("gpu_count")) or each["name"] in plain
-            ]
-
-        told, self.silent = await ask_regions(self.regions, read)
+        told, self.silent = await ask_regions(self.regions, self._list_profiles)
         prices = await self._read_prices(sorted({str(profile["name"]) for _, profile in told}))
         known = await asyncio.to_thread(self._list_prices, "ibm")
         stored = {(each.instance_type, each.region, each.purchase): each.rate for each in known}
@@ -79,11 +71,29 @@ class IbmMarket:
                 unknown.add(model)
                 continue
             offers = list(self._make_offers(region, profile, accelerator, {**stored, **prices}))
+            metal = bare_metal.is_bare_metal(str(profile["name"]))
+            if metal:
+                offers = [bare_metal.to_server(each, profile) for each in offers]
             found += offers
-            if model and not offers:
+            if not offers and (model or metal):
                 unpriced.add(f"{profile['name']} ({region})")
         self.unpriced, self.unknown = sorted(unpriced), sorted(unknown)
         return found
+
+    async def _list_profiles(self, region: str) -> Sequence[tuple[str, Json]]:
+        """The region and each of its profiles to offer, those of bare metal in the form of
+        instances' profiles.
+        """
+        plain = list_setting(self._settings, "cpu_profiles")
+        listed = await self._api.list(region, "/instance/profiles", "profiles")
+        wanted = [
+            each for each in listed if _read_fixed(each.get("gpu_count")) or each["name"] in plain
+        ]
+        if self.bare_metal:
+            servers = await self._api.list(region, "/bare_metal_server/profiles", "profiles")
+            named = [each for each in servers if each["name"] in self.bare_metal]
+            wanted += map(bare_metal.to_instance_profile, named)
+        return [(region, each) for each in wanted]
 
     async def _read_prices(self, profiles: Sequence[str]) -> ProfilePrices:
         known = self._prices

@@ -8,10 +8,11 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import GangSpec, Refused
 from cavvy.providers.ibm.api import IbmApi
+from cavvy.providers.ibm.bare_metal import is_bare_metal
 from cavvy.providers.vm.rest import Json
 
 # Names of IBM's images: https://cloud.ibm.com/docs/vpc?topic=vpc-about-images
-_UBUNTU = re.compile(r"ibm-ubuntu-24-04(-\d+)?-minimal-amd64-\d+")
+_UBUNTU = r"ibm-ubuntu-{release}(-\d+)?-minimal-amd64-\d+"
 _IMAGE_ID = re.compile(r"r\d{3}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 NO_SUBNET = "make a VPC with a subnet and a public gateway there, or choose other regions"
@@ -59,7 +60,7 @@ class IbmPlaces:
         if not named:
             check_default_image(gang.offer)
         self._forget_old()
-        place = gang.offer.region, named
+        place = gang.offer.region, named or _release_for(gang.offer)
         if place not in self._images:
             self._images[place] = await self._find_image(gang.offer, named)
         return self._images[place]
@@ -86,8 +87,17 @@ class IbmPlaces:
             told = await self._api.list(offer.region, "/images", "images", name=named)
             return _choose(told, offer, f"called {named}")
         told = await self._api.list(offer.region, "/images", "images", visibility="public")
-        fitting = [each for each in told if _UBUNTU.fullmatch(str(each["name"]))]
-        return _choose(fitting, offer, "of Ubuntu 24.04")
+        release = _release_for(offer)
+        pattern = _UBUNTU.replace("{release}", release)
+        fitting = [each for each in told if re.fullmatch(pattern, str(each["name"]))]
+        return _choose(fitting, offer, f"of Ubuntu {release.replace('-', '.')}")
+
+
+def _release_for(offer: Offer) -> str:
+    """The release of Ubuntu in names of images. IBM lists 22.04 as the newest for bare metal
+    (https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-image, of 2025-12-18).
+    """
+    return "22-04" if is_bare_metal(offer.instance_type) else "24-04"
 
 
 def check_default_image(offer: Offer) -> None:

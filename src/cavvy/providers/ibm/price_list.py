@@ -13,15 +13,17 @@ from urllib.parse import quote
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.ibm.bare_metal import is_bare_metal
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
 
-_SERVICE = "is.instance"
+_SERVICES = ("is.instance", "is.bare-metal-server")
 _PAGE = 50  # the catalog returns at most this many entries
 _METRICS = {  # the start of the id of the metric that has the price of an instance for one hour
     Purchase.ON_DEMAND: "part-is.instance-hours-",
     Purchase.SPOT: "part-is.spot-",
 }
+_SERVER_HOURS = "BARE_METAL_SERVER_HOURS"  # the unit of the price of a bare metal server, per hour
 
 ProfilePrices = Mapping[tuple[str, str, Purchase], HourlyRate]  # by profile, region and purchase
 
@@ -35,7 +37,13 @@ class IbmPrices:
 
     async def read(self, profiles: Collection[str]) -> ProfilePrices:
         """The prices of these profiles that the catalog knows."""
-        plans = [each for each in await self._list_plans() if each["name"] in profiles]
+        services = [
+            service
+            for service, wanted in zip(_SERVICES, (False, True), strict=True)
+            if any(is_bare_metal(each) is wanted for each in profiles)
+        ]
+        lists = [await self._list_plans(each) for each in services]
+        plans = [each for told in lists for each in told if each["name"] in profiles]
         # at the same time, because one by one may take longer than the control plane waits
         told = await asyncio.gather(*(self._read_plan(each) for each in plans))
         return {key: rate for prices in told for key, rate in prices.items()}
@@ -49,12 +57,12 @@ class IbmPrices:
                 found[name, region, purchase] = parse_rate(usd)
         return found
 
-    async def _list_plans(self) -> Sequence[Json]:
-        query = quote(f"kind:service {_SERVICE}")
+    async def _list_plans(self, service: str) -> Sequence[Json]:
+        query = quote(f"kind:service {service}")
         services = (await self._api.get(f"/?q={query}"))["resources"]
-        ids = [str(each["id"]) for each in services if each["name"] == _SERVICE]
+        ids = [str(each["id"]) for each in services if each["name"] == service]
         if not ids:
-            raise CloudFault(404, "no prices", f"the Global Catalog has no service {_SERVICE}")
+            raise CloudFault(404, "no prices", f"the Global Catalog has no service {service}")
         plans: list[Json] = []
         while True:
             path = f"/{quote(ids[0])}/plan?_limit={_PAGE}&_offset={len(plans)}"
@@ -69,9 +77,13 @@ def _read_metrics(profile: str, metrics: Sequence[Json]) -> Sequence[tuple[Purch
     something else is billed.
     """
     by_id = {str(each.get("metric_id")): each for each in metrics}
+    priced = {purchase: by_id.get(start + profile, {}) for purchase, start in _METRICS.items()}
+    if is_bare_metal(profile):
+        servers = (each for each in metrics if each.get("charge_unit_name") == _SERVER_HOURS)
+        priced = {Purchase.ON_DEMAND: next(servers, {})}
     found: list[tuple[Purchase, Decimal]] = []
-    for purchase, start in _METRICS.items():
-        for amount in by_id.get(start + profile, {}).get("amounts") or []:
+    for purchase, metric in priced.items():
+        for amount in metric.get("amounts") or []:
             if (amount.get("country"), amount.get("currency")) == ("USA", "USD"):
                 usd = [Decimal(str(each["price"])) for each in amount.get("prices") or []]
                 found += [(purchase, each) for each in usd[:1] if each > 0]

@@ -12,6 +12,7 @@ from cavvy.providers.settings import flag, text
 # the settings that a project may set for its own account, which are data for the cloud
 _OF_PROJECTS = frozenset(
     (
+        "bare_metal_profiles",
         "bid_percent",
         "client_id",
         "clouds",

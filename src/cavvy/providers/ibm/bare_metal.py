@@ -1,0 +1,113 @@
+"""Facts about bare metal servers for VPC, and the two calls in which they differ from instances.
+
+IBM documents a start within 10 minutes
+(https://cloud.ibm.com/docs/vpc?topic=vpc-about-bare-metal-servers, of 2025-06-09), and bills by the
+hour from provision to cancellation, also while a server is powered off
+(https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-server-faq, of 2024-11-05;
+https://www.ibm.com/sa-ar/products/bare-metal-servers/pricing, of 2025-12-18). It states no minimum
+and does not say how it rounds a part of an hour: that the first hour is billed in full is an
+assumption of Cavvy, so that a plan is rather too expensive than too cheap.
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.values import replace
+from cavvy.providers.base import Refused
+from cavvy.providers.ibm.api import IbmApi
+from cavvy.providers.vm.cloud import CloudFault, MachineRequest
+from cavvy.providers.vm.rest import Json
+
+BOOT = timedelta(minutes=10)
+MINIMUM_CHARGE = timedelta(hours=1)
+PATH = "bare_metal_servers"
+
+_THREADS = (
+    2  # virtual CPUs of a core: https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-servers-profile
+)
+_OFF = ("stopped", "failed", "deleting")
+_COMING = ("pending", "starting")
+_NOT_YET = 409
+
+
+def is_bare_metal(profile: str) -> bool:
+    """Whether this is the name of a profile of bare metal servers, which has the part "metal"."""
+    return "metal" in profile.split("-")
+
+
+def to_instance_profile(told: Json) -> Json:
+    """The profile of a bare metal server in the form of an instance's profile, with the size of the
+    smallest disk, which is the boot disk. IBM's model of such profiles, in the Python package
+    ibm-vpc 0.36.0, has no GPUs.
+    """
+    disks = [_read_default(each["size"]) for each in told.get("disks") or []]
+    return {
+        "name": told["name"],
+        "vcpu_count": {"value": _read_default(told["cpu_core_count"]) * _THREADS},
+        "vcpu_architecture": told["cpu_architecture"],
+        "memory": {"value": _read_default(told["memory"])},
+        "bandwidth": {"value": _read_default(told.get("bandwidth"))},
+        "disk_gib": min(filter(None, disks), default=0) * 10**9 // 2**30,
+        "zones": told["zones"],
+    }
+
+
+def to_server(offer: Offer, profile: Json) -> Offer:
+    """The offer of a bare metal server, from that of an instance with such a profile."""
+    return replace(
+        offer, disk_gib=profile["disk_gib"] or None, minimum_charge=MINIMUM_CHARGE, boot=BOOT
+    )
+
+
+def make_body(request: MachineRequest, image: str, network: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of the creation of one server."""
+    if request.gang.disk_type:
+        raise Refused(
+            f"disk type {request.gang.disk_type}: {request.offer.instance_type} is a bare metal "
+            "server, whose disks are fixed; leave the type out, or choose an instance"
+        )
+    return {
+        "name": request.names[0],
+        "zone": {"name": request.offer.zone},
+        "profile": {"name": request.offer.instance_type},
+        "primary_network_interface": network,
+        "initialization": {"image": {"id": image}, "user_data": request.user_data[0]},
+    }
+
+
+async def delete_server(api: IbmApi, region: str, path: str) -> None:
+    """Stop a server at once and delete it, since IBM deletes only servers that are powered off. If
+    it is not off yet, raise a fault that makes the caller try again.
+    """
+    status = await _read_status(api, region, path)
+    if status not in (*_OFF, *_COMING):
+        await api.send(region, "POST", f"{path}/stop", {"type": "hard"})
+        status = await _read_status(api, region, path)
+        if status not in _OFF:
+            raise CloudFault(_NOT_YET, status, "the server is being stopped; then it is deleted")
+    try:
+        await api.send(region, "DELETE", path)
+    except CloudFault as fault:
+        if fault.status == 400:  # the code of the refusal is not documented
+            raise CloudFault(_NOT_YET, fault.code, f"{status}: {fault.message}") from fault
+        raise
+
+
+async def _read_status(api: IbmApi, region: str, path: str) -> str:
+    """The status of a server; "pending" if the API does not return the server yet. Only the
+    deletion tells whether the server is gone.
+    """
+    try:
+        return str((await api.get(region, path))["status"])
+    except CloudFault as fault:
+        if fault.status == 404:
+            return "pending"
+        raise
+
+
+def _read_default(field: Json | None) -> int:
+    """The value of a profile's field, or the default if it has several; 0 without either."""
+    found = field or {}
+    return int(found.get("value") or found.get("default") or 0)
