@@ -75,6 +75,15 @@ def test_with_work_the_total_decides() -> None:
     assert fast.cost == HourlyRate(2_000_000).over(MACHINE_START + timedelta(minutes=15))
 
 
+def test_a_machine_that_starts_late_ends_late_and_costs_its_start() -> None:
+    late = replace(make_offer("metal", 2, 8), boot=timedelta(minutes=10))
+    same = make_offer("virtual", 2, 8)
+    placements = rank(make_task(SLOW_DEAR), [late, same], now=NOW)
+    assert names(placements) == ["virtual", "metal"]
+    assert placements[1].wall_time == timedelta(minutes=25)
+    assert placements[1].cost == HourlyRate(2_000_000).over(timedelta(minutes=25))
+
+
 def test_by_time_the_finish_decides() -> None:
     offers = [make_offer("slow", 0.1, 4), make_offer("fast", 9, 8)]
     assert names(rank(make_task(SLOW_DEAR), offers, now=NOW)) == ["slow", "fast"]

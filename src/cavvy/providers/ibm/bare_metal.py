@@ -24,9 +24,8 @@ BOOT = timedelta(minutes=10)
 MINIMUM_CHARGE = timedelta(hours=1)
 PATH = "bare_metal_servers"
 
-_THREADS = (
-    2  # virtual CPUs of a core: https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-servers-profile
-)
+# virtual CPUs of a core (https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-servers-profile)
+_THREADS = 2
 _OFF = ("stopped", "failed", "deleting")
 _COMING = ("pending", "starting")
 _NOT_YET = 409
@@ -82,15 +81,16 @@ async def delete_server(api: IbmApi, region: str, path: str) -> None:
     it is not off yet, raise a fault that makes the caller try again.
     """
     status = await _read_status(api, region, path)
-    if status not in (*_OFF, *_COMING):
-        await api.send(region, "POST", f"{path}/stop", {"type": "hard"})
-        status = await _read_status(api, region, path)
-        if status not in _OFF:
-            raise CloudFault(_NOT_YET, status, "the server is being stopped; then it is deleted")
     try:
+        if status not in (*_OFF, *_COMING):
+            await api.send(region, "POST", f"{path}/stop", {"type": "hard"})
+            status = await _read_status(api, region, path)
+            if status not in _OFF:
+                text = "the server is being stopped; then it is deleted"
+                raise CloudFault(_NOT_YET, status, text)
         await api.send(region, "DELETE", path)
     except CloudFault as fault:
-        if fault.status == 400:  # the code of the refusal is not documented
+        if fault.status == 400:  # IBM does not document how it refuses what must wait
             raise CloudFault(_NOT_YET, fault.code, f"{status}: {fault.message}") from fault
         raise
 
