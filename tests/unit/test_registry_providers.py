@@ -1,5 +1,6 @@
 """Providers are found without being named, and their settings are checked."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +139,23 @@ def test_every_own_provider_says_who_it_is() -> None:
             not manifest.docs.endswith(".md")
             or (Path(__file__).parents[2] / manifest.docs).exists()
         ), manifest.docs
+
+
+# They rent nothing: these reasons are about the user's own machines and clusters, or about Cavvy.
+NO_CLOUDS = {"fake", "join", "kubernetes", "local", "pbs", "ray", "slurm", "ssh"}
+
+
+def test_every_reason_of_a_cloud_names_a_page_of_the_cloud() -> None:
+    found = {manifest.name: manifest for manifest in manifests()}
+    assert set(found) >= NO_CLOUDS
+    without = [
+        f"{name}: {reason}"
+        for name, manifest in found.items()
+        if name not in NO_CLOUDS
+        for reason in (*manifest.unsupported.values(), manifest.no_quotas)
+        if reason and not re.search(r"\(https://[\w.-]+\.[a-z]+/\S*\)", reason)
+    ]
+    assert not without
 
 
 def test_the_reference_page_is_fresh_and_complete() -> None:

@@ -18,12 +18,13 @@ from cavvy.providers.notices import NoticeSource, NoticeTokenSource
 from cavvy.providers.settings import flag, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.RESULTS: "an instance loses its disk when it ends. If the server is away when the work "
-    "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; without a "
-    "bucket, "
-    "the instance waits until its lease ends",
+    Feature.RESULTS: "an instance loses its disk when it ends "
+    "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html). If the "
+    "server is away when the work ends, the results go to the bucket in `checkpoint.storage` or "
+    "`server.results_url`; without a bucket, the instance waits until its lease ends",
     Feature.CAPACITY: "EC2 does not report free capacity; if a launch finds none, Cavvy tries the "
-    "next best offer at once",
+    "next best offer at once "
+    "(https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html)",
 }
 
 _IMDS = "http://169.254.169.254/latest"

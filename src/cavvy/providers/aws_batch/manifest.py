@@ -7,7 +7,9 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
-_CONTAINER = "a job is a container, and Cavvy lets no job start further containers"
+_GUIDE = "https://docs.aws.amazon.com/batch/latest/userguide"
+_JOBS = f"{_GUIDE}/job_definition_parameters.html"
+_CONTAINER = f"a job is a container, and Cavvy lets no job start further containers ({_JOBS})"
 
 MANIFEST = Manifest(
     name="aws-batch",
@@ -23,15 +25,21 @@ MANIFEST = Manifest(
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "AWS Batch pulls images with the rights of the compute environment's "
-        "instances or of the setting `execution_role`",
-        Feature.CAPACITY: "AWS Batch does not report free capacity",
-        Feature.VOLUMES: "a job mounts no EBS volumes; copy data from and to a bucket instead",
-        Feature.MOUNTS: "a job is a container without access to folders of its host or to NFS",
-        Feature.NETWORK: "the compute environment selects the network",
-        Feature.DISK: "the compute environment's launch template selects the disk",
-        Feature.RESULTS: "a job loses its disk when it ends. If the server is away when the work "
-        "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
-        "without a bucket, the job waits until its lease ends",
+        "instances or of the setting `execution_role`; secrets for other registries are not "
+        f"supported yet ({_GUIDE}/private-registry.html)",
+        Feature.CAPACITY: "AWS Batch does not report free capacity; a job without capacity waits "
+        f"({_GUIDE}/job_stuck_in_runnable_capacity.html)",
+        Feature.VOLUMES: "a job mounts no EBS volumes; copy data from and to a bucket instead "
+        f"({_JOBS})",
+        Feature.MOUNTS: "a job is a container; folders of its host and EFS are not supported yet "
+        f"({_JOBS})",
+        Feature.NETWORK: "the compute environment selects the network "
+        f"({_GUIDE}/create-compute-environment.html)",
+        Feature.DISK: "the compute environment's launch template selects the disk "
+        f"({_GUIDE}/launch-templates.html)",
+        Feature.RESULTS: f"a job loses its disk when it ends ({_JOBS}). If the server is away "
+        "when the work ends, the results go to the bucket in `checkpoint.storage` or "
+        "`server.results_url`; without a bucket, the job waits until its lease ends",
     },
     options={
         "image": "the image, as for the setting `image`",

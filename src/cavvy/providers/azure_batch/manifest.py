@@ -6,7 +6,10 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import flag, text
 from cavvy.providers.vm.abilities import ABILITIES
 
-_CONTAINER = "a task is a container, and Azure Batch lets no task start further containers"
+_DOCS = "https://learn.microsoft.com/azure/batch"
+_CONTAINERS = f"{_DOCS}/batch-docker-container-workloads"
+_POOL = "https://learn.microsoft.com/rest/api/batchservice/pool/add"
+_CONTAINER = f"a task is a container, and Cavvy lets no task start further ones ({_CONTAINERS})"
 
 MANIFEST = Manifest(
     name="azure-batch",
@@ -20,20 +23,24 @@ MANIFEST = Manifest(
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "a pool that a job makes has no managed identity, so Cavvy uses public "
-        "images only (https://learn.microsoft.com/azure/batch/batch-docker-container-workloads)",
-        Feature.CAPACITY: "Azure Batch does not report free capacity; a pool that does not get its "
-        "machines reports an error, and Cavvy tries the next best offer",
-        Feature.VOLUMES: "a pool attaches no existing disks; copy data from and to a bucket "
-        "instead",
-        Feature.MOUNTS: "a task is a container without access to folders of its host; Cavvy does "
-        "not use the pool's mounts",
-        Feature.NETWORK: "tasks cannot select a network; the setting `subnet` selects one",
-        Feature.DISK: "Azure Batch selects the size and the type of a machine's disk",
+        f"images only ({_CONTAINERS})",
+        Feature.CAPACITY: "Azure Batch does not report free capacity; a pool that does not get "
+        "its machines reports an error, and Cavvy tries the next best offer "
+        f"({_DOCS}/batch-pool-node-error-checking)",
+        Feature.VOLUMES: "a pool attaches empty disks only, and no existing ones; copy data from "
+        f"and to a bucket instead ({_POOL})",
+        Feature.MOUNTS: "a task is a container; the pool's mounts are not supported yet "
+        f"({_DOCS}/virtual-file-mount)",
+        Feature.NETWORK: "tasks cannot select a network; the setting `subnet` selects one "
+        f"({_DOCS}/batch-virtual-network)",
+        Feature.DISK: "a machine has the disk of its image and size; other sizes and types are "
+        f"not supported yet ({_POOL})",
         Feature.NOTICE: "Azure Batch documents no notice before it takes a spot machine back "
-        "(https://learn.microsoft.com/azure/batch/batch-spot-vms)",
-        Feature.RESULTS: "a job loses its machines when it ends. If the server is away when the "
-        "work ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
-        "without a bucket, the job waits until its lease ends",
+        f"({_DOCS}/batch-spot-vms)",
+        Feature.RESULTS: f"a job loses its machines when it ends ({_DOCS}/nodes-and-pools). If "
+        "the server is away when the work ends, the results go to the bucket in "
+        "`checkpoint.storage` or `server.results_url`; without a bucket, the job waits until its "
+        "lease ends",
     },
     options={"image": "the image, as for the setting `image`"},
     settings=(

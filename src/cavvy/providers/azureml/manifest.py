@@ -7,7 +7,10 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
-_CONTAINER = "a command job is a container, and Cavvy lets no job start further containers"
+_DOCS = "https://learn.microsoft.com/azure/machine-learning"
+_JOB = f"{_DOCS}/reference-yaml-job-command"
+_CLUSTER = f"{_DOCS}/reference-yaml-compute-aml"
+_CONTAINER = f"a command job is a container, and Cavvy lets no job start further ones ({_JOB})"
 
 MANIFEST = Manifest(
     name="azureml",
@@ -23,19 +26,20 @@ MANIFEST = Manifest(
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "Azure Machine Learning pulls images with the rights of the workspace and "
-        "the cluster "
-        "(https://learn.microsoft.com/azure/machine-learning/how-to-use-private-python-packages)",
-        Feature.CAPACITY: "Azure does not report free capacity; a job waits until its cluster has "
-        "nodes",
+        f"the cluster ({_DOCS}/how-to-use-private-python-packages)",
+        Feature.CAPACITY: "Azure does not report free capacity, only the sizes of machines; a job "
+        "waits until its cluster has nodes "
+        "(https://learn.microsoft.com/rest/api/azureml/virtual-machine-sizes/list)",
         Feature.VOLUMES: "a command job attaches no disks; copy data from and to a bucket, or "
-        "mount data assets with the option `data`",
+        f"mount data assets with the option `data` ({_JOB})",
         Feature.MOUNTS: "a command job is a container without access to folders of its host or to "
-        "NFS; mount data assets with the option `data`",
-        Feature.NETWORK: "the cluster selects the network",
-        Feature.DISK: "the size of the cluster's machines decides the disk",
-        Feature.RESULTS: "a command job loses its disk when it ends. If the server is away when "
-        "the work ends, the results go to the bucket in `checkpoint.storage` or "
-        "`server.results_url`; without a bucket, the job waits until its lease ends",
+        f"NFS; mount data assets with the option `data` ({_JOB})",
+        Feature.NETWORK: f"the cluster selects the network ({_CLUSTER})",
+        Feature.DISK: f"the size of the cluster's machines decides the disk ({_CLUSTER})",
+        Feature.RESULTS: "a command job loses its disk when it ends, except for its outputs "
+        f"({_JOB}). If the server is away when the work ends, the results go to the bucket in "
+        "`checkpoint.storage` or `server.results_url`; without a bucket, the job waits until its "
+        "lease ends",
     },
     options={
         "image": "the image, as for the setting `image`",

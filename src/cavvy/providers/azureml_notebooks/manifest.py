@@ -7,6 +7,10 @@ from cavvy.providers.managed.notebook_manifest import list_unsupported
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
+_DOCS = "https://learn.microsoft.com/azure"
+_INSTANCE = f"{_DOCS}/machine-learning/concept-compute-instance"
+_API = f"{_DOCS}/templates/microsoft.machinelearningservices/workspaces/computes"
+
 MANIFEST = Manifest(
     name="azureml-notebooks",
     title="Azure ML compute instances",
@@ -21,18 +25,18 @@ MANIFEST = Manifest(
         **list_unsupported(
             "Azure",
             "a compute instance",
-            "https://learn.microsoft.com/azure/machine-learning/concept-compute-instance",
+            images=_INSTANCE,
+            api=_API,
+            deletion=_INSTANCE,
         ),
-        Feature.SPOT: "Azure sells compute instances at the full price only",
         Feature.VOLUMES: "a compute instance attaches no disks; it has the workspace's own files "
-        "below ~/cloudfiles",
-        Feature.MOUNTS: "Cavvy mounts no folders on a compute instance; it has the workspace's own "
-        "files below ~/cloudfiles",
-        Feature.NETWORK: "Azure does not report the speed of the network",
-        Feature.DISK: "Azure selects the disk "
-        "(https://learn.microsoft.com/azure/machine-learning/concept-compute-instance)",
+        f"below ~/cloudfiles ({_INSTANCE})",
+        Feature.MOUNTS: "Cavvy mounts no folders on a compute instance; it has the workspace's "
+        f"own files below ~/cloudfiles ({_INSTANCE})",
+        Feature.NETWORK: f"Azure does not report the speed of the network ({_API})",
+        Feature.DISK: f"Azure selects the disk ({_INSTANCE})",
         Feature.SELF_END: "a compute instance cannot delete itself; Azure stops it after the "
-        "setting `idle_stop_s`",
+        f"setting `idle_stop_s` ({_API})",
     },
     settings=(
         text(

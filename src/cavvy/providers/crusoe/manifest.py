@@ -26,6 +26,7 @@ MANIFEST = make_manifest(
     "crusoe",
     "Crusoe Cloud",
     machine="a machine",
+    deletion=_API,
     rights="an API key of a user who may list the project's machines, create them and delete them",
     unsupported={
         Feature.SPOT: f"a request for a machine in API v1alpha5 has no spot option ({_API})",

@@ -17,6 +17,7 @@ MANIFEST = make_manifest(
     "cudo",
     "CUDO Compute",
     machine="a machine",
+    deletion=_REFERENCE,
     rights="an API key of a user who may read the project and manage its virtual machines",
     unsupported={
         Feature.SPOT: f"CUDO sells on-demand and committed machines only ({_TYPES})",

@@ -25,23 +25,30 @@ SCOPES = (
     "sizes:read",
 )
 
+_DOCS = "https://docs.digitalocean.com"
+_API = f"{_DOCS}/reference/api"
+
 MANIFEST = make_manifest(
     "digitalocean",
     "DigitalOcean",
     machine="a Droplet",
+    deletion=f"{_DOCS}/products/droplets/how-to/destroy/",
     rights=f"a token with the scopes {', '.join(SCOPES)}, and ssh_key:read if `ssh_keys` is set",
     unsupported={
-        Feature.SPOT: "DigitalOcean rents on-demand Droplets only",
-        Feature.CAPACITY: "DigitalOcean reports whether a region has a size, but not how many "
-        "Droplets are free",
+        Feature.SPOT: f"DigitalOcean's API has no spot Droplets ({_API})",
+        Feature.CAPACITY: "DigitalOcean's API reports whether a region has a size, but not how "
+        f"many Droplets are free ({_API})",
         Feature.SELF_END: "DigitalOcean bills a Droplet until its API deletes it, even if it is "
-        "off; the server deletes Droplets that are off",
+        f"off ({_DOCS}/products/droplets/details/pricing); the server deletes Droplets that are "
+        "off",
         Feature.VOLUMES: "block storage cannot be attached yet; copy data from and to a bucket "
-        "instead",
-        Feature.NETWORK: "Droplets are in the region's default VPC, and their network cannot be "
-        "selected",
-        Feature.DISK: "the size of the disk depends on the size of the Droplet",
-        Feature.NOTICE: "DigitalOcean's API describes no notice before a Droplet is reclaimed",
+        f"instead ({_DOCS}/products/volumes/)",
+        Feature.NETWORK: "Droplets are in the region's default VPC; another VPC cannot be "
+        f"selected yet ({_DOCS}/products/networking/vpc/)",
+        Feature.DISK: "the size of the disk depends on the size of the Droplet "
+        f"({_DOCS}/products/droplets/concepts/choosing-a-plan/)",
+        Feature.NOTICE: "DigitalOcean's API describes no notice before a Droplet is reclaimed "
+        f"({_API})",
     },
     settings=(
         KEYS.setting(),

@@ -6,7 +6,10 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import flag, number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
-_CONTAINER = "a task is a container, and Cavvy lets no task start further containers"
+_GUIDE = "https://docs.aws.amazon.com/AmazonECS/latest/developerguide"
+_TASKS = f"{_GUIDE}/task_definition_parameters.html"
+_STORAGE = f"{_GUIDE}/fargate-task-storage.html"
+_CONTAINER = f"a task is a container, and Cavvy lets no task start further containers ({_TASKS})"
 
 MANIFEST = Manifest(
     name="ecs",
@@ -23,18 +26,20 @@ MANIFEST = Manifest(
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "ECS pulls images with the rights of the setting `execution_role`, or on "
-        "EC2 with those of the instances",
+        "EC2 with those of the instances; secrets for other registries are not supported yet "
+        f"({_GUIDE}/private-auth.html)",
         Feature.CAPACITY: "ECS does not report free capacity; a task without capacity fails or "
-        "waits, and Cavvy tries the next best offer",
-        Feature.VOLUMES: "a task mounts no existing volumes; copy data from and to a bucket "
-        "instead",
-        Feature.MOUNTS: "a task is a container without access to folders of its host or to NFS",
-        Feature.NETWORK: "ECS neither reports nor selects the speed of the network",
-        Feature.DISK: "a task on Fargate has 20 GiB; the Auto Scaling group selects the disks of "
-        "its instances",
-        Feature.RESULTS: "a task loses its disk when it ends. If the server is away when the work "
-        "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
-        "without a bucket, the task waits until its lease ends",
+        f"waits, and Cavvy tries the next best offer ({_GUIDE}/api_failures_messages.html)",
+        Feature.VOLUMES: "ECS makes a new volume for each task and attaches no existing one; copy "
+        f"data from and to a bucket instead ({_GUIDE}/ebs-volumes.html)",
+        Feature.MOUNTS: "a task is a container; folders of its host and EFS are not supported yet "
+        f"({_TASKS})",
+        Feature.NETWORK: f"ECS neither reports nor selects the speed of the network ({_TASKS})",
+        Feature.DISK: "a task on Fargate has 20 GiB, and larger disks are not supported yet "
+        f"({_STORAGE}); the Auto Scaling group selects the disks of its instances",
+        Feature.RESULTS: f"a task loses its disk when it ends ({_STORAGE}). If the server is away "
+        "when the work ends, the results go to the bucket in `checkpoint.storage` or "
+        "`server.results_url`; without a bucket, the task waits until its lease ends",
     },
     options={
         "image": "the image, as for the setting `image`",

@@ -10,25 +10,31 @@ KEYS = ApiKeySource(
     variables=("HYPERSTACK_API_KEY",),
     made_at="https://console.hyperstack.cloud/api-keys",
 )
+_DOCS = "https://docs.hyperstack.cloud/docs"
+_API = f"{_DOCS}/api-reference/virtual-machine"
 
 MANIFEST = make_manifest(
     "hyperstack",
     "Hyperstack",
     machine="a machine",
+    deletion=_API,
     rights="an API key of a user who may manage virtual machines, and list environments, key "
     "pairs, flavors and images",
     unsupported={
-        Feature.SPOT: "Cavvy starts Hyperstack's on-demand machines only",
-        Feature.CAPACITY: "Hyperstack reports whether a region has a flavor, but not how many "
-        "machines are free",
-        Feature.SELF_END: "only Hyperstack's API can delete a machine, and nodes get no API key, "
-        "because a key may delete all machines of the account",
+        Feature.SPOT: "Hyperstack's spot machines are not supported yet "
+        "(https://www.hyperstack.cloud/gpu-pricing)",
+        Feature.CAPACITY: "Hyperstack reports how many GPUs of a model are free in a region "
+        f"({_DOCS}/api-reference/core-resources/stocks); Cavvy does not read this yet, only "
+        "whether a flavor is in stock",
+        Feature.SELF_END: f"only Hyperstack's API can delete a machine ({_API}), and nodes get no "
+        "API key, because a key may delete all machines of the account",
         Feature.VOLUMES: "Hyperstack's volumes cannot be attached yet; copy data from and to a "
-        "bucket instead",
-        Feature.NETWORK: "machines are in the network of their environment, and their network "
-        "cannot be selected",
-        Feature.DISK: "the size of the disk depends on the flavor",
-        Feature.NOTICE: "Hyperstack's API describes no notice before a machine is reclaimed",
+        f"bucket instead ({_DOCS}/storage/volumes/creating-a-volume/)",
+        Feature.NETWORK: "machines are in the network of their environment, and the type of the "
+        f"network depends on the flavor and the region ({_DOCS}/network/network-types/)",
+        Feature.DISK: f"the size of the disk depends on the flavor ({_DOCS}/hardware/flavors/)",
+        Feature.NOTICE: "Hyperstack's API describes no notice before a machine is reclaimed "
+        f"({_API})",
     },
     settings=(
         KEYS.setting(),

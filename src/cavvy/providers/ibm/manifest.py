@@ -21,6 +21,7 @@ _MANIFEST = make_manifest(
     "ibm",
     "IBM Cloud",
     machine="an instance",
+    deletion=f"{_DOCS}-managing-virtual-server-instances",
     rights="an API key of a user or service ID with the platform role Editor and the service role "
     "Writer on VPC Infrastructure Services, for one resource group",
     of_projects=True,

@@ -11,23 +11,29 @@ KEYS = ApiKeySource(
     files=("~/.lambda_cloud/lambda_keys",),
     made_at="https://cloud.lambda.ai/api-keys",
 )
+_API = "https://docs.lambda.ai/api/cloud"
+_DOCS = "https://docs.lambda.ai/public-cloud"
 
 MANIFEST = make_manifest(
     "lambda",
     "Lambda Cloud",
     machine="an instance",
+    deletion=f"{_DOCS}/on-demand/creating-managing-instances/",
     rights="an API key of the account; Lambda's API describes no narrower rights",
     unsupported={
-        Feature.SPOT: "Lambda rents on-demand instances only",
-        Feature.CAPACITY: "Lambda reports whether a region has an instance type, but not how many "
-        "instances are free",
-        Feature.SELF_END: "Lambda bills an instance until its API terminates it, and nodes get no "
-        "API key, because a key may terminate all instances of the account",
+        Feature.SPOT: f"Lambda's API has no spot instances ({_API})",
+        Feature.CAPACITY: "Lambda's API reports whether a region has an instance type, but not "
+        f"how many instances are free ({_API})",
+        Feature.SELF_END: "Lambda bills an instance until its API terminates it "
+        f"({_DOCS}/billing), and nodes get no API key, because a key may terminate all instances "
+        "of the account",
         Feature.VOLUMES: "Lambda's filesystems cannot be mounted yet; copy data from and to a "
-        "bucket instead",
-        Feature.NETWORK: "Lambda's API neither reports nor selects the network of an instance",
-        Feature.DISK: "the size of the disk depends on the instance type",
-        Feature.NOTICE: "Lambda's API describes no notice before an instance is reclaimed",
+        f"bucket instead ({_DOCS}/filesystems)",
+        Feature.NETWORK: "Lambda's API neither reports nor selects the network of an instance "
+        f"({_API})",
+        Feature.DISK: f"the size of the disk depends on the instance type ({_API})",
+        Feature.NOTICE: "Lambda's API describes no notice before an instance is reclaimed "
+        f"({_API})",
     },
     settings=(
         KEYS.setting(),

@@ -7,19 +7,23 @@ from collections.abc import Mapping
 from cavvy.providers.base import Feature
 
 
-def list_unsupported(service: str, notebook: str, page: str) -> Mapping[Feature, str]:
+def list_unsupported(
+    service: str, notebook: str, *, images: str, api: str, deletion: str
+) -> Mapping[Feature, str]:
     """The features that managed notebooks lack. `notebook` is the service's word for a notebook,
-    with its article; `page` is the page about its images.
+    with its article. `images`, `api` and `deletion` are the service's pages about the images of
+    notebooks, about the call that makes one, and about what is deleted with one.
     """
-    image = f"{notebook} has {service}'s own image ({page})"
+    image = f"{notebook} has {service}'s own image ({images})"
     return {
         Feature.IMAGE: image,
         Feature.BUILD: image,
         Feature.LOGIN: image,
+        Feature.SPOT: f"{service}'s API has no spot option for {notebook} ({api})",
         Feature.CAPACITY: f"{service} does not report free capacity; {notebook} without capacity "
-        "fails, and Cavvy tries the next best offer",
-        Feature.RESULTS: f"{notebook} is deleted with its disk when the session ends. If the "
-        "server is away then, the results go to the bucket in `checkpoint.storage` or "
+        f"fails, and Cavvy tries the next best offer ({api})",
+        Feature.RESULTS: f"{notebook} is deleted with its disk when the session ends ({deletion}). "
+        "If the server is away then, the results go to the bucket in `checkpoint.storage` or "
         "`server.results_url`",
-        Feature.NOTICE: f"{notebook} is not taken back",
+        Feature.NOTICE: f"{notebook} is not taken back, because there is no spot option ({api})",
     }

@@ -12,6 +12,7 @@ _MANIFEST = make_manifest(
     "nebius",
     "Nebius AI Cloud",
     machine="a machine",
+    deletion=f"{_DOCS}/virtual-machines/delete",
     rights="a service account in a group with the role `editor` for the project, or a user who "
     "may list the project's platforms, images, subnets, instances and disks, create and delete "
     "instances, and delete disks",

@@ -12,6 +12,7 @@ _MANIFEST = make_manifest(
     "oci",
     "Oracle Cloud Infrastructure",
     machine="an instance",
+    deletion=f"{_DOCS}/Tasks/terminatinginstance.htm",
     rights="a policy with the statements in docs/guides/oci.md, for one compartment",
     endpoint="https://{service}.{region}.oraclecloud.com/20160918",
     unsupported={

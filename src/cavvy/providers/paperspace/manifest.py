@@ -16,18 +16,20 @@ MANIFEST = make_manifest(
     "paperspace",
     "Paperspace",
     machine="a machine",
+    deletion="https://docs.digitalocean.com/products/paperspace/machines/how-to/deactivate/",
     rights="an API key of the team; Paperspace describes no narrower rights",
     unsupported={
         Feature.SPOT: f"Paperspace sells machines on demand only ({_API}/machine)",
         Feature.CAPACITY: "Paperspace reports which templates run on a machine type, but not "
         f"whether machines are free ({_API}/os-templates)",
-        Feature.SELF_END: "Paperspace bills the disk of a machine until its API deletes it, and "
-        "nodes get no API key, because a key may delete all machines of the team; the server "
-        "deletes machines that are off",
+        Feature.SELF_END: "Paperspace bills the disk of a machine until its API deletes it "
+        f"({_API}/machine), and nodes get no API key, because a key may delete all machines of "
+        "the team; the server deletes machines that are off",
         Feature.VOLUMES: "shared drives cannot be attached yet; copy data from and to a bucket "
-        "instead",
+        "instead (https://docs.digitalocean.com/reference/paperspace/pspace/commands/shared-drive)",
         Feature.NETWORK: f"the API does not report the speed of the network ({_API}/machine)",
-        Feature.DISK: "all disks have the size of the setting `disk_gb`",
+        Feature.DISK: "all disks have the size of the setting `disk_gb`; a size for one task is "
+        f"not supported yet ({_API}/machine)",
         Feature.NOTICE: "Paperspace's API describes no notice before a machine is reclaimed "
         f"({_API}/machine-events)",
     },

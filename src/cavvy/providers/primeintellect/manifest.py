@@ -21,6 +21,7 @@ MANIFEST = make_manifest(
     "primeintellect",
     "Prime Intellect",
     machine="a pod",
+    deletion=f"{_REFERENCE}/pods/delete-pod",
     rights="an API key with the permissions Availability: read and Instances: read and write, that "
     "may also read and write SSH keys",
     unsupported={

@@ -12,31 +12,40 @@ KEYS = ApiKeySource(
     names=("apikey", "api_key"),
     made_at="https://console.runpod.io/user/settings",
 )
-_CONTAINER = "a pod is a container, and Runpod lets no pod start further containers"
+_DOCS = "https://docs.runpod.io"
+_CREATE = f"{_DOCS}/api-reference-v2/pods/create-a-pod"
+_STORAGE = f"{_DOCS}/pods/storage/types"
+_CONTAINER = (
+    "a pod is a container, and Runpod lets no pod start further containers "
+    f"({_DOCS}/references/faq#can-i-run-my-own-docker-daemon-on-runpod)"
+)
 
 MANIFEST = make_manifest(
     "runpod",
     "Runpod",
     machine="a pod",
+    deletion=_STORAGE,
     rights="an API key that may read and write pods",
     unsupported={
-        Feature.SPOT: "Runpod's API 2 starts on-demand pods only "
-        "(https://docs.runpod.io/api-reference-v2/pods/create-a-pod)",
+        Feature.SPOT: f"Runpod's API 2 starts on-demand pods only ({_CREATE})",
         Feature.IMAGE: f"{_CONTAINER}; the setting `image` selects the image of all pods",
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: f"{_CONTAINER}; the setting `registry` selects the credentials in the "
         "Runpod account that pull the image of pods",
         Feature.CAPACITY: "Runpod reports whether a data center has a kind of GPU, but not how "
-        "many are free "
-        "(https://docs.runpod.io/api-reference-v2/catalog/list-gpu-types)",
-        Feature.SELF_END: "Runpod bills a pod until its API terminates it, and pods get no API "
-        "key; the server terminates pods that have exited",
+        f"many are free ({_DOCS}/api-reference-v2/catalog/list-gpu-types)",
+        Feature.SELF_END: "Runpod bills a pod until its API terminates it "
+        f"({_DOCS}/pods/manage-pods), and pods get no API key; the server terminates pods that "
+        "have exited",
         Feature.VOLUMES: "network volumes cannot be attached yet; copy data from and to a bucket "
-        "instead",
-        Feature.MOUNTS: "a pod is a container without access to folders of its host or to NFS",
-        Feature.NETWORK: "Runpod's API neither reports nor selects the speed of the network",
-        Feature.DISK: "the setting `disk_gib` selects the size of the disk for all pods",
-        Feature.NOTICE: "on-demand pods are not reclaimed",
+        f"instead ({_STORAGE})",
+        Feature.MOUNTS: "a pod is a container without access to folders of its host or to NFS "
+        f"({_CREATE})",
+        Feature.NETWORK: "Runpod's API neither reports nor selects the speed of the network "
+        f"({_CREATE})",
+        Feature.DISK: "the setting `disk_gib` selects the size of the disk for all pods; a size "
+        f"for one task is not supported yet ({_CREATE})",
+        Feature.NOTICE: f"on-demand pods are not reclaimed, and API 2 has no others ({_CREATE})",
     },
     settings=(
         KEYS.setting(),

@@ -8,7 +8,13 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
-_CONTAINER = "a training job is a container, and SageMaker lets no job start further containers"
+_DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
+_JOB = f"{_DOCS}/APIReference/API_CreateTrainingJob.html"
+_DISK = f"{_DOCS}/dg/API_ResourceConfig.html"
+_CONTAINER = (
+    "a training job is a container, and SageMaker lets no job start further containers "
+    f"({_DOCS}/dg/your-algorithms-training-algo.html)"
+)
 
 MANIFEST = Manifest(
     name="sagemaker",
@@ -38,17 +44,20 @@ MANIFEST = Manifest(
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "SageMaker pulls images from Amazon ECR with the rights of the setting "
-        "`role` (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html)",
+        f"`role` ({_DOCS}/dg/sagemaker-roles.html)",
         Feature.CAPACITY: "SageMaker does not report free capacity; a job without capacity fails, "
-        "and Cavvy tries the next best offer",
+        f"and Cavvy tries the next best offer ({_JOB})",
         Feature.VOLUMES: "a training job mounts no EBS volumes; copy data from and to a bucket "
-        "instead",
-        Feature.MOUNTS: "a training job is a container without access to folders of its host or "
-        "to NFS",
-        Feature.NETWORK: "SageMaker neither reports nor selects the speed of the network",
-        Feature.DISK: "SageMaker selects the type of the disk; `resources.disk` selects its size",
-        Feature.RESULTS: "a training job loses its disk when it ends. If the server is away when "
-        "the work ends, the results go to the bucket in `checkpoint.storage` or "
+        f"instead ({_JOB})",
+        Feature.MOUNTS: "a training job is a container without access to folders of its host; EFS "
+        "and FSx for Lustre are not supported yet "
+        f"({_DOCS}/APIReference/API_FileSystemDataSource.html)",
+        Feature.NETWORK: "SageMaker neither reports nor selects the speed of the network "
+        f"({_DISK})",
+        Feature.DISK: "SageMaker selects the type of the disk; `resources.disk` selects its size "
+        f"({_DISK})",
+        Feature.RESULTS: f"a training job loses its disk when it ends ({_DISK}). If the server is "
+        "away when the work ends, the results go to the bucket in `checkpoint.storage` or "
         "`server.results_url`; without a bucket, the job waits until its lease ends",
     },
     options={

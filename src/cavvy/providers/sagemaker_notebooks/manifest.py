@@ -8,6 +8,9 @@ from cavvy.providers.managed.notebook_manifest import list_unsupported
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
+_DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
+_API = f"{_DOCS}/APIReference/API_CreateNotebookInstance.html"
+
 MANIFEST = Manifest(
     name="sagemaker-notebooks",
     title="Amazon SageMaker notebook instances",
@@ -24,18 +27,21 @@ MANIFEST = Manifest(
         **list_unsupported(
             "SageMaker",
             "a notebook instance",
-            "https://docs.aws.amazon.com/sagemaker/latest/dg/nbi.html",
+            images=f"{_DOCS}/dg/nbi.html",
+            api=_API,
+            deletion=f"{_DOCS}/dg/API_DeleteNotebookInstance.html",
         ),
-        Feature.SPOT: "AWS sells notebook instances at the full price only",
         Feature.VOLUMES: "a notebook instance attaches no other disks; copy data from and to a "
-        "bucket instead",
+        f"bucket instead ({_API})",
         Feature.MOUNTS: "Cavvy mounts no folders on a notebook instance; copy data from and to a "
-        "bucket instead",
-        Feature.NETWORK: "SageMaker neither reports nor selects the speed of the network",
-        Feature.DISK: "SageMaker selects the type of the disk; `resources.disk` selects its size",
+        f"bucket instead ({_API})",
+        Feature.NETWORK: f"SageMaker neither reports nor selects the speed of the network ({_API})",
+        Feature.DISK: "SageMaker selects the type of the disk; `resources.disk` selects its size "
+        f"({_API})",
         Feature.SELF_END: "a notebook instance stops itself when its agent ends only if the role "
         "in `role` has the right sagemaker:StopNotebookInstance, which Cavvy does not check; a "
-        "stopped notebook instance is billed for its disk until Cavvy deletes it",
+        "stopped notebook instance is billed for its disk until Cavvy deletes it "
+        f"({_DOCS}/APIReference/API_StopNotebookInstance.html)",
     },
     settings=(
         REGIONS,

@@ -17,6 +17,7 @@ MANIFEST = make_manifest(
     "shadeform",
     "Shadeform",
     machine="an instance",
+    deletion=f"{_REFERENCE}/instances-delete",
     rights="an API key of the account; Shadeform's documentation describes no narrower rights",
     unsupported={
         Feature.CAPACITY: "Shadeform reports whether a region has an instance type, but not how "

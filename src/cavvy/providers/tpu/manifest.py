@@ -12,6 +12,7 @@ _MANIFEST = make_manifest(
     "tpu",
     "Google Cloud TPU",
     machine="a slice",
+    deletion=f"{_DOCS}/managing-tpus-tpu-vm",
     rights="the roles TPU Admin (roles/tpu.admin) and Cloud Quotas Viewer "
     "(roles/cloudquotas.viewer), or the permissions in docs/guides/tpu.md",
     endpoint="https://tpu.googleapis.com/v2",

@@ -21,6 +21,7 @@ MANIFEST = make_manifest(
     "vast",
     "Vast.ai",
     machine="an instance",
+    deletion="https://docs.vast.ai/guides/instances/manage-instances",
     rights="an API key with the permissions misc, instance_read and instance_write",
     unsupported={
         Feature.GANG: "instances have no network in common: each has a few ports of a public "
@@ -41,7 +42,9 @@ MANIFEST = make_manifest(
         "NFS (https://docs.vast.ai/guides/reference/faq/security)",
         Feature.NETWORK: "instances have no network in common "
         "(https://docs.vast.ai/guides/instances/connect/networking)",
-        Feature.DISK: "the setting `disk_gib` selects the size of the disk for all instances",
+        Feature.DISK: "the setting `disk_gib` selects the size of the disk for all instances; a "
+        "size for one task is not supported yet "
+        "(https://docs.vast.ai/api-reference/instances/create-instance)",
         Feature.NOTICE: "Vast.ai describes no notice before an interruptible instance is paused "
         "(https://docs.vast.ai/guides/instances/choosing/instance-types)",
     },

@@ -12,23 +12,28 @@ KEYS = ApiKeySource(
     names=("client_secret",),
     made_at="https://console.verda.com (API credentials)",
 )
+_API = "https://api.verda.com/v1/docs"
+_ENDS = "https://docs.verda.com/cpu-and-gpu-instances/shutdown-hibernate-and-delete/"
 
 MANIFEST = make_manifest(
     "verda",
     "Verda",
     machine="an instance",
+    deletion=_ENDS,
     rights="API credentials of the project; their tokens have the scope cloud-api-v1",
     unsupported={
-        Feature.SPOT: "Cavvy starts Verda's on-demand instances only",
-        Feature.CAPACITY: "Verda reports whether a location has an instance type, but not how many "
-        "instances are free",
-        Feature.SELF_END: "only Verda's API can delete an instance, and nodes get no credentials, "
-        "because these may delete all instances of the project",
+        Feature.SPOT: f"Verda's spot instances are not supported yet ({_API})",
+        Feature.CAPACITY: "Verda's API reports whether a location has an instance type, but not "
+        f"how many instances are free ({_API})",
+        Feature.SELF_END: f"Verda bills an instance until its API deletes it ({_ENDS}), and nodes "
+        "get no credentials, because these may delete all instances of the project",
         Feature.VOLUMES: "Verda's volumes cannot be attached yet; copy data from and to a bucket "
-        "instead",
-        Feature.NETWORK: "Verda's API neither reports nor selects the network of an instance",
-        Feature.DISK: "all disks have the size of the setting `disk_gib`",
-        Feature.NOTICE: "Verda's API describes no notice before an instance is reclaimed",
+        "instead (https://docs.verda.com/storage/block-volumes/attaching-a-block-volume/)",
+        Feature.NETWORK: "Verda's API neither reports nor selects the network of an instance "
+        f"({_API})",
+        Feature.DISK: "all disks have the size of the setting `disk_gib`; a size for one task is "
+        f"not supported yet ({_API})",
+        Feature.NOTICE: f"Verda's API describes no notice before an instance is reclaimed ({_API})",
     },
     settings=(
         text(

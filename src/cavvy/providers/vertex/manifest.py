@@ -6,7 +6,10 @@ from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
-_CONTAINER = "a custom job is a container, and Vertex AI lets no job start further containers"
+_DOCS = "https://cloud.google.com/vertex-ai/docs"
+_JOB = f"{_DOCS}/reference/rest/v1/CustomJobSpec"
+_COMPUTE = f"{_DOCS}/training/configure-compute"
+_CONTAINER = f"a custom job is a container, and Cavvy lets no job start further ones ({_JOB})"
 
 MANIFEST = Manifest(
     name="vertex",
@@ -36,17 +39,21 @@ MANIFEST = Manifest(
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "Vertex AI pulls images from Artifact Registry with the rights of its "
         "service agent, and public images from Docker Hub "
-        "(https://cloud.google.com/vertex-ai/docs/training/create-custom-container)",
+        f"({_DOCS}/training/create-custom-container)",
         Feature.CAPACITY: "Vertex AI does not report free capacity; a job without capacity fails, "
-        "and Cavvy tries the next best offer",
+        "and Cavvy tries the next best offer "
+        f"({_DOCS}/training/understanding-training-service#common-errors)",
         Feature.VOLUMES: "a custom job attaches no existing disks; copy data from and to a bucket "
-        "instead",
-        Feature.MOUNTS: "a custom job is a container without access to folders of its host; Cavvy "
-        "does not use its NFS mounts",
-        Feature.NETWORK: "Vertex AI neither reports nor selects the speed of the network",
-        Feature.DISK: "Vertex AI selects the type of the disk; `resources.disk` selects its size",
-        Feature.RESULTS: "a custom job loses its disk when it ends. If the server is away when the "
-        "work ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
+        f"instead ({_JOB})",
+        Feature.MOUNTS: "a custom job is a container without access to folders of its host; its "
+        f"NFS mounts are not supported yet ({_JOB})",
+        Feature.NETWORK: "Vertex AI neither reports nor selects the speed of the network "
+        f"({_COMPUTE})",
+        Feature.DISK: "`resources.disk` selects the size of the disk; its type cannot be selected "
+        f"yet ({_COMPUTE})",
+        Feature.RESULTS: "a custom job loses its disk when it ends "
+        f"({_DOCS}/training/understanding-training-service). If the server is away when the work "
+        "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
         "without a bucket, the job waits until its lease ends",
     },
     options={

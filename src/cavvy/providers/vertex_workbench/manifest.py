@@ -8,6 +8,8 @@ from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
 
 PRICING = "https://cloud.google.com/vertex-ai/pricing#notebooks"
+_DOCS = "https://cloud.google.com/vertex-ai/docs/workbench"
+_API = f"{_DOCS}/reference/rest/v2/projects.locations.instances"
 
 MANIFEST = Manifest(
     name="vertex-workbench",
@@ -23,15 +25,17 @@ MANIFEST = Manifest(
         **list_unsupported(
             "Google",
             "a Workbench instance",
-            "https://cloud.google.com/vertex-ai/docs/workbench/instances/introduction",
+            images=f"{_DOCS}/instances/introduction",
+            api=_API,
+            deletion=_API,
         ),
-        Feature.SPOT: "Google sells Workbench instances at the full price only",
-        Feature.VOLUMES: "Cavvy attaches no existing disks to a Workbench instance; copy data from "
-        "and to a bucket instead",
+        Feature.VOLUMES: "a Workbench instance gets new disks only, and no existing ones; copy "
+        f"data from and to a bucket instead ({_API})",
         Feature.MOUNTS: "Cavvy mounts no folders on a Workbench instance; copy data from and to a "
-        "bucket instead",
-        Feature.NETWORK: "Google neither reports nor selects the speed of the network",
-        Feature.DISK: "Google selects the type of the disk; `resources.disk` selects its size",
+        f"bucket instead ({_API})",
+        Feature.NETWORK: f"Google neither reports nor selects the speed of the network ({_API})",
+        Feature.DISK: "`resources.disk` selects the size of the disk; its type cannot be selected "
+        f"yet ({_API})",
     },
     settings=(
         text(

@@ -49,6 +49,7 @@ def make_manifest(
     title: str,
     *,
     machine: str,
+    deletion: str,
     rights: str,
     unsupported: Mapping[Feature, str],
     settings: Sequence[ProviderSetting],
@@ -57,14 +58,15 @@ def make_manifest(
     of_projects: bool = False,
 ) -> Manifest:
     """The manifest of a cloud with a REST API at `endpoint`, whose machines end with their disks.
-    `machine` is the cloud's word for a machine, with its article; the guide is `guides/NAME.md`.
+    `machine` is the cloud's word for a machine, with its article; `deletion` is the cloud's page
+    about what is deleted with one; the guide is `guides/NAME.md`.
     `of_projects` states that projects may have accounts of their own, because `key_file` is the
     only credential and contains nothing but keys.
     """
     results = (
-        f"{machine} loses its disk when it ends. If the server is away when the work ends, the "
-        "results go to the bucket in `checkpoint.storage` or `server.results_url`; without a "
-        "bucket, the "
+        f"{machine} loses its disk when it ends ({deletion}). If the server is away when the work "
+        "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
+        "without a bucket, the "
         f"{machine.split(maxsplit=1)[1]} waits until its lease ends"
     )
     return Manifest(

@@ -13,23 +13,29 @@ KEYS = ApiKeySource(
     made_at="https://my.vultr.com/settings/#settingsapi",
 )
 
+_API = "https://www.vultr.com/api"
+_DOCS = "https://docs.vultr.com"
+
 MANIFEST = make_manifest(
     "vultr",
     "Vultr",
     machine="an instance",
+    deletion=f"{_API}/#operation/delete-instance",
     rights="an API key of a user who may manage instances; a key has all rights of its user",
     unsupported={
-        Feature.SPOT: "Cavvy starts Vultr's on-demand instances only",
+        Feature.SPOT: "Vultr's preemptible plans are not supported yet "
+        f"({_API}/#operation/list-plans)",
         Feature.CAPACITY: "Vultr reports whether a region has a plan, but not how many instances "
-        "are free",
+        f"are free ({_API}/#operation/list-plans)",
         Feature.SELF_END: "Vultr bills an instance until its API deletes it, even if it is off "
-        "(https://docs.vultr.com/support/platform/billing/how-am-i-billed-for-my-servers); the "
-        "server deletes instances that are off",
+        f"({_DOCS}/support/platform/billing/how-am-i-billed-for-my-servers); the server deletes "
+        "instances that are off",
         Feature.VOLUMES: "block storage cannot be attached yet; copy data from and to a bucket "
-        "instead",
-        Feature.NETWORK: "instances are not in a VPC, and their network cannot be selected",
-        Feature.DISK: "the size of the disk depends on the plan",
-        Feature.NOTICE: "Vultr's API describes no notice before an instance is reclaimed",
+        f"instead ({_DOCS}/reference/terraform/resources/block_storage)",
+        Feature.NETWORK: "instances are not in a VPC, because VPCs are not supported yet "
+        f"({_DOCS}/products/network/vpc-networks)",
+        Feature.DISK: f"the size of the disk depends on the plan ({_API}/#operation/list-plans)",
+        Feature.NOTICE: f"Vultr's API describes no notice before an instance is reclaimed ({_API})",
     },
     settings=(
         KEYS.setting(),
