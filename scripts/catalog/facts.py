@@ -54,7 +54,9 @@ def gcp_memory_gib(instance_type: str, vcpus: float) -> float:
 #   aws: EC2's `BaselineBandwidthInGbps`, as aws/karpenter-provider-aws lists it (commit 01a436f0)
 #   azure: Microsoft's size pages (nva10v5, nc-a100-v4, ncads-h100-v5, nct4-v3, np, nd-gb200-v6)
 #   gcp: "GPU machine types" and "Network bandwidth" of Compute Engine's documentation
-#   oci: "Compute shapes"; nebius, coreweave: the pages on their instance types
+#   oci: "Compute shapes" (docs.oracle.com/en-us/iaas/Content/Compute/References/computeshapes.htm;
+#   MI355X.8 and GB300.4 read in a stored copy on 2026-11-24, which lists no B300.8 and RTXPRO.8)
+#   nebius, coreweave: the pages on their instance types
 #   ibm: "Instance profiles" (github.com/ibm-cloud-docs/vpc), "bandwidth cap", read 2026-11-23 ---
 NETWORK_GBITS: dict[str, dict[str, float]] = {
     "aws": {
@@ -106,7 +108,7 @@ NETWORK_GBITS: dict[str, dict[str, float]] = {
         "VM.GPU2.1": 8, "VM.GPU3.1": 4, "VM.GPU3.2": 8, "VM.GPU3.4": 24.6, "VM.GPU.A10.1": 24, "VM.GPU.A10.2": 48,
         "BM.GPU2.2": 50, "BM.GPU3.8": 100, "BM.GPU.A10.4": 100, "BM.GPU4.8": 1600, "BM.GPU.A100-v2.8": 1600,
         "BM.GPU.H100.8": 3200, "BM.GPU.H200.8": 3200, "BM.GPU.B200.8": 3200, "BM.GPU.MI300X.8": 3200,
-        "BM.GPU.L40S.4": 800, "BM.GPU.GB200.4": 1600,
+        "BM.GPU.MI355X.8": 3200, "BM.GPU.L40S.4": 800, "BM.GPU.GB200.4": 1600, "BM.GPU.GB300.4": 3200,
     },
     "ibm": {
         "gx2-8x64x1v100": 16, "gx2-16x128x1v100": 32, "gx2-16x128x2v100": 32, "gx2-32x256x2v100": 64,
