@@ -17,7 +17,7 @@ from cavvy.providers.fake.script import FaultScript
 
 
 class BuysTwice(FakeCloud):
-    def _find(self, name: str) -> list:  # type: ignore[type-arg]  # the cloud's own books
+    def find(self, name: str) -> list:  # type: ignore[type-arg]  # the cloud's own books
         return []
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
@@ -65,6 +65,7 @@ class BuysAgainAfterAnEnd(FakeCloud):
     async def launch(self, gang: GangSpec) -> None:
         if any(seen.state is GangState.ENDED for seen in await self.gangs(gang.name)):
             self.gang_list = [each for each in self.gang_list if each.spec.name != gang.name]
+            self._by_name.pop(gang.name, None)
         await super().launch(gang)
 
 
