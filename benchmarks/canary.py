@@ -22,14 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cavvy.control.decide.canary import (
-    CanaryTerms,
-    CanaryTrial,
-    CanaryVerdict,
-    RevisionSums,
-    judge,
-    observe,
-)
+from cavvy.control.decide.canary import CanaryTerms, judge, observe
+from cavvy.domain.service_updates import CanaryTrial, RevisionSums
 
 REQUESTS = 2000
 ALPHA = 0.01
@@ -136,9 +130,11 @@ def run(setting: CanarySetting, seed: int, requests: int, share: float) -> tuple
         more = new_failed[past].mean() / BLOCK - old_failed[past].mean() / size
         looks += bool(slower or more > MORE_ERRORS / 2)
     trial, terms = CanaryTrial(), CanaryTerms(alpha=ALPHA, requests=requests + 1)
+    all_old = all_new = RevisionSums()
     for block in range(blocks):
-        trial = observe(trial, old[block], new[block])
-        if judge(trial, terms).verdict is CanaryVerdict.ROLL_BACK:
+        all_old, all_new = all_old + old[block], all_new + new[block]
+        trial = observe(trial, all_old, all_new)
+        if judge(trial, terms).end is not None:
             return (block + 1) * BLOCK, looks
     return inf, looks
 

@@ -61,6 +61,30 @@ async def test_a_service_is_started_revised_shown_and_ended(api: Api) -> None:
     assert len(records[2]["after"]["file_sha256"]) == 64
 
 
+async def test_a_candidate_is_shown_until_the_old_file_comes_again(api: Api) -> None:
+    await put(api, TEXT)
+    tried = (
+        await put(api, TEXT.replace("80", "81, update: {strategy: canary, weight: 5%}"))
+    ).json()
+    assert (tried["revision"], tried["trial"]["revision"], tried["trial"]["end"]) == (1, 2, "")
+    assert (tried["trial"]["weight"], tried["trial"]["asked"]) == (5, 2000)
+    await put(api, TEXT)
+
+    async def find_end() -> str:
+        found: str = (await api.http.get(SERVICE)).json()["trial"]["end"]
+        return found
+
+    assert await until(find_end) == "withdrawn"
+    at_once = (await put(api, TEXT.replace("80", "82, update: blue-green"))).json()
+    assert at_once["trial"]["revision"] == 3
+
+    async def is_newest() -> bool:
+        return bool((await api.http.get(SERVICE)).json()["revision"] == 3)
+
+    await until(is_newest)
+    assert (await api.http.get(SERVICE)).json()["trial"]["end"] == "ready"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

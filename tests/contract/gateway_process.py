@@ -57,9 +57,13 @@ class GatewayProcess:
         assert self.control(type="services", services=services) == {}
 
     def set_replicas(self, service: str, replicas: Sequence[ReplicaStandIn], **more: Any) -> None:
+        canaries = more.pop("canaries", ())
         rows = [
             {"id": each.name, "host": "127.0.0.1", "port": each.port, **more} for each in replicas
         ]
+        for row in rows:
+            if row["id"] in canaries:
+                row["canary"] = True
         assert self.control(type="replicas", service=service, replicas=rows) == {}
 
     def facts(self, service: str) -> dict[str, Any]:

@@ -34,6 +34,11 @@ RATED = {
         {"per_s": 1000, "burst": 1000, "each": "address", "prefix": "/echo"},
     ],
 }
+CANARY = {
+    "name": "canary",
+    "hosts": ["canary.example"],
+    "canary": {"revision": 2, "percent": 20},
+}
 MODEL = {"name": "model", "prefix": "/p/model", "models": ["org/tiny"]}
 KEYED_MODEL = {**KEYED, "name": "keyed-model", "hosts": ["m.example"], "models": ["org/private"]}
 
@@ -82,6 +87,21 @@ def replicas() -> Iterator[list[ReplicaStandIn]]:
 
 
 class GatewaySuite:
+    def test_a_canary_gets_its_share_and_is_counted_apart(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        for each in replicas:
+            each.reset()
+        plane.set_replicas("canary", replicas, canaries={"r3"})
+        for _ in range(200):
+            assert ask(plane.port, "GET", "/echo", host="canary.example").status == 200
+        assert len(replicas[2].seen) == 40, "exactly the share, in each hundred"
+        facts = plane.facts("canary")["canary"]
+        assert facts["revision"] == 2
+        assert [facts[name]["requests"] for name in ("old", "new")] == [160, 40]
+        assert [facts[name]["timed"] for name in ("old", "new")] == [160, 40]
+        assert facts["new"]["squares"] > 0
+
     @pytest.fixture
     def one(self, plane: Any, replicas: list[ReplicaStandIn]) -> Iterator[ReplicaStandIn]:
         replicas[0].reset()

@@ -172,7 +172,8 @@ class ReplicaStandIn:
         return False
 
     async def _do_status(self, request: Seen, asked: dict[str, str], reader, writer) -> bool:
-        writer.write(b"HTTP/1.1 %b X\r\n\r\n" % asked["code"].encode())
+        length = b"Content-Length: 0\r\n" if asked["code"] >= "500" else b""
+        writer.write(b"HTTP/1.1 %b X\r\n%b\r\n" % (asked["code"].encode(), length))
         return True
 
     async def _do_hints(self, request: Seen, asked: dict[str, str], reader, writer) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from tests.certificates import Authority
 from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.gateway_suite import (
+    CANARY,
     KEYED,
     KEYED_MODEL,
     MODEL,
@@ -47,6 +48,7 @@ SERVICES = (
     BY_PREFIX,
     BELOW,
     ESTIMATED,
+    CANARY,
 )
 
 
@@ -324,3 +326,26 @@ def test_keys_come_end_and_are_counted_while_the_gateway_runs(
     assert (facts["arrivals"], facts["refused"]) == (2, 4), "who may not call starts no replica"
     plane.set_services(*SERVICES)
     assert [call("first"), call("second")] == [401, 401]
+
+
+def test_errors_of_a_canary_are_counted_and_no_request_waits_for_it(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    others = [each for each in SERVICES if each is not CANARY]
+    plane.set_services(*others, {**CANARY, "canary": {"revision": 3, "percent": 50}})
+    replicas[0].reset()
+    replicas[1].reset()
+    plane.set_replicas("canary", replicas[:2], canaries={"r2"})
+
+    def call(path: str) -> int:
+        return ask(plane.port, "GET", path, host="canary.example").status
+
+    assert {call("/status?code=503") for _ in range(100)} == {503}
+    facts = plane.facts("canary")["canary"]
+    assert [facts["revision"], facts["old"]["errors"], facts["new"]["errors"]] == [3, 50, 50]
+    plane.set_replicas("canary", replicas[1:2], canaries={"r2"})
+    assert call("/echo") == 200, "without other replicas, the canary answers all"
+    plane.set_replicas("canary", replicas[:1])
+    assert [call("/echo") for _ in range(20)] == [200] * 20, "and the others without a canary"
+    plane.set_services(*SERVICES)
+    assert plane.facts("canary")["canary"]["new"]["requests"] == 0, "another revision"

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.gateway_suite import (
+    CANARY,
     KEYED,
     KEYED_MODEL,
     MODEL,
@@ -82,7 +83,7 @@ def plane() -> Iterator[HaproxyPlane]:
         if why := install_packages(["haproxy"]):
             pytest.skip(f"{error}; {why}")
         program = find_haproxy()
-    plane = HaproxyPlane(program, services=(SERVICE, KEYED, RATED, MODEL, KEYED_MODEL))
+    plane = HaproxyPlane(program, services=(SERVICE, KEYED, RATED, MODEL, KEYED_MODEL, CANARY))
     yield plane
     plane.remove()
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cavvy.domain.jobs import RunOrigin
+from cavvy.domain.service_updates import CandidateRevision
 from cavvy.domain.services import ServiceReplica, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
@@ -39,6 +40,11 @@ async def test_a_service_is_written_by_version_and_read_by_project(store: Store)
     with pytest.raises(StaleVersion):
         await store.services.delete(stored)
     assert "abc" in await store.snapshots(), "its files are kept, although no job uses them"
+    tried = CandidateRevision(
+        revision=2, task=SERVICE.task, origin=RunOrigin(snapshot="def"), created_at=NOW
+    )
+    changed = await store.services.put(replace(changed, candidate=tried))
+    assert {"abc", "def"} <= set(await store.snapshots()), "nor those of its candidate"
     await store.services.delete(changed)
     with pytest.raises(RowNotFound):
         await store.services.get("p", "chat")

@@ -52,6 +52,7 @@ TABLES: dict[str, Any] = {
     "service.rate": keys.ServiceRate,
     "service.limits": keys.ServiceLimits,
     "service.slo": keys.ServiceSlo,
+    "service.update": keys.ServiceUpdateKeys,
 }
 
 

@@ -17,7 +17,9 @@ from cavvy.domain.services import (
     RequestLimits,
     RequestRate,
     ServiceSpec,
+    ServiceUpdate,
     TargetKind,
+    UpdateStrategy,
 )
 from cavvy.domain.units import HourlyRate
 from cavvy.importers import ReadOptions, parse_file, parse_task
@@ -42,6 +44,7 @@ service:
   regions: [eu]
   residency: eu
   budget: $40/h
+  update: {strategy: canary, weight: 0.2, requests: 500, within: 10m}
 """
 
 
@@ -78,6 +81,9 @@ def test_a_service_is_read_with_all_keys() -> None:
     assert service.slo.availability == pytest.approx(0.999)
     assert service.budget == HourlyRate(40_000_000)
     assert (service.regions, service.residency) == (("eu",), "eu")
+    assert service.update == ServiceUpdate(
+        strategy=UpdateStrategy.CANARY, weight=20, requests=500, within=timedelta(minutes=10)
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,6 +121,9 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
         ("{port: 1, probe: health}", "write a path such as /health"),
         ("{port: 1, probe: {every: 1s, timeout: 2s}}", "exceeds the time between probes"),
         ("{port: 1, slo: {availability: 200%}}", "not between 0 and 1"),
+        ("{port: 1, update: green}", "is not one of the choices"),
+        ("{port: 1, update: {weight: 10%}}", "`weight` is for canaries only"),
+        ("{port: 1, update: {strategy: canary, weight: 0.5%}}", "not a whole percentage"),
         ("{port: 1, residency: mars}", "is not an area"),
         ("{port: 1, readiness_probe: /}", "write `probe`"),
         ("{port: 1}\nschedule: 0 3 * * *", "`schedule` has no meaning with `service`"),

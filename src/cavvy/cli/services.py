@@ -9,7 +9,7 @@ from cavvy.cli.reach.session import any_project_option, project_option, session
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client.service_wire import ReplicaView, ServedView
+    from cavvy.client.service_wire import ReplicaView, ServedView, TrialView
 
 
 @click.group("services", invoke_without_command=True)
@@ -99,8 +99,40 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
         )
         shown = [_show_s(each) for each in (traffic.p50_s, traffic.p95_s, traffic.p99_s)]
         pairs.append(("answered within", f"p50 {shown[0]}, p95 {shown[1]}, p99 {shown[2]}"))
+    if found.trial is not None:
+        pairs.append(("update", _show_trial(found.trial)))
     pairs.append(("cost", format_usd(Money(found.spent_micros))))
     return pairs
+
+
+_ENDS = {
+    "enough": "promoted: no evidence against it in enough requests",
+    "time": "promoted: no evidence against it in the time given",
+    "ready": "promoted: its replicas are ready",
+    "errors": "rolled back: more of its requests fail",
+    "latency": "rolled back: its requests take longer",
+    "failed": "rolled back: its replicas failed",
+    "withdrawn": "rolled back: the old file was served again",
+}
+
+
+def _show_trial(trial: "TrialView") -> str:
+    said = _ENDS.get(trial.end, trial.end)
+    if not trial.end and trial.weight is None:
+        said = "takes over when all its replicas are ready"
+    elif not trial.end:
+        said = f"gets {trial.weight}% of the requests, until it had {trial.asked}"
+    parts = [f"revision {trial.revision} {'was ' if trial.end else ''}{said}"]
+    if trial.requests:
+        old, new = trial.errors
+        parts.append(
+            f"{trial.requests} requests: {new:.2%} failed (before: {old:.2%}), "
+            f"{trial.slower - 1:+.1%} latency; evidence {min(trial.evidence, 1e6):.3g} of "
+            f"{trial.bound:g}"
+        )
+    if trial.problem:
+        parts.append(trial.problem)
+    return "; ".join(parts)
 
 
 def _show_replica(replica: "ReplicaView") -> str:

@@ -50,6 +50,27 @@ class ServiceTrafficView(Answer, frozen=True, kw_only=True):
     p99_s: float | None
 
 
+class TrialView(Answer, frozen=True, kw_only=True):
+    """A revision that is tried out beside the one that serves, or the last one that was. `end` is
+    "" while the trial lasts; then it says why the revision took over (enough, time, ready) or was
+    rolled back (errors, latency, failed, withdrawn). A canary gets `weight` percent of the requests
+    until it had `asked`. `errors` is the share of each revision's requests that failed, old first;
+    `slower` is the factor of its latency. It is rolled back when `evidence` reaches `bound`.
+    """
+
+    revision: int
+    end: str
+    promoted: bool
+    weight: int | None
+    requests: int
+    asked: int | None
+    errors: list[float]
+    slower: float
+    evidence: float
+    bound: float
+    problem: str
+
+
 class ServedView(Answer, frozen=True, kw_only=True):
     """A service. `state` is ready, starting, idle, failing or ending; `problem` is why the last
     replica failed to start. `target` is the number of replicas that the autoscaler asks for, and
@@ -72,6 +93,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     problem: str
     replicas: list[ReplicaView]
     traffic: ServiceTrafficView | None
+    trial: TrialView | None = None
     spent_micros: int
 
 

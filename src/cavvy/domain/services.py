@@ -112,6 +112,25 @@ class ServiceLevel(Struct, frozen=True, kw_only=True):
     availability: float | None = None
 
 
+class UpdateStrategy(StrEnum):
+    """How a new revision replaces the one that serves."""
+
+    ROLLING = "rolling"  # its replicas replace the old ones one by one, as they become ready
+    CANARY = "canary"  # it gets a part of the requests, and all of them if it is not worse
+    BLUE_GREEN = "blue-green"  # it gets all requests at once, when all its replicas are ready
+
+
+class ServiceUpdate(Struct, frozen=True, kw_only=True):
+    """How new revisions take over. A canary gets `weight` percent of the requests. It takes over
+    after `requests` of its own, or after `within`, without enough evidence against it.
+    """
+
+    strategy: UpdateStrategy = UpdateStrategy.ROLLING
+    weight: int = 10
+    requests: int = 2000
+    within: timedelta = timedelta(hours=1)
+
+
 class ServiceSpec(Struct, frozen=True, kw_only=True):
     """How a task serves requests. With `fixed_port`, its program listens on `port`; otherwise on
     the port in the variable PORT. OpenAI's clients choose the service by one of its `models`.
@@ -138,6 +157,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     regions: tuple[str, ...] = ()
     residency: str | None = None
     budget: HourlyRate | None = None
+    update: ServiceUpdate = ServiceUpdate()
 
 
 class ReplicaState(StrEnum):

@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from cavvy.domain.jobs import RunOrigin
+from cavvy.domain.service_updates import CandidateRevision, UpdateOutcome
 from cavvy.domain.services import ReplicaState, ServiceReplica, ServiceSpec, ServingMarket
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
@@ -36,7 +37,8 @@ class StoredService(Struct, frozen=True, kw_only=True):
     `scaling` its state, as JSON. With spot, `markets` are those that it chooses from, and
     `placement` is how many replicas there should be in each. `failures` counts the replicas that
     ended in a row before or soon after they were ready; the last of them ended at `failed_at` for
-    the reason `problem`.
+    the reason `problem`. While a revision is tried out, it is the `candidate`, and `task` and
+    `revision` are those that serve; `outcome` is how the last trial ended.
     """
 
     project: str
@@ -61,12 +63,25 @@ class StoredService(Struct, frozen=True, kw_only=True):
     failed_at: datetime | None = None
     problem: str = ""
     keys: tuple[ServiceKey, ...] = ()
+    candidate: CandidateRevision | None = None
+    outcome: UpdateOutcome | None = None
     version: int = 0
 
     @property
     def spec(self) -> ServiceSpec:
         assert self.task.service is not None
         return self.task.service
+
+    @property
+    def newest(self) -> int:
+        """The highest number that a revision had."""
+        tried = (self.candidate, self.outcome)
+        return max(self.revision, *(0 if each is None else each.revision for each in tried))
+
+    @property
+    def tried(self) -> int:
+        """The revision that is tried out; 0 if there is none."""
+        return 0 if self.candidate is None else self.candidate.revision
 
     @property
     def open(self) -> tuple[ServiceReplica, ...]:

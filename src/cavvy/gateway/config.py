@@ -31,6 +31,7 @@ class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host: Host
     port: Port
     concurrency: Count | None = None  # None: as the service says
+    canary: bool = False  # it is of the revision that gets the service's canary share
 
 
 class Affinity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,6 +64,15 @@ class RateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prefix: PathPrefix = ""  # of the paths that are counted, as the replica sees them
 
 
+class CanaryShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """So many percent of the requests go to the replicas that are canaries, while they have room.
+    Counting begins anew with another revision.
+    """
+
+    revision: int
+    percent: Annotated[int, msgspec.Meta(ge=1, le=99)]
+
+
 class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A service: which requests are its own, and how they are passed on."""
 
@@ -77,6 +87,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     response_s: Seconds = 600  # a replica may take so long until its response begins
     cold_start_s: Seconds | None = None  # an estimate until the gateway has measured one
     affinity: Affinity | None = None
+    canary: CanaryShare | None = None
     models: tuple[str, ...] = ()  # names by which /v1/chat/completions and its like select it
     keys: tuple[ClientKey, ...] = ()
     keyed: bool = False  # requests need a key, even if there is none; always true with keys

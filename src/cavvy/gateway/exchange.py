@@ -60,6 +60,7 @@ class Exchange:
     avoid: "ReplicaPool | None" = None  # it failed this request
     upstream: "UpstreamConnection | None" = None
     responding = False
+    failed = False  # the replica answers with a status of 500 or more
     gone = False  # the client has left
     timer: TimerHandle | None = None
     affinity_key: int | None = None

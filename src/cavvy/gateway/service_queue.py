@@ -6,11 +6,12 @@ wait already, or if its own time is over.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import monotonic
 
 from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, make_ring
+from cavvy.gateway.canary import CanarySplit
 from cavvy.gateway.client_keys import ServiceKeys
 from cavvy.gateway.cold_starts import ColdStarts, estimate_retry_s
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
@@ -40,6 +41,7 @@ class ServiceQueue:
         self.rates = ServiceRates(route.rates)
         self.guarded = bool(self.keys or self.rates)
         self.counters = ServiceCounters(now)
+        self.canary = None if route.canary is None else CanarySplit(route.canary)
         self._cold_starts = ColdStarts(route.cold_start_s)
         self._replicas: list[ReplicaPool] = []
         self._draining: set[ReplicaPool] = set()
@@ -68,9 +70,11 @@ class ServiceQueue:
         upstream = exchange.upstream
         if upstream is not None:
             exchange.upstream = None
-            pool = upstream.pool
+            pool, now = upstream.pool, monotonic()
             upstream.abort()
-            self.free(pool, exchange, monotonic())
+            if self.canary is not None:
+                self.canary.record(pool.address.canary, exchange.failed, now - exchange.started_at)
+            self.free(pool, exchange, now)
 
     def list_credentials(self, head: RequestHead) -> bytes:
         """Fields for the replica, if the service has no keys of its own that they could hold."""
@@ -155,6 +159,8 @@ class ServiceQueue:
         self._loads = [FULL] * len(pools)
         self._ring = make_ring([pool.address.id for pool in pools])
         self._turn = 0
+        if self.canary is not None:
+            self.canary.set_replicas([pool.address.canary for pool in pools])
         for position, pool in enumerate(pools):
             pool.position = position
             self._set_load(pool)
@@ -172,6 +178,8 @@ class ServiceQueue:
         self.counters = old.counters
         self.keys.adopt(old.keys)
         self.rates.adopt(old.rates)
+        if old.canary is not None and self.route.canary == old.route.canary:
+            self.canary = old.canary
         self._cold_starts = old._cold_starts
         self._waiting = old._waiting
         for exchange in self._waiting:
@@ -232,16 +240,19 @@ class ServiceQueue:
             p99_s=find_quantile(counters.latency, 0.99),
             keys_used=dict(self.keys.used),
             replicas=tuple(pool.describe() for pool in (*self._replicas, *self._draining)),
+            canary=None if self.canary is None else self.canary.describe(),
         )
 
     # inside
 
     def _choose(self, exchange: Exchange) -> int:
-        loads = self._loads
+        loads: Sequence[int] = self._loads
         avoid = exchange.avoid
         if avoid is not None and len(loads) > 1 and not avoid.draining:
-            loads = loads.copy()
+            loads = [*loads]
             loads[avoid.position] = FULL
+        if self.canary is not None:
+            loads = self.canary.narrow(loads)
         if exchange.affinity_key is not None and self.route.affinity is not None:
             return choose_by_key(
                 self._ring,

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from cavvy.domain.values import Struct
+from cavvy.gateway.canary import CanaryFacts
 
 _SUB_BITS = 2  # each power of two has four buckets; a quantile is at most 25 % above the truth
 
@@ -74,6 +75,7 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     p99_s: float | None
     keys_used: dict[str, float]  # the last request of each key, in seconds since 1970
     replicas: tuple[ReplicaFacts, ...]
+    canary: CanaryFacts | None = None
 
 
 class ServiceCounters:

@@ -126,7 +126,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _begin_response(self, exchange: Exchange, head: ResponseHead, rest: bytes) -> None:
         exchange.responding = True
-        if head.status == 101:
+        if head.status >= 500:
+            exchange.failed = True
+        elif head.status == 101:
             if not exchange.head.upgrade:
                 raise HeadError(502, "the replica changed the protocol without being asked")
             self._tunnel = True
@@ -240,6 +242,9 @@ class ReplicaPool:
         now = monotonic()
         counters = self.service.counters
         counters.record_answer(exchange.arrived_at, exchange.started_at, now)
+        canary = self.service.canary
+        if canary is not None:
+            canary.record(self.address.canary, exchange.failed, now - exchange.started_at)
         self.service.free(self, exchange, now)
 
     def forget(self, connection: UpstreamConnection) -> None:
@@ -251,14 +256,21 @@ class ReplicaPool:
         """The connection ended before the response did."""
         self._failed += 1
         now = monotonic()
+        self._record_loss(exchange, now)
         self.service.free(self, exchange, now)
         self.service.lose(exchange, self, now)
 
     def refuse_answer(self, exchange: Exchange) -> None:
         """The replica's response is not valid HTTP."""
         self._failed += 1
-        self.service.free(self, exchange, monotonic())
+        now = monotonic()
+        self._record_loss(exchange, now)
+        self.service.free(self, exchange, now)
         self.service.refuse_answer(exchange)
+
+    def _record_loss(self, exchange: Exchange, now: float) -> None:
+        if self.service.canary is not None:
+            self.service.canary.record(self.address.canary, True, now - exchange.started_at)
 
     def drain(self) -> None:
         """Take no more requests; those in flight finish."""

@@ -283,6 +283,15 @@ class ServiceSlo(TypedDict, total=False):
     availability: Number | str
 
 
+class ServiceUpdateKeys(TypedDict, total=False):
+    """How a new revision of a service takes over."""
+
+    strategy: str
+    weight: Number | str
+    requests: Whole
+    within: Length
+
+
 class Service(TypedDict):
     """How a task answers requests, and on how many replicas."""
 
@@ -304,6 +313,7 @@ class Service(TypedDict):
     regions: NotRequired[str | Sequence[str]]
     residency: NotRequired[str]
     budget: NotRequired[Dollars]
+    update: NotRequired[str | ServiceUpdateKeys]
 
 
 class TaskKeys(TypedDict, total=False):

@@ -8,7 +8,9 @@ from cavvy.domain.services import (
     RequestLimits,
     RequestRate,
     ServiceSpec,
+    ServiceUpdate,
     TargetKind,
+    UpdateStrategy,
 )
 from cavvy.domain.units import format_duration, format_memory, format_rate
 from cavvy.spec.problems import listed
@@ -40,9 +42,23 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     if service.slo.availability is not None:
         promises.append(f"{100 * service.slo.availability:g}% answered")
     yield "promises", listed(promises, "and") if promises else ""
+    yield "updates", _update(service.update)
     yield "in regions", ", ".join(service.regions)
     yield "stays in", service.residency or ""
     yield "costs at most", format_rate(service.budget) if service.budget is not None else ""
+
+
+def _update(update: ServiceUpdate) -> str:
+    match update.strategy:
+        case UpdateStrategy.ROLLING:
+            return ""
+        case UpdateStrategy.BLUE_GREEN:
+            return "all replicas at once, when they are ready"
+        case UpdateStrategy.CANARY:
+            return (
+                f"{update.weight}% of the requests go to a new revision, until it had "
+                f"{update.requests} or for {format_duration(update.within)}"
+            )
 
 
 def _replicas(replicas: ReplicaCount) -> str:

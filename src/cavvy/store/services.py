@@ -37,6 +37,12 @@ class SqlServices:
         rows = await self._read(lambda session: session.run(sql, values).fetchall())
         return [decode_service(row[0]) for row in rows]
 
+    async def snapshots(self) -> set[str]:
+        """The snapshots of the revisions that are tried out, which have no column."""
+        tried = [each.candidate for each in await self.list()]
+        found = [None if each is None else each.origin.snapshot for each in tried]
+        return {each for each in found if each is not None}
+
     async def put(self, service: StoredService) -> StoredService:
         stored = replace(service, version=service.version + 1)
         key = (service.project, service.name)

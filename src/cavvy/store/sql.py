@@ -291,7 +291,7 @@ class SqlStore:
         return 1 + int(await self._value(sql, *values))
 
     async def snapshots(self) -> Collection[str]:
-        return {snapshot for (snapshot,) in await self._rows(_SNAPSHOTS)}
+        return await self.services.snapshots() | {row[0] for row in await self._rows(_SNAPSHOTS)}
 
     async def unfinished(self) -> Sequence[str]:
         return [job_id for (job_id,) in await self._rows(_UNFINISHED)]

@@ -17,9 +17,11 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.rules import filter_projects, in_path, in_query, name_user
 from cavvy.api.wire import MIB, read, reply, view
 from cavvy.client import wire
-from cavvy.client.service_wire import ReplicaView, ServedView, ServiceTrafficView
-from cavvy.control.decide.service import state_of
+from cavvy.client.service_wire import ReplicaView, ServedView, ServiceTrafficView, TrialView
+from cavvy.control.decide.canary import CanaryTerms
+from cavvy.control.decide.service import is_canary, state_of
 from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.decide.update import as_revision, measure
 from cavvy.control.serving.requests import (
     HostTaken,
     ServiceRequests,
@@ -27,7 +29,9 @@ from cavvy.control.serving.requests import (
     make_admitted,
 )
 from cavvy.domain.accounts import Permission
+from cavvy.domain.service_updates import PROMOTED
 from cavvy.domain.services import SERVING, ServiceReplica
+from cavvy.domain.stored_services import StoredService
 from cavvy.spec.support import object_to_service
 from cavvy.store.base import LedgerFilter, RowNotFound
 
@@ -163,7 +167,33 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
         most=service.spec.replicas.most,
         replicas=[_view_replica(each, traffic) for each in service.replicas],
         traffic=None if traffic is None else _view_traffic(traffic),
+        trial=_view_trial(service),
         spent_micros=sums[0].amount.micros if sums else 0,
+    )
+
+
+def _view_trial(service: StoredService) -> TrialView | None:
+    """The trial of a revision that goes on, or the last one that has ended."""
+    tried, ended = service.candidate, service.outcome
+    bound = 1 / CanaryTerms().alpha
+    if tried is not None:
+        update = as_revision(service, tried.revision).spec.update
+        canary = is_canary(service)
+        return view(
+            TrialView,
+            measure(tried),
+            revision=tried.revision,
+            end="",
+            promoted=False,
+            weight=update.weight if canary else None,
+            asked=update.requests if canary else None,
+            bound=bound,
+            problem=tried.problem,
+        )
+    if ended is None:
+        return None
+    return view(
+        TrialView, ended, promoted=ended.end in PROMOTED, weight=None, asked=None, bound=bound
     )
 
 

@@ -17,10 +17,13 @@ from cavvy.api.serving.probes import ProbedPort, ReplicaProbes
 from cavvy.api.serving.relays import ReplicaRelays
 from cavvy.control.decide.service import list_serving
 from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.decide.update import as_revision
 from cavvy.control.serving.front import ProbeRecord
+from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, asdict
+from cavvy.gateway.canary import CanaryFacts
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.control_socket import (
     AwaitCold,
@@ -87,10 +90,12 @@ class GatewayFront:
         return self._listener.permits(host)
 
     def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
-        spec = service.spec
         self._relays.keep(service.id, {each.id: each for each in replicas})
         ports = {
-            each.id: ProbedPort(partial(self._relays.port, each), spec.probe) for each in replicas
+            each.id: ProbedPort(
+                partial(self._relays.port, each), as_revision(service, each.revision).spec.probe
+            )
+            for each in replicas
         }
         self._probes.watch(service.id, ports, lambda: self._wake(service))
 
@@ -216,10 +221,16 @@ class GatewayFront:
     def _make_published(
         self, service: StoredService, replicas: Sequence[ServiceReplica]
     ) -> PublishedService:
-        found = [(each.id, self._relays.port(each)) for each in replicas]
-        addresses = [
-            ReplicaAddress(id=name, host=_LOCAL, port=port) for name, port in found if port
-        ]
+        addresses = []
+        for each in replicas:
+            if port := self._relays.port(each):
+                tried = each.revision == service.tried
+                most = as_revision(service, each.revision).spec.concurrency if tried else None
+                addresses.append(
+                    ReplicaAddress(
+                        id=each.id, host=_LOCAL, port=port, concurrency=most, canary=tried
+                    )
+                )
         return PublishedService(
             service=service, route=make_route(service), replicas=tuple(addresses)
         )
@@ -247,6 +258,9 @@ def _by_name(reply: ControlReply) -> dict[str, ServiceFacts]:
 
 def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
     recent = facts.arrivals_per_s[-_RECENT_S:]
+    in_flight: dict[str, int] = {}
+    for each in facts.replicas:  # one that has just been promoted is listed twice
+        in_flight[each.id] = in_flight.get(each.id, 0) + each.in_flight
     return ServiceTraffic(
         at_s=facts.at_s,
         arrivals=facts.arrivals,
@@ -262,6 +276,12 @@ def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
         p50_s=facts.p50_s,
         p95_s=facts.p95_s,
         p99_s=facts.p99_s,
-        replicas={each.id: each.in_flight for each in facts.replicas},
+        replicas=in_flight,
         keys_used=facts.keys_used,
+        tried=None if facts.canary is None else _make_tried(facts.canary),
     )
+
+
+def _make_tried(facts: CanaryFacts) -> RevisionTraffic:
+    old, new = (RevisionSums(**asdict(each)) for each in (facts.old, facts.new))
+    return RevisionTraffic(revision=facts.revision, old=old, new=new)

@@ -1,16 +1,22 @@
 """A service as the gateway sees it: its path, its clients and its bounds."""
 
+from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
+from cavvy.control.decide.update import as_revision
 from cavvy.domain.services import RequestRate
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.values import replace
-from cavvy.gateway.config import ClientKey, RateLimit, ServiceRoute
+from cavvy.gateway.config import CanaryShare, ClientKey, RateLimit, ServiceRoute
 
 _MIB = 1 << 20
 
 
 def make_route(service: StoredService) -> ServiceRoute:
     spec = service.spec
+    canary = None
+    if is_canary(service):
+        tried = as_revision(service, service.tried)
+        canary = CanaryShare(revision=service.tried, percent=tried.spec.update.weight)
     return ServiceRoute(
         name=service.id,
         hosts=spec.hosts,
@@ -25,6 +31,7 @@ def make_route(service: StoredService) -> ServiceRoute:
         keys=tuple(_make_key(each) for each in service.keys) if spec.keys else (),
         rates=tuple(_make_rate(each) for each in spec.rates),
         body_max=spec.limits.body_mib * _MIB,
+        canary=canary,
     )
 
 

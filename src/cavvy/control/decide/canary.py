@@ -34,53 +34,20 @@ law of the iterated logarithm", 1970), and all evidence the mean of both kinds, 
 e-process again (Vovk and Wang, "E-values", Annals of Statistics 49, 2021).
 """
 
-from enum import StrEnum
-from math import exp, inf, log
+from collections.abc import Sequence
+from math import exp, log
 
+from cavvy.domain.service_updates import CanaryTrial, RevisionSums, UpdateEnd
 from cavvy.domain.values import Struct, replace
 
 # What to be sensitive to, and the weight of each.
 ERROR_EFFECTS = ((0.01, 0.7), (0.03, 0.1), (0.1, 0.1), (0.5, 0.1))  # more errors of all requests
 SLOWER_EFFECTS = ((0.05, 0.7), (0.1, 0.1), (0.3, 0.1), (1.0, 0.1))  # more of the latency
+_NO_ERRORS = (0.0,) * len(ERROR_EFFECTS)
 _BLOCK = 10  # requests that each revision has in a block, at least
 _FIRST_TIMED = 40  # times from which the variance is estimated, at least
 _ASSUMED_ERRORS, _ASSUMED_REQUESTS = 0.1, 100  # of the old revision, before any was seen
-_LONGEST_LOG = 700.0  # exp of more is no float
-
-
-class RevisionSums(Struct, frozen=True, kw_only=True):
-    """Sums over answered requests of a revision. `logs` and `squares` are of the natural logarithm
-    of the latency of the `timed` ones, which did not fail.
-    """
-
-    requests: int = 0
-    errors: int = 0
-    timed: int = 0
-    logs: float = 0.0
-    squares: float = 0.0
-
-    def __add__(self, other: "RevisionSums") -> "RevisionSums":
-        return RevisionSums(
-            requests=self.requests + other.requests,
-            errors=self.errors + other.errors,
-            timed=self.timed + other.timed,
-            logs=self.logs + other.logs,
-            squares=self.squares + other.squares,
-        )
-
-    def __sub__(self, other: "RevisionSums") -> "RevisionSums":
-        return RevisionSums(
-            requests=self.requests - other.requests,
-            errors=self.errors - other.errors,
-            timed=self.timed - other.timed,
-            logs=self.logs - other.logs,
-            squares=self.squares - other.squares,
-        )
-
-    @property
-    def deviation(self) -> float:
-        """The sum of the squared deviations from the mean logarithm."""
-        return max(0.0, self.squares - self.logs**2 / self.timed) if self.timed else 0.0
+_LONGEST_LOG = 100.0  # more evidence than anyone needs
 
 
 class CanaryTerms(Struct, frozen=True, kw_only=True):
@@ -92,49 +59,14 @@ class CanaryTerms(Struct, frozen=True, kw_only=True):
     requests: int = 2000
 
 
-class CanaryTrial(Struct, frozen=True, kw_only=True):
-    """What the test remembers: the sums of all blocks and of the one that is still too small, the
-    logarithm of the evidence of errors for each effect, and S, W and v's sums of the latency.
-    """
-
-    old: RevisionSums = RevisionSums()
-    new: RevisionSums = RevisionSums()
-    next_old: RevisionSums = RevisionSums()
-    next_new: RevisionSums = RevisionSums()
-    errors: tuple[float, ...] = (0.0,) * len(ERROR_EFFECTS)
-    slower: float = 0.0
-    weight: float = 0.0
-    deviation: float = 0.0
-    free: int = 0
-
-    @property
-    def requests(self) -> int:
-        """The requests of the new revision so far."""
-        return self.new.requests + self.next_new.requests
-
-
-class CanaryVerdict(StrEnum):
-    CONTINUE = "continue"
-    PROMOTE = "promote"
-    ROLL_BACK = "roll_back"
-
-
-class CanaryCause(StrEnum):
-    """What speaks most against the new revision, or why it is promoted."""
-
-    NONE = ""
-    ERRORS = "errors"
-    LATENCY = "latency"
-    ENOUGH = "enough"
-
-
 class CanaryJudgement(Struct, frozen=True, kw_only=True):
-    """`evidence` against the new revision, of the 1 / alpha that roll it back. `errors` is the
-    share of each revision's requests that failed, old first; `slower` the factor of the latency.
+    """`end` is None while neither has been found out: whether the new revision is worse, or that
+    it has had enough requests. `evidence` is against it, of the 1 / alpha that roll it back.
+    `errors` is the share of each revision's requests that failed, old first; `slower` the factor of
+    the latency.
     """
 
-    verdict: CanaryVerdict = CanaryVerdict.CONTINUE
-    cause: CanaryCause = CanaryCause.NONE
+    end: UpdateEnd | None = None
     evidence: float = 1.0
     requests: int = 0
     errors: tuple[float, float] = (0.0, 0.0)
@@ -142,37 +74,40 @@ class CanaryJudgement(Struct, frozen=True, kw_only=True):
 
 
 def observe(trial: CanaryTrial, old: RevisionSums, new: RevisionSums) -> CanaryTrial:
-    """The trial with what both revisions have answered since the last time."""
-    old, new = trial.next_old + old, trial.next_new + new
-    if old.requests < _BLOCK or new.requests < _BLOCK:
-        return replace(trial, next_old=old, next_new=new)
-    trial = _observe_latency(_observe_errors(trial, old, new), old, new)
+    """The trial after what both revisions have answered, if there is enough for a block. `old` and
+    `new` only grow, unless the gateway was started again and counts from 0.
+    """
+    if old.requests < trial.counted_old.requests or new.requests < trial.counted_new.requests:
+        trial = replace(trial, counted_old=RevisionSums(), counted_new=RevisionSums())
+    block_old, block_new = old - trial.counted_old, new - trial.counted_new
+    if block_old.requests < _BLOCK or block_new.requests < _BLOCK:
+        return trial
+    trial = _observe_errors(trial, block_old, block_new)
+    trial = _observe_latency(trial, block_old, block_new)
     return replace(
         trial,
-        old=trial.old + old,
-        new=trial.new + new,
-        next_old=RevisionSums(),
-        next_new=RevisionSums(),
+        old=trial.old + block_old,
+        new=trial.new + block_new,
+        counted_old=old,
+        counted_new=new,
     )
 
 
 def judge(trial: CanaryTrial, terms: CanaryTerms) -> CanaryJudgement:
     """What to do with the new revision."""
-    by_errors = _mean([weight for _, weight in ERROR_EFFECTS], trial.errors)
+    by_errors = _mean(ERROR_EFFECTS, trial.errors or _NO_ERRORS)
     by_latency = _weigh_latency(trial)
     evidence = (by_errors + by_latency) / 2
-    verdict, cause = CanaryVerdict.CONTINUE, CanaryCause.NONE
+    end = None
     if evidence >= 1 / terms.alpha:
-        verdict = CanaryVerdict.ROLL_BACK
-        cause = CanaryCause.ERRORS if by_errors >= by_latency else CanaryCause.LATENCY
-    elif trial.requests >= terms.requests:
-        verdict, cause = CanaryVerdict.PROMOTE, CanaryCause.ENOUGH
+        end = UpdateEnd.ERRORS if by_errors >= by_latency else UpdateEnd.LATENCY
+    elif trial.new.requests >= terms.requests:
+        end = UpdateEnd.ENOUGH
     old, new = trial.old, trial.new
     return CanaryJudgement(
-        verdict=verdict,
-        cause=cause,
+        end=end,
         evidence=evidence,
-        requests=trial.requests,
+        requests=new.requests,
         errors=(old.errors / max(1, old.requests), new.errors / max(1, new.requests)),
         slower=exp(trial.slower / trial.weight) if trial.weight else 1.0,
     )
@@ -187,7 +122,7 @@ def _observe_errors(trial: CanaryTrial, old: RevisionSums, new: RevisionSums) ->
         trial.old.requests + old.requests + _ASSUMED_REQUESTS
     )
     found = []
-    for (effect, _), known in zip(ERROR_EFFECTS, trial.errors, strict=True):
+    for (effect, _), known in zip(ERROR_EFFECTS, trial.errors or _NO_ERRORS, strict=True):
         ratio = 1 + effect / base
         expected = share * ratio / (share * ratio + 1 - share)
         found.append(
@@ -219,10 +154,10 @@ def _weigh_latency(trial: CanaryTrial) -> float:
     for effect, _ in SLOWER_EFFECTS:
         factor = log(1 + effect)
         logs.append((factor * trial.slower - factor**2 * trial.weight / 2) / variance)
-    return _mean([weight for _, weight in SLOWER_EFFECTS], logs)
+    return _mean(SLOWER_EFFECTS, logs)
 
 
-def _mean(weights: list[float], logs: tuple[float, ...] | list[float]) -> float:
-    if max(logs) > _LONGEST_LOG:
-        return inf
-    return sum(weight * exp(each) for weight, each in zip(weights, logs, strict=True))
+def _mean(effects: Sequence[tuple[float, float]], logs: Sequence[float]) -> float:
+    """The evidence of all effects, from the logarithm of that of each."""
+    found = zip(effects, logs, strict=True)
+    return sum(weight * exp(min(each, _LONGEST_LOG)) for (_, weight), each in found)

@@ -14,6 +14,7 @@ from cavvy.control.decide.replica_markets import (
 )
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
 from cavvy.domain.offers import Offer
+from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,
     HERE,
@@ -23,6 +24,7 @@ from cavvy.domain.services import (
     ReplicaState,
     ServiceReplica,
     ServingMarket,
+    UpdateStrategy,
 )
 from cavvy.domain.stored_services import KEPT_ENDED, StoredService
 from cavvy.domain.tasks import RetryPolicy, TaskSpec
@@ -58,22 +60,27 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
 
 
 class ServiceSnapshot(Struct, frozen=True, kw_only=True):
-    """A service, what is known of each replica that has not ended, and how many requests wait."""
+    """A service, what is known of each replica that has not ended, how many requests wait, and what
+    is known of the revision that is tried out.
+    """
 
     service: StoredService
     seen: Mapping[str, ReplicaSeen] = field(default_factory=dict)
     backlog: int = 0
+    tried: RevisionTraffic | None = None
 
 
 class ServiceStep(Struct, frozen=True, kw_only=True):
     """What to do: store the service, order a new replica in each of the markets `orders` ("" lets
-    the planner choose), start and stop the jobs of others.
+    the planner choose) and `candidates` of the revision that is tried out, start and stop the jobs
+    of others.
     `finished` says that the service was ended and nothing of it is left. The next decision is due
     after `after`.
     """
 
     service: StoredService
     orders: tuple[str, ...] = ()
+    candidates: int = 0
     start: tuple[ServiceReplica, ...] = ()
     stop: tuple[ServiceReplica, ...] = ()
     finished: bool = False
@@ -87,7 +94,7 @@ def decide_service(view: ServiceSnapshot, now: datetime) -> ServiceStep:
         _follow(service, each, view.seen.get(each.id, ReplicaSeen()), now) for each in service.open
     ]
     service = _count_failures(service, replicas, now)
-    wanted = _count_wanted(service, view.backlog)
+    wanted = count_wanted(service, view.backlog)
     replicas = _limit(service, replicas, wanted, now)
     pause = _find_pause(service, now)
     ended = [each for each in service.replicas if each.state is ReplicaState.ENDED]
@@ -117,21 +124,37 @@ def state_of(service: StoredService) -> str:
 
 
 def list_serving(service: StoredService) -> tuple[ServiceReplica, ...]:
-    """The replicas that get requests."""
-    return tuple(each for each in service.replicas if each.state in SERVING)
+    """The replicas that get requests; of a revision that is tried out only if it is a canary."""
+    hidden = 0 if is_canary(service) else service.tried
+    return tuple(
+        each for each in service.replicas if each.state in SERVING and each.revision != hidden
+    )
+
+
+def is_canary(service: StoredService) -> bool:
+    """Whether a revision is tried out with a part of the requests."""
+    tried = service.candidate
+    spec = None if tried is None else tried.task.service
+    return spec is not None and spec.update.strategy is UpdateStrategy.CANARY
 
 
 def order_replica(
-    service: StoredService, replica_id: str, port: int, now: datetime, market: str = ANYWHERE
+    service: StoredService,
+    replica_id: str,
+    port: int,
+    now: datetime,
+    market: str = ANYWHERE,
+    revision: int = 0,
 ) -> StoredService:
-    """The service with one more replica. Its row is stored before its job is submitted, under the
-    ID of the replica, so that a restart in between neither forgets nor repeats it.
+    """The service with one more replica, of its revision or the given one. Its row is stored before
+    its job is submitted, under the ID of the replica, so that a restart in between neither forgets
+    nor repeats it.
     """
     replica = ServiceReplica(
         id=replica_id,
         number=service.ordered + 1,
         service=service.name,
-        revision=service.revision,
+        revision=revision or service.revision,
         market=market,
         port=port,
         ordered_at=now,
@@ -294,7 +317,7 @@ def _find_pause(service: StoredService, now: datetime) -> timedelta | None:
     return left if left > timedelta(0) else None
 
 
-def _count_wanted(service: StoredService, backlog: int) -> int:
+def count_wanted(service: StoredService, backlog: int) -> int:
     """How many replicas there should be. Requests that wait need at least one."""
     if not service.wanted:
         return 0
@@ -365,7 +388,7 @@ def _fit(
     if left > 0 and replica.state not in COMING_REPLICAS:
         return replica
     needed = is_newest and replica.state is ReplicaState.READY and not spare
-    return replica if needed else _dismiss(replica, now)
+    return replica if needed else dismiss(replica, now)
 
 
 def _is_open(replica: ServiceReplica) -> bool:
@@ -389,7 +412,7 @@ def _rank(replica: ServiceReplica) -> int:
     return _RANKS.index(replica.state)
 
 
-def _dismiss(replica: ServiceReplica, now: datetime) -> ServiceReplica:
+def dismiss(replica: ServiceReplica, now: datetime) -> ServiceReplica:
     """A replica that is no longer needed: it finishes its requests, if it has any."""
     reason = "it is no longer needed"
     if replica.state is ReplicaState.READY:

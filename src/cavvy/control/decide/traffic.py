@@ -10,6 +10,7 @@ from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.control.decide.replica_markets import ANYWHERE, market_of
+from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,
     ReplicaLoss,
@@ -31,7 +32,7 @@ _FIRST_START_S = 10.0  # how long a start is assumed to take until one was measu
 class ServiceTraffic(Struct, frozen=True, kw_only=True):
     """What the gateway has counted for a service. The first group only grows while the gateway
     runs; `at_s` is the gateway's own clock. `replicas` has the requests in flight of each, and
-    `keys_used` the last use of each key, in seconds since 1970.
+    `keys_used` the last use of each key, in seconds since 1970. `tried` is of a canary.
     """
 
     at_s: float
@@ -51,6 +52,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     p99_s: float | None = None
     replicas: Mapping[str, int] = field(default_factory=dict)
     keys_used: Mapping[str, float] = field(default_factory=dict)
+    tried: RevisionTraffic | None = None
 
 
 def make_terms(spec: ServiceSpec) -> ScalingTerms:

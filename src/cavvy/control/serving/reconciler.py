@@ -8,19 +8,19 @@ under the same ID. The gateway learns which replicas are ready after that was st
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from cavvy.control.decide.replica_markets import find_loss
+from cavvy.control.decide.replica_markets import ANYWHERE, find_loss
 from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
-    decide_service,
     list_serving,
     make_replica_task,
     order_replica,
 )
 from cavvy.control.decide.service_keys import note_uses
 from cavvy.control.decide.traffic import ServiceTraffic, scale
+from cavvy.control.decide.update import as_revision, decide_update
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.markets import ServiceMarkets
 from cavvy.domain.jobs import JobPhase, JobRecord
@@ -107,8 +107,10 @@ class ServiceReconciler:
         service = await self._markets.update(stored, now)
         if traffic is not None:
             service = self._scale(key, note_uses(service, traffic.keys_used), traffic, now)
-        backlog = 0 if traffic is None else traffic.backlog
-        step = decide_service(ServiceSnapshot(service=service, seen=seen, backlog=backlog), now)
+        view = ServiceSnapshot(service=service, seen=seen)
+        if traffic is not None:
+            view = replace(view, backlog=traffic.backlog, tried=traffic.tried)
+        step = decide_update(view, now)
         step, stored = await self._store_step(key, step, stored, front, now)
         self._note_replicas(key, stored)
         await self._act(step, stored, front)
@@ -208,9 +210,12 @@ class ServiceReconciler:
         these, and what is stored.
         """
         service = step.service
-        for market in step.orders:
-            port = service.spec.port if service.spec.fixed_port else front.find_port()
-            service = order_replica(service, self._jobs.make_id(), port, now, market)
+        orders = [(service.revision, market) for market in step.orders]
+        orders += [(service.tried, ANYWHERE)] * step.candidates
+        for revision, market in orders:
+            spec = as_revision(service, revision).spec
+            port = spec.port if spec.fixed_port else front.find_port()
+            service = order_replica(service, self._jobs.make_id(), port, now, market, revision)
         ordered = service.replicas[len(step.service.replicas) :]
         step = replace(step, service=service, start=(*step.start, *ordered))
         scaled = self._scaled.get(key)
@@ -239,6 +244,7 @@ class ServiceReconciler:
     async def _submit(self, service: StoredService, replica: ServiceReplica) -> None:
         name = f"{service.name}-{replica.number}"
         market = next((each for each in service.markets if each.name == replica.market), None)
+        service = as_revision(service, replica.revision)
         task = make_replica_task(service.task, name, replica.port, market)
         try:
             await self._jobs.submit(

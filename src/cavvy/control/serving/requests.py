@@ -6,9 +6,11 @@ from contextlib import suppress
 from cavvy.control.decide.service import list_serving, make_replica_task
 from cavvy.control.decide.service_keys import with_key, without_key
 from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.decide.update import begin_update
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
 from cavvy.domain.jobs import RunOrigin
+from cavvy.domain.service_updates import CandidateRevision
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
@@ -67,6 +69,15 @@ class ServiceRequests:
         The same task again changes nothing. Raises StaleVersion, HostTaken.
         """
         await self._check_hosts(task)
+        asked = CandidateRevision(
+            revision=0,
+            task=task,
+            origin=origin,
+            user=user,
+            consented=consented,
+            ceiling=ceiling,
+            created_at=self._clock.now(),
+        )
         for _ in range(_TRIES):
             new = StoredService(
                 project=task.project,
@@ -78,7 +89,7 @@ class ServiceRequests:
             with suppress(RowNotFound):
                 new = await self._store.services.get(task.project, task.name)
             same = new.version and (new.task, new.origin.snapshot) == (task, origin.snapshot)
-            service = replace(
+            service = begin_update(new, asked) or replace(
                 new,
                 task=task,
                 origin=origin,
@@ -86,7 +97,8 @@ class ServiceRequests:
                 consented=consented,
                 ceiling=ceiling,
                 wanted=True,
-                revision=new.revision + 1 if new.version and not same else new.revision,
+                revision=new.newest + 1 if new.version and not same else new.revision,
+                candidate=None,
                 failures=0,
                 failed_at=None,
                 problem="",

@@ -2,8 +2,8 @@
 runtime API.
 
 Each service is a backend whose only fixed server is the gateway, as backup: HAProxy uses it while
-no replica is up. Services with keys, rates, path prefixes or affinity by body are always passed to
-the gateway, which alone can serve them.
+no replica is up. Services with keys, rates, path prefixes, a canary or affinity by body are always
+passed to the gateway, which alone can serve them.
 """
 
 from pathlib import Path
@@ -50,7 +50,8 @@ def is_direct(service: ServiceRoute) -> bool:
     """Whether HAProxy can pass the requests of the service to replicas by itself."""
     by_body = service.affinity is not None and service.affinity.by == "prefix"
     guarded = service.keyed or service.keys or service.rates
-    return bool(service.hosts) and not (service.prefix or guarded or by_body)
+    by_gateway = guarded or by_body or service.canary
+    return bool(service.hosts) and not (service.prefix or by_gateway)
 
 
 def write_configuration(

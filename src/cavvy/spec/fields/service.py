@@ -16,7 +16,9 @@ from cavvy.domain.services import (
     ServiceLevel,
     ServiceSpec,
     ServiceTimeouts,
+    ServiceUpdate,
     TargetKind,
+    UpdateStrategy,
 )
 from cavvy.domain.units import parse_rate
 from cavvy.domain.values import replace
@@ -216,6 +218,43 @@ _RATE = either(
         prefix=text_kind("a path such as /v1", _read_prefix),
     ),
 )
+
+
+def _read_weight(node: ScalarNode) -> int:
+    percent = round(100 * _read_share(node), 6)
+    if percent != int(percent):
+        raise WrongValue(f"{shown(node.text)} is not a whole percentage", suggestion="write 10%")
+    return int(percent)
+
+
+def _build_update(table: SectionReader) -> ServiceUpdate | None:
+    update = table.make(ServiceUpdate)
+    if update is not None and update.strategy is not UpdateStrategy.CANARY:
+        for name in ("weight", "requests", "within"):
+            if table.has(name):
+                table.wrong(
+                    name,
+                    f"`{name}` is for canaries only",
+                    suggestion="add `strategy: canary`, or delete it",
+                )
+    return update
+
+
+_STRATEGY = choice(UpdateStrategy, {"blue_green": UpdateStrategy.BLUE_GREEN})
+_UPDATE = either(
+    _STRATEGY,
+    lambda strategy: ServiceUpdate(strategy=strategy),
+    section(
+        "service.update",
+        _build_update,
+        strategy=_STRATEGY,
+        weight=ScalarKind(
+            "a whole percentage such as 10%", _read_weight, {"type": ["number", "string"]}
+        ),
+        requests=whole(10, 1_000_000),
+        within=length_kind(timedelta(seconds=1), timedelta(days=30)),
+    ),
+)
 _LIMITS = section(
     "service.limits",
     lambda table: table.make(RequestLimits),
@@ -290,4 +329,5 @@ SERVICE = section(
         lambda node: parse_rate(read_text(node)),
         {"type": ["number", "string"]},
     ),
+    update=_UPDATE,
 )

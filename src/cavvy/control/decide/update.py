@@ -1,0 +1,238 @@
+"""Decides what a service needs while a new revision of it is tried out.
+
+The revision that serves keeps all the replicas that it needs until the other one takes over.
+Both are decided on as services of their own. A canary gets a part of the requests and of the
+replicas until `control.decide.canary` has judged it; a blue-green revision gets all replicas, and
+no request until they are ready.
+"""
+
+from datetime import datetime
+
+from cavvy.control.decide.canary import CanaryJudgement, CanaryTerms, judge, observe
+from cavvy.control.decide.service import (
+    ServiceSnapshot,
+    ServiceStep,
+    count_wanted,
+    decide_service,
+    dismiss,
+    is_canary,
+)
+from cavvy.domain.service_updates import (
+    PROMOTED,
+    CandidateRevision,
+    RevisionTraffic,
+    UpdateEnd,
+    UpdateOutcome,
+)
+from cavvy.domain.services import (
+    ReplicaCount,
+    ReplicaState,
+    ServiceReplica,
+    ServiceUpdate,
+    UpdateStrategy,
+)
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import replace
+
+_MOST_FAILURES = 3  # replicas of the candidate that end in a row
+_PART = frozenset({UpdateEnd.ENOUGH, UpdateEnd.TIME})
+_GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
+
+
+def begin_update(service: StoredService, asked: CandidateRevision) -> StoredService | None:
+    """The service with the candidate that a user asks for, or on its way back if its task is the
+    one that serves; None if the task serves at once, as the newest revision.
+    """
+    tried = service.candidate
+    if not (service.version and service.wanted):
+        return None
+    if _is_same(asked, service):
+        if tried is None:
+            return None
+        return replace(service, candidate=replace(tried, withdrawn=True))
+    if _rule_of(asked).strategy is UpdateStrategy.ROLLING:
+        return None
+    if tried is not None and _is_same(asked, tried):
+        return replace(service, candidate=replace(tried, withdrawn=False, failures=0))
+    return replace(service, candidate=replace(asked, revision=service.newest + 1))
+
+
+def _is_same(asked: CandidateRevision, other: StoredService | CandidateRevision) -> bool:
+    return (asked.task, asked.origin.snapshot) == (other.task, other.origin.snapshot)
+
+
+def as_revision(service: StoredService, revision: int) -> StoredService:
+    """The service as the given one of its revisions sees it: with its task and who started it."""
+    tried = service.candidate
+    if tried is None or tried.revision != revision:
+        return service
+    return replace(
+        service,
+        task=tried.task,
+        origin=tried.origin,
+        user=tried.user,
+        consented=tried.consented,
+        ceiling=tried.ceiling,
+        revision=tried.revision,
+        failures=tried.failures,
+        failed_at=tried.failed_at,
+        problem=tried.problem,
+    )
+
+
+def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
+    """The next step of a service, with or without a candidate."""
+    service, tried = view.service, view.service.candidate
+    if tried is None:
+        return decide_service(view, now)
+    wanted = count_wanted(service, view.backlog)
+    old, new = _decide_both(view, tried, wanted, now)
+    tried = _follow(tried, new.service, view.tried, now)
+    replicas = _in_order(old.service.replicas, new.service.replicas)
+    service = replace(old.service, replicas=replicas, candidate=tried)
+    found = measure(tried)
+    if (end := _find_end(service, tried, found, wanted, now)) is not None:
+        return ServiceStep(
+            service=_end(service, tried, found, end, now),
+            start=old.start,
+            stop=(*old.stop, *new.stop),
+            after=new.after,
+        )
+    return ServiceStep(
+        service=service,
+        orders=old.orders,
+        candidates=len(new.orders),
+        start=(*old.start, *new.start),
+        stop=(*old.stop, *new.stop),
+        finished=old.finished and new.finished,
+        after=min(old.after, new.after),
+    )
+
+
+def _decide_both(
+    view: ServiceSnapshot, tried: CandidateRevision, wanted: int, now: datetime
+) -> tuple[ServiceStep, ServiceStep]:
+    """The steps of the service without its candidate, and of the candidate."""
+    service = view.service
+    ours = tuple(each for each in service.replicas if each.revision == tried.revision)
+    others = tuple(each for each in service.replicas if each.revision != tried.revision)
+    alone = _as_candidate(service, tried, ours, wanted)
+    return (
+        decide_service(replace(view, service=replace(service, replicas=others)), now),
+        decide_service(ServiceSnapshot(service=alone, seen=view.seen), now),
+    )
+
+
+def measure(tried: CandidateRevision) -> CanaryJudgement:
+    """What the requests of a candidate say so far."""
+    return judge(tried.trial, CanaryTerms(requests=_rule_of(tried).requests))
+
+
+def _as_candidate(
+    service: StoredService,
+    tried: CandidateRevision,
+    replicas: tuple[ServiceReplica, ...],
+    wanted: int,
+) -> StoredService:
+    """The service of the candidate alone, with as many replicas as it shall have."""
+    service = as_revision(service, tried.revision)
+    if is_canary(service):
+        wanted = -(-wanted * service.spec.update.weight // 100)
+    spec = replace(service.spec, replicas=ReplicaCount(least=wanted, most=max(1, wanted)))
+    return replace(
+        service,
+        task=replace(service.task, service=spec),
+        replicas=replicas,
+        target=wanted,
+        markets=(),
+        placement={},
+    )
+
+
+def _follow(
+    tried: CandidateRevision, alone: StoredService, seen: RevisionTraffic | None, now: datetime
+) -> CandidateRevision:
+    """The candidate after what became of its replicas and its requests."""
+    trial = tried.trial
+    if seen is not None and seen.revision == tried.revision:
+        trial = observe(trial, seen.old, seen.new)
+    ready = any(each.state is ReplicaState.READY for each in alone.replicas)
+    return replace(
+        tried,
+        trial=trial,
+        ready_at=tried.ready_at or (now if ready else None),
+        failures=alone.failures,
+        failed_at=alone.failed_at,
+        problem=alone.problem,
+    )
+
+
+def _rule_of(tried: CandidateRevision) -> ServiceUpdate:
+    assert tried.task.service is not None
+    return tried.task.service.update
+
+
+def _find_end(
+    service: StoredService,
+    tried: CandidateRevision,
+    found: CanaryJudgement,
+    wanted: int,
+    now: datetime,
+) -> UpdateEnd | None:
+    """Why the trial ends now; None if it goes on."""
+    if not service.wanted:
+        return None
+    if tried.withdrawn:
+        return UpdateEnd.WITHDRAWN
+    if tried.failures >= _MOST_FAILURES:
+        return UpdateEnd.FAILED
+    if not is_canary(service):
+        ready = [
+            each
+            for each in service.replicas
+            if each.revision == tried.revision and each.state is ReplicaState.READY
+        ]
+        return UpdateEnd.READY if len(ready) >= wanted else None
+    if found.end is None and tried.ready_at is not None:
+        return UpdateEnd.TIME if now - tried.ready_at >= _rule_of(tried).within else None
+    return found.end
+
+
+def _end(
+    service: StoredService,
+    tried: CandidateRevision,
+    found: CanaryJudgement,
+    end: UpdateEnd,
+    now: datetime,
+) -> StoredService:
+    """The service after the trial: the candidate's revision takes over, or its replicas go."""
+    outcome = UpdateOutcome(
+        revision=tried.revision,
+        end=end,
+        at=now,
+        requests=found.requests,
+        errors=found.errors,
+        slower=found.slower,
+        evidence=found.evidence,
+        problem=tried.problem,
+    )
+    goes_on = service.revision
+    if end in PROMOTED:
+        goes_on = tried.revision
+        service = as_revision(service, goes_on)
+    replicas = service.replicas
+    if end not in _PART:  # the revision that goes on has all its replicas
+        replicas = tuple(
+            each if each.revision == goes_on or each.state in _GONE else dismiss(each, now)
+            for each in replicas
+        )
+    return replace(service, candidate=None, outcome=outcome, replicas=replicas)
+
+
+def _in_order(
+    old: tuple[ServiceReplica, ...], new: tuple[ServiceReplica, ...]
+) -> tuple[ServiceReplica, ...]:
+    """The replicas of both revisions: those that have ended first, then by their age."""
+    return tuple(
+        sorted((*old, *new), key=lambda each: (each.state is not ReplicaState.ENDED, each.number))
+    )

@@ -1,0 +1,102 @@
+"""A part of a service's requests for the replicas of its newest revision, and what both revisions
+answered. Without a canary, a service has none of this.
+
+Of each hundred requests, exactly the asked share goes to the canary, at random places: every n-th
+request could always be of the same client.
+"""
+
+from collections.abc import Sequence
+from math import log
+from random import Random
+
+from cavvy.domain.values import Struct
+from cavvy.gateway.balancing import FULL
+from cavvy.gateway.config import CanaryShare
+
+_FASTEST_S = 1e-6
+
+
+class RevisionFacts(Struct, frozen=True, kw_only=True):
+    """Counters that only grow. An answer with a status of 500 or more and a lost connection are
+    errors. `logs` and `squares` are sums over the natural logarithms of the seconds from the
+    replica's start to the last byte, of the `timed` requests: those without an error, and those
+    that the client gave up.
+    """
+
+    requests: int
+    errors: int
+    timed: int
+    logs: float
+    squares: float
+
+
+class CanaryFacts(Struct, frozen=True, kw_only=True):
+    revision: int
+    old: RevisionFacts
+    new: RevisionFacts
+
+
+class _Counters:
+    __slots__ = ("errors", "logs", "requests", "squares", "timed")
+
+    def __init__(self) -> None:
+        self.requests = self.errors = self.timed = 0
+        self.logs = self.squares = 0.0
+
+    def describe(self) -> RevisionFacts:
+        return RevisionFacts(
+            requests=self.requests,
+            errors=self.errors,
+            timed=self.timed,
+            logs=self.logs,
+            squares=self.squares,
+        )
+
+
+class CanarySplit:
+    """Divides the requests between the canary and the replicas that serve."""
+
+    def __init__(self, share: CanaryShare) -> None:
+        self.share = share
+        self._random = Random(share.revision)
+        self._turns: list[bool] = []  # of the rest of a hundred requests: whether the canary's
+        self._old, self._new = _Counters(), _Counters()
+        self._are_new: tuple[bool, ...] = ()  # by the position of the replica
+
+    def set_replicas(self, are_new: Sequence[bool]) -> None:
+        self._are_new = tuple(are_new)
+
+    def narrow(self, loads: Sequence[int]) -> Sequence[int]:
+        """The loads, in which the replicas of the other revision are FULL: whose turn it is takes
+        the request, if it has room.
+        """
+        if not self._turns:
+            percent = self.share.percent
+            self._turns = [True] * percent + [False] * (100 - percent)
+            self._random.shuffle(self._turns)
+        turn = self._turns[-1]
+        mine = [
+            load if is_new is turn else FULL
+            for load, is_new in zip(loads, self._are_new, strict=True)
+        ]
+        if min(mine, default=FULL) < FULL:
+            self._turns.pop()
+            return mine
+        return loads
+
+    def record(self, is_new: bool, failed: bool, taken_s: float) -> None:
+        """A request has ended."""
+        counters = self._new if is_new else self._old
+        counters.requests += 1
+        if failed:
+            counters.errors += 1
+            return
+        value = log(max(taken_s, _FASTEST_S))
+        counters.timed += 1
+        counters.logs += value
+        counters.squares += value * value
+
+    def describe(self) -> CanaryFacts:
+        return CanaryFacts(
+            revision=self.share.revision, old=self._old.describe(), new=self._new.describe()
+        )

@@ -1,0 +1,216 @@
+"""What a service does while a new revision of it is tried out."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from cavvy.control.decide.service import (
+    ReplicaSeen,
+    ServiceSnapshot,
+    ServiceStep,
+    list_serving,
+    order_replica,
+)
+from cavvy.control.decide.update import as_revision, begin_update, decide_update
+from cavvy.domain.jobs import JobPhase
+from cavvy.domain.service_updates import (
+    CandidateRevision,
+    RevisionSums,
+    RevisionTraffic,
+    UpdateEnd,
+)
+from cavvy.domain.services import (
+    ReplicaCount,
+    ReplicaState,
+    ServiceSpec,
+    ServiceUpdate,
+    UpdateStrategy,
+)
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SPEC = ServiceSpec(port=80, replicas=ReplicaCount(least=4, most=8))
+OLD = TaskSpec(name="chat", run="old", service=SPEC)
+RUNS = ReplicaSeen(phase=JobPhase.RUNNING, answers=True)
+FAILS = ReplicaSeen(phase=JobPhase.FAILED, reason="exit code 1")
+
+
+def ask(strategy: UpdateStrategy, run: str = "new", **more: Any) -> CandidateRevision:
+    update = ServiceUpdate(strategy=strategy, **more)
+    task = TaskSpec(name="chat", run=run, service=replace(SPEC, update=update))
+    return CandidateRevision(revision=0, task=task, user="ada", created_at=NOW)
+
+
+def begin(strategy: UpdateStrategy, **more: Any) -> StoredService:
+    """A service with four ready replicas, and with a candidate."""
+    service = StoredService(
+        project="p", name="chat", id="s", task=OLD, created_at=NOW, target=4, version=1
+    )
+    for number in range(4):
+        service = order_replica(service, f"old{number}", 1, NOW)
+    ready = [
+        replace(each, state=ReplicaState.READY, running_at=NOW, ready_at=NOW)
+        for each in service.replicas
+    ]
+    begun = begin_update(replace(service, replicas=tuple(ready)), ask(strategy, **more))
+    assert begun is not None
+    return begun
+
+
+class Rollout:
+    """Carries the steps out; replicas of the candidate become what `new` says."""
+
+    def __init__(self, service: StoredService) -> None:
+        self.service, self.new, self.now = service, RUNS, NOW
+        self.traffic: RevisionTraffic | None = None
+
+    def step(self, after_s: float = 1) -> ServiceStep:
+        self.now += timedelta(seconds=after_s)
+        tried = self.service.newest
+        seen = {each.id: self.new if each.revision == tried else RUNS for each in self.service.open}
+        view = ServiceSnapshot(service=self.service, seen=seen, tried=self.traffic)
+        step = decide_update(view, self.now)
+        service = step.service
+        orders = [(service.revision, each) for each in step.orders]
+        for revision, market in orders + [(service.tried, "")] * step.candidates:
+            name = f"r{service.ordered}"
+            service = order_replica(service, name, 1, self.now, market, revision)
+        self.service = service
+        return step
+
+    def run(self, steps: int = 4) -> None:
+        for _ in range(steps):
+            self.step()
+
+    def count(self, errors: int, requests: int = 500) -> None:
+        """The canary has answered so many requests, with errors."""
+        new = RevisionSums(requests=requests, errors=errors)
+        self.traffic = RevisionTraffic(
+            revision=self.service.tried, old=RevisionSums(requests=9 * requests), new=new
+        )
+
+    def serving(self) -> list[int]:
+        return [each.revision for each in list_serving(self.service)]
+
+
+def test_a_canary_gets_its_share_of_replicas_beside_those_that_serve() -> None:
+    rollout = Rollout(begin(UpdateStrategy.CANARY, weight=30))
+    rollout.run()
+    assert sorted(rollout.serving()) == [1, 1, 1, 1, 2, 2]
+    assert (rollout.service.task, rollout.service.revision) == (OLD, 1)
+    assert as_revision(rollout.service, 2).task.run == "new"
+    assert as_revision(rollout.service, 2).user == "ada"
+
+
+def test_a_worse_canary_is_rolled_back_and_its_requests_finish() -> None:
+    rollout = Rollout(begin(UpdateStrategy.CANARY))
+    rollout.run()
+    rollout.count(errors=20)
+    rollout.step()
+    outcome = rollout.service.outcome
+    assert outcome is not None
+    assert (outcome.end, outcome.revision, outcome.requests) == (UpdateEnd.ERRORS, 2, 500)
+    assert outcome.errors == (0.0, 0.04)
+    assert rollout.serving() == [1, 1, 1, 1]
+    gone = [each for each in rollout.service.replicas if each.revision == 2]
+    assert [each.state for each in gone] == [ReplicaState.DRAINING]
+    assert (rollout.service.candidate, rollout.service.task) == (None, OLD)
+
+
+def test_a_canary_takes_over_after_enough_requests_and_then_replaces_the_old_ones() -> None:
+    rollout = Rollout(begin(UpdateStrategy.CANARY))
+    rollout.run()
+    rollout.count(errors=0, requests=2000)
+    step = rollout.step()
+    assert not step.stop
+    assert rollout.service.outcome is not None
+    assert rollout.service.outcome.end is UpdateEnd.ENOUGH
+    assert (rollout.service.revision, rollout.service.user) == (2, "ada")
+    for _ in range(5):
+        rollout.step()
+        assert len(rollout.serving()) >= 4
+    assert rollout.serving() == [2, 2, 2, 2]
+
+
+def test_a_canary_takes_over_after_its_time_but_not_before_it_was_ready() -> None:
+    rollout = Rollout(begin(UpdateStrategy.CANARY, within=timedelta(minutes=5)))
+    rollout.new = ReplicaSeen(phase=JobPhase.STARTING)
+    rollout.run()
+    rollout.step(after_s=1000)
+    assert rollout.service.tried == 2
+    rollout.new = RUNS
+    rollout.step()
+    rollout.step(after_s=299)
+    assert rollout.service.tried == 2
+    rollout.step()
+    assert rollout.service.outcome is not None
+    assert rollout.service.outcome.end is UpdateEnd.TIME
+
+
+@pytest.mark.parametrize("strategy", [UpdateStrategy.CANARY, UpdateStrategy.BLUE_GREEN])
+def test_a_revision_that_cannot_start_never_stops_a_healthy_one(strategy: UpdateStrategy) -> None:
+    rollout = Rollout(begin(strategy))
+    rollout.new = FAILS
+    for _ in range(30):
+        rollout.step()
+        assert rollout.serving() == [1, 1, 1, 1]
+    outcome = rollout.service.outcome
+    assert outcome is not None
+    assert (outcome.end, outcome.problem) == (UpdateEnd.FAILED, "exit code 1")
+    assert (rollout.service.revision, rollout.service.failures) == (1, 0)
+
+
+def test_a_blue_green_revision_gets_all_requests_at_once() -> None:
+    rollout = Rollout(begin(UpdateStrategy.BLUE_GREEN))
+    seen = []
+    for _ in range(6):
+        rollout.step()
+        seen.append(tuple(rollout.serving()))
+    assert set(seen) == {(1, 1, 1, 1), (2, 2, 2, 2)}
+    assert rollout.service.revision == 2
+
+
+def test_the_old_file_withdraws_a_candidate_and_numbers_are_not_used_again() -> None:
+    rollout = Rollout(begin(UpdateStrategy.CANARY))
+    rollout.run()
+    back = begin_update(rollout.service, replace(ask(UpdateStrategy.CANARY), task=OLD))
+    assert back is not None
+    rollout.service = back
+    rollout.step()
+    assert rollout.service.outcome is not None
+    assert rollout.service.outcome.end is UpdateEnd.WITHDRAWN
+    again = begin_update(rollout.service, ask(UpdateStrategy.CANARY))
+    assert again is not None
+    assert again.tried == 3
+
+
+def test_the_same_candidate_again_goes_on_and_another_one_replaces_it() -> None:
+    rollout = Rollout(begin(UpdateStrategy.CANARY))
+    rollout.run()
+    same = begin_update(rollout.service, ask(UpdateStrategy.CANARY))
+    assert same is not None
+    assert same.candidate == rollout.service.candidate
+    other = begin_update(rollout.service, ask(UpdateStrategy.CANARY, run="newer"))
+    assert other is not None
+    assert other.tried == 3
+    rollout.service = other
+    rollout.run()
+    assert sorted(rollout.serving()) == [1, 1, 1, 1, 3]
+
+
+def test_a_new_or_a_rolling_revision_serves_at_once() -> None:
+    service = StoredService(project="p", name="chat", id="s", task=OLD, created_at=NOW)
+    assert begin_update(service, ask(UpdateStrategy.CANARY)) is None
+    assert begin_update(replace(service, version=1), ask(UpdateStrategy.ROLLING)) is None
+
+
+def test_a_service_that_ends_ends_its_candidate_too() -> None:
+    rollout = Rollout(begin(UpdateStrategy.CANARY))
+    rollout.run()
+    rollout.service = replace(rollout.service, wanted=False)
+    rollout.run(2)
+    assert rollout.serving() == []
+    assert {str(each.state) for each in rollout.service.open} <= {"draining", "ending"}
