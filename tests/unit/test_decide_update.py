@@ -117,6 +117,7 @@ def test_a_worse_canary_is_rolled_back_and_its_requests_finish() -> None:
     assert rollout.serving() == [1, 1, 1, 1]
     gone = [each for each in rollout.service.replicas if each.revision == 2]
     assert [each.state for each in gone] == [ReplicaState.DRAINING]
+    assert gone[0].reason == "its revision was rolled back"
     assert (rollout.service.candidate, rollout.service.task) == (None, OLD)
 
 
@@ -214,3 +215,15 @@ def test_a_service_that_ends_ends_its_candidate_too() -> None:
     rollout.run(2)
     assert rollout.serving() == []
     assert {str(each.state) for each in rollout.service.open} <= {"draining", "ending"}
+
+
+def test_a_candidate_keeps_its_host_names_from_other_services() -> None:
+    asked = ask(UpdateStrategy.CANARY)
+    spec = replace(asked.task.service or SPEC, hosts=("New.example.com",))
+    asked = replace(asked, task=replace(asked.task, service=spec))
+    service = begin(UpdateStrategy.CANARY)
+    assert service.hosts == frozenset()
+    begun = begin_update(service, asked)
+    assert begun is not None
+    assert begun.hosts == {"new.example.com"}
+    assert begun.spec.hosts == (), "its requests come there only when it takes over"

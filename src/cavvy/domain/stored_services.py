@@ -73,6 +73,13 @@ class StoredService(Struct, frozen=True, kw_only=True):
         return self.task.service
 
     @property
+    def hosts(self) -> frozenset[str]:
+        """The host names that it has, or will have if its candidate takes over, in lower case."""
+        tried = None if self.candidate is None else self.candidate.task.service
+        names = (*self.spec.hosts, *(() if tried is None else tried.hosts))
+        return frozenset(each.lower() for each in names)
+
+    @property
     def newest(self) -> int:
         """The highest number that a revision had."""
         tried = (self.candidate, self.outcome)

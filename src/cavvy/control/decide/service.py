@@ -412,9 +412,10 @@ def _rank(replica: ServiceReplica) -> int:
     return _RANKS.index(replica.state)
 
 
-def dismiss(replica: ServiceReplica, now: datetime) -> ServiceReplica:
+def dismiss(
+    replica: ServiceReplica, now: datetime, reason: str = "it is no longer needed"
+) -> ServiceReplica:
     """A replica that is no longer needed: it finishes its requests, if it has any."""
-    reason = "it is no longer needed"
     if replica.state is ReplicaState.READY:
         return move(replica, ReplicaState.DRAINING, reason, now)
     if replica.state is ReplicaState.DRAINING:

@@ -216,14 +216,14 @@ def _end(
         evidence=found.evidence,
         problem=tried.problem,
     )
-    goes_on = service.revision
+    goes_on, reason = service.revision, "its revision was rolled back"
     if end in PROMOTED:
-        goes_on = tried.revision
+        goes_on, reason = tried.revision, "a newer revision has taken over"
         service = as_revision(service, goes_on)
     replicas = service.replicas
     if end not in _PART:  # the revision that goes on has all its replicas
         replicas = tuple(
-            each if each.revision == goes_on or each.state in _GONE else dismiss(each, now)
+            each if each.revision == goes_on or each.state in _GONE else dismiss(each, now, reason)
             for each in replicas
         )
     return replace(service, candidate=None, outcome=outcome, replicas=replicas)

@@ -116,8 +116,7 @@ class ServiceRequests:
                 raise HostTaken(f"{host} is not below one of the domains in services.domains")
         for other in await self._store.services.list() if wanted else ():
             mine = (other.project, other.name) == (task.project, task.name)
-            taken = {each.lower() for each in other.spec.hosts}
-            if not mine and taken & {each.lower() for each in wanted}:
+            if not mine and other.hosts & {each.lower() for each in wanted}:
                 raise HostTaken(f"another service has one of the names {', '.join(wanted)}")
 
     async def end(self, project: str, name: str) -> ServiceStatus:
