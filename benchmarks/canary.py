@@ -1,7 +1,7 @@
 """Measures the test that judges a canary: how often it finds a worse revision within 2,000
 requests, and how often it blames an equal one.
 
-    python benchmarks/canary.py            # about 3 minutes of CPU
+    python benchmarks/canary.py            # about 2 minutes of CPU
     python benchmarks/canary.py --quick    # 200 runs of each
 
 Each run draws the requests of two revisions. Blocks have ten requests of the canary and, at a

@@ -346,6 +346,7 @@ def test_errors_of_a_canary_are_counted_and_no_request_waits_for_it(
     plane.set_replicas("canary", replicas[1:2], canaries={"r2"})
     assert call("/echo") == 200, "without other replicas, the canary answers all"
     plane.set_replicas("canary", replicas[:1])
+    assert plane.facts("canary")["canary"] == facts, "which says nothing about the others"
     assert [call("/echo") for _ in range(20)] == [200] * 20, "and the others without a canary"
     plane.set_services(*SERVICES)
     assert plane.facts("canary")["canary"]["new"]["requests"] == 0, "another revision"

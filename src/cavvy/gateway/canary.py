@@ -62,9 +62,11 @@ class CanarySplit:
         self._turns: list[bool] = []  # of the rest of a hundred requests: whether the canary's
         self._old, self._new = _Counters(), _Counters()
         self._are_new: tuple[bool, ...] = ()  # by the position of the replica
+        self._both = False
 
     def set_replicas(self, are_new: Sequence[bool]) -> None:
         self._are_new = tuple(are_new)
+        self._both = len(set(are_new)) == 2
 
     def narrow(self, loads: Sequence[int]) -> Sequence[int]:
         """The loads, in which the replicas of the other revision are FULL: whose turn it is takes
@@ -85,7 +87,11 @@ class CanarySplit:
         return loads
 
     def record(self, is_new: bool, failed: bool, taken_s: float) -> None:
-        """A request has ended."""
+        """A request has ended. It counts only while both revisions have replicas: requests of
+        another time say nothing about the other revision.
+        """
+        if not self._both:
+            return
         counters = self._new if is_new else self._old
         counters.requests += 1
         if failed:
