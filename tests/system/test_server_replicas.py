@@ -19,7 +19,7 @@ from tests.waits import patience, wait_until
 from cavvy.client import ApiClient
 from cavvy.client.embedded import ensure_server
 from cavvy.client.paths import job_path
-from cavvy.client.tunnel.mux import NodeTunnel
+from cavvy.client.tunnel.mux import NodeTunnel, open_by_api
 from cavvy.client.wire import ExecAsk, ExecStarted
 
 pytestmark = pytest.mark.system
@@ -132,7 +132,7 @@ def echo(asked: ApiClient, other: ApiClient, job: str) -> bytes:
 
     async def talk() -> bytes:
         client = cast(ApiClient, BalancedClient(asked, other))
-        async with patience(), NodeTunnel(client, "default", job, 0) as tunnel:
+        async with patience(), NodeTunnel(open_by_api(client, "default", job, 0)) as tunnel:
             channel = await tunnel.run(argv=["tr", "a-z", "A-Z"])
             await channel.write(b"typed")
             channel.end()
