@@ -26,6 +26,8 @@ from tests.contract.gateway_suite import (
 from tests.contract.http_talk import Background, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
 
+from cavvy.gateway.client_keys import SERVICE_KEY
+
 SMALL = {"name": "small", "hosts": ["small.example"], "queue_max": 2, "body_max": 100}
 STICKY = {"name": "sticky", "hosts": ["sticky.example"], "affinity": {"by": "header"}}
 BY_PREFIX = {
@@ -350,3 +352,35 @@ def test_errors_of_a_canary_are_counted_and_no_request_waits_for_it(
     assert [call("/echo") for _ in range(20)] == [200] * 20, "and the others without a canary"
     plane.set_services(*SERVICES)
     assert plane.facts("canary")["canary"]["new"]["requests"] == 0, "another revision"
+
+
+def test_another_service_gets_neither_the_requests_nor_the_keys_of_a_model(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    made = f"{SERVICE_KEY}of-private"
+    digest = hashlib.sha256(made.encode()).hexdigest()
+    private = {**KEYED_MODEL, "keys": [{"id": "own", "sha256": digest}]}
+    same = {"name": "same", "prefix": "/p/same", "models": ["org/private"]}
+    above = {"name": "above", "prefix": "/v1/completions"}  # of a project named v1
+    try:
+        plane.set_services(private, same, above)
+        for name, replica in zip(("keyed-model", "same", "above"), replicas, strict=True):
+            replica.reset()
+            plane.set_replicas(name, [replica])
+
+        def call(**fields: str) -> int:
+            body = b'{"model": "org/private"}'
+            reply = ask(plane.port, "POST", "/v1/completions", body, host="any.example", **fields)
+            return reply.status
+
+        assert call(authorization=f"Bearer {made}") == 200
+        assert [len(each.seen) for each in replicas] == [1, 0, 0]
+        plane.set_services(same, above)  # the client does not know that its service has ended
+        assert call(authorization=f"Bearer {made}") == call(x_api_key=made) == 200
+        assert call(authorization="Bearer of-the-program") == 200
+        got = [(each.get("authorization"), each.get("x-api-key")) for each in replicas[1].seen]
+        assert got == [(None, None), (None, None), ("Bearer of-the-program", None)]
+        assert len(replicas[2].seen) == 0
+        assert ask(plane.port, "GET", "/v1/completions/x", host="any.example").status == 200
+    finally:
+        plane.set_services(*SERVICES)

@@ -7,8 +7,9 @@ have to try 2^255 tokens on average, so a slow hash, as passwords need it, would
 import secrets
 from hashlib import sha256
 
+from cavvy.gateway.client_keys import SERVICE_KEY
+
 PREFIX = "cavvy_"  # lets scanners for leaked secrets recognize tokens
-_SERVICE_PREFIX = "cavvysvc_"
 _BYTES = 32
 _LENGTH = len(PREFIX) + 43  # 256 bits in base64 without padding
 
@@ -20,7 +21,7 @@ def make_token() -> str:
 
 def make_service_key() -> str:
     """A new key for calls to a service. It signs in to no server."""
-    return _SERVICE_PREFIX + secrets.token_urlsafe(_BYTES)
+    return SERVICE_KEY + secrets.token_urlsafe(_BYTES)
 
 
 def hash_token(token: str) -> str:

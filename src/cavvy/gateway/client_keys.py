@@ -1,7 +1,7 @@
 """Keys of clients: found by their hash, with a limit of the rate for each.
 
-A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. It is not passed on to replicas, and
-neither logged nor kept.
+A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. It is not passed on to replicas, not
+even to those of another service without keys, and neither logged nor kept.
 """
 
 import math
@@ -12,6 +12,13 @@ from hmac import compare_digest
 from cavvy.gateway.config import ClientKey
 from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.rates import TokenBucket
+
+SERVICE_KEY = "cavvysvc_"  # keys that Cavvy makes begin with it
+
+
+def holds_service_key(value: bytes) -> bool:
+    """Whether the value of Authorization or X-API-Key has the key of a service."""
+    return SERVICE_KEY.encode() in value
 
 
 def read_secret(head: RequestHead) -> bytes:

@@ -18,7 +18,7 @@ from cavvy.gateway.deferred import RESULTS, DeferredCalls, DeferredRequest, Resu
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import NO_LENGTH, HeadMemo, RequestHead
 from cavvy.gateway.inbound import InboundConnection, OpenRequest
-from cavvy.gateway.model_route import ModelRoutes
+from cavvy.gateway.model_route import ModelRoutes, is_model_path
 from cavvy.gateway.own_answers import AnswerCode
 from cavvy.gateway.preferences import Preferences, read_prefer
 from cavvy.gateway.routing import Routes, strip_prefix
@@ -132,6 +132,9 @@ class Door:
         if service is None:
             return self._open_unrouted(connection, head, now)
         route = service.route
+        # a project named v1 must not get the requests, and the keys, that are for models
+        if route.prefix and is_model_path(head):
+            return self._open_unrouted(connection, head, now)
         target = below = head.target
         if route.prefix:
             below = strip_prefix(target, route.prefix.encode())

@@ -19,11 +19,22 @@ if TYPE_CHECKING:
     from cavvy.gateway.inbound import InboundConnection, OpenRequest
     from cavvy.gateway.service_queue import ServiceQueue
 
+_ROOT = b"/v1/"
 _LIST = b"/v1/models"
 _CALLS = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings"})
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]', re.DOTALL)
 
 Open = Callable[["InboundConnection", "ServiceQueue", RequestHead, float], "OpenRequest | None"]
+
+
+def is_model_path(head: RequestHead) -> bool:
+    """Whether these routes take the request, even if a service has a path above it."""
+    if not head.target.startswith(_ROOT):
+        return False
+    path = head.target.partition(b"?")[0]
+    if path == _LIST:
+        return head.method in (b"GET", b"HEAD")
+    return path in _CALLS and head.method == b"POST"
 
 
 class _Body(Struct, frozen=True):
@@ -52,22 +63,23 @@ class ModelRoutes:
         """The request of a head that no service's own path has: an open request, None if it was
         answered, or False if its path is not one of these.
         """
-        path = head.target.partition(b"?")[0]
-        if path in _CALLS and head.method == b"POST":
+        if not is_model_path(head):
+            return False
+        if head.method == b"POST":
             return ModelRequest(self, connection, head, now, clock)
-        if path == _LIST and head.method in (b"GET", b"HEAD"):
-            connection.reply(self._write_list(head, clock), head)
-            return None
-        return False
+        connection.reply(self._write_list(head, clock), head)
+        return None
 
     def find(self, name: str, head: RequestHead, clock: float) -> "list[ServiceQueue]":
         """The services with this model; if there are several, only those that the request's key
-        opens.
+        opens, and, if it opens none, those without keys: nobody can take away the clients of a
+        service with keys by a service without.
         """
         found = self._services.get(name, [])
         if len(found) < 2:
             return found
-        return [each for each in found if _may_call(each, head, clock)]
+        own = [each for each in found if each.keys and _may_call(each, head, clock)]
+        return own or [each for each in found if not each.keys]
 
     def _write_list(self, head: RequestHead, clock: float) -> bytes:
         rows = [

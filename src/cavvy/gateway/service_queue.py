@@ -12,7 +12,7 @@ from time import monotonic
 
 from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, make_ring
 from cavvy.gateway.canary import CanarySplit
-from cavvy.gateway.client_keys import ServiceKeys
+from cavvy.gateway.client_keys import ServiceKeys, holds_service_key
 from cavvy.gateway.cold_starts import ColdStarts, estimate_retry_s
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.exchange import Exchange
@@ -77,12 +77,14 @@ class ServiceQueue:
             self.free(pool, exchange, now)
 
     def list_credentials(self, head: RequestHead) -> bytes:
-        """Fields for the replica, if the service has no keys of its own that they could hold."""
+        """Fields for the replica, if the service has no keys of its own that they could hold. The
+        key of another service stays here: a model may have selected this one.
+        """
         fields = b""
         if not self.keys:
-            if head.authorization:
+            if head.authorization and not holds_service_key(head.authorization):
                 fields = b"Authorization: %b\r\n" % head.authorization
-            if head.api_key:
+            if head.api_key and not holds_service_key(head.api_key):
                 fields += b"X-API-Key: %b\r\n" % head.api_key
         return fields
 
