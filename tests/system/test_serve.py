@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,3 +95,28 @@ def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
     assert "pass failed" not in (user.home / "server.log").read_text()
     [bill] = user.json("cost", "--by", "tag:service")
     assert (bill["tag:service"], bill["spent_micros"] > 0) == ("hello", True)
+
+
+def test_two_programs_do_not_share_a_port_of_the_servers_machine(user: User) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = f"resources: {{ports: {port}}}\nrun: exec python3 -m http.server {port}\n"
+    text += "service: {readiness_probe: /}\n"  # a file of SkyPilot, whose program has its own port
+    for name in ("first", "second"):
+        (user.work / name).mkdir()
+        (user.work / f"{name}.yaml").write_text(f"name: {name}\nworkdir: {name}\n{text}")
+    url = user.json("serve", "--yes", "first.yaml")["url"]
+    wait_until(lambda: answers(url))
+    user.json("serve", "--yes", "second.yaml")
+
+    def find_second() -> ServedView:
+        with environment(user.environ):
+            return find_service(user.api, "default", "second")
+
+    wait_until(lambda: find_second().problem or find_second().ready)
+    assert "is used by a replica of first" in find_second().problem
+    assert (find_second().ready, find_second().replicas) == (0, [])
+    user.cli("unserve", "first")
+    wait_until(lambda: find_second().ready)
+    user.cli("unserve", "second")

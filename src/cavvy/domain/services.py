@@ -201,10 +201,10 @@ REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
     ReplicaState.ENDING: {ReplicaState.ENDED: "the provider no longer has its node"},
     ReplicaState.ENDED: {},
 }
-# states in which a replica may get requests
-# The provider of the server's machine, the only one whose ports the gateway reaches so far.
+# The provider of the server's machine. Its replicas share the machine's ports with the gateway.
 HERE = "local"
 
+# states in which a replica may get requests
 SERVING = frozenset({ReplicaState.READY})
 # states of replicas that will serve without a further decision
 COMING_REPLICAS = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING})
@@ -232,9 +232,10 @@ class ServingMarket(Struct, frozen=True, kw_only=True):
 
 class ServiceReplica(Struct, frozen=True, kw_only=True):
     """One replica of a revision of a service. It was ordered in `market` ("" if the planner chose)
-    and runs at `place`. Times are None until they happened. `reason` is the reason of the last
-    move. Its program listens on `port` of its node. `gang` is the gang that runs it; "" while there
-    is none, and on the server's machine, where the gateway needs no tunnel to reach the port.
+    and runs at `place`; it may run at these `providers` ((): at all that its task permits). Times
+    are None until they happened. `reason` is the reason of the last move. Its program listens on
+    `port` of its node. `gang` is the gang that runs it; "" while there is none, and on the server's
+    machine, where the gateway needs no tunnel to reach the port.
     """
 
     id: str
@@ -244,6 +245,7 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     market: str = ""
     place: str = ""
     gang: str = ""
+    providers: tuple[str, ...] = ()
     state: ReplicaState = ReplicaState.ORDERED
     reason: str = ""
     port: int = 0

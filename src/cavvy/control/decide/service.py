@@ -145,6 +145,7 @@ def order_replica(
     now: datetime,
     market: str = ANYWHERE,
     revision: int = 0,
+    providers: tuple[str, ...] = (),
 ) -> StoredService:
     """The service with one more replica, of its revision or the given one. Its row is stored before
     its job is submitted, under the ID of the replica, so that a restart in between neither forgets
@@ -157,6 +158,7 @@ def order_replica(
         revision=revision or service.revision,
         market=market,
         port=port,
+        providers=providers,
         ordered_at=now,
     )
     return replace(service, replicas=(*service.replicas, replica), ordered=replica.number)

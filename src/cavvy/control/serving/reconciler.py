@@ -8,6 +8,7 @@ under the same ID. The gateway learns which replicas are ready after that was st
 from contextlib import suppress
 from datetime import datetime, timedelta
 
+from cavvy.control.decide.fixed_ports import find_holder, keep_at, list_elsewhere
 from cavvy.control.decide.replica_markets import ANYWHERE, find_loss
 from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.service import (
@@ -23,6 +24,7 @@ from cavvy.control.decide.traffic import ServiceTraffic, scale
 from cavvy.control.decide.update import as_revision, decide_update
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.markets import ServiceMarkets
+from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.services import ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
@@ -64,7 +66,7 @@ class ServiceReconciler:
     def __init__(self, parts: ServingParts) -> None:
         self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
         self._front, self._hint = parts.front, parts.hint
-        self._markets = ServiceMarkets(parts.pool)
+        self._pool, self._markets = parts.pool, ServiceMarkets(parts.pool)
         self._scaled: dict[str, _Scaled] = {}  # by key
         self._services: dict[str, str] = {}  # ID of a replica -> key of its service
 
@@ -213,9 +215,11 @@ class ServiceReconciler:
         orders = [(service.revision, market) for market in step.orders]
         orders += [(service.tried, ANYWHERE)] * step.candidates
         for revision, market in orders:
-            spec = as_revision(service, revision).spec
-            port = spec.port if spec.fixed_port else front.find_port()
-            service = order_replica(service, self._jobs.make_id(), port, now, market, revision)
+            if as_revision(service, revision).spec.fixed_port:
+                service = await self._order_at_port(service, revision, market, now)
+            else:
+                replica_id, port = self._jobs.make_id(), front.find_port()
+                service = order_replica(service, replica_id, port, now, market, revision)
         ordered = service.replicas[len(step.service.replicas) :]
         step = replace(step, service=service, start=(*step.start, *ordered))
         scaled = self._scaled.get(key)
@@ -228,6 +232,26 @@ class ServiceReconciler:
         if scaled is not None:
             self._scaled[key] = replace(scaled, stored_at=now)
         return step, await self._store.services.put(service)
+
+    async def _order_at_port(
+        self, service: StoredService, revision: int, market: str, now: datetime
+    ) -> StoredService:
+        """The service with one more replica, whose program listens on the port in its file. If that
+        port of the server's machine is another replica's, it is ordered elsewhere; if it may run
+        only here, it is not ordered.
+        """
+        wanted, replica_id = as_revision(service, revision), self._jobs.make_id()
+        port, services = wanted.spec.port, await self._store.services.list()
+        holder = find_holder(wanted, services, replaces=revision == service.revision)
+        if not holder:
+            return order_replica(service, replica_id, port, now, market, revision)
+        names = {split_account(each)[0] for each in self._pool.providers}
+        elsewhere = list_elsewhere(wanted.task, names)
+        if elsewhere:
+            return order_replica(service, replica_id, port, now, market, revision, elsewhere)
+        problem = f"port {port} of the server's machine is used by a replica of {holder}, and the "
+        problem += "service may run nowhere else"
+        return replace(service, problem=problem)
 
     async def _act(self, step: ServiceStep, service: StoredService, front: ServiceFront) -> None:
         """Tell the gateway, and start and stop jobs of replicas. All of this may be repeated."""
@@ -246,6 +270,8 @@ class ServiceReconciler:
         market = next((each for each in service.markets if each.name == replica.market), None)
         service = as_revision(service, replica.revision)
         task = make_replica_task(service.task, name, replica.port, market)
+        if replica.providers:
+            task = keep_at(task, replica.providers)
         try:
             await self._jobs.submit(
                 task,
