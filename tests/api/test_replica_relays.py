@@ -1,10 +1,12 @@
 """The way to a replica on another machine: a port here, a session of its agent, a port there."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from tests.waits import patience
@@ -180,6 +182,29 @@ def test_a_program_that_ends_is_refused_before_its_connections_end() -> None:
         writer.close()
         relays.close()
         await until(lambda: node.sessions[0][0].exit_code is not None)
+
+    play(story)
+
+
+def test_nobody_gets_the_port_of_a_replica_that_is_not_reached_at_the_moment() -> None:
+    async def story() -> None:
+        node = Node()
+        relays = ReplicaRelays(node.execs)
+        relays.notify = node.notify
+        async with echoing() as program:
+            replica = make_replica(program)
+            relays.keep("s", {"r1": replica})
+            await until(lambda: relays.port(replica))
+            relays.notify = lambda gang: None  # no agent opens another tunnel
+            node.sessions[0][1].kill()
+
+            listens = f"0100007F:{relays.port(replica):04X} 00000000:0000 0A"
+            await until(lambda: listens not in Path("/proc/net/tcp").read_text())
+            with socket.socket() as other, pytest.raises(OSError):
+                # no connection was made, which would hold the port too for a while
+                other.bind(("127.0.0.1", relays.port(replica)))
+        relays.close()
+        await until(lambda: not node.execs.wanted("g", 0))
 
     play(story)
 

@@ -8,6 +8,7 @@ the gateway's connections are refused, which costs no request.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -78,7 +79,9 @@ class ReplicaRelays:
 
 
 class ReplicaRelay:
-    """One replica's port on this machine. It stays the same when the tunnel is opened again."""
+    """One replica's port on this machine. It stays the same when the tunnel is opened again, and
+    nobody else gets it meanwhile, because the gateway still knows it.
+    """
 
     def __init__(
         self,
@@ -91,12 +94,14 @@ class ReplicaRelay:
         self._replica, self._reach = replica, reach
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
+        self._held = _hold_port()  # it does not listen, so connections are refused
         self._closed = asyncio.Event()  # it listens no longer
         self._pause_s = _PAUSE_S
         self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
         self._task.cancel()
+        self._held.close()
 
     async def _run(self) -> None:
         while True:
@@ -119,7 +124,11 @@ class ReplicaRelay:
                     continue
                 self._closed.clear()
                 self._server = await asyncio.start_server(
-                    partial(self._carry, tunnel), _LOCAL, self.port, backlog=1024
+                    partial(self._carry, tunnel),
+                    _LOCAL,
+                    self._held.getsockname()[1],
+                    backlog=1024,
+                    reuse_address=True,
                 )
                 self.port = int(self._server.sockets[0].getsockname()[1])
                 self._pause_s = _PAUSE_S
@@ -177,6 +186,16 @@ class ReplicaRelay:
                 channel.close()
             self._writers.discard(writer)
             writer.close()
+
+
+def _hold_port() -> socket.socket:
+    """A socket with a free port. Linux lets another one with the same option listen on it, but
+    gives it to nobody who asks for any port.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((_LOCAL, 0))
+    return held
 
 
 async def _send(reader: asyncio.StreamReader, channel: TunnelChannel) -> None:
