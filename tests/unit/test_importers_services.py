@@ -262,10 +262,23 @@ def test_a_dstack_service_means_the_same(text: str, expected: dict[str, Any]) ->
             ),
             "service.replica_policy.target_qps_per_replica",
         ),
+        (
+            sky(
+                " {readiness_probe: /, replica_policy: {min_replicas: 0, max_replicas: 2, "
+                "target_qps_per_replica: 0}}"
+            ),
+            "service.replica_policy.target_qps_per_replica",
+        ),
         ("run: x\nservice: {readiness_probe: /}\nnum_nodes: 1\n", "service"),
         (dstack("port: 1\nstrip_prefix: false\n"), "strip_prefix"),
         (dstack("port: 1\nprobes: [{type: http, method: post}]\n"), "probes.method"),
         (dstack("port: 1\nrate_limits: [{rps: 1, prefix: '/a*'}]\n"), "rate_limits.prefix"),
+        (
+            dstack(
+                f"port: 1\nrate_limits: [{{rps: 1, key: {{type: header, header: {'x' * 101}}}}}]\n"
+            ),
+            "rate_limits.key.header",
+        ),
         ("type: service\nport: 1\ngroups: [{replicas: 1, commands: [x]}]\n", "groups"),
     ],
 )

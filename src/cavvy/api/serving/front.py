@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cavvy.api.serving.gateway_child import GatewayChild
 from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
-from cavvy.api.serving.gateway_route import make_route
+from cavvy.api.serving.gateway_route import list_routes, make_route
 from cavvy.api.serving.listener import ServiceListener
 from cavvy.api.serving.probes import ProbedPort, ReplicaProbes
 from cavvy.api.serving.relays import ReplicaRelays
@@ -240,7 +240,7 @@ class GatewayFront:
             self._wake(each.service)
 
     async def _set_services(self, link: GatewayLink) -> None:
-        routes = tuple(each.route for each in self._published.values())
+        routes = list_routes(each.service for each in self._published.values())
         await link.ask(SetServices(services=routes))
 
     async def _read(self) -> dict[str, ServiceFacts]:

@@ -1,5 +1,10 @@
 """A service as the gateway sees it: its path, its clients and its bounds."""
 
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
 from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
 from cavvy.control.decide.update import as_revision
@@ -9,6 +14,33 @@ from cavvy.domain.values import replace
 from cavvy.gateway.config import CanaryShare, ClientKey, RateLimit, ServiceRoute
 
 _MIB = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+def list_routes(services: Iterable[StoredService]) -> tuple[ServiceRoute, ...]:
+    """The routes of all services, so that the gateway takes them: it refuses all if one cannot be
+    used. Of two services with the same host name, which two requests at the same time can make, the
+    older one keeps it. A service whose route cannot be used is closed.
+    """
+    found: list[ServiceRoute] = []
+    taken: set[str] = set()
+    for service in sorted(services, key=lambda each: (each.created_at, each.id)):
+        route = make_route(service)
+        own = tuple(each for each in route.hosts if each.lower() not in taken)
+        taken.update(each.lower() for each in own)
+        if own != route.hosts:
+            route = replace(route, hosts=own, prefix="" if own else service.path)
+        found.append(_check(service, route))
+    return tuple(found)
+
+
+def _check(service: StoredService, route: ServiceRoute) -> ServiceRoute:
+    try:
+        return msgspec.json.decode(msgspec.json.encode(route), type=ServiceRoute)
+    except msgspec.ValidationError as error:
+        extra = {"service": service.name, "project": service.project}
+        _log.error("the gateway cannot serve a service: %s", error, extra=extra)
+        return ServiceRoute(name=service.id, prefix=service.path, keyed=True)
 
 
 def make_route(service: StoredService) -> ServiceRoute:

@@ -20,6 +20,7 @@ from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, int_at, items, mark_of, text_at
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
+_LONGEST_HEADER = 100  # of the gateway
 _IDLE_S = 600  # dstack's scale_down_delay
 _PROBED_EVERY_S, _PROBE_TIMEOUT_S = 15.0, 10.0
 _START = timedelta(minutes=20)
@@ -136,7 +137,10 @@ def _read_rate(limit: Node, kept_keys: TranslationNotes) -> RequestRate:
     if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", prefix):
         kept_keys.refuse(mark_of(limit, "prefix"), "rate_limits.prefix", "it must be a plain path")
     header = text_at(key, "header")
-    if header is not None and "_" in header:
+    if header is not None and len(header) > _LONGEST_HEADER:
+        longest = f"names of headers have at most {_LONGEST_HEADER} characters"
+        kept_keys.refuse_at(key, "rate_limits.key.header", longest)
+    elif header is not None and "_" in header:
         kept_keys.refuse_at(key, "rate_limits.key.header", "the gateway passes no _ in headers on")
     return RequestRate(
         requests=float(text_at(limit, "rps") or 1),

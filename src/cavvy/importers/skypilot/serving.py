@@ -82,6 +82,12 @@ def _read_replicas(section: MapNode, kept_keys: TranslationNotes) -> ReplicaCoun
     goal = child(policy, "target_qps_per_replica")
     if isinstance(goal, ScalarNode):
         target = ReplicaTarget(kind=TargetKind.RATE, value=float(goal.text))
+        if not target.value:
+            kept_keys.refuse(
+                goal.mark,
+                "service.replica_policy.target_qps_per_replica",
+                "with 0, no number of replicas is enough",
+            )
     elif goal is not None:
         kept_keys.refuse(
             mark_of(policy, "target_qps_per_replica"),

@@ -1,0 +1,39 @@
+"""What the server tells the gateway of all services: one of them cannot stop the others."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cavvy.api.serving.gateway_route import list_routes
+from cavvy.domain.services import RateScope, RequestRate, ServiceSpec
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import TaskSpec
+from cavvy.gateway.config import check_routes
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def make(name: str, age_s: int, **spec: Any) -> StoredService:
+    task = TaskSpec(name=name, run="serve", service=ServiceSpec(port=1, **spec))
+    at = NOW - timedelta(seconds=age_s)
+    return StoredService(project="p", name=name, id=name, task=task, created_at=at)
+
+
+def test_the_older_of_two_services_with_a_host_name_keeps_it() -> None:
+    newer = make("newer", 1, hosts=("A.example", "b.example"), keys=True)
+    only = make("only", 0, hosts=("a.example",))
+    routes = list_routes([newer, only, make("older", 2, hosts=("a.example",)), make("none", 3)])
+    check_routes(routes)
+    assert [(each.name, each.hosts, each.prefix) for each in routes] == [
+        ("none", (), "/p/none"),
+        ("older", ("a.example",), ""),
+        ("newer", ("b.example",), ""),
+        ("only", (), "/p/only"),
+    ]
+    assert [each.keyed for each in routes] == [False, False, True, False]
+
+
+def test_a_service_that_the_gateway_would_refuse_is_closed() -> None:
+    rate = RequestRate(requests=1, each=RateScope.HEADER, header="x" * 101)
+    bad, good = list_routes([make("bad", 1, rates=(rate,)), make("good", 0)])
+    assert (bad.name, bad.prefix, bad.keyed, bad.keys, bad.rates) == ("bad", "/p/bad", True, (), ())
+    assert (good.name, good.keyed) == ("good", False)
