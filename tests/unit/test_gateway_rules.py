@@ -173,3 +173,14 @@ def test_retry_after_is_what_is_left(
 def test_preferences_that_are_not_valid_are_ignored() -> None:
     assert read_prefer(b"respond-async, wait=10") == Preferences(respond_async=True, wait_s=10)
     assert read_prefer(b"wait=-1, handling=lenient;x, =") == Preferences()
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1", "/v1/a?b=//", "/%76%31/a", "//v1/a", "/./v1/a", "/x/../v1/a", "/v1%2Fa", "/v1/"]
+)
+def test_a_limit_below_a_path_holds_however_the_path_is_written(path: str) -> None:
+    head = parse_request(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", GatewayLimits())
+    rates = ServiceRates([RateLimit(per_s=1, burst=1, each="service", prefix="/v1")])
+    assert rates.take(head, path.encode(), "", b"", 0.0) is None
+    assert rates.take(head, b"/v1/b", "", b"", 0.0) is not None
+    assert rates.take(head, b"/v10/%61", "", b"", 0.0) is None, "it is not below /v1"

@@ -1,13 +1,17 @@
 """How often requests may come: token buckets for the service, its keys, addresses or headers."""
 
 import math
+import posixpath
+import re
 from collections import OrderedDict
 from collections.abc import Iterable
+from urllib.parse import unquote_to_bytes
 
 from cavvy.gateway.config import RateLimit
 from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.routing import is_below
 
+_UNUSUAL = re.compile(rb"%|//|/\.")  # what paths can be written with in more than one way
 _MOST_BUCKETS = 10_000  # of each limit; the bucket that was unused for longest goes first
 
 
@@ -69,6 +73,14 @@ class LimitedRate:
         return bucket
 
 
+def _make_plain(target: bytes) -> bytes:
+    """The target, with a path as programs understand it: `//v1/../v1/%61` is `/v1/a`."""
+    path, mark, query = target.partition(b"?")
+    if not _UNUSUAL.search(path):
+        return target
+    return b"/" + posixpath.normpath(unquote_to_bytes(path)).lstrip(b"/") + mark + query
+
+
 class ServiceRates:
     """The limits of a service that do not belong to a key."""
 
@@ -85,6 +97,7 @@ class ServiceRates:
         whole seconds after which it has; then the request counts nowhere.
         """
         taken: list[TokenBucket] = []
+        target = _make_plain(target)
         for rate in self._rates:
             if not rate.covers(target):
                 continue
