@@ -184,3 +184,15 @@ def test_a_limit_below_a_path_holds_however_the_path_is_written(path: str) -> No
     assert rates.take(head, path.encode(), "", b"", 0.0) is None
     assert rates.take(head, b"/v1/b", "", b"", 0.0) is not None
     assert rates.take(head, b"/v10/%61", "", b"", 0.0) is None, "it is not below /v1"
+
+
+@pytest.mark.parametrize("name", ["Authorization", "X-API-Key", "X-Forwarded-For", "X-User"])
+def test_requests_are_counted_by_headers_that_do_not_go_on_too(name: str) -> None:
+    rates = ServiceRates([RateLimit(per_s=1, burst=1, each="header", header=name.lower())])
+
+    def call(value: str) -> bool:
+        text = f"GET / HTTP/1.1\r\nHost: a\r\n{name}: {value}\r\n\r\n"
+        head = parse_request(text.encode(), GatewayLimits())
+        return rates.take(head, b"/", "", b"", 0.0) is None
+
+    assert [call("a"), call("b"), call("a")] == [True, True, False]

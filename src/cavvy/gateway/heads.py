@@ -58,6 +58,12 @@ _OF_REQUESTS = {
     b"idempotency-key": _IDEMPOTENCY,
     b"prefer": _PREFER,
 }
+# fields that are not among those that go on -> the attribute with the value
+_NEEDED = {
+    b"authorization": "authorization",
+    b"x-api-key": "api_key",
+    b"x-forwarded-for": "forwarded_for",
+}
 _OF_RESPONSES = {**_COMMON, b"proxy-authenticate": _DROP}
 
 
@@ -119,7 +125,11 @@ class RequestHead:
         self.fields = fields
 
     def get_header(self, name: bytes) -> bytes:
-        """The value of the first field of this name (in lower case) among those that go on."""
+        """The value of the first field of this name (in lower case) among those that go on, or of
+        one that was taken out because the gateway needs it.
+        """
+        if name in _NEEDED:
+            return bytes(getattr(self, _NEEDED[name]))
         for line in self.fields.split(b"\r\n"):
             found, _, value = line.partition(b":")
             if found.lower() == name:

@@ -5,6 +5,7 @@ import posixpath
 import re
 from collections import OrderedDict
 from collections.abc import Iterable
+from hashlib import sha256
 from urllib.parse import unquote_to_bytes
 
 from cavvy.gateway.config import RateLimit
@@ -59,7 +60,8 @@ class LimitedRate:
             case "address":
                 name = peer
             case "header":
-                name = head.get_header(self._header)
+                # the value may be long, or a secret that is not to be kept
+                name = sha256(head.get_header(self._header)).digest()
             case "service":
                 name = b""
         bucket = self._buckets.get(name)
