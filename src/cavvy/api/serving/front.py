@@ -93,7 +93,9 @@ class GatewayFront:
         self._relays.keep(service.id, {each.id: each for each in replicas})
         ports = {
             each.id: ProbedPort(
-                partial(self._relays.port, each), as_revision(service, each.revision).spec.probe
+                partial(self._relays.port, each),
+                as_revision(service, each.revision).spec.probe,
+                ready=each.ready_at is not None,
             )
             for each in replicas
         }

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from time import monotonic
 
 from cavvy.control.serving.front import ProbeRecord
 from cavvy.domain.services import ReadinessProbe
@@ -12,10 +13,16 @@ _NEVER = ProbeRecord()
 
 
 class ProbedPort(Struct, frozen=True):
-    """A port of this machine, and how it is probed. `find` returns 0 while it is not known."""
+    """A port of this machine, and how it is probed. `find` returns 0 while it is not known. If the
+    replica was `ready` before, as when the server starts again, that counts as a failure after
+    `patience_s`, in which its agent comes back: else a program that listens no longer would stay
+    ready for ever.
+    """
 
     find: Callable[[], int]
     probe: ReadinessProbe
+    ready: bool = False
+    patience_s: float = 120.0
 
 
 class ReplicaProbes:
@@ -49,13 +56,13 @@ class ReplicaProbes:
             self.watch(service, {}, lambda: None)
 
     async def _keep(self, replica: str, port: ProbedPort, changed: Callable[[], None]) -> None:
-        pause_s, ready = _FIRST_S, False
+        pause_s, ready, begun = _FIRST_S, port.ready, monotonic()
         while True:
             number = port.find()
-            if not number:
+            if not number and (not ready or monotonic() - begun < port.patience_s):
                 await asyncio.sleep(_FIRST_S)
                 continue
-            answers = await probe(number, port.probe)
+            answers = number > 0 and await probe(number, port.probe)
             before = self.record(replica)
             failures = 0 if answers else before.failures + 1
             self._records[replica] = ProbeRecord(answers=answers, failures=failures)
