@@ -119,4 +119,5 @@ def test_two_programs_do_not_share_a_port_of_the_servers_machine(user: User) -> 
     assert (find_second().ready, find_second().replicas) == (0, [])
     user.cli("unserve", "first")
     wait_until(lambda: find_second().ready)
+    assert find_second().problem == ""
     user.cli("unserve", "second")

@@ -72,8 +72,8 @@ class ModelRoutes:
 
     def find(self, name: str, head: RequestHead, clock: float) -> "list[ServiceQueue]":
         """The services with this model; if there are several, only those that the request's key
-        opens, and, if it opens none, those without keys: nobody can take away the clients of a
-        service with keys by a service without.
+        opens, and, if it opens none, those without keys: no client of a service with keys is taken
+        away by a service without.
         """
         found = self._services.get(name, [])
         if len(found) < 2:

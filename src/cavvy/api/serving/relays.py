@@ -80,7 +80,7 @@ class ReplicaRelays:
 
 class ReplicaRelay:
     """One replica's port on this machine. It stays the same when the tunnel is opened again, and
-    nobody else gets it meanwhile, because the gateway still knows it.
+    no other program gets it meanwhile, because the gateway still knows it.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ReplicaRelay:
 
 def _hold_port() -> socket.socket:
     """A socket with a free port. Linux lets another one with the same option listen on it, but
-    gives it to nobody who asks for any port.
+    gives it to no program that asks for any port.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

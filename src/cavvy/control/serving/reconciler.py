@@ -243,6 +243,8 @@ class ServiceReconciler:
         wanted, replica_id = as_revision(service, revision), self._jobs.make_id()
         port, services = wanted.spec.port, await self._store.services.list()
         holder = find_holder(wanted, services, replaces=revision == service.revision)
+        if not service.failures:
+            service = replace(service, problem="")  # of an earlier holder
         if not holder:
             return order_replica(service, replica_id, port, now, market, revision)
         names = {split_account(each)[0] for each in self._pool.providers}
