@@ -2,7 +2,9 @@
 regions are allowed.
 """
 
+import asyncio
 from datetime import timedelta
+from typing import cast
 
 import pytest
 from tests.unit.test_decide_service import NOW, RUNS, SPEC, TASK, decide, make, states, traffic
@@ -17,6 +19,8 @@ from cavvy.control.decide.replica_markets import (
 )
 from cavvy.control.decide.service import ReplicaSeen
 from cavvy.control.decide.traffic import observe, scale
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.control.serving.markets import ServiceMarkets
 from cavvy.domain.jobs import Attempt, AttemptOutcome, JobPhase
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.services import ReplicaLoss
@@ -78,6 +82,18 @@ def test_spot_zones_are_markets_of_their_own_and_on_demand_is_one() -> None:
     kept = merge_markets(spot_service("ready@B"), list_markets(OFFERS[1:4]))
     assert [each.name for each in kept.markets] == [ON_DEMAND, A, B], "one runs in B"
     assert len(merge_markets(spot_service(), list_markets(OFFERS[1:4])).markets) == 2
+
+
+def test_a_new_revision_leaves_the_markets_of_the_older_one() -> None:
+    service = replace(spot_service("ready@B"), placement={B: 1})
+    newer = replace(service, revision=2)
+    kept = merge_markets(newer, list_markets(OFFERS[1:4]))
+    assert [each.name for each in kept.markets] == [ON_DEMAND, A], "it may forbid B"
+    markets = ServiceMarkets(cast(ProviderPool, None))  # no offers are asked for
+    plain = asyncio.run(markets.update(replace(newer, task=TASK), NOW))
+    assert (plain.markets, plain.placement) == ((), {})
+    step = decide(replace(plain, target=2), RUNS)
+    assert step.orders == ("", ""), "the planner places them, as the task permits"
 
 
 def test_each_market_gets_as_many_as_it_should() -> None:

@@ -95,8 +95,11 @@ def _is_spot_market(name: str) -> bool:
 
 
 def merge_markets(service: StoredService, found: Sequence[ServingMarket]) -> StoredService:
-    """The service with the markets found now, and those in which it still has replicas."""
-    names, used = {each.name for each in found}, {market_of(each) for each in service.open}
+    """The service with the markets found now, and those in which it still has replicas of its
+    revision: a new revision may forbid the markets of the older ones.
+    """
+    ours = [each for each in service.open if each.revision == service.revision]
+    names, used = {each.name for each in found}, {market_of(each) for each in ours}
     left = [each for each in service.markets if each.name in used - names]
     return replace(service, markets=(*found, *left))
 

@@ -12,6 +12,7 @@ from cavvy.control.decide.replica_markets import (
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import replace
 
 _AGE = timedelta(minutes=1)  # how old a service's markets may be
 
@@ -27,8 +28,8 @@ class ServiceMarkets:
 
     async def update(self, service: StoredService, now: datetime) -> StoredService:
         """The service with the markets that its replicas may use now."""
-        if not uses_spot(service.task):
-            return service
+        if not uses_spot(service.task):  # an older revision may have used it
+            return replace(service, markets=(), placement={}) if service.markets else service
         revision, at = self._read.get(service.id, (0, now))
         if service.markets and revision == service.revision and now - at < _AGE:
             return service

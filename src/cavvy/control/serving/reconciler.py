@@ -51,6 +51,7 @@ class _Scaled(Struct, frozen=True, kw_only=True):
     """The autoscaler's last decision on a service."""
 
     id: str
+    revision: int
     at: datetime
     stored_at: datetime
     traffic: ServiceTraffic
@@ -176,7 +177,7 @@ class ServiceReconciler:
         known = self._scaled.get(key)
         if known is not None and known.id != service.id:
             known = None
-        if known is not None:
+        if known is not None and known.revision == service.revision:
             service = replace(
                 service,
                 target=known.target,
@@ -190,6 +191,7 @@ class ServiceReconciler:
         service = scale(service, None if known is None else known.traffic, traffic, now)
         self._scaled[key] = _Scaled(
             id=service.id,
+            revision=service.revision,
             at=now,
             stored_at=now if known is None else known.stored_at,
             traffic=traffic,
