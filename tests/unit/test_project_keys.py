@@ -112,6 +112,7 @@ def test_a_configuration_of_oci_signs_with_the_key_in_it(tmp_path: Path) -> None
         (oci.clean_key, "x", "not a configuration file"),
         (oci.clean_key, make_oci(region="evil.example/#"), "region"),
         (oci.clean_key, make_oci(key_content="", key_file="/etc/shadow"), "key_content"),
+        (oci.clean_key, make_oci().replace("-----END ", "-----END \rkey_file = "), "key_content"),
         (oci.clean_key, make_oci(tenancy="x"), "tenancy"),
         (oci.clean_key, make_oci(pass_phrase="x"), "pass_phrase"),
         (oci.clean_key, make_oci() + "[other]\nuser = x\n", "one profile"),

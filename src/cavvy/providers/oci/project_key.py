@@ -26,7 +26,8 @@ def clean_key(text: str) -> str:
     """
     parser = configparser.ConfigParser(interpolation=None)
     try:
-        parser.read_string(text)
+        # a carriage return would end a line only when the clean file is read
+        parser.read_string(re.sub(r"\r\n?", "\n", text))
     except configparser.Error:
         raise KeyFileRefused("it is not a configuration file of OCI's tools") from None
     told = parser.defaults()
