@@ -24,12 +24,8 @@ def options_of(found: Translation) -> list[tuple[tuple[str, ...], dict[str, obje
     ("resources", "region", "options"),
     [
         ("{infra: aws/us-east-1/us-east-1a}", "us-east-1", {"aws": {"zone": "us-east-1a"}}),
-        ("{cloud: gcp, zone: us-east1-b}", "us-east1", {"gcp": {"zone": "us-east1-b"}}),
-        (
-            "{infra: gcp/*/asia-northeast3-a}",
-            "asia-northeast3",
-            {"gcp": {"zone": "asia-northeast3-a"}},
-        ),
+        ("{cloud: gcp, zone: us-east1-b}", "us-east1-b", {}),
+        ("{infra: gcp/*/asia-northeast3-a}", "asia-northeast3-a", {}),
         (
             "{infra: aws/us-east-1/us-east-1a, image_id: ami-1}",
             "us-east-1",

@@ -51,6 +51,7 @@ REGIONS = [
     "uk",
     "de",
     "us-east-1",
+    "us-central1-a",
     "US-EAST-1",
     "europe-west4",
     "africa",

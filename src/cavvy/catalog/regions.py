@@ -17,6 +17,7 @@ from functools import cache
 
 from cavvy.catalog.tables import read_table
 
+_GOOGLE_ZONE = re.compile(r"([a-z]+-[a-z]+\d+)-[a-z]")
 AREAS = ("us", "eu", "asia", "north-america", "south-america", "oceania", "africa", "middle-east")
 
 
@@ -32,11 +33,21 @@ def locate(provider: str, region: str) -> tuple[str | None, str | None]:
 
 
 def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool:
-    """Whether `wanted` names the region, its zone, its country or its area, ignoring case."""
+    """Whether `wanted` names the region, its zone, its country or its area, ignoring case. Google's
+    zones are known by their names, so that a zone also names the region of an offer without a zone.
+    """
     wish = wished_place(wanted)
+    if zone is None and region_of_zone(wish) == region.lower():
+        return True
     if wish in (region.lower(), (zone or region).lower(), f"{region}/{zone}".lower()):
         return True
     return wish in locate(provider, region)
+
+
+def region_of_zone(name: str) -> str | None:
+    """The region of a zone of Google, as us-central1 of us-central1-a; None if it can be none."""
+    found = _GOOGLE_ZONE.fullmatch(name)
+    return None if found is None else found[1]
 
 
 def is_known_place(wanted: str) -> bool:

@@ -91,7 +91,7 @@ def _list_named(
     live: "Collection[Offer]",
 ) -> "Iterator[tuple[str, str, Collection[str]]]":
     """Yield each name in `need`: its kind, the name, and the known names of this kind."""
-    from cavvy.catalog.regions import AREAS, is_known_place
+    from cavvy.catalog.regions import AREAS, is_known_place, region_of_zone
 
     located = snapshot.regions()
     own = {name for offer in live for name in (offer.region, offer.zone or offer.region)}
@@ -99,7 +99,7 @@ def _list_named(
         yield "provider", name, {*providers, *(provider for provider, _, _ in located)}
     regions = {*AREAS, "europe", *snapshot.zones(), *own, *(region for _, region, _ in located)}
     for name in need.regions:
-        if not is_known_place(name):
+        if not is_known_place(name) and region_of_zone(name.lower()) not in regions:
             yield "region", name.lower(), {region.lower() for region in regions}
     if need.instance:
         types = {*snapshot.instance_types(), *(offer.instance_type for offer in live)}

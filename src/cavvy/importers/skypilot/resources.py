@@ -264,6 +264,8 @@ def _read_location(
             key,
             f"the zone {zone} is set without its cloud; add the cloud, as in `infra: aws`",
         )
+    elif zone and cloud == "gcp":
+        region, zone = zone, ""  # offers of Google are of a zone
     elif zone and not region:
         region = "".join(_REGION_OF_ZONE.findall(zone))
     if not cloud and "tpu" in (name := (text_at(table, "accelerators") or "").lower()):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cavvy.catalog.fabrics import has_fabric
 from cavvy.catalog.fit import accelerator_fit
 from cavvy.catalog.query import Constraint
-from cavvy.catalog.regions import wished_place
+from cavvy.catalog.regions import region_of_zone, wished_place
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import NetworkNeed, ResourceSpec
 from cavvy.domain.values import Struct, field, replace
@@ -371,9 +371,10 @@ def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tupl
     for name in wanted:
         sql = (
             "SELECT id, rows FROM place WHERE region = ?1 OR COALESCE(zone, region) = ?1 OR "
-            "country = ?1 OR area = ?1"
+            "country = ?1 OR area = ?1 OR (zone IS NULL AND region = ?2)"
         )
-        found.update(connection.execute(sql, (wished_place(name),)).fetchall())
+        wish = wished_place(name)
+        found.update(connection.execute(sql, (wish, region_of_zone(wish))).fetchall())
     (total,) = connection.execute("SELECT SUM(rows) FROM place").fetchone()
     return tuple(sorted(found)), sum(found.values()) / (total or 1)
 
