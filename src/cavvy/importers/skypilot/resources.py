@@ -254,9 +254,9 @@ def _read_location(
             region, _, zone = region.partition("/")
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, zone = region.strip("*"), zone.strip("*")
-    if cloud == "slurm" and zone:
-        # This is a partition; `regions` may also contain partitions.
-        region, zone = f"{region}/{zone}", ""
+    if zone and cloud in ("slurm", "gcp"):
+        # A partition of Slurm, and a zone of Google, whose offers are of one; `regions` takes both.
+        region, zone = f"{region}/{zone}" if cloud == "slurm" else zone, ""
     elif zone and not cloud:
         key = "resources.zone" if infra is None else "resources.infra"
         kept_keys.refuse_at(
@@ -264,16 +264,21 @@ def _read_location(
             key,
             f"the zone {zone} is set without its cloud; add the cloud, as in `infra: aws`",
         )
-    elif zone and cloud == "gcp":
-        region, zone = zone, ""  # offers of Google are of a zone
     elif zone and not region:
         region = "".join(_REGION_OF_ZONE.findall(zone))
-    if not cloud and "tpu" in (name := (text_at(table, "accelerators") or "").lower()):
-        # Like SkyPilot, use the provider that the TPU's name implies: names with these endings are
-        # those of GKE.
-        at_gke = name.partition(":")[0].endswith(("slice", "device"))
-        cloud = "kubernetes" if at_gke else "gcp"
+    cloud = cloud or _find_tpu_cloud(table)
     return ((cloud,) if cloud else ()), ((region,) if region else ()), zone or None
+
+
+def _find_tpu_cloud(table: MapNode) -> str:
+    """Like SkyPilot, the cloud that the name of a TPU implies: names with two endings are those of
+    GKE. "" if there is no TPU.
+    """
+    name = (text_at(table, "accelerators") or "").lower()
+    if "tpu" not in name:
+        return ""
+    at_gke = name.partition(":")[0].endswith(("slice", "device"))
+    return "kubernetes" if at_gke else "gcp"
 
 
 def _add_tpu_provider(needs: ResourceSpec) -> ResourceSpec:
