@@ -457,6 +457,8 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         if path == "service.rate":
             rate = {"each": "header"} if name == "header" else {}
             document["service"]["rate"] = {"requests": 5, **rate, **document["service"]["rate"]}
+        if path == "service.update":
+            document["service"]["update"].setdefault("strategy", "canary")
         if path == "service" and name in ("engine", "model", "options"):
             engine = {"engine": "vllm", "model": "m", **document["service"]}
             document["service"] = engine
