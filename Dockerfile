@@ -2,7 +2,7 @@
 FROM python:3.12-slim AS build
 WORKDIR /src
 COPY requirements/server.lock requirements/server.lock
-RUN python -m venv /opt/cavvy && /opt/cavvy/bin/pip install --no-cache-dir --require-hashes -r requirements/server.lock
+RUN python -m venv /opt/cavvy && /opt/cavvy/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements/server.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN /opt/cavvy/bin/pip install --no-cache-dir --no-deps .

@@ -53,7 +53,9 @@ echo "setup: installing $what"
 pip() { .venv/bin/python -m pip "$1" --quiet --disable-pip-version-check "${@:2}"; }
 lock=base
 [ "$group" = dev ] && lock=dev
-pip install --require-hashes --requirement "requirements/$lock.lock"
+# The lock file is complete. Without --no-deps, pip 23 takes the newest release for a dependency with extras,
+# such as coverage[toml], and then refuses it, because the lock file has another one.
+pip install --no-deps --require-hashes --requirement "requirements/$lock.lock"
 wanted=$(IFS=,; echo "${extras[*]}")
 pip install --constraint constraints.txt --editable ".${wanted:+[$wanted]}"
 # PyTorch is not in the lock file: its builds differ by platform, and so do their hashes.
