@@ -119,6 +119,19 @@ def test_a_file_cannot_take_the_place_of_another(tmp_path: Path) -> None:
         [store.read(name_of(data), 9) for data in (b"one", b"two")]
 
 
+def test_blocks_of_a_file_cannot_change_places(tmp_path: Path) -> None:
+    data = os.urandom(3 * BLOCK)
+    store = make_blobs(tmp_path).of("p")
+    put_whole(store, data)
+    [path] = [each for each in (tmp_path / "folders").rglob("*") if each.stat().st_size > BLOCK]
+    head, size = path.stat().st_size - 3 * (1 << 16), 1 << 16
+    raw = path.read_bytes()
+    first, second = raw[head : head + size], raw[head + size : head + 2 * size]
+    path.write_bytes(raw[:head] + second + first + raw[head + 2 * size :])
+    with pytest.raises(StoreUnusable), make_blobs(tmp_path).of("p").open(name_of(data)) as file:
+        file.read()
+
+
 def test_a_damaged_part_is_sent_again(tmp_path: Path) -> None:
     store, data = make_blobs(tmp_path).of("p"), os.urandom(2 * BLOCK)
     assert store.append(name_of(data), 0, data[:BLOCK], len(data)) == BLOCK
