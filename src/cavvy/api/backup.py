@@ -184,7 +184,7 @@ def _add(archive: tarfile.TarFile, path: Path, name: str) -> str:
         info.mtime = os.fstat(file.fileno()).st_mtime
         source = _HashingReader(file)
         archive.addfile(info, source)
-        archive.members.clear()  # type: ignore[attr-defined]  # it is there, and would fill the memory
+        archive.members.clear()  # type: ignore[attr-defined]  # it would fill the memory
         return source.hash.hexdigest()
 
 

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import service_argument, service_key_option, show_key
-from cavvy.cli.reach.service_call import ask_service
-from cavvy.cli.reach.session import project_option, session
-from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange
+from cavvy.cli.reach.service_call import answer_timeout_option, ask_service, find_serving
+from cavvy.cli.reach.session import project_option
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -61,13 +59,7 @@ def _read_headers(
     help="A header.",
 )
 @service_key_option
-@click.option(
-    "--timeout",
-    type=NumberRange(min=0, min_open=True),
-    default=600.0,
-    show_default=True,
-    help="Seconds without an answer.",
-)
+@answer_timeout_option
 def command(
     name: str,
     path: str,
@@ -85,12 +77,7 @@ def command(
     """
     from urllib.parse import quote
 
-    from cavvy.client.service_wire import find_service
-
-    with session() as client:
-        found = find_service(client, project, name)
-    if not found.url:
-        raise CommandFailure(f"the gateway of service {name} is starting", "call it again")
+    found = find_serving(project, name)
     body = sys.stdin.buffer.read() if data == "-" else None if data is None else data.encode()
     with ask_service(
         found.url,

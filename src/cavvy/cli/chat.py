@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import service_argument, service_key_option, show_key
-from cavvy.cli.reach.service_call import ask_service
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.service_call import answer_timeout_option, ask_service, find_serving
+from cavvy.cli.reach.session import project_option
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange, WholeRange
+from cavvy.cli.view.numbers import WholeRange
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -27,13 +27,7 @@ _DATA = b"data:"
 @click.option("--model", default=None, help="The model; the default is the service's first one.")
 @click.option("--system", default=None, help="What the model is told before the conversation.")
 @click.option("--max-tokens", type=WholeRange(min=1), default=None, help="The longest answer.")
-@click.option(
-    "--timeout",
-    type=NumberRange(min=0, min_open=True),
-    default=600.0,
-    show_default=True,
-    help="Seconds without an answer.",
-)
+@answer_timeout_option
 def command(
     name: str,
     message: str | None,
@@ -50,12 +44,7 @@ def command(
     The service's program must answer /v1/chat/completions, as OpenAI's API has it. The first
     message waits while the service has no replica.
     """
-    from cavvy.client.service_wire import find_service
-
-    with session() as client:
-        found = find_service(client, project, name)
-    if not found.url:
-        raise CommandFailure(f"the gateway of service {name} is starting", "call it again")
+    found = find_serving(project, name)
     talk: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
     ask: dict[str, object] = {"model": model or next(iter(found.models), name), "stream": True}
     if max_tokens is not None:

@@ -58,7 +58,7 @@ ENGINES: Mapping[str, Engine] = {
             "gpu-memory-utilization max-num-batched-tokens max-num-seqs tokenizer revision "
             "enable-prefix-caching trust-remote-code data-parallel-size ssl-keyfile ssl-certfile"
         ),
-        source="www.mintlify.com/vllm-project/vllm/api/cli/serve",
+        source="www.mintlify.com/vllm-project/vllm/api/cli/serve, and public commands",
         as_of=date(2026, 11, 24),
     ),
     "sglang": Engine(
@@ -118,7 +118,7 @@ ENGINES: Mapping[str, Engine] = {
         names="--alias",
         fixed=("--metrics",),
         flags=_words("model host port alias metrics ctx-size parallel n-gpu-layers threads"),
-        source="tools/server/README.md of llama.cpp at 00dc8057",
+        source="tools/server/README.md of llama.cpp at 00dc8057, and public commands",
         as_of=date(2026, 11, 24),
     ),
 }

@@ -4,10 +4,35 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import click
+
+from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import NumberRange
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
+
+    from cavvy.client.service_wire import ServedView
+
+answer_timeout_option = click.option(
+    "--timeout",
+    type=NumberRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds without an answer.",
+)
+
+
+def find_serving(project: str, name: str) -> "ServedView":
+    """The service, whose gateway runs. Raises CommandFailure."""
+    from cavvy.client.service_wire import find_service
+
+    with session() as client:
+        found = find_service(client, project, name)
+    if not found.url:
+        raise CommandFailure(f"the gateway of service {name} is starting", "call it again")
+    return found
 
 
 @contextmanager
