@@ -22,7 +22,7 @@ def explain(error: Exception) -> ApiProblem | None:
         case store.StoreFull():
             return RetryLater("disk-full", str(error), after_s=10)
         case store.StoreUnusable() | store.LeaseLost():
-            return RetryLater("database-unusable", str(error), after_s=5)
+            return _explain_unusable(error)
         case store.StaleVersion() | store.NameConflict() | store.AllocationConflict():
             return ApiProblem("conflict", str(error))
         case store.HashMismatch():
@@ -39,3 +39,10 @@ def explain(error: Exception) -> ApiProblem | None:
             )
         case _:
             return None
+
+
+def _explain_unusable(error: store.StoreError) -> ApiProblem:
+    """A database may answer again by itself; a key needs a person."""
+    if isinstance(error, store.KeyUnusable):
+        return ApiProblem("key-unusable", str(error))
+    return RetryLater("database-unusable", str(error), after_s=5)

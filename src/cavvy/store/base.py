@@ -89,6 +89,10 @@ class StoreUnusable(StoreError):
     """The database cannot be used until a person acts. The message says what to do."""
 
 
+class KeyUnusable(StoreUnusable):
+    """A key of secrets or stored files is missing or wrong, or what it encrypted is damaged."""
+
+
 class AtomicWrite(Struct, frozen=True, kw_only=True):
     """Rows that are written together or not at all. Each row has the version that it had when it
     was read, or 0 if the row is new.

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from cavvy.domain.values import Struct
 from cavvy.packages import extra_command
-from cavvy.store.base import StoreFull, StoreUnusable
+from cavvy.store.base import KeyUnusable, StoreFull
 from cavvy.store.file_locks import FileLocks
 
 KEY_BYTES = 32  # AES-256
@@ -83,7 +83,7 @@ class AesKey(Struct, frozen=True):
         try:
             return AESGCM(self.material).decrypt(nonce, text, _BOUND_TO)
         except (InvalidTag, ValueError) as error:
-            raise StoreUnusable("the data key is damaged") from error
+            raise KeyUnusable("the data key is damaged") from error
 
 
 class AwsKmsKey:
@@ -116,7 +116,7 @@ class AwsKmsKey:
         try:
             answer: dict[str, Any] = call(KeyId=self._arn, EncryptionContext=_CONTEXT, **parameters)
         except (errors.BotoCoreError, errors.ClientError) as error:
-            raise StoreUnusable(f"AWS KMS did not {operation} a data key: {error}") from error
+            raise KeyUnusable(f"AWS KMS did not {operation} a data key: {error}") from error
         return answer
 
     @cached_property
@@ -125,7 +125,7 @@ class AwsKmsKey:
             session = import_module("boto3.session").Session(region_name=self._region)
             make_config = import_module("botocore.config").Config
         except ImportError as error:
-            raise StoreUnusable(
+            raise KeyUnusable(
                 f"keys in AWS KMS need boto3, which is not installed: {extra_command('aws')}"
             ) from error
         limits = make_config(
@@ -183,7 +183,7 @@ class KeyRing:
         for key in self.all():
             if key.id == key_id:
                 return key
-        raise StoreUnusable(
+        raise KeyUnusable(
             f"the key {key_id}, which encrypted it, is not among the server's keys; restore it, or "
             "name its place in the setting secrets.former_keys (files.former_keys for files)"
         )
@@ -249,7 +249,7 @@ def _read_variable(name: str, text: str) -> AesKey:
     except ValueError:
         material = b""
     if len(material) != KEY_BYTES:
-        raise StoreUnusable(
+        raise KeyUnusable(
             f"the variable {name} of the server is not a key of {KEY_BYTES} bytes in base64; "
             "`openssl rand -base64 32` makes one"
         )
@@ -270,7 +270,7 @@ class explain_key_errors:  # a context manager
             return
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreFull(f"no space to write {self._path}; free some disk space") from error
-        raise StoreUnusable(f"cannot read the key {self._path}: {error.strerror}") from error
+        raise KeyUnusable(f"cannot read the key {self._path}: {error.strerror}") from error
 
 
 def _load(path: Path) -> AesKey:
@@ -278,12 +278,12 @@ def _load(path: Path) -> AesKey:
     with open(path, "rb") as file:
         mode, key = os.fstat(file.fileno()).st_mode, file.read(KEY_BYTES + 1)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise StoreUnusable(
+        raise KeyUnusable(
             f"other users can read the key {path}; run: chmod 600 {path}, and change the secrets "
             "that are encrypted with it"
         )
     if len(key) != KEY_BYTES:
-        raise StoreUnusable(
+        raise KeyUnusable(
             f"{path} is not a key of {KEY_BYTES} bytes; restore the right file, or delete it to "
             "create a new key"
         )

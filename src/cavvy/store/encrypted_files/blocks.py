@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 
 from cavvy.domain.values import Struct
-from cavvy.store.base import StoreUnusable
+from cavvy.store.base import KeyUnusable, StoreUnusable
 from cavvy.store.keys import NONCE_BYTES
 
 ID_BYTES = 16
@@ -128,7 +128,7 @@ class EncryptedFile:
         try:
             return self._cipher.decrypt(nonce, text, number.to_bytes(8, "big"))
         except (InvalidTag, ValueError) as error:
-            raise StoreUnusable(
+            raise KeyUnusable(
                 f"block {number} of the encrypted file {self._name} is damaged; restore the file "
                 "from a backup"
             ) from error
@@ -148,14 +148,14 @@ def open_encrypted(
     """Read the header of a file. Raises StoreUnusable, OSError."""
     head = os.pread(fd, _HEADER.size, 0)
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
-        raise StoreUnusable(
+        raise KeyUnusable(
             f"the encrypted file {name} has a damaged header; restore the file from a backup"
         )
     _, key_id, salt = _HEADER.unpack(head)
     try:
         key = find(key_id)
     except StoreUnusable as error:
-        raise StoreUnusable(f"the encrypted file {name} cannot be read: {error}") from error
+        raise KeyUnusable(f"the encrypted file {name} cannot be read: {error}") from error
     return EncryptedFile(fd, layout, key, salt, name)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 
 from cavvy.domain.values import Struct
-from cavvy.store.base import StoreUnusable
+from cavvy.store.base import KeyUnusable, StoreUnusable
 from cavvy.store.encrypted_files.blocks import ID_BYTES, FileKey
 from cavvy.store.keys import (
     KEY_BYTES,
@@ -150,7 +150,7 @@ class ProjectFileKeys:
         with self._lock, explain_key_errors(self._folder / str(number)):
             key = self._numbered(number)
         if key.id != key_id:
-            raise StoreUnusable(
+            raise KeyUnusable(
                 f"{self._folder / str(number)} is not the data key that encrypted it; restore the "
                 "right one from a backup"
             )
