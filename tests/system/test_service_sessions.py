@@ -122,7 +122,7 @@ def notebooks_user(cloud: ContainerCloud, root: Path) -> Iterator[tuple[User, Ru
 @pytest.fixture
 def jupyter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers and notebooks that start quickly and have Jupyter."""
-    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(seconds=1))
+    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(0))
     folder = tmp_path / "bin"
     folder.mkdir()
     jupyter = JUPYTER.replace("$JUPYTER_FOLDER", f"{tmp_path}/jupyter")
