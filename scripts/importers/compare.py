@@ -319,7 +319,10 @@ def _points(each: Facts, ours: list[set[Point]]) -> set[Point]:
         devices = {point[3] for point in sized}
     _, machines = _image(each)
     region = each["region"] or re.sub("-?[a-z]$", "", each["zone"])
-    region = "/".join(part for part in (region, each["zone"]) if part)
+    if each["cloud"] == "gcp" and each["zone"].startswith(f"{region}-"):
+        region = each["zone"]  # `regions` takes Google's zones, whose names contain their regions
+    else:
+        region = "/".join(part for part in (region, each["zone"]) if part)
     places = [(name or region, image) for name, image in machines.items()] or [(region, None)]
     disk = None if each["disk"] == SKYPILOT_DISK_GIB else each["disk"]
     rest = (
