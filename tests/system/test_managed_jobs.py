@@ -308,7 +308,7 @@ def managed_user(cloud: MemoryCloud, provider: str, table: str, root: Path) -> I
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainerCloud]:
-    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(seconds=1))
+    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(0))
     cloud = ContainerCloud(TRAITS, tmp_path / "containers")
     yield cloud
     cloud.close()
@@ -316,7 +316,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Container
 
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainerCloud]:
-    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(seconds=1))
+    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(0))
     cloud = ContainerCloud(TRAITS, tmp_path / "containers", pooled=True)
     yield cloud
     cloud.close()

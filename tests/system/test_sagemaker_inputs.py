@@ -60,7 +60,7 @@ def channel() -> Iterator[str]:
 def test_the_work_reads_an_input_that_sagemaker_has_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channel: str
 ) -> None:
-    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(seconds=1))
+    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(0))
     cloud = ContainerCloud(TRAITS, tmp_path / "containers")
     sagemaker = FilledChannels(cloud)
     table = f"role = '{ROLE}'\nbucket = 's3://bucket/cavvy'\nimage = '{IMAGE}'\n"

@@ -66,7 +66,7 @@ def test_a_job_moves_from_ec2_spot_to_managed_spot_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EC2 takes its spot instance back and has no other."""
-    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(seconds=1))
+    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(0))
     with (
         quick_ec2_at(tmp_path / "ec2") as ec2,
         user_of(ec2, tmp_path / "user") as user,
