@@ -33,7 +33,7 @@ from tests.system.test_managed_jobs import (
     service_user,
     vertex_user,
 )
-from tests.system.trust import User
+from tests.system.trust import User, user_at
 from tests.waits import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.system
@@ -213,6 +213,25 @@ def test_jupyter_of_a_workbench_instance_opens_here(
     assert gpus == {"type": "NVIDIA_TESLA_T4", "coreCount": "1"}
     assert google.bugs == []
     server.close()
+
+
+def test_jupyter_is_added_to_a_session_that_has_none(jupyter: None, tmp_path: Path) -> None:
+    """A second request finds the Jupyter that runs, and servers of other folders do not count."""
+    with user_at(tmp_path / "user") as user:
+        user.cli("dev", "--no-open")
+        other = tmp_path / "jupyter" / "server"
+        other.parent.mkdir()
+        other.write_text('{"port": 1, "token": "other", "root_dir": "/elsewhere"}\n')
+        told = []
+        for _ in range(2):
+            command = user.start("dev", "--ide", "jupyter")
+            assert command.stdout is not None
+            address = command.stdout.readline().strip()
+            assert re.fullmatch(r"http://127.0.0.1:\d+/lab\?token=secret", address), address
+            command.send_signal(signal.SIGINT)
+            told.append(command.communicate(timeout=PATIENCE_S)[1])
+        assert ["has no Jupyter yet" in each for each in told] == [True, False]
+        user.cli("machines", "stop", "dev", "--yes")
 
 
 def open_jupyter(user: User, cloud: ContainerCloud) -> None:

@@ -752,11 +752,37 @@ def make_entry(*, micros: int) -> LedgerEntryView:
         (["stop", "n"], {"next", "now"}),
         (["offers", "--gpu", "h100-n"], {"H100-NVL"}),
         (["run", "--provider", "prime"], {"primeintellect"}),
+        (["run", "--region", "eu-west1"], {"eu-west1"}),
+        (["offers", "--region", "eu-west-2"], {"eu-west-2"}),
+        (["ssh", "g"], {"good"}),
+        (["forward", "g"], {"good"}),
+        (["cp", "g"], {"good:", "g"}),  # `g` stands for local files, which the shell completes
     ],
 )
 def test_names_are_completed(client: FakeClient, words: list[str], expected: set[str]) -> None:
     complete = ShellComplete(cli, {}, "cavvy", "_CAVVY_COMPLETE")
     assert {item.value for item in complete.get_completions(words[:-1], words[-1])} == expected
+
+
+def test_ctrl_c_after_the_submission_says_how_to_follow_the_job(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **how: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    (tmp_path / "X").write_text("{machine: dev, run: 'true'}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(client, "machine", interrupt)
+    told = run("run", "X")
+    assert told.exit_code == 130
+    assert "keeps running\nfollow it again: cavvy logs -f " in told.stderr
+
+
+def test_validate_reads_standard_input() -> None:
+    assert "runs         echo a" in run("validate", "-", given="run: echo a\n").stdout
+    wrong = run("validate", "-", given="rum: echo a\n")
+    assert wrong.exit_code == 2
+    assert "-:1:1: unknown key 'rum'" in wrong.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -2,12 +2,13 @@
 
 import click
 
+from cavvy.cli.reach.arguments import complete_copies
 from cavvy.cli.reach.session import project_option
 
 
 @click.command("cp")
-@click.argument("source", metavar="SOURCE")
-@click.argument("target", metavar="TARGET")
+@click.argument("source", metavar="SOURCE", shell_complete=complete_copies)
+@click.argument("target", metavar="TARGET", shell_complete=complete_copies)
 @project_option
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def command(source: str, target: str, project: str, quiet: bool) -> None:

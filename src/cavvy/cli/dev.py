@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,12 +27,25 @@ if TYPE_CHECKING:
 
 _USUAL_NAME = "dev"
 _USUAL_IDLE = "30m"
-_INSTALL = "jupyter lab --version > /dev/null 2>&1 || python3 -m pip install -q jupyterlab"
+_HAS_JUPYTER = "jupyter lab --version > /dev/null 2>&1"
+_INSTALL = f"{_HAS_JUPYTER} || python3 -m pip install -q jupyterlab"
 _JUPYTER = f"""\
 {_INSTALL}
 if [ "$(id -u)" = 0 ]; then set -- --allow-root; fi
-exec jupyter lab --no-browser --ip=127.0.0.1 --port="$MASTER_PORT" --port-retries=50 "$@"
+set -- --port="${{MASTER_PORT:-8888}}" --port-retries=50 --ServerApp.root_dir="$(pwd -P)" "$@"
+exec jupyter lab --no-browser --ip=127.0.0.1 "$@"
 """
+# Starts Jupyter in a session that was started without it, from an environment of its own if the
+# session has none.
+_ADD_JUPYTER = f"""\
+PATH="$PWD/.jupyter/bin:$PATH"
+if ! {_HAS_JUPYTER}; then
+    python3 -m venv --system-site-packages .jupyter && .jupyter/bin/pip install -q jupyterlab ||
+        exit 1
+fi
+nohup setsid sh -c {shlex.quote(_JUPYTER)} > .jupyter.log 2>&1 < /dev/null &
+"""
+_LIST = 'PATH="$PWD/.jupyter/bin:$PATH"; jupyter server list --json'
 _SHELL = """\
 if command -v tmux > /dev/null; then exec tmux new-session -A -s cavvy; fi
 echo "note: tmux is not installed here; this shell ends when you disconnect" >&2
@@ -97,12 +110,21 @@ def command(
             job = client.job(project, made.name)
         else:
             click.echo(f"session {job.name} is already running; the options are ignored", err=True)
-        _wait(client, job)
-        click.echo(say_machine(client.machine(project, name)), err=True)
-        folder = "".join(
-            chunk.data.decode() for chunk in client.exec(project, job.name, ["pwd"])
-        ).strip()
-    _connect(project, name, folder, ide, no_open=no_open)
+        try:
+            _wait(client, job)
+            click.echo(say_machine(client.machine(project, name)), err=True)
+            folder = _output(client, job, ["pwd", "-P"]).decode().strip()
+            if ide == "jupyter" and _JUPYTER.strip() not in _task(job)["run"]:
+                _add_jupyter(client, job, folder)
+            _connect(project, name, folder, ide, no_open=no_open)
+        except KeyboardInterrupt:
+            there = named(project, name)
+            click.echo(
+                f"\nsession {there} continues; reconnect with: cavvy dev --machine {there}    "
+                f"end it: cavvy machines stop {there}",
+                err=True,
+            )
+            raise
 
 
 def _read_session(
@@ -136,9 +158,51 @@ def _read_session(
     return loaded
 
 
+def _task(job: "JobDetail") -> dict[str, Any]:
+    task: dict[str, Any] = json.loads(bytes(job.task))
+    return task
+
+
 def _is_session(job: "JobDetail") -> bool:
     """Whether the job is a session of `cavvy dev`."""
-    return bool(json.loads(bytes(job.task)).get("session"))
+    return bool(_task(job).get("session"))
+
+
+def _output(client: "ApiClient", job: "JobDetail", argv: list[str]) -> bytes:
+    """The output of a command in the session."""
+    return b"".join(chunk.data for chunk in client.exec(job.project, job.name, argv))
+
+
+def _add_jupyter(client: "ApiClient", job: "JobDetail", folder: str) -> None:
+    """Start Jupyter in a session that was started without it, unless it was added before. Raises
+    CommandFailure if Jupyter cannot be installed.
+    """
+    if _read_servers(_output(client, job, ["sh", "-c", _LIST]), folder):
+        return
+    click.echo(f"session {job.name} has no Jupyter yet; it is installed and started", err=True)
+    chunks = list(client.exec(job.project, job.name, ["sh", "-c", _ADD_JUPYTER]))
+    if chunks[-1].exit_code == 0:
+        return
+    there = named(job.project, job.machine or job.name)
+    lines = b"".join(chunk.data for chunk in chunks).decode(errors="replace").split("\n")
+    raise CommandFailure(
+        f"Jupyter could not be installed in session {job.name}: "
+        + (next((line for line in reversed(lines) if line.strip()), "no output")),
+        f"`cavvy machines stop {there}` ends the session; "
+        f"`cavvy dev --machine {there} --ide jupyter` then starts one with Jupyter",
+    )
+
+
+def _read_servers(listed: bytes, folder: str) -> list[tuple[int, str]]:
+    """The port and the token of each server of this folder that `jupyter server list --json`
+    printed. The list also has servers that the same user started in other folders.
+    """
+    servers = [json.loads(line) for line in listed.splitlines() if line.startswith(b"{")]
+    return [
+        (int(server["port"]), str(server["token"]))
+        for server in servers
+        if server.get("root_dir", folder) == folder
+    ]
 
 
 def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | None":
@@ -166,15 +230,14 @@ def _wait(client: "ApiClient", job: "JobDetail") -> None:
         return
     from cavvy.cli.view.job_story import story_line
 
-    try:
-        for event in client.follow(job.project, job.name):
-            click.echo(f"  {story_line(event)}", err=True)
-            if event.kind == "running" and event.rank is None:
-                return
-    except KeyboardInterrupt:
-        there = named(job.project, job.name)
-        click.echo(f"\nsession {there} continues; `cavvy stop {there}` ends it", err=True)
-        raise
+    for event in client.follow(job.project, job.name):
+        click.echo(f"  {story_line(event)}", err=True)
+        if event.kind == "running" and event.rank is None:
+            return
+        if event.kind == "queued":
+            now = client.job(job.project, job.id)
+            if now.phase == "queued" and now.reason:
+                click.echo(f"  {'':10}  {now.reason}", err=True)
     ended = client.job(job.project, job.name)
     raise CommandFailure(
         f"session {job.name}: {ended.phase}, {ended.reason}",
@@ -185,7 +248,7 @@ def _wait(client: "ApiClient", job: "JobDetail") -> None:
 def _connect(project: str, name: str, folder: str, ide: str, *, no_open: bool) -> None:
     there = named(project, name)
     if ide == "jupyter" and not no_open:
-        _open_jupyter(project, name)
+        _open_jupyter(project, name, folder)
     elif ide == "vscode":
         _open_editor(project, name, folder, no_open=no_open)
     elif ide == "ssh" and not no_open and sys.stdin.isatty() and sys.stdout.isatty():
@@ -217,13 +280,13 @@ def _open_editor(project: str, name: str, folder: str, *, no_open: bool) -> None
         click.echo("note: VS Code's `code` command is not installed here", err=True)
 
 
-def _open_jupyter(project: str, name: str) -> None:
+def _open_jupyter(project: str, name: str, folder: str) -> None:
     """Forward a local port to the session's Jupyter until Ctrl-C, and print the address with its
     token.
     """
     from cavvy.cli.forward import listen_here
 
-    port, token = _find_jupyter(project, name)
+    port, token = _find_jupyter(project, name, folder)
 
     async def act(tunnel: "NodeTunnel") -> None:
         here = await listen_here(tunnel, "127.0.0.1", 0, "127.0.0.1", port)
@@ -237,16 +300,14 @@ def _open_jupyter(project: str, name: str) -> None:
         click.echo()
 
 
-def _find_jupyter(project: str, name: str) -> tuple[int, str]:
+def _find_jupyter(project: str, name: str, folder: str) -> tuple[int, str]:
     """The port and token of the session's Jupyter. Raises CommandFailure."""
     until = time.monotonic() + _JUPYTER_S
     with session() as client:
         while time.monotonic() < until:
-            listed = client.exec(project, name, ["jupyter", "server", "list", "--json"])
-            for line in b"".join(chunk.data for chunk in listed).splitlines():
-                if line.startswith(b"{"):
-                    server = json.loads(line)
-                    return int(server["port"]), str(server["token"])
+            listed = client.exec(project, name, ["sh", "-c", _LIST])
+            for server in _read_servers(b"".join(chunk.data for chunk in listed), folder):
+                return server
             time.sleep(_LOOK_AGAIN_S)
     raise CommandFailure(
         "Jupyter does not answer",

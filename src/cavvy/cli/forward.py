@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import complete_jobs
 from cavvy.cli.reach.session import project_option
 from cavvy.cli.reach.tunnel import with_tunnel
 from cavvy.cli.view.failure import CommandFailure
@@ -19,7 +20,7 @@ _LOOPBACK = {"127.0.0.1", "localhost"}
 
 
 @click.command("forward")
-@click.argument("target", metavar="NAME[:RANK]")
+@click.argument("target", metavar="NAME[:RANK]", shell_complete=complete_jobs)
 @click.argument("ports", nargs=-1, required=True, metavar="PORT[:REMOTE]...")
 @project_option
 @click.option(

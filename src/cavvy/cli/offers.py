@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import complete_gpus, providers_option
+from cavvy.cli.reach.arguments import complete_gpus, complete_regions, providers_option
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.domain.units import UnitError, format_memory, parse_memory_mib, parse_rate
@@ -51,6 +51,7 @@ _TERMS = {"any": None, "1y": 12, "3y": 36}
     "regions",
     metavar="NAME",
     multiple=True,
+    shell_complete=complete_regions,
     help="Show only this region, zone, country or area (such as eu); repeatable.",
 )
 @providers_option

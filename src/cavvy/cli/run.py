@@ -46,7 +46,7 @@ def command(
     the file. A command after a file replaces the file's `run`. Ctrl-C leaves the job running and
     shows how to follow it again.
     """
-    from cavvy.cli.reach.follow import follow
+    from cavvy.cli.reach.follow import follow, leave_running
 
     if output == "json" and not detach:
         raise click.UsageError("-o json needs --detach: without it, the output is the job's log")
@@ -67,10 +67,12 @@ def command(
             if loaded.task.machine is not None and output != "json":
                 click.echo(say_machine(client.machine(job.project, loaded.task.machine)))
         else:
-            click.echo(f"{job.name} ({job.id}) submitted to project {job.project}", err=True)
-            if loaded.task.machine is not None:
-                click.echo(say_machine(client.machine(job.project, loaded.task.machine)), err=True)
-            follow(client, project, job.name)
+            with leave_running(project, job.name):
+                click.echo(f"{job.name} ({job.id}) submitted to project {job.project}", err=True)
+                if loaded.task.machine is not None:
+                    machine = client.machine(job.project, loaded.task.machine)
+                    click.echo(say_machine(machine), err=True)
+                follow(client, project, job.name)
 
 
 def say_machine(machine: "MachineView") -> str:

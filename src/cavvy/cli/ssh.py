@@ -6,13 +6,14 @@ import sys
 
 import click
 
+from cavvy.cli.reach.arguments import complete_jobs
 from cavvy.cli.reach.session import project_option
 from cavvy.cli.reach.tunnel import read_target, with_tunnel
 from cavvy.cli.view.failure import CommandFailure
 
 
 @click.command("ssh", context_settings={"ignore_unknown_options": True})
-@click.argument("target", required=False, metavar="[NAME[:RANK]]")
+@click.argument("target", required=False, metavar="[NAME[:RANK]]", shell_complete=complete_jobs)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND...]")
 @project_option
 @click.option("-t", "--tty", is_flag=True, help="Allocate a terminal for the command.")

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 @project_option
 @click.option("--all", "everything", is_flag=True, help="Stop all unfinished jobs of the project.")
 @click.option("--wait/--no-wait", default=True, help="Wait until they have ended.")
+@click.option(
+    "-y",
+    "--yes",
+    is_flag=True,
+    expose_value=False,
+    help="Accepted because other commands need it; this one never asks.",
+)
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
     """Stop jobs. Each job gets its grace period to save its work; then its nodes are released."""
 

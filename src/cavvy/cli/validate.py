@@ -62,7 +62,8 @@ def _validate(files: tuple[str, ...], params: dict[str, str], dialect: str, outp
         if number and output == "table":
             click.echo()
         try:
-            options = ReadOptions(dialect=dialect)
+            text = sys.stdin.read() if file == "-" else None
+            options = ReadOptions(dialect=dialect, text=text)
             found = load_file(file, params, now=datetime.now(UTC), options=options)
             check_task(file, found, Path(file).absolute().parent, whole=True)
         except SpecError as error:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from cavvy.client import ApiClient
     from cavvy.client.service_wire import ServedView
     from cavvy.client.wire import JobListing, MachineView
@@ -64,6 +66,24 @@ def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -
     from cavvy.catalog.accelerators import list_accelerators
 
     return _matching((each.name for each in list_accelerators()), incomplete)
+
+
+def complete_regions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of regions in the catalog."""
+    from cavvy.store.snapshot import CatalogSnapshot
+
+    with CatalogSnapshot.open() as snapshot:
+        return _matching({region for _, region, _ in snapshot.regions()}, incomplete)
+
+
+def complete_copies(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """Local files, and names of jobs with the colon that begins a path on a node."""
+    from click.shell_completion import CompletionItem
+
+    jobs = (f"{name}:" for name in complete_jobs(ctx, param, incomplete))
+    return [*map(CompletionItem, jobs), CompletionItem(incomplete, type="file")]
 
 
 def _matching(names: Iterable[str], incomplete: str) -> list[str]:

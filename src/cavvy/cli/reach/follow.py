@@ -4,6 +4,7 @@ detaches with Ctrl-C.
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from queue import Empty, Queue
 from threading import Thread
@@ -43,13 +44,21 @@ def follow(
     from cavvy.cli.view.summary import summary_out
 
     client.patience.limit_s = FOLLOW_PATIENCE_S
-    try:
+    with leave_running(project, name):
         job = client.job(project, name, session=True)
         with open_screen(job) as screen:
             _show(client, job, screen, after, first)
             job = _billed(client, job.project, job.id)
             screen.job(job)
         summary_out(job, client.cost(job.project, job.id))
+    sys.exit(exit_code(job))
+
+
+@contextmanager
+def leave_running(project: str, name: str) -> Iterator[None]:
+    """On Ctrl-C, say that the job continues and how to follow it again, and exit."""
+    try:
+        yield
     except KeyboardInterrupt:
         click.echo(f"\ndetached: {name} keeps running", err=True)
         there = named(project, name)
@@ -57,7 +66,6 @@ def follow(
             f"follow it again: cavvy logs -f {there}    stop it: cavvy stop {there}", err=True
         )
         sys.exit(_DETACHED)
-    sys.exit(exit_code(job))
 
 
 def _billed(client: "ApiClient", project: str, job_id: str) -> "JobDetail":

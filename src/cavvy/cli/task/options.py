@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.reach.arguments import complete_gpus, complete_machines, complete_providers
+from cavvy.cli.reach.arguments import (
+    complete_gpus,
+    complete_machines,
+    complete_providers,
+    complete_regions,
+)
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
@@ -85,6 +90,7 @@ _COMPLETE = {
     "--gpu": complete_gpus,
     "--provider": complete_providers,
     "--machine": complete_machines,
+    "--region": complete_regions,
 }
 
 
