@@ -172,6 +172,7 @@ async def test_policies_are_replaced_and_deleted(store: Store) -> None:
         max_rate=HourlyRate(5),
         images=("ghcr.io/é/*",),
         image_digests=True,
+        signed_by=("a key",),
     )
     await store.put_policy("company", ProjectPolicy(regions=("us",)))
     await store.put_policy("company", full)

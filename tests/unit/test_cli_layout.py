@@ -100,6 +100,7 @@ POLICY = policy_wire.ProjectPolicyView(
     max_rate_micros_per_hour=12_500_000,
     images=["ghcr.io/research-and-development/*"],
     image_digests=True,
+    signed_by=["MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE="],
 )
 CREDENTIAL = credential_wire.CredentialRow(
     provider="primeintellect", updated_at=at(0), problem=REASON

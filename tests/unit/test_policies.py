@@ -182,6 +182,7 @@ def test_every_field_of_a_policy_restricts_something() -> None:
         "max_rate": HourlyRate(0),
         "images": ("x",),
         "image_digests": True,
+        "signed_by": ("MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=",),
     }
     assert set(strict) == {each.name for each in fields(ProjectPolicy)}
     task = replace(ON_GPU, image="python")

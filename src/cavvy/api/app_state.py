@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from cavvy.api.execs import JobExecs
 from cavvy.api.id_tokens import IdTokenVerifier
+from cavvy.api.images.pinned import ImageVerifier
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.peers import PeerServers
@@ -43,6 +44,7 @@ class AppState(Struct, kw_only=True):
     file_keys: FileKeys
     credentials: ProjectCredentials
     id_tokens: IdTokenVerifier = field(default_factory=IdTokenVerifier)
+    images: ImageVerifier = field(default_factory=ImageVerifier)
     tokens: GangTokens
     execs: JobExecs
     peers: PeerServers

@@ -1,6 +1,7 @@
 """`cavvy policy`: manages what the jobs of a project may use."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -66,11 +67,15 @@ def show(project: str, all_projects: bool, output: str) -> None:
     default=None,
     help="Whether images must be named by their digest.",
 )
+@click.option(
+    "--signed-by", metavar="FILES", help="Public keys, such as cosign.pub, that must sign images."
+)
 def set_policy(
     project: str,
     all_projects: bool,
     max_price: str | None,
     image_digests: bool | None,
+    signed_by: str | None,
     **lists: str | None,
 ) -> None:
     """Change the policy of a project. Restrictions without an option stay as they are; the value
@@ -90,6 +95,8 @@ def set_policy(
         changes["max_rate_micros_per_hour"] = _read_price(max_price)
     if image_digests is not None:
         changes["image_digests"] = image_digests
+    if signed_by is not None:
+        changes["signed_by"] = [_read_key(each) for each in _read_names("signed-by", signed_by)]
     if not changes:
         raise CommandFailure(
             "no restriction is named", "name one, such as --regions eu; see --help", exit_code=2
@@ -146,6 +153,22 @@ def _read_names(option: str, text: str) -> list[str]:
     return [] if names == [_ANY] else names
 
 
+def _read_key(file: str) -> str:
+    """The text of a file with a public key."""
+    if "://" in file or "@" in file:
+        raise CommandFailure(
+            f"--signed-by {file!r} is not a file; keyless signatures, which have an identity "
+            "instead of a key, are not supported",
+            "sign with a key: `cosign generate-key-pair` writes cosign.pub",
+            exit_code=2,
+        )
+    try:
+        return Path(file).read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        hint = "name the file with the public key, such as cosign.pub"
+        raise CommandFailure(f"--signed-by {file}: {error}", hint, exit_code=2) from error
+
+
 def _note_unknown(regions: Sequence[str]) -> None:
     """Tell which regions the catalog does not have: with a misspelt one, no job can start."""
     from cavvy.catalog.regions import is_known_place, is_region
@@ -173,6 +196,8 @@ def _read_price(text: str) -> int | None:
 
 
 def _describe(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
+    from cavvy.domain.policies import name_key
+
     for name, values in (
         ("providers", policy.providers),
         ("regions", policy.regions),
@@ -183,5 +208,7 @@ def _describe(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
             yield name, ", ".join(values)
     if policy.image_digests:
         yield "images", "named by their digest"
+    for key in policy.signed_by:
+        yield "images", f"signed with the key {name_key(key)}"
     if policy.max_rate_micros_per_hour is not None:
         yield "nodes", f"up to ${policy.max_rate_micros_per_hour / 1e6:,.2f} per hour"

@@ -10,7 +10,8 @@ from cavvy.client.wire import Answer, Ask
 
 class PolicyAsk(Ask, frozen=True, kw_only=True):
     """What the jobs of a project may use. Empty lists and null permit everything.
-    `max_rate_micros_per_hour` is the highest price of one node.
+    `max_rate_micros_per_hour` is the highest price of one node. `signed_by` are public keys in PEM
+    form, of which one must have signed the image.
     """
 
     providers: list[str] = field(default_factory=list)
@@ -19,6 +20,7 @@ class PolicyAsk(Ask, frozen=True, kw_only=True):
     max_rate_micros_per_hour: int | None = None
     images: list[str] = field(default_factory=list)
     image_digests: bool = False
+    signed_by: list[str] = field(default_factory=list)
 
 
 class ProjectPolicyView(Answer, frozen=True, kw_only=True):
@@ -31,6 +33,7 @@ class ProjectPolicyView(Answer, frozen=True, kw_only=True):
     max_rate_micros_per_hour: int | None
     images: list[str]
     image_digests: bool
+    signed_by: list[str] = field(default_factory=list)
 
 
 def list_policies(client: ApiClient, project: str | None) -> list[ProjectPolicyView]:

@@ -1,6 +1,8 @@
 """What the jobs of a project may use."""
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 
 from cavvy.domain.accounts import INSTALLATION, Project
 from cavvy.domain.units import HourlyRate
@@ -14,7 +16,8 @@ class ProjectPolicy(Struct, frozen=True, kw_only=True):
     `regions` are names of regions, countries or areas, as in a task. `accelerators` are products,
     families, vendors or kinds, as in a task. `max_rate` is the highest price of one node. `images`
     are names of container images, of the form REGISTRY/REPOSITORY, in which `*` stands for any
-    characters; `image_digests` permits only images that are named by their digest.
+    characters; `image_digests` permits only images that are named by their digest. `signed_by` are
+    public keys in PEM form, of which one must have signed the image.
     """
 
     providers: tuple[str, ...] = ()
@@ -23,6 +26,14 @@ class ProjectPolicy(Struct, frozen=True, kw_only=True):
     max_rate: HourlyRate | None = None
     images: tuple[str, ...] = ()
     image_digests: bool = False
+    signed_by: tuple[str, ...] = ()
+
+
+def name_key(pem: str) -> str:
+    """The fingerprint of a public key in PEM form: the SHA-256 of its DER form."""
+    body = "".join(line for line in pem.splitlines() if not line.startswith("-"))
+    digest = sha256(base64.b64decode(body)).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 class BoundPolicy(Struct, frozen=True):

@@ -375,6 +375,9 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     image_build: ImageBuild | None = None  # how to build the image; cannot be combined with `image`
     # name of a secret with the login for the image's registry, in the form USER:PASSWORD
     image_login: str | None = None
+    # fingerprints of the keys whose signature of the image the server has verified; no task file
+    # can set them
+    image_signers: tuple[str, ...] = ()
     workdir: Workdir | None = None
     env: dict[str, str] = field(default_factory=dict)
     # names of secrets; each secret's value is set as an environment variable with the secret's name

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from cavvy.catalog.accelerators import is_match
 from cavvy.catalog.regions import is_region
 from cavvy.domain.offers import Offer
-from cavvy.domain.policies import BoundPolicy
+from cavvy.domain.policies import BoundPolicy, name_key
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import format_rate
 
@@ -23,14 +23,15 @@ def explain_policy(
     for bound in policies:
         if refusal := _explain_offer(bound, task, offer):
             return refusal
-    return explain_image(policies, task)
+    return explain_image(policies, task) or explain_signatures(policies, task)
 
 
 def explain_image(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection | None:
     """Why the policies forbid the task's image; None if they permit it, or if it has none."""
     for bound in policies:
         policy, image = bound.policy, task.image
-        if task.image_build is not None and (policy.images or policy.image_digests):
+        restricts = policy.images or policy.image_digests or policy.signed_by
+        if task.image_build is not None and restricts:
             return Objection("image", f"{bound.owner} permits no images that a node builds")
         if image is None:
             continue
@@ -43,6 +44,24 @@ def explain_image(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection 
                 "image",
                 f"{bound.owner} permits only images named by their digest, such as "
                 f"{name_image(image)}@sha256:…",
+            )
+    return None
+
+
+def explain_signatures(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection | None:
+    """Why the verified signatures of the task's image do not satisfy the policies; None if they do,
+    or if the task has no image. Signatures are verified when a task is submitted, not here.
+    """
+    for bound in policies:
+        keys = [name_key(each) for each in bound.policy.signed_by]
+        if not keys or task.image is None:
+            continue
+        if not _DIGEST.fullmatch(task.image) or set(keys).isdisjoint(task.image_signers):
+            return Objection(
+                "image",
+                f"{bound.owner} permits only images that are signed with the key "
+                f"{' or '.join(keys)}; at the submission, no such signature of {task.image} was "
+                "verified",
             )
     return None
 

@@ -23,6 +23,7 @@ from cavvy.providers.registry import list_known
 
 router = APIRouter(prefix="/v1", tags=["policies"])
 _LONGEST = 200  # entries of a list, and characters of an entry
+_MOST_KEYS = 20
 
 
 @router.get(
@@ -150,7 +151,24 @@ async def _read(request: Request) -> ProjectPolicy:
         max_rate=None if rate is None else HourlyRate(rate),
         images=tuple(ask.images),
         image_digests=ask.image_digests,
+        signed_by=_read_keys(ask.signed_by),
     )
+
+
+def _read_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Raises ApiProblem."""
+    from cavvy.api.images.signatures import SignerKeyUnusable, read_key
+
+    if len(keys) > _MOST_KEYS:
+        raise ApiProblem("invalid-request", f"`signed_by` must have at most {_MOST_KEYS} keys")
+    try:
+        return tuple(dict.fromkeys(read_key(each) for each in keys))
+    except SignerKeyUnusable as error:
+        hint = (
+            "give the public key that `cosign generate-key-pair` wrote (cosign.pub); keyless "
+            "signatures, which have an identity instead of a key, are not supported"
+        )
+        raise ApiProblem("invalid-request", f"a key of `signed_by`: {error}", hint) from error
 
 
 def _view(bound: BoundPolicy) -> wire.ProjectPolicyView:
@@ -165,6 +183,7 @@ def _view(bound: BoundPolicy) -> wire.ProjectPolicyView:
         ),
         images=list(policy.images),
         image_digests=policy.image_digests,
+        signed_by=list(policy.signed_by),
     )
 
 

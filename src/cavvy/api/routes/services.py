@@ -132,7 +132,10 @@ async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> 
     await submission.check_snapshot(app_state, project, origin.snapshot)
     await submission.check_uses(app_state, task, origin.snapshot)
     admitted = make_admitted(task)
-    await submission.admit_task(app_state, admitted, now, ask.user, consented=ask.consent)
+    admitted, _ = await submission.admit_task(
+        app_state, admitted, now, ask.user, consented=ask.consent
+    )
+    task = structs.replace(task, image=admitted.image, image_signers=admitted.image_signers)
     try:
         found = await _services(app_state).put(
             task,

@@ -122,6 +122,8 @@ async def admit_task(
     policies = (await app_state.store.policies()).find(task.project)
     if refusal := explain_image(policies, task):
         raise ApiProblem("policy-refused", str(refusal))
+    # after the check of its name, so that the server calls only registries that are permitted
+    task = await app_state.images.pin(task, policies, await _open_login(app_state, task))
     if task.machine is None:
         await check_offers(app_state, task, now, consented=consented)
         return task, consented
@@ -138,6 +140,17 @@ async def admit_task(
         raise ApiProblem("consent-needed", describe_price(found.task, found.gang.offer))
     await machines.record(found, user, consented=consented)
     return found.task, consented
+
+
+async def _open_login(app_state: AppState, task: TaskSpec) -> str | None:
+    """The login of the registry that has the task's image."""
+    if task.image_login is None:
+        return None
+    secrets = await app_state.store.secrets(task.project)
+    sealed = next((each.sealed for each in secrets if each.name == task.image_login), None)
+    if sealed is None:
+        return None
+    return await to_thread(app_state.sealer.unseal, task.project, task.image_login, sealed)
 
 
 def read_ceiling(ask: wire.SubmitRequest) -> Money | None:

@@ -16,7 +16,7 @@ from cavvy.domain.units import Money, format_duration
 from cavvy.domain.values import Struct, replace
 
 # the fields whose values come from the machine unless the job's task sets them
-_OF_IMAGE = ("image", "image_build", "image_login")
+_OF_IMAGE = ("image", "image_build", "image_login", "image_signers")
 _INHERITED = (*_OF_IMAGE, "volumes")
 
 

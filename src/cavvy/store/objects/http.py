@@ -224,7 +224,7 @@ def _answer(status: int, reply: IO[bytes], headers: Mapping[str, str]) -> WebAns
     )
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
+class CheckedRedirects(urllib.request.HTTPRedirectHandler):
     """A handler that follows redirects to allowed hosts only."""
 
     def redirect_request(
@@ -240,4 +240,4 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-_OPENER = urllib.request.build_opener(_Redirects)
+_OPENER = urllib.request.build_opener(CheckedRedirects)

@@ -1,0 +1,68 @@
+"""Pins the image of a task to the digest that was verified, where a policy asks for signatures."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from cavvy.api.errors import ApiProblem
+from cavvy.api.images.registry import ImageRepository, RegistrySilent, parse_image
+from cavvy.domain.policies import BoundPolicy, name_key
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
+from cavvy.planner.policies import explain_signatures
+
+_TOGETHER = 4  # images that are verified at the same time
+_HINT = (
+    "sign it with `cosign sign --key KEY IMAGE@DIGEST`, or ask an admin of the project that has "
+    "the policy; `cavvy policy show` lists the policies"
+)
+
+
+class ImageVerifier:
+    """Verifies images. Its threads are its own, so that slow registries delay nothing else."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_TOGETHER, thread_name_prefix="images")
+
+    async def pin(
+        self, task: TaskSpec, policies: Sequence[BoundPolicy], login: str | None
+    ) -> TaskSpec:
+        """The task with its image's digest and the keys that signed it. Tasks stay as they are
+        where no policy asks for signatures, or if they have no image. `login` is that of the
+        image's registry, of the form USER:PASSWORD. Raises ApiProblem.
+        """
+        keys = sorted({key for each in policies for key in each.policy.signed_by})
+        if not keys or task.image is None:
+            return replace(task, image_signers=())
+        loop = asyncio.get_running_loop()
+        try:
+            image, signers, keyless = await loop.run_in_executor(
+                self._threads, _verify, task.image, login, keys
+            )
+        except RegistrySilent as error:
+            told = f"image: the signatures of {task.image} cannot be verified: {error}"
+            raise ApiProblem("policy-refused", told) from error
+        pinned = replace(task, image=image, image_signers=tuple(signers))
+        if refusal := explain_signatures(policies, pinned):
+            told = (
+                "; its keyless signatures (with a certificate of Fulcio) are not verified: sign it "
+                "with a key"
+            )
+            raise ApiProblem("policy-refused", f"{refusal}{told if keyless else ''}", _HINT)
+        return pinned
+
+
+def _verify(image: str, login: str | None, keys: Sequence[str]) -> tuple[str, list[str], bool]:
+    """The image's name with its digest, the fingerprints of the keys that signed it, and whether it
+    has a signature without a key. Raises RegistrySilent.
+    """
+    from cavvy.api.images.signatures import find_signatures, list_signers
+
+    name = parse_image(image)
+    repository = ImageRepository(name, login)
+    digest = repository.find_digest()
+    if digest is None:
+        raise RegistrySilent(f"{name.registry} has no such image")
+    found = find_signatures(repository, digest)
+    signers = [name_key(each) for each in list_signers(found.statements, keys)]
+    return name.at(digest), signers, found.keyless

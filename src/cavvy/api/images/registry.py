@@ -1,0 +1,237 @@
+"""Reads manifests and blobs of one repository in a registry of container images.
+
+The requests are those of the OCI distribution specification 1.1 and of its token authentication
+(distribution.github.io/distribution/spec/auth/token). Content is compared with its digest.
+"""
+
+import base64
+import re
+import urllib.error
+import urllib.request
+from hashlib import sha256
+from http.client import HTTPException, HTTPResponse
+from time import monotonic
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from cavvy.client.addresses import is_loopback
+from cavvy.domain.values import Struct
+from cavvy.planner.policies import name_image
+from cavvy.store.objects.base import ObjectDenied
+from cavvy.store.objects.http import CheckedRedirects, WebAnswer, check_host
+
+# what may be a manifest: of an image, or of an image for several platforms
+_INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+_MANIFESTS = (
+    *_INDEXES,
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+_HUB, _HUB_HOST = "docker.io", "registry-1.docker.io"
+_LONGEST = 4 << 20  # bytes of a manifest, which the distribution specification recommends
+_WAIT_S = 10.0  # for each part of an answer
+_MOST_S = 30.0  # for all requests about one image
+_MOST_REQUESTS = 100  # for one image
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+
+
+class RegistrySilent(Exception):
+    """The registry gives no usable answer. The message says what is wrong."""
+
+
+class ImageName(Struct, frozen=True, kw_only=True):
+    """An image's name in its parts. `plain` is the name as given, without tag and digest;
+    `reference` is a digest or a tag.
+    """
+
+    plain: str
+    registry: str
+    repository: str
+    reference: str
+
+    @property
+    def digest(self) -> str | None:
+        return self.reference if _DIGEST.fullmatch(self.reference) else None
+
+    def at(self, digest: str) -> str:
+        """The name of the image with this digest."""
+        return f"{self.plain}@{digest}"
+
+
+class OciDescriptor(Struct, frozen=True, kw_only=True):
+    """What a manifest says of one of its blobs, or a list of one of its manifests."""
+
+    media_type: str = msgspec.field(name="mediaType", default="")
+    digest: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class OciManifest(Struct, frozen=True, kw_only=True):
+    """The parts of a manifest, or of a list of manifests, that name other content."""
+
+    layers: tuple[OciDescriptor, ...] = ()
+    manifests: tuple[OciDescriptor, ...] = ()
+
+
+def parse_image(image: str) -> ImageName:
+    """The parts of an image's name, as container engines read it. The tag is `latest` if the name
+    has none, and is ignored if it has a digest.
+    """
+    registry, _, repository = name_image(image).partition("/")
+    before, at, digest = image.partition("@")
+    head, slash, last = before.rpartition("/")
+    bare, _, tag = last.partition(":")
+    reference = digest if at else tag or "latest"
+    return ImageName(
+        registry=registry,
+        repository=repository,
+        plain=f"{head}{slash}{bare}",
+        reference=reference,
+    )
+
+
+class ImageRepository:
+    """One repository of a registry. `login` has the form USER:PASSWORD; None for no login."""
+
+    def __init__(self, name: ImageName, login: str | None = None) -> None:
+        host = _HUB_HOST if name.registry == _HUB else name.registry
+        self._host = host
+        self._name = name
+        self._login = login
+        # Container engines, too, use http for registries of their own machine only.
+        scheme = "http" if is_loopback(urlsplit(f"//{host}").hostname or "") else "https"
+        self._root = f"{scheme}://{host}/v2/{quote(name.repository)}"
+        self._authorization = ""
+        self._left = _MOST_REQUESTS
+        self._until = monotonic() + _MOST_S
+
+    def find_digest(self) -> str | None:
+        """The digest of the named image; None if the registry does not have it. Raises
+        RegistrySilent.
+        """
+        if self._name.digest is not None:
+            return self._name.digest
+        body = self._read(f"manifests/{quote(self._name.reference)}", _MANIFESTS)
+        return None if body is None else f"sha256:{sha256(body).hexdigest()}"
+
+    def read_manifest(self, reference: str) -> OciManifest | None:
+        """The manifest with this tag or digest; None if there is none. Raises RegistrySilent."""
+        body = self._read(f"manifests/{quote(reference)}", _MANIFESTS)
+        return None if body is None else self._decode(_check(body, reference))
+
+    def list_referrers(self, digest: str) -> tuple[OciDescriptor, ...]:
+        """The manifests that refer to an image. Registries without this API keep such a list under
+        a tag. Raises RegistrySilent.
+        """
+        body = self._read(f"referrers/{digest}", _INDEXES)
+        if body is not None:
+            return self._decode(body).manifests
+        listed = self.read_manifest(digest.replace(":", "-"))
+        return () if listed is None else listed.manifests
+
+    def read_blob(self, digest: str) -> bytes:
+        """Raises RegistrySilent."""
+        body = self._read(f"blobs/{quote(digest)}", ("*/*",))
+        if body is None:
+            raise RegistrySilent(f"{self._host} does not have the blob {digest[:80]}")
+        return _check(body, digest)
+
+    def _decode(self, body: bytes) -> OciManifest:
+        try:
+            return msgspec.json.decode(body, type=OciManifest)
+        except msgspec.MsgspecError as error:
+            raise RegistrySilent(f"{self._host} sent a manifest in another form") from error
+
+    def _read(self, path: str, accept: tuple[str, ...]) -> bytes | None:
+        """The content; None if there is none."""
+        answer = self._send(f"{self._root}/{path}", accept, self._authorization)
+        if answer.status == 401 and not self._authorization:
+            self._authorization = self._log_in(answer.headers.get("www-authenticate", ""))
+            answer = self._send(f"{self._root}/{path}", accept, self._authorization)
+        if answer.status == 404:
+            return None
+        if answer.status in (401, 403):
+            raise RegistrySilent(
+                f"{self._host} does not permit to read {self._name.repository} (status "
+                f"{answer.status}); name a secret with a login in `image.login`"
+            )
+        if answer.status != 200:
+            raise RegistrySilent(f"{self._host} answers with status {answer.status}")
+        return answer.body
+
+    def _log_in(self, challenge: str) -> str:
+        """The value of `Authorization` that the registry asks for."""
+        scheme, _, rest = challenge.partition(" ")
+        basic = "Basic " + base64.b64encode((self._login or "").encode()).decode()
+        if scheme.lower() == "basic":
+            return basic
+        told = dict(_PARAMETER.findall(rest))
+        realm = told.pop("realm", "")
+        if scheme.lower() != "bearer" or not self._may_send_to(realm):
+            raise RegistrySilent(f"{self._host} asks for a login of an unknown kind")
+        asked = {name: told[name] for name in ("service",) if name in told}
+        scope = {"scope": f"repository:{self._name.repository}:pull"}
+        url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(asked | scope)}"
+        answer = self._send(url, ("application/json",), basic if self._login else "")
+        try:
+            found = msgspec.json.decode(answer.body, type=dict[str, object])
+        except msgspec.MsgspecError:
+            found = {}
+        token = found.get("token") or found.get("access_token")
+        if answer.status != 200 or not isinstance(token, str) or not token.isprintable():
+            raise RegistrySilent(
+                f"{urlsplit(realm).hostname} gives no token for {self._name.repository} (status "
+                f"{answer.status}); name a secret with a login in `image.login`"
+            )
+        return f"Bearer {token}"
+
+    def _may_send_to(self, realm: str) -> bool:
+        """Whether a login can be sent there: only a registry of this machine may use http."""
+        return realm.startswith("https://" if self._root.startswith("https:") else "http")
+
+    def _send(self, url: str, accept: tuple[str, ...], authorization: str) -> WebAnswer:
+        self._left -= 1
+        if self._left < 0:
+            raise RegistrySilent(f"more than {_MOST_REQUESTS} requests are needed")
+        request = urllib.request.Request(url, headers={"Accept": ", ".join(accept)})
+        if authorization:  # not for the storages to which registries redirect
+            request.add_unredirected_header("Authorization", authorization)
+        try:
+            check_host(url)
+            if monotonic() > self._until:
+                raise ValueError(f"its answers take more than {_MOST_S:.0f} s")
+            with _OPENER.open(request, timeout=_WAIT_S) as reply:
+                return self._answer(reply)
+        except urllib.error.HTTPError as error:
+            with error:
+                headers = {name.lower(): value for name, value in error.headers.items()}
+                return WebAnswer(status=error.code, body=b"", headers=headers)
+        except (OSError, ObjectDenied, HTTPException, ValueError) as error:
+            reason = str(getattr(error, "reason", error))[:200]
+            raise RegistrySilent(f"{urlsplit(url).hostname} does not answer: {reason}") from error
+
+    def _answer(self, reply: HTTPResponse) -> WebAnswer:
+        """Read an answer, which may arrive slowly. Raises ValueError."""
+        body = b""
+        while part := reply.read1(1 << 16):
+            body += part
+            if len(body) > _LONGEST:
+                raise ValueError(f"an answer is longer than {_LONGEST >> 20} MiB")
+            if monotonic() > self._until:
+                raise ValueError(f"its answers take more than {_MOST_S:.0f} s")
+        return WebAnswer(status=reply.status, body=body)
+
+
+_OPENER = urllib.request.build_opener(CheckedRedirects)
+
+
+def _check(body: bytes, reference: str) -> bytes:
+    """The content, after comparison with its digest. Raises RegistrySilent."""
+    if _DIGEST.fullmatch(reference) and reference != f"sha256:{sha256(body).hexdigest()}":
+        raise RegistrySilent(f"the registry sent other content than {reference}")
+    return body
