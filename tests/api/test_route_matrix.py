@@ -51,6 +51,7 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", f"{_JOB}/exec"): RUNNERS,
     ("GET", f"{_JOB}/exec/{{exec_id}}"): RUNNERS,
     ("POST", f"{_JOB}/exec/{{exec_id}}/input"): RUNNERS,
+    ("POST", f"{_JOB}/model"): RUNNERS,
     ("GET", f"{_JOB}/logs"): {"viewer", *RUNNERS},
     ("GET", f"{_JOB}/events"): {"viewer", *RUNNERS},
     ("GET", f"{_JOB}/cost"): {"billing", "viewer", *RUNNERS},

@@ -51,6 +51,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Serve requests": {
         "serve": "Start a service, or give it a new revision.",
+        "deploy": "Serve the model that a job has trained.",
         "services": "List services with their replicas and traffic, or show one.",
         "call": "Send a request to a service.",
         "chat": "Talk to the language model of a service.",

@@ -4,7 +4,7 @@ import click
 
 from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.session import detach_option, named, project_option, session
-from cavvy.cli.task.load import param_option, read_params, yes_option
+from cavvy.cli.task.load import param_option, read_params, show_value, yes_option
 from cavvy.cli.view.failure import CommandFailure
 
 
@@ -36,7 +36,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
                 f"{name} was not submitted from a file and cannot be run again",
                 "submit its task again",
             )
-        params = {**{key: _text(value) for key, value in task.params.items()}, **changed}
+        params = {**{key: show_value(value) for key, value in task.params.items()}, **changed}
         try:
             new = submit(
                 client,
@@ -59,8 +59,3 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
         click.echo(f"compare them: cavvy diff {old.name} {named(project, new.name)}")
         if not detach:
             follow(client, project, new.name)
-
-
-def _text(value: object) -> str:
-    """A parameter's value as it would be written after --param."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -63,7 +63,7 @@ def command(
                 consent=consent,
             ),
         )
-        found = _await_url(client, project, name)
+        found = await_url(client, project, name)
     if output == "json":
         from cavvy.cli.view.output import json_out
 
@@ -74,7 +74,7 @@ def command(
     click.echo(f"call it: cavvy call {there} /    end it: cavvy unserve {there}")
 
 
-def _await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
+def await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
     """Wait until the gateway listens."""
     from cavvy.client.service_wire import find_service
 

@@ -110,7 +110,7 @@ def freeze(
         folder, state=state, only=only, most_bytes=most_bytes, most_files=most_files
     )
     entries = _hash_all(folder, found, _Cache(cache, folder), progress)
-    manifest = _manifest(entries)
+    manifest = encode_manifest(entries)
     return FolderSnapshot(
         folder=folder,
         entries=entries,
@@ -161,7 +161,7 @@ def combine(snapshots: Mapping[str, FolderSnapshot]) -> FolderSnapshot:
             path = below if part.single else path
             found[path] = replace(entry, path=path)
     entries = tuple(found[path] for path in sorted(found))
-    manifest = _manifest(entries)
+    manifest = encode_manifest(entries)
     return FolderSnapshot(
         folder=next(iter(snapshots.values())).folder,
         entries=entries,
@@ -335,7 +335,8 @@ def _identity(seen: os.stat_result) -> tuple[int, int, int, int]:
     return seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino
 
 
-def _manifest(entries: Sequence[FolderEntry]) -> bytes:
+def encode_manifest(entries: Sequence[FolderEntry]) -> bytes:
+    """The manifest of a folder with these entries, which are sorted by path."""
     files = [
         {"path": entry.path, "link": entry.link}
         if entry.link is not None

@@ -36,6 +36,11 @@ def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
     return params
 
 
+def show_value(value: object) -> str:
+    """A parameter's value as it would be written after --param."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def read_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "LoadedTask":

@@ -87,7 +87,7 @@ def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: s
     parts = _local_parts(loaded)
     origin = capture(parts.get("", loaded.folder), task_text=text)
     if parts:
-        snapshot = _upload_files(client, project, loaded, parts)
+        snapshot = upload_files(client, project, loaded.task, parts)
         origin = replace(origin, snapshot=snapshot)
     return replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides)
 
@@ -99,15 +99,15 @@ def _local_parts(loaded: "LoadedTask") -> dict[str, Path]:
         raise CommandFailure(str(error), exit_code=2) from error
 
 
-def _upload_files(
-    client: "ApiClient", project: str, loaded: "LoadedTask", parts: Mapping[str, Path]
+def upload_files(
+    client: "ApiClient", project: str, task: TaskSpec, parts: Mapping[str, Path]
 ) -> str:
     """Make a snapshot of the working folder and of the local files outside it, and upload the files
     that the server lacks. Returns the hash of the snapshot. Raises CommandFailure.
     """
     from cavvy.cli.view.formatting import show_size
 
-    snapshot = _freeze(loaded.task, parts)
+    snapshot = _freeze(task, parts)
     for note in snapshot.notes:
         click.echo(f"note: {note}", err=True)
     sent = _upload(client, project, snapshot.blobs())

@@ -40,7 +40,7 @@ from cavvy.store.base import (
     StoreFull,
 )
 from cavvy.store.blobs import BlobStore
-from cavvy.store.checkpoints.folders import FOREVER, CheckpointFolders, find_fault
+from cavvy.store.checkpoints.folders import FOREVER, NO_ATTEMPT, CheckpointFolders, find_fault
 from cavvy.store.objects.base import ObjectError
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 
@@ -243,6 +243,25 @@ class Checkpoints:
                 return await self._save(self._folders, attempt, files, made_at, by=attempt.number)
             except StaleVersion as error:
                 return ClaimLost(reason=str(error))
+
+    async def copy_newest(self, job: JobRecord, blobs: BlobStore) -> Sequence[CheckpointFile]:
+        """Copy the files of the job's newest checkpoint into `blobs`, and list them. A job on this
+        machine leaves them in its folder. Raises RowNotFound, HashMismatch, StoreFull.
+        """
+        if self._folders is None or (job.task.checkpoint and job.task.checkpoint.storage):
+            raise RowNotFound("the job's checkpoints are not stored on the server")
+        async with self._alone(job.id):
+            user = await asyncio.to_thread(self._folders.last_user, job.project, job.id)
+            saved = await self._store.checkpoints(job.id)
+            if user > (saved[0].attempt if saved else NO_ATTEMPT):
+                files = await asyncio.to_thread(self._folders.take_in, job.project, job.id)
+            elif saved:
+                manifest = saved[0].manifest
+                files = await asyncio.to_thread(self._folders.read, job.project, job.id, manifest)
+            else:
+                files = []
+            await asyncio.to_thread(self._folders.copy, job.project, job.id, files, blobs)
+            return files
 
     async def remove(self, job: JobRecord) -> RemovedCheckpoints:
         """Delete the checkpoints of a job that has ended. Rows are deleted before files, so that

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -134,6 +135,16 @@ class CheckpointFolders:
             shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
             raise _told(error, job) from error
+
+    def copy(
+        self, project: str, job_id: str, files: Iterable[CheckpointFile], target: BlobStore
+    ) -> None:
+        """Copy the contents of these files to another store. Raises HashMismatch, StoreFull."""
+        blobs = self.blobs(project, job_id)
+        wanted = {each.sha256 for each in files if each.link is None}
+        for name in target.missing(sorted(wanted)):
+            with _open(blobs, name) as file:
+                target.put(name, iter(partial(file.read, _CHUNK), b""))
 
     def remove(self, project: str, job_id: str) -> RemovedCheckpoints:
         """Delete the job's folder, as far as possible. Other processes may be deleting files in it

@@ -1,0 +1,107 @@
+"""`cavvy deploy`: serves the model that a job has trained."""
+
+import getpass
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.arguments import job_argument
+from cavvy.cli.reach.session import named, project_option, session
+from cavvy.cli.task.load import param_option, yes_option
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import json_option
+
+if TYPE_CHECKING:
+    from cavvy.cli.task.deployment import Deployment
+    from cavvy.client import ApiClient
+
+
+@click.command("deploy")
+@job_argument
+@click.option("--as", "service", required=True, metavar="NAME", help="The name of the service.")
+@click.option(
+    "--service",
+    "file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="The file of the service. Its program finds the files of the job in the folder `model`. "
+    "Without it, the service gets the resources, image, setup and folder of the job.",
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Choice(["checkpoint", "outputs"]),
+    help="Where the model is. The default is the outputs of the job or, if it has none, its "
+    "newest checkpoint.",
+)
+@click.option("--engine", metavar="NAME", help="The engine, such as vllm; see `service.engine`.")
+@click.option("--model", metavar="PATH", help="The file or folder of the model among the files.")
+@param_option
+@project_option
+@yes_option
+@json_option
+def command(
+    name: str,
+    service: str,
+    file: str | None,
+    source: str | None,
+    engine: str | None,
+    model: str | None,
+    param: tuple[str, ...],
+    project: str,
+    yes: bool,
+    output: str,
+) -> None:
+    """Serve the model that a job has trained.
+
+    The files tell the engine: a Hugging Face folder is served by vLLM, a .gguf file by llama.cpp, a
+    .onnx file by ONNX Runtime, and a model repository by Triton. Other models need --service with a
+    file that has `run`. The engine must be in the job's image, or installed by its setup.
+    """
+    from cavvy.cli.serve import await_url
+    from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file
+
+    if file is not None and (engine or model):
+        raise CommandFailure("--service has the engine and the model already", exit_code=2)
+    with session() as client:
+        choice = ModelChoice(source=source or "", engine=engine or "", path=model or "")
+        job = client.job(project, name)
+        if file is None:
+            found = prepare(client, job, service, param, choice)
+        else:
+            found = prepare_file(client, job, file, param, choice)
+        _start(client, project, service, found, yes=yes)
+        served = await_url(client, project, service)
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        json_out(
+            {"name": service, "project": project, "url": served.url, "revision": served.revision}
+        )
+        return
+    there = named(project, service)
+    click.echo(f"service {service} is at {served.url}/ (revision {served.revision})")
+    click.echo(f"it serves {found.what} of job {name}")
+    click.echo(f"call it: cavvy call {there} /    end it: cavvy unserve {there}")
+
+
+def _start(
+    client: "ApiClient", project: str, service: str, found: "Deployment", *, yes: bool
+) -> None:
+    from cavvy.cli.task.submission import ask_consent
+    from cavvy.client.service_wire import put_service
+
+    ask_consent(
+        yes,
+        lambda consent: put_service(
+            client,
+            found.text,
+            project=project,
+            name=service,
+            path=found.path,
+            params=found.params,
+            origin=found.origin,
+            user=getpass.getuser(),
+            consent=consent,
+        ),
+    )

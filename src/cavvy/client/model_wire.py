@@ -1,0 +1,39 @@
+"""The request and answer of the route that makes a service's working folder from a job's files."""
+
+from msgspec.json import decode, encode
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import project_path, segment
+from cavvy.client.wire import Answer, Ask
+
+
+class ModelFolderAsk(Ask, frozen=True, kw_only=True):
+    """`snapshots` are uploaded folders to merge with the job's newest checkpoint, which is placed
+    `below` a path. If `below` is null, only the folders are merged.
+    """
+
+    snapshots: list[str]
+    below: str | None
+
+
+class ModelFileView(Answer, frozen=True, kw_only=True):
+    """A file of the checkpoint; `path` is relative to the folder of the model."""
+
+    path: str
+    size: int
+
+
+class ModelFolderView(Answer, frozen=True, kw_only=True):
+    """The snapshot of the merged folder, and the files of the checkpoint in it."""
+
+    snapshot: str
+    files: list[ModelFileView]
+
+
+def make_model_folder(
+    client: ApiClient, project: str, job: str, snapshots: list[str], below: str | None
+) -> ModelFolderView:
+    """Raises ApiError `job-not-found`, `no-model`, `snapshot-missing`, `disk-full`."""
+    path = f"{project_path(project)}/jobs/{segment('job', job)}/model"
+    body = encode(ModelFolderAsk(snapshots=snapshots, below=below))
+    return decode(client.repeat(lambda: client.send("POST", path, body)).body, type=ModelFolderView)
