@@ -1,77 +1,27 @@
 """Measures how long /v1/health takes while connections without a token attack the server, compared
-with the time without an attack.
+with the time without an attack just before.
 
-    python benchmarks/abuse.py [--seconds 6]
+    python benchmarks/abuse.py [--seconds 3] [--rounds 3] [--only NAME]
 
-The attacks use the TLS listener for nodes, on loopback. They are: headers of 64 MiB, sent again and
-again by two connections; 200 incomplete headers; 200 idle connections; and 200 connections without
-a TLS handshake. The limit is a median of five times the median without an attack.
+The attacks (`attacks.py`) use the TLS listener for nodes and the listener for users, on loopback,
+each in two processes. The limit is a median of five times the median without an attack.
 """
 
 import argparse
-import contextlib
-import os
-import socket
-import ssl
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing import Process
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from measure import fresh_home, table
+from attacks import ATTACKS, Target, attacked
+from measure import fresh_home, process_cpu_s, record, table
 
 from cavvy.client import ApiClient, connect
+from cavvy.client.state import read_server
 
-HEAD = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n"
-Address = tuple[str, int]
-
-
-def dial(address: Address) -> socket.socket:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context.wrap_socket(socket.create_connection(address, timeout=30))
-
-
-def send_heads(address: Address) -> None:
-    os.nice(19)  # an attacker would use the CPU of another machine
-    while True:
-        with contextlib.suppress(OSError), dial(address) as connection:
-            connection.sendall(HEAD + b"A: ")
-            for _ in range(1024):
-                connection.sendall(b"a" * 65536)
-
-
-def open_many(address: Address, first: bytes | None) -> list[socket.socket]:
-    """Open 200 connections, each of which sends `first`. If it is None, they make no TLS
-    handshake."""
-    made = []
-    for _ in range(200):
-        with contextlib.suppress(OSError):
-            made.append(socket.create_connection(address) if first is None else dial(address))
-            made[-1].sendall(first or b"")
-    return made
-
-
-@contextlib.contextmanager
-def attack(address: Address, name: str) -> Iterator[None]:
-    attackers, opened = list[Process](), list[socket.socket]()
-    if name == "heads of 64 MiB":
-        attackers = [Process(target=send_heads, args=(address,), daemon=True) for _ in range(2)]
-    elif name != "quiet":
-        first = {"half heads": HEAD, "idle": b"", "no handshake": None}[name]
-        opened = open_many(address, first)
-    for each in attackers:
-        each.start()
-    try:
-        yield
-    finally:
-        for each in attackers:
-            each.terminate()
-            each.join()
-        for connection in opened:
-            connection.close()
+_BAR = 5.0
+_SETTINGS = "[server]\ntls_listen = '127.0.0.1:0'\nlisten = '127.0.0.1:0'\n"
+_SINGLE = ("handshakes", "no handshake")  # the listener for users has no TLS here
 
 
 def latencies_ms(client: ApiClient, seconds: float) -> list[float]:
@@ -84,29 +34,51 @@ def latencies_ms(client: ApiClient, seconds: float) -> list[float]:
     return found
 
 
+def measure(
+    client: ApiClient, server: int, target: Target, name: str, seconds: float, rounds: int
+) -> tuple[list[float], list[float], float]:
+    """The latencies in ms without and with the attack, and the server's CPU in % of one core."""
+    quiet, busy, cpu_s = list[float](), list[float](), 0.0
+    for _ in range(rounds):
+        quiet += latencies_ms(client, seconds / 2)
+        with attacked(target, name):
+            before = process_cpu_s(server)
+            busy += latencies_ms(client, seconds)
+            cpu_s += process_cpu_s(server) - before
+        time.sleep(0.5)
+    return quiet, sorted(busy), 100 * cpu_s / (seconds * rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    seconds = parser.parse_args().seconds
-    show: Callable[[float], str] = "{:.1f} ms".format
-    rows, quiet = [], 0.0
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="attacks whose name contains this")
+    arguments = parser.parse_args()
+    rows, most = [], 0.0
     with fresh_home() as env:
-        Path(env["CAVVY_CONFIG"]).write_text("[server]\ntls_listen = '127.0.0.1:0'\n")
+        Path(env["CAVVY_CONFIG"]).write_text(_SETTINGS)
         with connect() as client:
-            outside = urlsplit(client.server().node_endpoint or "")
-            address = (outside.hostname or "", outside.port or 0)
-            for name in ("quiet", "heads of 64 MiB", "half heads", "idle", "no handshake"):
-                with attack(address, name):
-                    found = sorted(latencies_ms(client, seconds))
-                median = statistics.median(found)
-                quiet = quiet or median
-                row = [name, show(median), show(found[int(0.99 * len(found))]), show(found[-1])]
-                rows.append((*row, f"{median / quiet:.1f}"))
-    table(
-        "/v1/health under abuse; bar: 5 times quiet",
-        ("attack", "median", "99 of 100", "longest", "times quiet"),
-        rows,
-    )
+            server = client.server()
+            outside = urlsplit(server.node_endpoint or "")
+            found = read_server(env["CAVVY_HOME"])
+            inside = urlsplit((found and found.listen) or "")
+            for name in ATTACKS:
+                for door, url in (("nodes", outside), ("users", inside)):
+                    if arguments.only not in name or (door == "users" and name in _SINGLE):
+                        continue
+                    target = Target(host="127.0.0.1", port=url.port or 0, tls=door == "nodes")
+                    quiet, busy, cpu = measure(
+                        client, server.pid, target, name, arguments.seconds, arguments.rounds
+                    )
+                    median, times = statistics.median(busy), statistics.median(quiet)
+                    most = max(most, median / times)
+                    figures = [times, median, busy[int(0.99 * len(busy))], busy[-1]]
+                    told = [f"{figure:.1f} ms" for figure in figures]
+                    rows.append((name, door, *told, f"{cpu:.0f} %", f"{median / times:.1f}"))
+    heads = ("attack", "listener", "quiet", "median", "99 of 100", "longest", "CPU", "times quiet")
+    table("/v1/health under abuse", heads, rows)
+    print(f"\nmost: {most:.1f} times quiet; {record('abuse, times quiet', most, _BAR, '')}")
 
 
 if __name__ == "__main__":

@@ -223,3 +223,100 @@ def test_a_body_that_is_sent_after_its_answer_is_not_read_for_ever(server: Serve
     start = b"POST /v1/health HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999\r\n\r\n"
     with server.dial("tcp") as connection:
         assert is_cut(connection, start, bytes(8 << 20))
+
+
+REFUSED = b"GET /v1/projects/default/jobs HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("door", ["tcp", "tls"])
+@pytest.mark.parametrize(
+    ("start", "rest"),
+    [
+        (
+            b"POST /agent/v1/messages?gang=x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"1\r\na\r\n" * 10_000,
+        ),
+        (b"", REFUSED * 10_000),
+        (GET + b"Connection: close\r\n\r\n", bytes(65536)),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(65536)),
+    ],
+    ids=["chunks of a byte", "requests at once", "after an answer", "HTTP/2"],
+)
+def test_much_data_without_a_token_is_cut(
+    server: Server, door: str, start: bytes, rest: bytes
+) -> None:
+    cut: list[bool] = []
+    with server.dial(door) as connection:
+        attack = threading.Thread(target=lambda: cut.append(is_cut(connection, start, rest)))
+        attack.start()
+        while attack.is_alive():
+            assert server.is_well()
+            attack.join(0.05)
+    assert cut == [True]
+
+
+@pytest.mark.parametrize("door", ["tcp", "tls"])
+def test_more_requests_at_once_than_a_client_sends_are_not_all_answered(
+    server: Server, door: str
+) -> None:
+    few, many = (GET + b"\r\n") * 5, (GET + b"\r\n") * 200
+    with server.dial(door) as connection:
+        connection.sendall(few + GET + b"Connection: close\r\n\r\n")
+        assert read(connection).count(b"HTTP/1.1 200 ") == 6
+    with server.dial(door) as connection:
+        assert send(connection, many).count(b"HTTP/1.1 200 ") < 100
+    assert server.is_well()
+
+
+def hold(server: Server, address: str, count: int, held: list[socket.socket]) -> None:
+    """Hold connections from this address without a handshake."""
+    for _ in range(count):
+        held.append(socket.create_connection(server.tls, source_address=(address, 0)))
+
+
+@pytest.mark.timeout(180)
+def test_many_nodes_of_one_address_get_through_at_once(server: Server) -> None:
+    """300 nodes behind one address connect at the same time, while an attacker of the same address
+    and one of another hold connections, and take new ones when these are cut. Each node is answered
+    at its first try.
+    """
+    held: list[socket.socket] = []
+    nodes: list[socket.socket] = []
+    over, answers = threading.Event(), list[bytes]()
+
+    def attack(address: str, count: int) -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                hold(server, address, count, held)
+            over.wait(1.0)
+
+    attackers = [
+        threading.Thread(target=attack, args=each)
+        for each in (("127.0.0.1", 70), ("127.0.0.2", 200))
+    ]
+    try:
+        for each in attackers:
+            each.start()
+        wait_until(lambda: len(held) >= 270)
+        nodes.extend(socket.create_connection(server.tls) for _ in range(300))
+
+        def ask(connection: socket.socket) -> None:
+            connection.settimeout(PATIENCE_S)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            with contextlib.suppress(OSError), context.wrap_socket(connection) as node:
+                node.sendall(GET + b"Connection: close\r\n\r\n")
+                answers.append(read(node)[:12])
+
+        asking = [threading.Thread(target=ask, args=(each,)) for each in nodes]
+        for each in asking:
+            each.start()
+        assert server.is_well()
+        for each in asking:
+            each.join(PATIENCE_S)
+    finally:
+        over.set()
+        for each in attackers:
+            each.join()
+        close_all([*held, *nodes])
+    assert answers == [b"HTTP/1.1 200"] * 300

@@ -12,7 +12,7 @@ from cavvy.agent.config import AgentConfig, BadConfig, ConfigFields, WorkConfig
 from cavvy.agent.ends import judge
 from cavvy.agent.loop import EventLoop
 from cavvy.agent.outbox import MessageOutbox
-from cavvy.agent.wire import LoopConnection, ServerAddress, parse_reply
+from cavvy.agent.wire import BackOff, LoopConnection, ServerAddress, parse_reply
 
 
 @pytest.mark.parametrize(
@@ -239,3 +239,13 @@ def test_fields_that_are_wrong_are_named() -> None:
         )
     with pytest.raises(BadConfig, match="expected an object"):
         ConfigFields([], "work")
+
+
+def test_nodes_that_failed_together_do_not_retry_together() -> None:
+    chances = iter([0.0, 0.5, 0.999, 0.0])
+    delay = BackOff(0.1, 0.4, chance=lambda: next(chances))
+    assert [delay.next() for _ in range(4)] == pytest.approx([0.1, 0.15, 0.2002, 0.4])
+    delay.reset()
+    assert delay.fresh
+    plain = BackOff(0.1, 0.4)
+    assert [plain.next() for _ in range(4)] == [0.1, 0.2, 0.4, 0.4]

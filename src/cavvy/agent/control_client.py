@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from random import random
 
 from .config import PROTOCOL, BadConfig, ConfigFields
 from .disk import write_whole
@@ -65,7 +66,7 @@ class RetryingConnection:
     def __init__(self, link: ControlPlaneClient, retry: Callable[[], None]) -> None:
         self._link = link
         self._retry = retry
-        self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S)
+        self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S, chance=random)
         self._timer: LoopTimer | None = None
         self.connection = make_connection(link.loop, link.address, link.headers)
 

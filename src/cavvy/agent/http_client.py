@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
+from random import random
 from urllib.parse import quote, urlsplit
 
 from .config import PROTOCOL
@@ -62,7 +63,7 @@ class RetryBudget:
     def reset(self) -> None:
         """Reset the failure count after data has arrived."""
         self._tries, self._since = 0, time.monotonic()
-        self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S)
+        self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S, chance=random)
 
     def lose(self, reason: str, *, silent: bool = False, status: int = 0) -> None:
         """Count a failure and wait before the next try. After too many consecutive failures, raises
@@ -99,7 +100,7 @@ class BlockingClient:
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self._connection: http.client.HTTPConnection | None = None
-        self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S)
+        self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S, chance=random)
 
     def ask(
         self,

@@ -76,18 +76,26 @@ class ServerAddress:
 
 
 class BackOff:
-    """Growing delays between tries."""
+    """Growing delays between tries. With `chance`, which gives numbers in [0, 1), each delay is
+    shortened by up to a half, so that nodes that have failed together do not all retry together.
+    """
 
-    __slots__ = ("_delay", "_first", "_growth", "_last")
+    __slots__ = ("_chance", "_delay", "_first", "_growth", "_last")
 
-    def __init__(self, first_s: float, last_s: float, growth: float = 2.0) -> None:
-        self._first, self._last, self._growth = first_s, last_s, growth
+    def __init__(
+        self,
+        first_s: float,
+        last_s: float,
+        growth: float = 2.0,
+        chance: Callable[[], float] | None = None,
+    ) -> None:
+        self._first, self._last, self._growth, self._chance = first_s, last_s, growth, chance
         self._delay = first_s
 
     def next(self) -> float:
         """Seconds to wait before the next try."""
         delay, self._delay = self._delay, min(self._last, self._delay * self._growth)
-        return delay
+        return delay if self._chance is None else delay * (1 - self._chance() / 2)
 
     def reset(self) -> None:
         """Start again with the shortest delay, after a success."""

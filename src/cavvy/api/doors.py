@@ -1,86 +1,38 @@
 """Limits the resources that a connection can use before it has shown a token. The limits apply to
 the bytes and the time of a request's head (its first line and headers), the time of a TLS
-handshake, and the number of connections without a request.
+handshake, the number of connections without a request, and the share of the event loop.
 
 The limits are needed because uvicorn limits neither the size of a header nor the time until it is
 complete. Whenever data arrives, httptools copies all earlier parts of an unfinished header again.
-So a header of 64 MiB could block the only thread that handles requests for 30 s.
+So a header of 64 MiB could block the only thread that handles requests for 30 s. Data of 256 KiB
+can hold 10,000 requests or 40,000 chunks of a body, and a TLS connection that the server closes is
+still read and decrypted until its peer closes it as well.
 """
 
 import asyncio
 import contextlib
-import logging
 import socket
 import ssl
-import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from cavvy.api.auth import is_open
+from cavvy.api.handshakes import Handshakes
 from cavvy.api.state_dir import peer_is_us
+from cavvy.api.turns import Turns
+from cavvy.api.waiting import Waiting, find_origin
 
 # maximum bytes of a head; the limits of other programs: Cavvy's client 64 KiB, nginx 32 KiB, h11 64
 # KiB
 HEAD_BYTES = 64 * 1024
 HEADERS = 100  # maximum number of headers; http.client and Apache have the same limit
-HEAD_S = 10.0  # maximum seconds for a complete head, and for a TLS handshake
-WAITING = 512  # maximum number of connections without a request, per listener
-WAITING_EACH = 64  # maximum number of connections without a request, per address
-# While there are WAITING connections and the oldest one has waited less than this many seconds, no
-# more are accepted: a crowd of nodes that connect at the same time is served one after the other.
-# If the oldest ones were cut instead, none of the crowd would get through.
-SERVED_S = 2.0
-_CROWD_PAUSE_S = 0.02  # pause before such a listener looks again
-_ACCEPTED = 100  # maximum number of connections accepted per call
-_REST_S = 1.0  # seconds for which the listener pauses when the process has no free file descriptors
+HEAD_S = 10.0  # maximum seconds for a complete head
+PIPELINED = 8  # maximum number of requests that wait for the answers to earlier ones
+PIECE = 8 * 1024  # bytes that are parsed in one turn
 _LINGER_S = 1.0  # seconds after its last answer until a connection is aborted
 _DISCARDED = 1024 * 1024  # maximum bytes of a body that are read after its answer was sent
-_log = logging.getLogger(__name__)
-
-
-class Waiting:
-    """The connections that have not sent a request yet, oldest first. If there are too many, the
-    oldest one is closed, because a client normally sends its request at once.
-    """
-
-    def __init__(self) -> None:
-        self._all: dict[object, tuple[str, Callable[[], None], float]] = {}
-        self._each: dict[str, dict[object, None]] = {}
-
-    def add(self, connection: object, address: str, cut: Callable[[], None]) -> None:
-        self.remove(connection)
-        self._all[connection] = (address, cut, time.monotonic())
-        own = self._each.setdefault(address, {})
-        own[connection] = None
-        if address and len(own) > WAITING_EACH:
-            self._cut(next(iter(own)))
-        elif len(self._all) > WAITING:
-            self._cut(next(iter(self._all)))
-
-    @property
-    def crowded(self) -> bool:
-        """Whether there are too many, and none of them has waited for long."""
-        if len(self._all) < WAITING:
-            return False
-        _, _, since = next(iter(self._all.values()))
-        return time.monotonic() - since < SERVED_S
-
-    def remove(self, connection: object) -> None:
-        found = self._all.pop(connection, None)
-        if found is not None:
-            own = self._each[found[0]]
-            del own[connection]
-            if not own:
-                del self._each[found[0]]
-
-    def _cut(self, connection: object) -> None:
-        _, cut, _ = self._all[connection]
-        self.remove(connection)
-        cut()
 
 
 class ListenerTls(Protocol):
@@ -97,6 +49,7 @@ class BoundedHttp(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with limits on the size, number and time of a request's head."""
 
     waiting: Waiting
+    turns: Turns
     scope_mark = ""  # the key that marks a request's scope if the connection is restricted
     doors: ListenerTls | None = None
 
@@ -112,6 +65,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._proven = False  # whether a request on this connection had a valid token
         self._timer: asyncio.TimerHandle | None = None
         self._address = ""
+        self._status = 0  # that of the last answer
+        self._held = b""  # received, but it was not its turn yet
+        self.place: object = self  # what `waiting` counts; a TLS connection's socket
 
     def connection_made(self, transport: Any) -> None:
         """Accept the connection, unless it comes from a process of another user."""
@@ -119,13 +75,15 @@ class BoundedHttp(HttpToolsProtocol):
         if connection is not None and not peer_is_us(connection):
             transport.abort()
             return
-        peer = transport.get_extra_info("peername")
-        self._address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        self._address = find_origin(transport.get_extra_info("peername"))
+        if self.place is self:
+            self.waiting.make_room(self._address, patient=False)
         super().connection_made(transport)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
+        self._held = b""
         if self.transport is not None:
             # close the connection in the same way as after a failed handshake
             super().connection_lost(exc)
@@ -133,14 +91,42 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        if not self._address or (self._proven and not self._held):
+            self._parse(data)
+            return
+        if not self._held:
+            self.turns.add(self._address, self._take_turn)
+        self._held += data
+        self.transport.pause_reading()
+
+    def _take_turn(self) -> None:
+        if self.transport.is_closing():
+            return
+        size = len(self._held) if self._proven else PIECE
+        piece, self._held = self._held[:size], self._held[size:]
+        if self._held:
+            self.turns.add(self._address, self._take_turn)
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
+        self._parse(piece)
+
+    def _parse(self, data: bytes) -> None:
         self._rest += len(data)
         if self._timer is None and self._whole:
             self._start_timer()
+        if not self._whole and self.cycle is not None and self.cycle.response_complete:
+            self._discarded += len(data)
         super().data_received(data)
-        if self._rest > HEAD_BYTES and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._rest > HEAD_BYTES:
             self._refuse(431)
+        elif self._discarded > _DISCARDED:
+            self._end()
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= PIPELINED and not self._proven:
+            raise ValueError("too many requests wait for their answers")
         self._whole, self._in_head, self._head, self._discarded = False, True, 0, 0
         super().on_message_begin()
         if self.doors is not None and self.doors.only_downloads(
@@ -163,10 +149,6 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._rest = 0
-        if self.cycle.response_complete:
-            self._discarded += len(body)
-            if self._discarded > _DISCARDED:
-                self._end()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -177,8 +159,21 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.transport.is_closing() and not self.pipeline:
+        if self.transport.is_closing():
+            self._limit_reading()
+            if self._status >= 400:
+                self._abort_later()
+        elif not self.pipeline and self._has_place():
             self._wait(timed=not self._whole)
+
+    def _has_place(self) -> bool:
+        """Whether the connection may wait for another request. If too many wait, it is closed."""
+        tls = self.place is not self
+        if self._proven or self.waiting.make_room(self._address, patient=tls):
+            return True
+        self.transport.close()
+        self._limit_reading()
+        return False
 
     def send_400_response(self, msg: str) -> None:
         """Called when the parser fails, or when `_count` makes the parser fail."""
@@ -190,8 +185,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         async def watch(message: Any) -> None:
-            if message["type"] == "http.response.start" and message["status"] < 400:
-                self._proven = self._proven or not is_open(scope["path"])
+            if message["type"] == "http.response.start":
+                self._status = message["status"]
+                if self._status < 400 and not is_open(scope["path"]):
+                    self._proven = True
             await send(message)
 
         await self._inner(scope, receive, watch)
@@ -215,17 +212,29 @@ class BoundedHttp(HttpToolsProtocol):
     def _end(self) -> None:
         self.transport.pause_reading()
         self.transport.close()
+        self._limit_reading()
+        self._abort_later()
+
+    def _limit_reading(self) -> None:
+        """Let the kernel refuse what a connection without a token still sends: a TLS connection
+        that is closing is read and decrypted until its peer closes it.
+        """
+        if isinstance(self.place, socket.socket) and not self._proven:
+            with contextlib.suppress(OSError):  # it is closed already
+                self.place.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel's least
+
+    def _abort_later(self) -> None:
         # closing a TLS connection normally would wait for the peer
         self.loop.call_later(_LINGER_S, self.transport.abort)
 
     def _wait(self, *, timed: bool = True) -> None:
         if not self._proven:
-            self.waiting.add(self, self._address, self.transport.abort)
+            self.waiting.add(self.place, self._address, self.transport.abort)
         if timed:
             self._start_timer()
 
     def _wait_no_more(self) -> None:
-        self.waiting.remove(self)
+        self.waiting.remove(self.place)
         self._stop_timer()
 
     def _start_timer(self) -> None:
@@ -247,81 +256,22 @@ class BoundedHttp(HttpToolsProtocol):
             self._end()
 
 
-class Handshakes:
-    """Accepts the connections of a TLS listener. uvloop's own listener reports a connection only
-    after its handshake, but here connections must be counted before it.
-    """
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        waiting: Waiting,
-        context: ssl.SSLContext,
-        make: Callable[[], BoundedHttp],
-    ) -> None:
-        self._listener, self._waiting, self._context, self._make = listener, waiting, context, make
-        self._loop = asyncio.get_running_loop()
-        self._tasks: dict[asyncio.Task[None], socket.socket] = {}
-        self._open = True
-        self._begin()
-
-    def close(self) -> None:
-        self._open = False
-        self._loop.remove_reader(self._listener.fileno())
-        for connection in self._tasks.values():
-            _shut(connection)
-
-    def _begin(self) -> None:
-        if self._open:
-            self._loop.add_reader(self._listener.fileno(), self._accept)
-
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTED):
-            if self._waiting.crowded:
-                self._rest(_CROWD_PAUSE_S)
-                return
-            try:
-                connection, peer = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:  # no free file descriptors
-                _log.warning("cannot accept connections of nodes: %s", error)
-                self._rest(_REST_S)
-                return
-            connection.setblocking(False)
-            task = self._loop.create_task(self._shake(connection))
-            self._tasks[task] = connection
-            task.add_done_callback(self._tasks.pop)
-            self._waiting.add(connection, str(peer[0]), partial(_shut, connection))
-
-    def _rest(self, seconds: float) -> None:
-        self._loop.remove_reader(self._listener.fileno())
-        self._loop.call_later(seconds, self._begin)
-
-    async def _shake(self, connection: socket.socket) -> None:
-        try:
-            await self._loop.connect_accepted_socket(
-                self._make, connection, ssl=self._context, ssl_handshake_timeout=HEAD_S
-            )
-        except OSError:  # this includes SSLError; an unfinished handshake gets no answer
-            connection.close()
-        finally:
-            self._waiting.remove(connection)
-
-
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
 class BoundedServer(uvicorn.Server):
     """Serves listeners, with limits on their connections. The caller must handle signals."""
 
-    def __init__(self, app: Any, tls: ListenerTls | None = None, scope_mark: str = "") -> None:
+    def __init__(
+        self,
+        app: Any,
+        tls: ListenerTls | None = None,
+        scope_mark: str = "",
+        turns: Turns | None = None,
+    ) -> None:
         self.waiting = Waiting()
+        self._turns = turns or Turns()
         self._handshakes: list[Handshakes] = []
         kept = {
             "waiting": self.waiting,
+            "turns": self._turns,
             "scope_mark": scope_mark,
             "doors": tls,
         }
@@ -355,17 +305,21 @@ class BoundedServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         await self.lifespan.startup()
 
-        def make() -> BoundedHttp:
+        def make(place: object = None) -> BoundedHttp:
             protocol: Any = self.config.http_protocol_class
             made: BoundedHttp = protocol(
                 config=self.config, server_state=self.server_state, app_state={}, _loop=loop
             )
+            if place is not None:
+                made.place = place
             return made
 
         self.servers = []
         for each in sockets:
             if self._context is not None:
-                self._handshakes.append(Handshakes(each, self.waiting, self._context, make))
+                self._handshakes.append(
+                    Handshakes(each, self.waiting, self._turns, self._context, make)
+                )
             else:
                 made = await loop.create_server(make, sock=each, backlog=self.config.backlog)
                 self.servers.append(made)

@@ -366,13 +366,15 @@ def _make_servers(
     from cavvy.api.doors import BoundedServer
     from cavvy.api.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
     from cavvy.api.node_listener.tls import TlsContexts
+    from cavvy.api.turns import Turns
 
-    servers = [(BoundedServer(app), [own])]
+    servers, turns = [(BoundedServer(app), [own])], Turns()
     if user_listener is not None:
-        servers.append((BoundedServer(app, user_listener.tls), [user_listener.sock]))
+        server = BoundedServer(app, user_listener.tls, turns=turns)
+        servers.append((server, [user_listener.sock]))
     if node_endpoint is not None:
         nodes, tls = NodeRouteFilter(app), TlsContexts(node_endpoint.certificate.file)
-        server = BoundedServer(nodes, tls, ONLY_DOWNLOADS)
+        server = BoundedServer(nodes, tls, ONLY_DOWNLOADS, turns)
         servers.append((server, [node_endpoint.sock]))
     return servers
 
@@ -432,7 +434,7 @@ def _start_log() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

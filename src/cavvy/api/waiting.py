@@ -1,0 +1,72 @@
+"""Counts the connections that have shown no token and wait: for their handshake, their first
+request or their next one. Their number is limited, in all and for each address.
+"""
+
+import ipaddress
+import time
+from collections.abc import Callable
+from typing import Any
+
+WAITING = 512  # maximum number of connections without a request, per listener
+WAITING_EACH = 64  # maximum number of connections without a request, per address
+# A connection keeps its place for this many seconds, even if others want it: a crowd of nodes that
+# connect at the same time is served one after the other. If the oldest ones were cut at once, none
+# of the crowd would get through.
+SERVED_S = 2.0
+
+
+class Waiting:
+    """The connections that have not sent a request yet, oldest first."""
+
+    def __init__(self) -> None:
+        self._all: dict[object, tuple[str, Callable[[], None], float]] = {}
+        self._each: dict[str, dict[object, None]] = {}
+
+    def add(self, connection: object, address: str, cut: Callable[[], None]) -> None:
+        """Count a connection. One that is counted already starts anew, with another `cut`."""
+        self.remove(connection)
+        self._all[connection] = (address, cut, time.monotonic())
+        self._each.setdefault(address, {})[connection] = None
+
+    def remove(self, connection: object) -> None:
+        found = self._all.pop(connection, None)
+        if found is not None:
+            own = self._each[found[0]]
+            del own[connection]
+            if not own:
+                del self._each[found[0]]
+
+    def make_room(self, address: str, *, patient: bool = True) -> bool:
+        """Whether one more connection of this address may wait. If there are too many, the oldest
+        one is cut, because a client normally sends its request at once; if this is `patient`, only
+        one that has had its time.
+        """
+        own = self._each.get(address, {})
+        if address and len(own) >= WAITING_EACH:
+            crowd: dict[object, Any] = own
+        elif len(self._all) >= WAITING:
+            crowd = self._all
+        else:
+            return True
+        oldest = next(iter(crowd))
+        _, cut, since = self._all[oldest]
+        if patient and time.monotonic() - since < SERVED_S:
+            return False
+        self.remove(oldest)
+        cut()
+        return True
+
+
+def find_origin(peer: object) -> str:
+    """The address that a connection is counted for: that of its peer or, for IPv6, the network of
+    64 bits, because one machine has all addresses of such a network; "" for a Unix socket.
+    """
+    if not isinstance(peer, tuple) or not peer:
+        return ""
+    host = str(peer[0])
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return f"{ipaddress.IPv6Address(int(address) >> 64 << 64)}/64"
