@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavvy.domain.values import replace
 from cavvy.planner.spot.auto import AutoPolicy
 from cavvy.planner.spot.policies import POLICIES, find_policy
 from cavvy.planner.spot.view import (
     GRAIN_S,
     NOWHERE,
     JobTerms,
+    PolicyDecision,
     PolicyMaker,
     PolicyMarket,
     PolicyView,
@@ -283,3 +285,34 @@ def test_working_spot_is_left_for_spot_that_is_assumed_only_at_a_lower_price(
     assumed = SpotQuote(True, usd_hr, since_s=3.75 * HOUR)
     seen = PolicyView(5 * HOUR, 16 * HOUR, RunMode.SPOT, 0, 0.0, (here, assumed))
     assert policy.decide(seen).market == market
+
+
+def test_auto_leaves_on_demand_only_for_spot_that_has_lasted_in_every_market() -> None:
+    terms = JobTerms(
+        work_s=40 * HOUR,
+        deadline_s=43 * HOUR,
+        overhead_s=0.2 * HOUR,
+        markets=(PolicyMarket(name="a"), PolicyMarket(name="b")),
+    )
+
+    def ask(hours_with_spot: float) -> PolicyDecision:
+        policy = AutoPolicy(terms)
+        policy.learn(0.0, (SpotQuote(False, 0.3), SpotQuote(False, 0.3)))
+        there = (SpotQuote(False, 0.3), SpotQuote(True, 0.6))
+        policy.learn(2 * HOUR, there)
+        now, left = 2 + hours_with_spot, 40 - 1.8 - hours_with_spot
+        return policy.decide(PolicyView(now * HOUR, left * HOUR, RunMode.ON_DEMAND, 0, 0.0, there))
+
+    just = ask(0.0)
+    assert just.mode is RunMode.ON_DEMAND
+    assert 2 * HOUR < just.again_s <= 2.5 * HOUR
+    assert ask(3.0)[:2] == (RunMode.SPOT, 1)
+
+
+@pytest.mark.parametrize(("left", "expected"), [(9, RunMode.SPOT), (2, RunMode.ON_DEMAND)])
+def test_auto_leaves_on_demand_only_if_the_rest_of_the_work_pays(
+    left: float, expected: RunMode
+) -> None:
+    policy = AutoPolicy(replace(TERMS, overhead_s=0.2 * HOUR, deadline_s=100 * HOUR))
+    policy.learn(-24 * HOUR, (SpotQuote(True, 0.95),))
+    assert policy.decide(view(1, left, RunMode.ON_DEMAND, True, usd_hr=0.95)).mode is expected

@@ -102,7 +102,7 @@ class AutoPolicy(MarketPolicy):
                     _LASTS,
                 )
             case RunMode.ON_DEMAND:
-                return self._leave_on_demand(view, moment, watch, problem)
+                return self._leave_on_demand(view, moment, problem, targets)
             case RunMode.IDLE:
                 return self._leave_idle(view, moment, watch, problem)
 
@@ -119,25 +119,41 @@ class AutoPolicy(MarketPolicy):
         return None
 
     def _leave_on_demand(
-        self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, problem: CycleProblem
+        self, view: PolicyView, moment: TimeLeft, problem: CycleProblem, targets: Sequence[int]
     ) -> PolicyDecision:
-        spare = moment.slack - self._enters
-        if not watch.up:
-            if spare > 0 and problem.is_free() and self._pays(watch, 0.0, moment, 0.0):
-                return self._idle(view, moment, inf, "there is enough slack to wait for spot")
-            return self._stay(view, _LOOK_AGAIN_HR, "spot is unavailable")
+        watch, spare = self._watches[self._home], moment.slack - self._enters
+        if not watch.up and spare > 0 and problem.is_free() and self._pays(watch, 0.0, moment, 0.0):
+            return self._idle(view, moment, inf, "there is enough slack to wait for spot")
         if spare < 0:
             return self._stay(view, inf, "there is too little slack to change to spot")
+        if not watch.up and not targets:
+            return self._stay(view, _LOOK_AGAIN_HR, "spot is unavailable")
         cycle = self._solve(problem, self._home)
-        entry = self._overhead * (1 + cycle.price) + cycle.wait.cost
-        trust, *_ = plan_trust(watch.stays.beyond(watch.age), watch.saving, entry)
+        trust = self._trust(view, moment, cycle, self._home) if watch.up else _LOOK_AGAIN_HR
         if trust <= 0:
             return PolicyDecision(
                 RunMode.SPOT,
                 self._home,
                 reason="spot has been available long enough to be worth the change",
             )
-        return self._stay(view, trust, _BRIEF)
+        soonest = min((self._trust(view, moment, cycle, index) for index in targets), default=inf)
+        # Spot may be trusted although a move there is not worth its price.
+        return self._stay(view, min(trust, soonest if soonest > 0 else _LOOK_AGAIN_HR), _BRIEF)
+
+    def _trust(self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle, index: int) -> float:
+        """For how many more hours this market must have spot until a job on demand should change to
+        it; 0 if it should change now. The expected saving, of at most the remaining work, must also
+        pay for the change and for the wait that may follow.
+        """
+        watch = self._watches[index]
+        entry = self._overhead * (1 + cycle.price) + self._moves[view.market][index]
+        rest = watch.stays.beyond(watch.age)
+        trust, *_ = plan_trust(rest, watch.saving, entry + cycle.wait.cost)
+        if trust > 0:
+            return trust
+        hours, lasts = watch.stays.within(watch.age, moment.work)
+        pays = watch.saving * hours >= entry + (1 - lasts) * cycle.wait.cost
+        return 0.0 if pays else _LOOK_AGAIN_HR
 
     def _leave_idle(
         self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, problem: CycleProblem
@@ -217,7 +233,7 @@ class AutoPolicy(MarketPolicy):
         self, view: PolicyView, moment: TimeLeft, problem: CycleProblem, targets: Sequence[int]
     ) -> PolicyDecision | None:
         """A move to another market, if spot there is expected to cost less than staying; otherwise
-        None.
+        None. A job on demand also requires that spot there has been available for long enough.
         """
         if moment.slack < self._enters:
             return None
@@ -226,6 +242,8 @@ class AutoPolicy(MarketPolicy):
         hurdle = here + (_WORTH_MOVING * moment.work if view.market != NOWHERE else 0.0)
         best, there = hurdle, None
         for index in targets:
+            if view.mode is RunMode.ON_DEMAND and self._trust(view, moment, cycle, index) > 0:
+                continue
             worth = self._prospect_there(view, moment, cycle, index)
             if worth > best:
                 best, there = worth, index
