@@ -2,6 +2,8 @@
 of them leaves the server.
 """
 
+import json
+import os
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +13,15 @@ import httpx
 import pytest
 from tests.api.api_state import Api, until
 from tests.api.team import make_team
+from tests.unit.test_project_keys import AZURE, GOOGLE
 
+from cavvy.api.errors import ApiProblem
+from cavvy.api.project_credentials import CredentialContent
 from cavvy.control.reconcile import HOSTS
 from cavvy.domain.accounts import Role
 from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.domain.values import replace
-from cavvy.providers.abilities import CLOSEABLE, SHARES_HOSTS
+from cavvy.providers.abilities import CLOSEABLE, SHARES_HOSTS, ability
 from cavvy.providers.base import Provider, Refused, TryAgain
 
 PATH = "/v1/projects/p/credentials/fake"
@@ -104,6 +109,58 @@ async def test_a_key_that_the_provider_refuses_is_not_stored(api: Api) -> None:
     ):
         answer = await api.http.put(path, json=asked)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request"), path
+
+
+KEYS = {
+    "aws": "aws_access_key_id = AKIDTEST\naws_secret_access_key = word\n",
+    "azure": json.dumps(AZURE),
+    "gcp": json.dumps(GOOGLE),
+}
+
+
+@pytest.mark.parametrize(
+    ("provider", "key", "settings"),
+    [
+        ("aws-batch", "aws", {"queues": "gpu", "regions": "eu-west-1"}),
+        ("ecs", "aws", {"capacity": "FARGATE", "subnets": "s-1", "regions": "eu-west-1"}),
+        ("sagemaker-notebooks", "aws", {"role": "r", "regions": "eu-west-1"}),
+        ("vertex-workbench", "gcp", {"zones": "us-central1-a", "script": "gs://b/s", "fees": "0"}),
+        ("azure", "azure", {"subscription": "s", "regions": "eastus"}),
+        ("azure-batch", "azure", {"account": "train.westeurope"}),
+        ("azureml", "azure", {"resource_group": "g", "workspace": "w"}),
+        ("azureml-notebooks", "azure", {"resource_group": "g", "workspace": "w"}),
+    ],
+)
+async def test_accounts_at_managed_services(
+    api: Api, provider: str, key: str, settings: dict[str, Any]
+) -> None:
+    """The provider is made of the key and the settings; nothing asks the cloud."""
+    content = CredentialContent(settings=settings, keys={"key_file": KEYS[key]})
+    credentials = api.app_state.credentials
+    made, files = credentials._open("p", provider, content)
+    try:
+        assert len(files) == 1
+    finally:
+        if closeable := ability(made, CLOSEABLE):
+            await closeable.close()
+        os.close(files[0])
+    for wrong in (
+        CredentialContent(settings=settings),
+        CredentialContent(settings={**settings, "endpoint": "http://x"}, keys=content.keys),
+    ):
+        with pytest.raises(ApiProblem):
+            credentials._open("p", provider, wrong)
+    if key != "aws":  # whose key file is read line by line
+        with pytest.raises(ApiProblem, match="cannot be used"):
+            credentials._open("p", provider, replace(content, keys={"key_file": "/etc/shadow"}))
+
+
+async def test_providers_without_accounts_say_why(api: Api) -> None:
+    for name in ("local", "ssh", "join", "slurm", "pbs", "ray", "kubernetes"):
+        path = f"/v1/projects/p/credentials/{name}"
+        answer = await api.http.put(path, json={"keys": {"key_file": "k"}})
+        assert answer.status_code == 422
+        assert "has no credentials of projects: " in answer.json()["message"]
 
 
 async def test_a_credential_that_cannot_be_opened_is_told_and_tried_again(api: Api) -> None:

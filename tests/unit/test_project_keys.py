@@ -8,11 +8,14 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from cavvy.providers.base import KeyFileRefused
+from cavvy.providers.azure import project_key as azure
+from cavvy.providers.azure.account import AzureAccount
+from cavvy.providers.base import KeyFileRefused, Refused
 from cavvy.providers.gcp import project_key as gcp
 from cavvy.providers.nebius import project_key as nebius
 from cavvy.providers.oci import project_key as oci
 from cavvy.providers.oci.credentials import OciCredentials
+from cavvy.providers.registry import manifests
 
 PEM = (
     rsa.generate_private_key(65537, 2048)
@@ -51,6 +54,14 @@ OCI = {
 }
 
 
+AZURE = {
+    "appId": "3f6a7c1e-0000-4000-8000-00000000000a",
+    "displayName": "cavvy",
+    "password": "abc~DEF.123",
+    "tenant": "3f6a7c1e-0000-4000-8000-00000000000b",
+}
+
+
 def make_google(**changes: object) -> str:
     return json.dumps({**GOOGLE, **changes})
 
@@ -62,6 +73,43 @@ def make_nebius(**changes: object) -> str:
 def make_oci(**changes: str) -> str:
     lines = [f"{name} = {value}" for name, value in {**OCI, **changes}.items() if value]
     return "[DEFAULT]\n" + "\n".join(lines) + "\n"
+
+
+def make_azure(**changes: object) -> str:
+    return json.dumps({**AZURE, **changes})
+
+
+def test_a_service_principal_of_azure_in_both_forms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = pytest.importorskip("azure.identity")
+    monkeypatch.setenv("AZURE_SUBSCRIPTION_ID", "of-the-server")
+    found = json.loads(azure.clean_key(make_azure()))
+    assert found == {
+        "clientId": AZURE["appId"], "tenantId": AZURE["tenant"], "clientSecret": AZURE["password"],
+    }  # fmt: skip
+    with_addresses = {**found, "managementEndpointUrl": "http://evil", "certificate": "/etc/shadow"}
+    assert json.loads(azure.clean_key(json.dumps(with_addresses))) == found
+    file = tmp_path / "key"
+    file.write_text(azure.clean_key(make_azure()))
+    settings = {"endpoint": "https://management.azure.com", "key_file": str(file)}
+    account = AzureAccount(settings, None)
+    assert account._subscription == "", "the server's own is not that of the project"
+    credential = account._find_credential()
+    assert isinstance(credential, identity.ClientSecretCredential)
+    assert AzureAccount({**settings, "key_file": ""}, None)._subscription == "of-the-server"
+    file.write_text("{}")
+    with pytest.raises(Refused, match="key_file: `appId`"):
+        account._find_credential()
+
+
+def test_each_provider_takes_credentials_of_projects_or_says_why_not() -> None:
+    for each in manifests():
+        assert bool(each.project_settings) != bool(each.no_project_accounts), each.name
+        forbidden = {"profile", "endpoint", "prices_endpoint", "history_endpoint"}
+        assert forbidden.isdisjoint(each.project_settings), each.name
+        known = {setting.name for setting in each.settings}
+        assert known >= set(each.project_settings), each.name
 
 
 def test_a_key_of_google_leads_to_google_alone() -> None:
@@ -104,6 +152,14 @@ def test_a_configuration_of_oci_signs_with_the_key_in_it(tmp_path: Path) -> None
         (gcp.clean_key, make_google(project_id="../x"), "project_id"),
         (gcp.clean_key, make_google(private_key="file:///etc/shadow"), "private_key"),
         (gcp.clean_key, make_google(client_email=None), "client_email"),
+        (azure.clean_key, "x", "not JSON"),
+        (azure.clean_key, "[]", "az ad sp"),
+        (azure.clean_key, make_azure(tenant="../x"), "tenant"),
+        (azure.clean_key, make_azure(tenant="a.example/#"), "tenant"),
+        (azure.clean_key, make_azure(appId="x"), "appId"),
+        (azure.clean_key, make_azure(password="a\nb"), "password"),
+        (azure.clean_key, make_azure(password=None), "password"),
+        (azure.clean_key, make_azure(activeDirectoryEndpointUrl="http://evil"), "Endpoint"),
         (nebius.clean_key, "/etc/shadow {", "neither"),
         (nebius.clean_key, "{}", "neither"),
         (nebius.clean_key, make_nebius(alg="none"), "RS256"),

@@ -262,9 +262,10 @@ class ProjectCredentials:
 def check_content(manifest: Manifest, content: CredentialContent) -> None:
     """Raise ApiProblem unless a project may set exactly this for the provider."""
     if not manifest.project_settings:
+        why = f": {manifest.no_project_accounts}" if manifest.no_project_accounts else ""
         raise ApiProblem(
             "invalid-request",
-            f"{manifest.name} has no credentials of projects",
+            f"{manifest.name} has no credentials of projects{why}",
             "docs/guides/credentials.md lists the providers that have",
         )
     kinds = {each.name: each.kind for each in manifest.settings}
@@ -287,8 +288,8 @@ def check_content(manifest: Manifest, content: CredentialContent) -> None:
                 "invalid-request",
                 f"{name} must have at most {_LONGEST} characters, all of them printable",
             )
-        if name == "regions" and not _REGIONS.fullmatch(text):
-            raise ApiProblem("invalid-request", f"{text!r} does not list regions")
+        if name in ("regions", "zones") and not _REGIONS.fullmatch(text):
+            raise ApiProblem("invalid-request", f"{text!r} does not list {name}")
     check_settings(manifest, content.settings)
 
 

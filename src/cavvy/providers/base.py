@@ -137,6 +137,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     # a module that defines clean_key(text) -> str, which reduces the key file that a project has
     # set to what identifies its account, or raises KeyFileRefused; "" if it contains only keys
     project_key: str = ""
+    # why projects have no accounts of their own here; "" if they have
+    no_project_accounts: str = ""
     abilities: Sequence[Ability[Any]] = ()  # abilities beyond the four methods of the interface
     no_quotas: str = ""  # why no program can read the account's quotas; "" if not stated
     options: Mapping[str, str] = field(

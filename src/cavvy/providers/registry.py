@@ -218,6 +218,7 @@ def settings_page() -> str:
         methods = ", ".join(f"`{method}()`" for method in each.methods)
         able = ", ".join(manifest.name for manifest in known if each in manifest.abilities)
         lines.append(f"| {each.name} | {methods} | {each.purpose} | {able} |")
+    lines += _list_accounts(known)
     for manifest in known:
         lines += ["", f"## {manifest.name}: {manifest.title}", "", _docs(manifest), ""]
         lines += ["| setting | value | default | what it does |", "|---|---|---|---|"]
@@ -230,6 +231,28 @@ def settings_page() -> str:
             lines += ["", "| unsupported | reason |", "|---|---|"]
             lines += [f"| {feature} | {reason} |" for feature, reason in reasons]
     return "\n".join(lines) + "\n"
+
+
+def _list_accounts(known: Sequence[Manifest]) -> list[str]:
+    """The table of the providers at which projects can have accounts of their own."""
+    lines = [
+        "",
+        "## Accounts of projects",
+        "",
+        "At these providers, a project can have [a credential of its own]"
+        "(../guides/credentials.md), or the reason why not.",
+        "",
+        "| provider | credential of a project |",
+        "|---|---|",
+    ]
+    for each in known:
+        keys = ", ".join(f"`{name}`" for name in each.project_settings if name in _keys(each))
+        lines.append(f"| {each.name} | {keys or f'none: {each.no_project_accounts}'} |")
+    return lines
+
+
+def _keys(manifest: Manifest) -> Collection[str]:
+    return [each.name for each in manifest.settings if each.kind is SettingKind.KEY_FILE]
 
 
 def _docs(manifest: Manifest) -> str:

@@ -16,6 +16,16 @@ MANIFEST = Manifest(
     title="AWS Batch",
     docs="docs/guides/aws-batch.md",
     abilities=ABILITIES,
+    project_settings=(
+        "key_file",
+        "regions",
+        "queues",
+        "image",
+        "share",
+        "job_role",
+        "execution_role",
+        "memory_percent",
+    ),
     visibility_delay=timedelta(minutes=1),
     # the instance's metadata tell the end of a spot instance 120 seconds before
     notice=timedelta(minutes=2),

@@ -7,11 +7,13 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 from cavvy.domain.tasks import Scalar
 from cavvy.packages import extra_command
-from cavvy.providers.base import Refused
+from cavvy.providers.azure.project_key import read_principal
+from cavvy.providers.base import KeyFileRefused, Refused
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
 
@@ -75,9 +77,10 @@ class AzureAccount:
             self.token,
             lambda told: (told["error"]["code"], told["error"]["message"]),
         )
-        self._subscription = str(
-            settings.get("subscription") or os.environ.get("AZURE_SUBSCRIPTION_ID", "")
-        )
+        self._file = str(settings.get("key_file") or "")
+        # the environment is that of the server's own account
+        usual = "" if self._file else os.environ.get("AZURE_SUBSCRIPTION_ID", "")
+        self._subscription = str(settings.get("subscription") or usual)
         self.close = self._api.close
         self.group = str(settings.get("resource_group") or "")
 
@@ -179,6 +182,8 @@ class AzureAccount:
                 return self._credential.get_token(scope or self._scope).token
         except errors.ClientAuthenticationError as error:
             text = " ".join(str(error).split())[:1000]
+            if self._file:
+                raise Refused(f"{self._table} key_file: Azure refuses it: {text}") from error
             raise Refused(
                 f"{self._table}: Azure accepts no credential on this server; sign in with `az "
                 f"login`, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET: {text}"
@@ -191,7 +196,18 @@ class AzureAccount:
         minutes and delay all calls of the provider.
         """
         limits = {"connection_timeout": _CONNECT_S, "read_timeout": _READ_S, "retry_total": 1}
-        found: Credential = self._import("azure.identity").DefaultAzureCredential(**limits)
+        identity = self._import("azure.identity")
+        found: Credential
+        if not self._file:
+            found = identity.DefaultAzureCredential(**limits)
+            return found
+        try:
+            told = read_principal(Path(self._file).expanduser().read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, KeyFileRefused) as error:
+            raise Refused(f"{self._table} key_file: {error}") from error
+        found = identity.ClientSecretCredential(
+            told["tenantId"], told["clientId"], told["clientSecret"], **limits
+        )
         return found
 
     def _import(self, module: str) -> Any:

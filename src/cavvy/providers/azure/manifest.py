@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
+from cavvy.providers.azure.settings import KEY_FILE
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.notices import NoticeNode, NoticeReply, NoticeSource
 from cavvy.providers.settings import flag, number, text
@@ -38,6 +39,21 @@ MANIFEST = Manifest(
     docs="docs/guides/azure.md",
     rights="a role with the actions in docs/guides/azure.md, three of them on the subscription",
     abilities=(*ABILITIES, HAS_PARTS, TELLS_QUOTAS),
+    project_settings=(
+        "key_file",
+        "subscription",
+        "resource_group",
+        "regions",
+        "sizes",
+        "image",
+        "disk_gib",
+        "disk_type",
+        "subnets",
+        "public_ip",
+        "ssh_key",
+        "identity",
+    ),
+    project_key="cavvy.providers.azure.project_key",
     prices="cavvy.providers.azure.price_list",
     visibility_delay=timedelta(minutes=1),
     notices=NOTICES,
@@ -58,6 +74,7 @@ MANIFEST = Manifest(
     },
     options={"image": "the machine image: publisher:offer:sku:version, or a resource id"},
     settings=(
+        KEY_FILE,
         text(
             "subscription",
             "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the "

@@ -33,7 +33,9 @@ class BatchApi:
         """If `make_credential` is None, azure-identity finds the credential."""
         self._settings = settings
         self._credentials = AzureAccount(
-            {"endpoint": _RESOURCE, "resource_group": ""}, make_credential, provider="azure-batch"
+            {"endpoint": _RESOURCE, "key_file": str(settings.get("key_file") or "")},
+            make_credential,
+            provider="azure-batch",
         )
         self._client: RestClient | None = None
 

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from cavvy.providers.azure.settings import KEY_FILE
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import flag, text
 from cavvy.providers.vm.abilities import ABILITIES
@@ -16,6 +17,15 @@ MANIFEST = Manifest(
     title="Azure Batch",
     docs="docs/guides/azure-batch.md",
     abilities=ABILITIES,
+    project_settings=(
+        "key_file",
+        "account",
+        "sizes",
+        "spot",
+        "image",
+        "subnet",
+    ),
+    project_key="cavvy.providers.azure.project_key",
     visibility_delay=timedelta(minutes=1),
     rights="the role Azure Batch Data Contributor on the Batch account, or a role with the actions "
     "Microsoft.Batch/batchAccounts/pools/read, write and delete, and the data actions "
@@ -44,6 +54,7 @@ MANIFEST = Manifest(
     },
     options={"image": "the image, as for the setting `image`"},
     settings=(
+        KEY_FILE,
         text(
             "account",
             "The name and the region of the Batch account, such as `train.westeurope`. Required.",

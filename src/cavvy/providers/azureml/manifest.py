@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from cavvy.providers.azure.manifest import NOTICES
+from cavvy.providers.azure.settings import KEY_FILE
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
@@ -17,6 +18,17 @@ MANIFEST = Manifest(
     title="Azure Machine Learning",
     docs="docs/guides/azureml.md",
     abilities=ABILITIES,
+    project_settings=(
+        "key_file",
+        "subscription",
+        "resource_group",
+        "workspace",
+        "clusters",
+        "image",
+        "experiment",
+        "max_run_s",
+    ),
+    project_key="cavvy.providers.azure.project_key",
     visibility_delay=timedelta(minutes=1),
     notices=NOTICES,
     notice=timedelta(seconds=30),
@@ -48,6 +60,7 @@ MANIFEST = Manifest(
         "the variable `AZUREML_DATA_digits`",
     },
     settings=(
+        KEY_FILE,
         text(
             "subscription",
             "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the "

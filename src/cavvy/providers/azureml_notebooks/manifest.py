@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from cavvy.providers.azure.settings import KEY_FILE
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.managed.notebook_manifest import list_unsupported
 from cavvy.providers.settings import number, text
@@ -16,6 +17,18 @@ MANIFEST = Manifest(
     title="Azure ML compute instances",
     docs="docs/guides/notebooks.md",
     abilities=ABILITIES,
+    project_settings=(
+        "key_file",
+        "subscription",
+        "resource_group",
+        "workspace",
+        "sizes",
+        "user_id",
+        "tenant_id",
+        "subnet",
+        "idle_stop_s",
+    ),
+    project_key="cavvy.providers.azure.project_key",
     only_sessions=True,
     visibility_delay=timedelta(minutes=1),
     rights="Microsoft.MachineLearningServices/workspaces/read, workspaces/computes/read, write and "
@@ -39,6 +52,7 @@ MANIFEST = Manifest(
         f"setting `idle_stop_s` ({_API})",
     },
     settings=(
+        KEY_FILE,
         text(
             "subscription",
             "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the "
@@ -56,7 +70,7 @@ MANIFEST = Manifest(
         text(
             "user_id",
             "The object id of the user who may also open the notebook in Azure's studio. The "
-            "default is the account of the server's credentials.",
+            "default is the account of the credentials.",
         ),
         text("tenant_id", "The tenant of the user in `user_id`."),
         text("subnet", "The id of the subnet of compute instances. By default, Azure selects one."),

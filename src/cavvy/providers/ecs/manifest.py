@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from cavvy.providers.aws.settings import ACCOUNT
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import flag, number, text
 from cavvy.providers.vm.abilities import ABILITIES
@@ -16,6 +17,20 @@ MANIFEST = Manifest(
     title="Amazon ECS",
     docs="docs/guides/ecs.md",
     abilities=ABILITIES,
+    project_settings=(
+        "key_file",
+        "regions",
+        "cluster",
+        "capacity",
+        "subnets",
+        "security_groups",
+        "public_address",
+        "image",
+        "execution_role",
+        "task_role",
+        "log_group",
+        "memory_percent",
+    ),
     visibility_delay=timedelta(minutes=1),
     # Fargate: SIGKILL follows SIGTERM after 120 seconds; the agent needs 10 of them for its last
     # report. EC2: the instance's metadata tell the end of a spot instance 120 seconds before.
@@ -51,16 +66,7 @@ MANIFEST = Manifest(
             "regions",
             "The region of the cluster. The default is the region of the AWS configuration.",
         ),
-        text(
-            "profile",
-            "The profile of `~/.aws` to use. By default, boto3 searches for credentials in its "
-            "usual order.",
-        ),
-        text(
-            "endpoint",
-            "The address for all AWS calls, such as a private endpoint. The default is AWS's own "
-            "address.",
-        ),
+        *ACCOUNT,
         text("cluster", "The name of the cluster that runs the tasks.", "default"),
         text(
             "capacity",

@@ -29,6 +29,7 @@ UNSUPPORTED: Mapping[Feature, str] = {
 MANIFEST = Manifest(
     name="join",
     title="machines that joined with a pasted command",
+    no_project_accounts="a machine joins with a token of the server; there is no other credential",
     docs="docs/guides/join.md",
     unsupported=UNSUPPORTED,
     abilities=(

@@ -29,6 +29,7 @@ UNSUPPORTED: Mapping[Feature, str] = {
 MANIFEST = Manifest(
     name="local",
     title="this machine",
+    no_project_accounts="it is the machine of the server, and needs no credential",
     docs="docs/guides/this-machine.md",
     unsupported=UNSUPPORTED,
     abilities=(SHARES_HOSTS, SIGNALS_CHANGES, CHECKS_TASKS, WHO_AM_I, CLOSEABLE),

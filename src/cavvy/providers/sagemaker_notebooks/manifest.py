@@ -16,6 +16,16 @@ MANIFEST = Manifest(
     title="Amazon SageMaker notebook instances",
     docs="docs/guides/notebooks.md",
     abilities=ABILITIES,
+    project_settings=(
+        "key_file",
+        "regions",
+        "role",
+        "instances",
+        "platform",
+        "subnet",
+        "security_groups",
+        "disk_gib",
+    ),
     only_sessions=True,
     visibility_delay=timedelta(minutes=1),
     rights="sagemaker:CreateNotebookInstance, DescribeNotebookInstance, ListNotebookInstances, "

@@ -32,6 +32,8 @@ UNSUPPORTED: Mapping[Feature, str] = {
 MANIFEST = Manifest(
     name="ssh",
     title="hosts reached by SSH",
+    no_project_accounts="the hosts and their SSH keys are files of the server's owner, and SSH "
+    "configurations can start programs",
     docs="docs/guides/ssh-hosts.md",
     unsupported=UNSUPPORTED,
     abilities=(

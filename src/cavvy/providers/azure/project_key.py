@@ -1,0 +1,44 @@
+"""Checks the file of a service principal. Only what identifies the principal is taken from it,
+since other kinds of credentials name files or addresses.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+
+from cavvy.providers.base import KeyFileRefused
+
+_HOME = "https://login.microsoftonline.com"
+_GUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+# field -> its names in the two forms of `az ad sp create-for-rbac`, and its form
+_TAKEN = {
+    "clientId": (("appId", "clientId"), re.compile(_GUID)),
+    "tenantId": (("tenant", "tenantId"), re.compile(rf"{_GUID}|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")),
+    "clientSecret": (("password", "clientSecret"), re.compile(r"[!-~]{1,200}")),
+}
+
+
+def clean_key(text: str) -> str:
+    """A key file with the fields that are needed. Raises KeyFileRefused, whose text quotes nothing
+    of the key.
+    """
+    return json.dumps(read_principal(text))
+
+
+def read_principal(text: str) -> Mapping[str, str]:
+    """The values of `clientId`, `tenantId` and `clientSecret`. Raises KeyFileRefused."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        raise KeyFileRefused("it is not JSON") from None
+    if not isinstance(told, dict):
+        raise KeyFileRefused("it must be what `az ad sp create-for-rbac` prints")
+    if str(told.get("activeDirectoryEndpointUrl", _HOME)).rstrip("/") != _HOME:
+        raise KeyFileRefused(f"`activeDirectoryEndpointUrl` must be {_HOME}")
+    taken = {}
+    for field, (names, form) in _TAKEN.items():
+        value = next((told[name] for name in names if name in told), None)
+        if not isinstance(value, str) or not form.fullmatch(value):
+            raise KeyFileRefused(f"`{names[0]}` is missing, or is not one of a service principal")
+        taken[field] = value
+    return taken
