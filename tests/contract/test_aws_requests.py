@@ -767,6 +767,35 @@ def test_a_volume_is_made_once_and_goes_with_a_launch_that_failed(
     play(scenario)
 
 
+def test_kept_volumes_are_told_with_their_price_and_their_gangs(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig()
+    zone = here.cloud.rules.zones[REGION][0]
+    here.cloud.disks.make(REGION, {"AvailabilityZone": zone, "Size": "10"}, {"Name": "theirs"})
+    kept, scratch = (
+        Volume(kind=VolumeKind.NAMED, source=name, path=f"/{name}", size_gib=8, keep=keep)
+        for name, keep in (("data", True), ("scratch", False))
+    )
+
+    async def scenario() -> None:
+        gang = await here.gang("g4dn.xlarge", spot=True, zone=zone, volumes=(kept, scratch))
+        await here.provider.launch(gang)
+        for _ in range(3):
+            await here.pass_time()
+        (seen,) = await here.provider.kept_volumes()
+        assert (seen.name, seen.size_gib, seen.region, seen.zone) == ("data", 8, REGION, zone)
+        assert (seen.made_for, seen.used_by) == ("rm-a-1", ("rm-a-1",))
+        assert seen.price is not None
+        assert seen.price.price.micros > 0
+        assert seen.price.source == "AWS Price List API"
+        await here.clear_but_volumes()
+        (after,) = await here.provider.kept_volumes()
+        assert after == seen
+
+    play(scenario)
+
+
 def test_two_gangs_that_start_at_once_do_not_make_one_volume_twice(
     provider_rig: Callable[..., ProviderRig], account: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ from tests.unit.test_cli_jobs import make_entry
 
 from cavvy.cli.main import cli
 from cavvy.cli.view.advice import describe_remedy
+from cavvy.client import ApiError
+from cavvy.client.ledger_wire import LedgerEntryView
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.planner.advice import ObservedRun, WasteKind, advise
@@ -138,6 +140,58 @@ def test_a_commitment_pays_for_machines_that_run_often_enough() -> None:
     assert advice.used == pytest.approx(170.5 / 200)
     assert advise_reservations([use(0, 39)], offers, T0, until) == []
     assert advise_reservations([], offers, T0, until) == []
+
+
+def test_volumes_and_machines_are_judged_by_the_ledger(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+
+    def entry(begin: float, end: float, cost: int, **fields: object) -> LedgerEntryView:
+        given = {
+            "project": "default",
+            "job": "",
+            "job_id": "",
+            "provider": "aws",
+            "region": "us-east-1",
+            "line_since": now - begin * HOUR,
+            "since": now - begin * HOUR,
+            "until": now - end * HOUR,
+            "quantity": round((begin - end) * 3_600_000_000),
+            "amount_micros": cost,
+            "corrects": None,
+            **fields,
+        }
+        return replace(make_entry(micros=cost), **given)
+
+    storage: dict[str, object] = {"kind": "storage", "line": "storage"}
+    machine = {"machine": "dev", "job_id": "gone", "job": "train"}
+    lines = [
+        entry(700, 0, 9_000_000, **storage, volume="old", id="volume:aws:vol-1/0/1"),
+        entry(700, 300, 9_000_000, **storage, volume="used", id="volume:aws:vol-2/0/1"),
+        entry(700, 500, 9_000_000, **storage, volume="gone", id="volume:aws:vol-3/0/1"),
+        entry(20, 10, 10_000_000, **machine, kind="node", line="node", id="a-1/0/1"),
+        entry(10, 0, 10_000_000, **machine, kind="idle", line="kept", id="a-1/0/2"),
+    ]
+    monkeypatch.setattr("cavvy.client.ledger_wire.list_entries", lambda *_, **__: lines)
+
+    def no_job(project: str, name: str) -> None:
+        raise ApiError("job-not-found", "there is no such job")
+
+    monkeypatch.setattr(client, "job", no_job)
+    told = CliRunner().invoke(cli, ["advise", "-o", "json"])
+    assert told.exit_code == 0, told.output
+    rows = [(row["job"], row["waste"], row["remedy"]) for row in json.loads(told.stdout)]
+    assert rows == [
+        ("dev", "idle kept nodes", "cavvy machines stop dev"),
+        (
+            "old",
+            "unattached volume",
+            "aws ec2 delete-volume --region us-east-1 --volume-id vol-1",
+        ),
+    ]
+    amounts = [row["amount_micros"] for row in json.loads(told.stdout)]
+    assert amounts == [pytest.approx(10_000_000 * (1 - 1 / 60)), 9_000_000]
 
 
 def test_the_commands_read_the_ledger_and_the_telemetry(

@@ -1,6 +1,7 @@
 """`cavvy advise`: names waste, with what it costs in a month and how to end it."""
 
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,6 +9,9 @@ from cavvy.cli.reach.arguments import since_option
 from cavvy.cli.reach.session import any_project_option, named, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.planner.advice import Waste
 
 _PERIOD = timedelta(days=30)
 
@@ -17,20 +21,15 @@ _PERIOD = timedelta(days=30)
 @since_option
 @output_option
 def command(project: str | None, since: datetime | None, output: str) -> None:
-    """Name waste in what jobs cost, with dollars in 30 days and how to end it.
+    """Name waste in jobs, machines and volumes, with dollars in 30 days and how to end it.
 
     The period is from --since, by default 30 days ago, until now. Removed jobs are not judged, and
     runs shorter than an hour.
     """
-    from cavvy.cli.reach.usage import list_offers_of, read_charges, read_runs
     from cavvy.cli.view.advice import describe_remedy
-    from cavvy.planner.advice import advise
 
     until = datetime.now(UTC)
-    since = since or until - _PERIOD
-    with session() as client:
-        runs = read_runs(client, read_charges(client, project, since, until))
-    found = advise(runs, list_offers_of(run.offer.provider for run in runs), until - since)
+    found = _find_waste(project, since or until - _PERIOD, until)
     show = formatting.make_money_format(waste.monthly.micros for waste in found)
     columns = [
         TableColumn("job"),
@@ -56,3 +55,23 @@ def command(project: str | None, since: datetime | None, output: str) -> None:
     rows_out(columns, rows, output, empty="no waste was found")
     if output == "table" and rows:
         click.echo(f"total {show(sum(waste.monthly.micros for waste in found))} a month")
+
+
+def _find_waste(project: str | None, since: datetime, until: datetime) -> "list[Waste]":
+    from cavvy.cli.reach.usage import (
+        list_machines,
+        list_offers_of,
+        list_volumes,
+        read_charges,
+        read_runs,
+    )
+    from cavvy.planner.advice import advise, advise_machines, advise_volumes, sort_waste
+
+    period = until - since
+    with session() as client:
+        lines = read_charges(client, project, since, until)
+        runs = read_runs(client, lines)
+    found = advise(runs, list_offers_of(run.offer.provider for run in runs), period)
+    found += advise_volumes(list_volumes(lines, until), period)
+    found += advise_machines(list_machines(lines, until), period)
+    return sort_waste(found)

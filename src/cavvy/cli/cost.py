@@ -25,6 +25,9 @@ _DIMENSIONS = (
     "user",
     "job",
     "machine",
+    "service",
+    "key",
+    "volume",
     "provider",
     "account",
     "region",
@@ -87,9 +90,9 @@ def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     "--by",
     metavar="NAMES",
     callback=_read_by,
-    help="What to add the costs up by: project, user, job, machine, provider, account, region, "
-    "zone, instance, gpu, purchase, kind, month, tag (each tag) or tag:NAME; several with commas. "
-    "Removed jobs are included; with `project`, all projects are.",
+    help="What to add the costs up by: project, user, job, machine, service, key, volume, "
+    "provider, account, region, zone, instance, gpu, purchase, kind, month, tag (each tag) or "
+    "tag:NAME; several with commas. Removed jobs are included; with `project`, all projects are.",
 )
 @click.option(
     "--audit", is_flag=True, help="Compare the bills of ended attempts with the providers' records."
@@ -283,6 +286,24 @@ def _write_statement(
         raise CommandFailure("Parquet needs the package pyarrow", hint) from error
     except OSError as error:
         raise CommandFailure(f"{file} cannot be written: {error.strerror}") from error
+
+
+@command.command("meters")
+@output_option
+def meters(output: str) -> None:
+    """Show what the ledger meters, at which providers, and what it cannot observe, with the reason.
+    Needs no server.
+    """
+    from cavvy.costs.meters import METERS
+
+    columns = [
+        TableColumn("kind"),
+        TableColumn("providers", drop=1),
+        TableColumn("source", "METERED", wrap=True),
+        TableColumn("missing", "NOT OBSERVED", wrap=True),
+    ]
+    rows = [(each.kind, ", ".join(each.providers), each.source, each.missing) for each in METERS]
+    rows_out(columns, rows, output, empty="")
 
 
 def _read_map(

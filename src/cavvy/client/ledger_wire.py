@@ -69,6 +69,8 @@ class LedgerEntryView(Answer, frozen=True, kw_only=True):
     accelerators: float
     purchase: str
     tags: dict[str, str]
+    volume: str = ""
+    key: str = ""
 
 
 def sum_ledger(
@@ -145,6 +147,8 @@ def to_line(view: LedgerEntryView) -> LedgerLine:
             accelerators=view.accelerators,
             purchase=view.purchase,
             tags=view.tags,
+            volume=view.volume,
+            key=view.key,
         ),
     )
 

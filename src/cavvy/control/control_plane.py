@@ -42,6 +42,7 @@ from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.reconciler import ServiceReconciler, is_service_key
 from cavvy.control.serving.requests import ServiceRequests
 from cavvy.control.share import RECHECK, WorkShare, bound_wait, changed_ids
+from cavvy.control.storage import StorageMeter
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
@@ -471,6 +472,7 @@ class ControlPlane:
         if key == SWEEP:
             self.hint(UPLOADS)
             await self.advisor.history.forget()
+            await StorageMeter(self._store, self.pool, self._clock).run()
             await post_discounts(self._store, self._outside.discounts, self._clock.now())
             if self._outside.tidy is not None:
                 await self._outside.tidy(self._clock.now())

@@ -18,8 +18,10 @@ from cavvy.domain.policies import PolicyBook
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import Struct, replace
+from cavvy.domain.volumes import KeptVolume
 from cavvy.planner.candidates import OfferedMarket
 from cavvy.providers.abilities import (
+    BILLS_VOLUMES,
     HAS_PARTS,
     HOLDS_VOLUMES,
     KEEPS_NODES,
@@ -268,6 +270,11 @@ class ProviderPool:
         except ProviderError as error:  # offers can still be used for tasks without volumes
             problems = (*market.problems, SilentPlace(name, str(error)))
             return replace(market, blind=frozenset({name}), problems=problems)
+
+    async def kept_volumes(self, name: str) -> Sequence[KeptVolume]:
+        """The volumes that this installation has made at an account. Raises TryAgain, Refused."""
+        holder = ability(self._provider(name), BILLS_VOLUMES)
+        return () if holder is None else await self._call(name, holder.kept_volumes())
 
     def _provider(self, name: str) -> Provider:
         if name in self.providers:

@@ -116,6 +116,13 @@ def _list_rates(
         return ()
     if kind is not ChargeKind.DISK:
         return [(since, HourlyRate(micros))]
+    return list_monthly_rates(micros, since, until)
+
+
+def list_monthly_rates(micros: int, since: datetime, until: datetime) -> Rates:
+    """The hourly rates of what costs so many micro-dollars a month, each with the time from which
+    it applies.
+    """
     rates, at = [], since
     while True:
         hours = 24 * monthrange(at.year, at.month)[1]

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from cavvy.costs.statements import month_period
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.ledger import EntryKind, LedgerLine, QuantityUnit
+from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerLine, QuantityUnit
 from cavvy.domain.offers import Purchase
 from cavvy.domain.postings import month_of
 
@@ -34,6 +34,7 @@ _SERVICES: Mapping[str, tuple[str, str]] = {
     ChargeKind.DISK: ("Storage", "Disk"),
     ChargeKind.ADDRESS: ("Networking", "Public address"),
     ChargeKind.TRAFFIC: ("Networking", "Data transfer"),
+    STORAGE_LINE: ("Storage", "Disk"),
 }
 _NUMBERS = (
     "BilledCost",
@@ -80,6 +81,8 @@ _TEXTS = (
     "Tags",
     *_NAMES_BEFORE,
     "x_User",
+    "x_Service",
+    "x_Key",
     "x_Attempt",
     "x_EntryId",
     "x_Corrects",
@@ -111,15 +114,14 @@ def _describe_what(line: LedgerLine) -> dict[str, str | Decimal | datetime | Non
         "AvailabilityZone": subject.zone or None,
         "BillingAccountId": subject.account,
         "BillingAccountName": subject.account,
-        "ChargeDescription": f"{entry.line} of job {subject.job}, attempt {subject.attempt}, "
-        f"node {entry.rank}",
+        "ChargeDescription": _describe(line),
         "InvoiceIssuerName": subject.provider,
         "ProviderName": subject.provider,
         "PublisherName": subject.provider,
         "RegionId": subject.region or None,
         "RegionName": subject.region or None,
         "ResourceId": f"{subject.id}/{entry.rank}",
-        "ResourceName": subject.job or None,
+        "ResourceName": subject.job or subject.volume or subject.service or None,
         "ResourceType": resource,
         "ServiceCategory": service,
         "ServiceName": f"{subject.provider} {resource}",
@@ -129,6 +131,8 @@ def _describe_what(line: LedgerLine) -> dict[str, str | Decimal | datetime | Non
         "SubAccountName": entry.project,
         "Tags": json.dumps(subject.tags, sort_keys=True),
         "x_User": subject.user or None,
+        "x_Service": subject.service or None,
+        "x_Key": subject.key or None,
         "x_Attempt": str(subject.attempt),
         "x_EntryId": entry.id,
         "x_Corrects": corrects,
@@ -138,6 +142,15 @@ def _describe_what(line: LedgerLine) -> dict[str, str | Decimal | datetime | Non
         "x_Accelerator": subject.accelerator or None,
         "x_Accelerators": f"{subject.accelerators:g}",
     }
+
+
+def _describe(line: LedgerLine) -> str:
+    entry, subject = line.entry, line.subject
+    if subject.volume:
+        return f"volume {subject.volume} between jobs"
+    if not subject.job:
+        return f"{entry.line} of service {subject.service}"
+    return f"{entry.line} of job {subject.job}, attempt {subject.attempt}, node {entry.rank}"
 
 
 def _describe_cost(line: LedgerLine) -> dict[str, str | Decimal | datetime | None]:

@@ -38,9 +38,10 @@ def bill(
     Each charge is rounded once. A later call with a greater `until`, and with new `rates` that
     begin after the last period, changes only the last period and appends new ones.
     """
-    prices = _prices(rates or ((started, attempt.offer.rate),), started)
+    prices = list_prices(rates or ((started, attempt.offer.rate),), started)
     charges = [
-        _charge(attempt, rank, since, end, rate) for since, end, rate in _stretches(prices, until)
+        _charge(attempt, rank, since, end, rate)
+        for since, end, rate in list_stretches(prices, until)
     ]
     floor = started + (attempt.offer.minimum_charge if minimum is None else minimum)
     ended = max(started, until)
@@ -56,7 +57,7 @@ def total(charges: Iterable[Charge]) -> Money:
     return Money(sum(charge.amount.micros for charge in charges))
 
 
-def _prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyRate]]:
+def list_prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyRate]]:
     """The prices from `started` on, in the order of time. If two entries have the same time, the
     later entry is used.
 
@@ -76,9 +77,10 @@ def _prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyRate]
     return prices
 
 
-def _stretches(
+def list_stretches(
     prices: Sequence[tuple[datetime, HourlyRate]], until: datetime
 ) -> Iterable[tuple[datetime, datetime, HourlyRate]]:
+    """The periods of the prices until the time, each with its start, end and rate."""
     begun = [(since, rate) for since, rate in prices if since < until]
     for (since, rate), (end, _) in pairwise([*begun, (until, HourlyRate())]):
         yield since, end, rate

@@ -33,6 +33,8 @@ _KINDS = {
     ChargeKind.TRAFFIC: BilledKind.TRAFFIC,
 }
 
+_LINES = frozenset(str(kind) for kind in ChargeKind)
+
 
 class DifferenceCause(StrEnum):
     """The likely cause of a difference."""
@@ -240,8 +242,8 @@ def add_up_ledger(
     discounts = Decimal(0)
     for line in lines:
         entry, subject = line.entry, line.subject
-        if subject.provider != provider:
-            continue
+        if subject.provider != provider or not subject.attempt:
+            continue  # storage has no attempt, and requests are a part of their replicas' bills
         period = entry.since, entry.until
         if entry.kind is EntryKind.DISCOUNT:
             discounts += share_of(entry.amount.micros, *period, since, until) * _MICRO
@@ -249,6 +251,8 @@ def add_up_ledger(
         first, last = max(entry.since, since), min(entry.until, until)
         if first > last or first >= until or (first == last and entry.since < entry.until):
             continue
+        if entry.line not in _LINES:
+            continue  # moved to requests
         kind = _KINDS.get(ChargeKind(entry.line), BilledKind.MACHINE)
         for begin, end in _days(first, last):
             key = CellKey(subject.id, kind, begin.date())

@@ -7,6 +7,7 @@ from enum import StrEnum
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, field
 
+STORAGE_LINE = "storage"  # the `line` of entries for a volume
 OF_SUBJECT = -1  # the `rank` of entries that belong to a whole subject and not to one node
 
 
@@ -16,12 +17,13 @@ class EntryKind(StrEnum):
     NODE = "node"
     DISK = "disk"
     ADDRESS = "address"
-    STORAGE = "storage"
+    STORAGE = "storage"  # volumes while no job pays for them
     TRAFFIC = "traffic"
-    # paid machine time in which no job ran: kept nodes, the rest of a minimum charge, and machines
-    # of launches that failed
+    # paid machine time in which no job ran: kept nodes, the rest of a minimum charge, machines of
+    # launches that failed, and replicas between requests
     IDLE = "idle"
-    REQUEST = "request"
+    COLD_START = "cold start"  # replicas of services until they are ready
+    REQUEST = "request"  # replicas of services while they worked on requests
     CORRECTION = "correction"  # the difference between a bill and what was posted for it before
     DISCOUNT = "discount"  # always 0 or less, unless it takes back a part of an earlier discount
 
@@ -43,11 +45,12 @@ class QuantityUnit(StrEnum):
 
 
 class LedgerSubject(Struct, frozen=True, kw_only=True):
-    """What entries are for: an attempt of a job, on one kind of machine. It never changes, so a
-    job's later names or tags do not change what was charged. Texts that do not apply are empty.
+    """What entries are for: an attempt of a job on one kind of machine, a volume between jobs, or
+    what a replica did for a service's key. It never changes, so a job's later names or tags do not
+    change what was charged. Texts that do not apply are empty.
     """
 
-    id: str  # that of the attempt
+    id: str  # that of the attempt, if it is one
     project: str
     user: str
     job_id: str = ""
@@ -64,6 +67,8 @@ class LedgerSubject(Struct, frozen=True, kw_only=True):
     accelerators: float = 0  # of each node
     purchase: str = ""
     tags: dict[str, str] = field(default_factory=dict)
+    volume: str = ""  # of storage between jobs
+    key: str = ""  # of requests: the key of the service that they came with
 
 
 class LedgerPosting(Struct, frozen=True, kw_only=True):

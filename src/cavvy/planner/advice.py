@@ -34,6 +34,7 @@ _ROOM = 1.25  # what a smaller machine must have, relative to the peak that was 
 _PAUSED = 0.05  # the part of the time from which the pauses of checkpoints are judged
 _KEPT_SHARE = 0.2  # of the machine's cost; less is what quick successive jobs are kept for
 _KEEP_HOURS = 1 / 6  # 10 minutes, long enough for the next job of a person at work
+_VOLUME_USED = 0.2  # jobs that use a volume more often need it
 _CHEAPER = 0.1  # another offer must save this part, since its measured speed is not known
 _SPOT_CHEAPER = 0.25
 
@@ -83,6 +84,36 @@ class ObservedRun(Struct, frozen=True, kw_only=True):
         return self.hours / self.nodes
 
 
+class ObservedVolume(Struct, frozen=True, kw_only=True):
+    """A volume in the period: what the time cost in which no job paid for it, and the hours from
+    its first such time on, of which so many were without a job.
+    """
+
+    project: str
+    name: str
+    provider: str
+    region: str
+    id: str  # at the provider
+    unattached: Money
+    unattached_hours: float
+    known_hours: float
+    free: bool  # whether no job has it now
+
+
+class ObservedMachine(Struct, frozen=True, kw_only=True):
+    """What a named machine cost in the period while a job ran and while none did. Its idle hours
+    are of one node, in so many periods.
+    """
+
+    project: str
+    name: str
+    charged: Money
+    kept: Money
+    kept_hours: float
+    times: int
+    idle_now: bool
+
+
 class Waste(Struct, frozen=True, kw_only=True):
     """What one run cost too much. `offer` is the cheaper one, where that is the advice, `every` the
     better checkpoint interval, and `percent` the mean use of the GPU.
@@ -98,6 +129,8 @@ class Waste(Struct, frozen=True, kw_only=True):
     offer: Offer | None = None
     every: timedelta | None = None
     percent: float | None = None
+    volume: ObservedVolume | None = None
+    machine: ObservedMachine | None = None
 
 
 class _Saving(Struct, frozen=True, kw_only=True):
@@ -132,8 +165,59 @@ def advise(runs: Iterable[ObservedRun], offers: Sequence[Offer], period: timedel
                 every=saving.every,
                 percent=run.gpu_percent,
             )
-    worth = [waste for waste in found.values() if waste.monthly >= _LEAST]
-    return sorted(worth, key=lambda waste: (-waste.monthly.micros, waste.job, waste.kind))
+    return sort_waste(waste for waste in found.values() if waste.monthly >= _LEAST)
+
+
+def sort_waste(found: Iterable[Waste]) -> list[Waste]:
+    """The most expensive first."""
+    return sorted(found, key=lambda waste: (-waste.monthly.micros, waste.job, waste.kind))
+
+
+def advise_volumes(volumes: Iterable[ObservedVolume], period: timedelta) -> list[Waste]:
+    """The volumes that no job has now, and that jobs had for less than a fifth of the time."""
+    found = []
+    for each in volumes:
+        used = 1 - each.unattached_hours / each.known_hours if each.known_hours else 1.0
+        monthly = Money(round(each.unattached.micros * (_MONTH / period)))
+        if each.free and used < _VOLUME_USED and monthly >= _LEAST:
+            found.append(
+                Waste(
+                    kind=WasteKind.VOLUME,
+                    project=each.project,
+                    job=each.name,
+                    amount=each.unattached,
+                    monthly=monthly,
+                    volume=each,
+                )
+            )
+    return found
+
+
+def advise_machines(machines: Iterable[ObservedMachine], period: timedelta) -> list[Waste]:
+    """The machines that were idle for an hour or more, and for a fifth of their cost; all but ten
+    minutes of each idle period.
+    """
+    found = []
+    for each in machines:
+        if each.kept_hours < _SHORTEST_HOURS:
+            continue
+        if each.kept.micros < _KEPT_SHARE * (each.kept.micros + each.charged.micros):
+            continue
+        part = max(0.0, 1 - _KEEP_HOURS * each.times / each.kept_hours)
+        amount = Money(round(each.kept.micros * part))
+        monthly = Money(round(amount.micros * (_MONTH / period)))
+        if monthly >= _LEAST:
+            found.append(
+                Waste(
+                    kind=WasteKind.KEPT,
+                    project=each.project,
+                    job=each.name,
+                    amount=amount,
+                    monthly=monthly,
+                    machine=each,
+                )
+            )
+    return found
 
 
 def _is_long(run: ObservedRun) -> bool:

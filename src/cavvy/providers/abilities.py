@@ -13,6 +13,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import Struct
+from cavvy.domain.volumes import KeptVolume
 
 if TYPE_CHECKING:
     from cavvy.domain.messages import AgentCalls
@@ -44,6 +45,15 @@ class HoldsVolumes(Protocol):
 
     async def volumes(self) -> Sequence[VolumeLocation]:
         """The locations of the named volumes that exist. Raises TryAgain, Refused."""
+
+
+class BillsVolumes(Protocol):
+    """A provider whose volumes cost money between jobs."""
+
+    async def kept_volumes(self) -> Sequence[KeptVolume]:
+        """All volumes that this installation has made and that outlive their jobs, with their
+        prices. Raises TryAgain, Refused if one of the places that may have some does not answer.
+        """
 
 
 class HasParts(Protocol):
@@ -219,6 +229,12 @@ HOLDS_VOLUMES: Ability[HoldsVolumes] = Ability(
     purpose="Lists named volumes, each of which exists in one location; Cavvy runs a task that "
     "mounts a volume in the location of the volume.",
 )
+BILLS_VOLUMES: Ability[BillsVolumes] = Ability(
+    name="bills volumes",
+    methods=("kept_volumes",),
+    purpose="Lists the volumes that Cavvy has made, with their sizes and prices; Cavvy posts what "
+    "they cost between jobs to the ledger.",
+)
 HAS_PARTS: Ability[HasParts] = Ability(
     name="has parts",
     methods=("silent",),
@@ -287,6 +303,7 @@ CLOSEABLE: Ability[Closeable] = Ability(
 ABILITIES: Sequence[Ability[Any]] = (
     SHARES_HOSTS,
     HOLDS_VOLUMES,
+    BILLS_VOLUMES,
     HAS_PARTS,
     SIGNALS_CHANGES,
     RUNS_AGENTS_HERE,

@@ -27,7 +27,7 @@ from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.credentials import CredentialBook, SealedCredential
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
-from cavvy.domain.ledger import LedgerLine, LedgerSum
+from cavvy.domain.ledger import LedgerLine, LedgerPosting, LedgerSum
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import PolicyBook, ProjectPolicy
@@ -36,6 +36,7 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.domain.trusts import IssuerTrust, SignIn
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field
+from cavvy.domain.volumes import VolumeBill, VolumeOwner, VolumeUse
 
 # How many waiting jobs of each machine one pass over the queue reads: the next job, and some more
 # for which a reason is shown. They do not count toward the limit for other jobs, because a machine
@@ -284,6 +285,16 @@ class ServiceStore(Protocol):
 
     async def delete(self, service: StoredService) -> None:
         """Delete a service. Raises StaleVersion."""
+
+
+class MeterStore(Protocol):
+    """Bills that no job has; `store/meters.py` says more."""
+
+    async def volumes(self) -> Sequence[VolumeBill]: ...
+    async def owner(self, gang: str) -> VolumeOwner | None: ...
+    async def uses(self, gangs: Collection[str]) -> Mapping[str, Sequence[VolumeUse]]: ...
+    async def put_volume(self, bill: VolumeBill, postings: Sequence[LedgerPosting]) -> VolumeBill:
+        """Raises StaleVersion."""
 
 
 class Store(Protocol):
@@ -541,6 +552,10 @@ class Store(Protocol):
     @property
     def budgets(self) -> BudgetStore:
         """Budgets, and the alerts that were sent for them."""
+
+    @property
+    def meters(self) -> MeterStore:
+        """Bills that no job has."""
 
     @property
     def services(self) -> ServiceStore:

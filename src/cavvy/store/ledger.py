@@ -26,7 +26,9 @@ from cavvy.store.documents import decode_attempt, decode_tags, to_micros, to_tim
 from cavvy.store.drivers import DatabaseSession, Row
 from cavvy.store.rows import RowCodec
 
-SUBJECTS = RowCodec(LedgerSubject, "ledger_subjects", columns={"user": "user_name"})
+SUBJECTS = RowCodec(
+    LedgerSubject, "ledger_subjects", columns={"user": "user_name", "key": "key_name"}
+)
 ENTRIES = RowCodec(LedgerEntry, "ledger", assigned="number")
 # What the sums can be grouped by, and where it is stored.
 DIMENSIONS = {
@@ -34,6 +36,9 @@ DIMENSIONS = {
     "user": "s.user_name",
     "job": "s.job",
     "machine": "s.machine",
+    "service": "s.service",
+    "key": "s.key_name",
+    "volume": "s.volume",
     "provider": "s.provider",
     "account": "s.account",
     "region": "s.region",
@@ -68,7 +73,7 @@ def post_bill(session: DatabaseSession, before: Iterable[Charge], after: Sequenc
     postings = post(before, after)
     if postings:
         charge = after[0]
-        _ensure_subject(session, charge.attempt_id)
+        _ensure_attempt(session, charge.attempt_id)
         append_entries(session, charge.attempt_id, charge.project, charge.rank, postings)
 
 
@@ -139,7 +144,7 @@ def _find_corrected(
     return None if row is None else row[0]
 
 
-def _ensure_subject(session: DatabaseSession, attempt_id: str) -> None:
+def _ensure_attempt(session: DatabaseSession, attempt_id: str) -> None:
     known = "SELECT 1 FROM ledger_subjects WHERE id = ?"
     if session.run(known, (attempt_id,)).fetchone():
         return
@@ -148,6 +153,11 @@ def _ensure_subject(session: DatabaseSession, attempt_id: str) -> None:
         raise RowNotFound(f"no attempt {attempt_id}")
     document, user, job, machine, tags = row
     subject = make_subject(decode_attempt(document), user, job, machine, decode_tags(tags))
+    ensure_subject(session, subject)
+
+
+def ensure_subject(session: DatabaseSession, subject: LedgerSubject) -> None:
+    """Write the row of the subject, unless there is one."""
     session.run(f"{SUBJECTS.insert} ON CONFLICT DO NOTHING", SUBJECTS.values(subject))
 
 
@@ -228,7 +238,8 @@ class _GroupTotal:
     def add(self, row: "_PartialSum") -> None:
         self.amount += row.amount
         self.discount += row.discount
-        self.jobs.add(row.job_id)
+        if row.job_id:
+            self.jobs.add(row.job_id)
 
 
 class _PartialSum:

@@ -299,7 +299,7 @@ CREATE TABLE project_policies (
 
 -- What entries of the ledger are for. Rows are only ever added.
 CREATE TABLE ledger_subjects (
-    id {id} NOT NULL,  -- that of the attempt
+    id {id} NOT NULL,  -- that of the attempt, if it is one
     project TEXT NOT NULL,
     user_name TEXT NOT NULL,
     job_id {id} NOT NULL,
@@ -316,6 +316,8 @@ CREATE TABLE ledger_subjects (
     accelerators DOUBLE PRECISION NOT NULL,
     purchase TEXT NOT NULL,
     tags TEXT NOT NULL,
+    volume TEXT DEFAULT '' NOT NULL,
+    key_name TEXT DEFAULT '' NOT NULL,
     PRIMARY KEY (id)
 );
 {ledger_subjects_function};
@@ -431,3 +433,20 @@ CREATE TABLE services (
     PRIMARY KEY (project, name)
 );
 CREATE INDEX services_snapshot ON services (snapshot) WHERE snapshot IS NOT NULL;
+
+-- Volumes that outlive their jobs, with their bills between jobs.
+CREATE TABLE volume_bills (
+    id {id} NOT NULL,  -- that of the subject in the ledger
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (id)
+);
+
+-- How the bills of replicas were divided among the requests of their services.
+CREATE TABLE divided_bills (
+    attempt_id {id} NOT NULL,
+    moved BIGINT NOT NULL,  -- micro-dollars
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (attempt_id)
+);

@@ -1,8 +1,7 @@
 """The store in SQLite (for one server) or PostgreSQL (for teams). The SQL is executed by threads,
 each with its own connection.
 
-This module contains the reads, and `writes.py` the writes. Every statement on a project's rows
-names the project or a key.
+The writes are in `writes.py`. Every statement on a project's rows names the project or a key.
 """
 
 import asyncio
@@ -44,6 +43,7 @@ from cavvy.store.credentials import SqlCredentials
 from cavvy.store.documents import encode, to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translate
 from cavvy.store.fence import FENCE, fenced
+from cavvy.store.meters import SqlMeters
 from cavvy.store.rows import (
     ALLOCATIONS,
     ATTEMPTS,
@@ -115,10 +115,10 @@ class SqlStore:
         self._documents = DocumentCache()
         self._readers: StoreWorkers | None = None
         self._writers: StoreWorkers | None = None
-        self.sign_ins = SqlSignIns(self._read, self._write)
-        self.budgets = SqlBudgets(self._read, self._write)
-        self.services = SqlServices(self._read, self._write)
-        self.provider_credentials = SqlCredentials(self._read, self._write)
+        database = self._read, self._write
+        self.sign_ins, self.budgets = SqlSignIns(*database), SqlBudgets(*database)
+        self.services, self.meters = SqlServices(*database), SqlMeters(*database)
+        self.provider_credentials = SqlCredentials(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:

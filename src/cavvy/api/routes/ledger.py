@@ -133,4 +133,6 @@ def _view(line: LedgerLine) -> wire.LedgerEntryView:
         accelerators=subject.accelerators,
         purchase=subject.purchase,
         tags=subject.tags,
+        volume=subject.volume,
+        key=subject.key,
     )

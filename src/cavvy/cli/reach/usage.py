@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.json import decode
 
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.ledger import EntryKind, LedgerLine, LedgerSubject
+from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerLine, LedgerSubject
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
@@ -16,10 +16,12 @@ from cavvy.domain.values import Struct, replace
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import AttemptView, JobDetail
-    from cavvy.planner.advice import ObservedRun
+    from cavvy.planner.advice import ObservedMachine, ObservedRun, ObservedVolume
     from cavvy.planner.reservations import UsedMachine
 
 _HOUR_US = 3_600_000_000
+_RECENT = timedelta(hours=1)  # longer than the time between two entries of a volume
+_NOW = timedelta(minutes=3)  # longer than the time between two entries of a node
 _KINDS = {str(kind) for kind in ChargeKind}
 
 
@@ -94,6 +96,7 @@ def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) 
 
     task = decode(job.task, type=TaskSpec)
     micros, hours = charged.micros, charged.hours
+    alone = not charged.subject.machine  # machines are judged on their own
     run = ObservedRun(
         project=job.project,
         job=job.name,
@@ -105,8 +108,8 @@ def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) 
         unfinished=job.phase in ("queued", "starting", "running", "stopping"),
         session=task.session,
         spot=task.resources.spot,
-        kept=Money(micros.get(ChargeKind.KEPT, 0)),
-        kept_hours=hours.get(ChargeKind.KEPT, 0.0),
+        kept=Money(micros.get(ChargeKind.KEPT, 0) if alone else 0),
+        kept_hours=hours.get(ChargeKind.KEPT, 0.0) if alone else 0.0,
         unattached=_unattached(charged),
     )
     return _measured(run, [node.telemetry for node in attempt.nodes])
@@ -118,6 +121,63 @@ def _unattached(charged: ChargedAttempt) -> Money:
     disk = charged.hours.get(ChargeKind.DISK, 0.0)
     part = max(0.0, disk - machine) / disk if disk - machine >= 1 else 0.0
     return Money(round(charged.micros.get(ChargeKind.DISK, 0) * part))
+
+
+def list_volumes(lines: Iterable[LedgerLine], until: datetime) -> "list[ObservedVolume]":
+    """What each volume cost while no job paid for it."""
+    from cavvy.planner.advice import ObservedVolume
+
+    of_volume: dict[str, list[LedgerLine]] = {}
+    for line in lines:
+        if line.entry.line == STORAGE_LINE:
+            of_volume.setdefault(line.entry.subject, []).append(line)
+    found = []
+    for own in of_volume.values():
+        subject = own[0].subject
+        since = min(line.entry.since for line in own)
+        last = max(line.entry.until for line in own if line.entry.kind is EntryKind.STORAGE)
+        found.append(
+            ObservedVolume(
+                project=subject.project,
+                name=subject.volume,
+                provider=subject.provider,
+                region=subject.region,
+                id=subject.id.rpartition(":")[2],
+                unattached=Money(sum(line.entry.amount.micros for line in own)),
+                unattached_hours=sum(line.entry.quantity for line in own) / _HOUR_US,
+                known_hours=(until - since) / timedelta(hours=1),
+                free=until - last <= _RECENT,
+            )
+        )
+    return found
+
+
+def list_machines(lines: Iterable[LedgerLine], until: datetime) -> "list[ObservedMachine]":
+    """What each named machine cost while a job ran, and while none did."""
+    from cavvy.planner.advice import ObservedMachine
+
+    of_machine: dict[tuple[str, str], list[LedgerLine]] = {}
+    for line in lines:
+        if line.subject.machine and line.entry.line in (ChargeKind.NODE, ChargeKind.KEPT):
+            key = line.subject.project, line.subject.machine
+            of_machine.setdefault(key, []).append(line)
+    found = []
+    for (project, name), own in of_machine.items():
+        kept = [line.entry for line in own if line.entry.line == ChargeKind.KEPT]
+        micros = sum(entry.amount.micros for entry in kept)
+        ranks = len({entry.rank for entry in kept})
+        found.append(
+            ObservedMachine(
+                project=project,
+                name=name,
+                charged=Money(sum(line.entry.amount.micros for line in own) - micros),
+                kept=Money(micros),
+                kept_hours=sum(entry.quantity for entry in kept) / _HOUR_US / max(1, ranks),
+                times=len({entry.subject for entry in kept}),
+                idle_now=any(until - entry.until <= _NOW for entry in kept),
+            )
+        )
+    return found
 
 
 def _measured(run: "ObservedRun", told: Sequence[Mapping[str, float]]) -> "ObservedRun":

@@ -24,7 +24,14 @@ def describe_remedy(waste: Waste, job: str) -> str:
             return "cavvy run TASK.YAML --spot"
         case WasteKind.CHECKPOINTS if waste.every is not None:
             return f"checkpoint: {{every: {format_duration(waste.every)}}}"
+        case WasteKind.KEPT if waste.machine is not None and waste.machine.idle_now:
+            return f"cavvy machines stop {job}"
+        case WasteKind.KEPT if waste.machine is not None:
+            return f"cavvy machines keep {job} 10m"
         case WasteKind.KEPT:
             return "cavvy run TASK.YAML --keep 10m"
+        case WasteKind.VOLUME if waste.volume is not None and waste.volume.provider == "aws":
+            volume = waste.volume
+            return f"aws ec2 delete-volume --region {volume.region} --volume-id {volume.id}"
         case _:
             return "cavvy gc --remove"

@@ -61,10 +61,10 @@ def _sums(
 
 
 def _details(lines: Sequence[LedgerLine]) -> str:
-    heads = ["job", "user", "machine", "charge", "from (UTC)", "hours", "cost"]
+    heads = ["job, volume or service", "user", "machine", "charge", "from (UTC)", "hours", "cost"]
     rows = [
         [
-            line.subject.job,
+            line.subject.job or line.subject.volume or line.subject.service,
             line.subject.user,
             f"{line.subject.provider} {line.subject.instance_type}",
             f"{line.entry.line} ({line.entry.kind})",

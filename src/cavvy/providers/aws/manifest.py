@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from cavvy.providers.abilities import (
+    BILLS_VOLUMES,
     CHECKS_TASKS,
     CLOSEABLE,
     HAS_PARTS,
@@ -63,6 +64,7 @@ MANIFEST = Manifest(
     abilities=(
         HAS_PARTS,
         HOLDS_VOLUMES,
+        BILLS_VOLUMES,
         CHECKS_TASKS,
         WHO_AM_I,
         TELLS_QUOTAS,

@@ -14,6 +14,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Fabric, Objection, TaskSpec, VolumeKind
 from cavvy.domain.values import replace
+from cavvy.domain.volumes import KeptVolume
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch import AwsLauncher
@@ -134,6 +135,13 @@ class AwsProvider:
                 await self._volumes.places(await self._account.regions()),
             )
         return known[1]
+
+    async def kept_volumes(self) -> Sequence[KeptVolume]:
+        await self._ledger.refresh()
+        found = await self._volumes.list_kept(await self._account.regions())
+        return [
+            replace(each, price=self._market.disk_price(each.region, each.type)) for each in found
+        ]
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         await self._ledger.refresh(name)

@@ -10,10 +10,11 @@ from typing import Any
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.tasks import Volume, VolumeKind
 from cavvy.domain.values import replace
+from cavvy.domain.volumes import KeptVolume
 from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.aws.errors import AwsFault, translate
 from cavvy.providers.aws.launch_ledger import AwsDisk, AwsGangRecord
-from cavvy.providers.aws.network import filters, make_tags, read_tag
+from cavvy.providers.aws.network import GANG, filters, make_tags, read_tag
 from cavvy.providers.aws.policy import TAG
 from cavvy.providers.base import GangSpec, NoCapacity, NotFound, Refused, TryAgain
 from cavvy.providers.hosts.userdata import NodeDisk
@@ -52,6 +53,37 @@ class GangVolumes:
                     found.append(
                         VolumeLocation(provider="aws", names=names, region=region, zone=zone)
                     )
+        return found
+
+    async def list_kept(self, regions: Sequence[str]) -> Sequence[KeptVolume]:
+        """The volumes of this installation that outlive their gangs, without prices. Raises
+        TryAgain, Refused.
+        """
+        users: dict[str, list[str]] = {}
+        for record in self._ledger.records.values():
+            for disk in record.disks:
+                users.setdefault(disk.id, []).append(record.name)
+        found = []
+        for region in regions:
+            for told in await self._account.items(region, "describe_volumes", filters(self._mark)):
+                going = any(each.get("DeleteOnTermination") for each in told.get("Attachments", []))
+                if told.get("State") in _GONE or going:
+                    continue
+                volume = str(told["VolumeId"])
+                found.append(
+                    KeptVolume(
+                        id=volume,
+                        name=read_tag(told, "Name") or volume,
+                        region=region,
+                        zone=str(told["AvailabilityZone"]),
+                        type=str(told["VolumeType"]),
+                        size_gib=int(told["Size"]),
+                        created_at=told["CreateTime"],
+                        made_for=read_tag(told, GANG),
+                        project=read_tag(told, "project"),
+                        used_by=tuple(sorted(users.get(volume, ()))),
+                    )
+                )
         return found
 
     async def plan(self, gang: GangSpec) -> tuple[tuple[AwsDisk, ...], str | None]:

@@ -1,0 +1,92 @@
+"""Posts to the ledger what volumes cost between jobs. The garbage collection calls it, so that one
+server does it at a time.
+"""
+
+import logging
+from contextlib import suppress
+from datetime import datetime
+
+from cavvy.control.clock import ControlClock
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.costs.storage import begin_bill, bill_volume, observe_volume, post_storage
+from cavvy.domain.credentials import split_account
+from cavvy.domain.ledger import LedgerSubject
+from cavvy.domain.values import replace
+from cavvy.domain.volumes import KeptVolume, VolumeBill, VolumeOwner
+from cavvy.providers.base import ProviderError
+from cavvy.store.base import StaleVersion, Store
+
+_SINCE = "storage-metered-since"  # the fact from when on the installation meters volumes
+_log = logging.getLogger(__name__)
+
+
+class StorageMeter:
+    """Computes the bills of all volumes again at each call, and posts the differences."""
+
+    def __init__(self, store: Store, pool: ProviderPool, clock: ControlClock) -> None:
+        self._store, self._pool, self._clock = store, pool, clock
+
+    async def run(self) -> None:
+        """Post what volumes have cost until now. Where a provider does not answer, the bills of its
+        volumes wait for the next call.
+        """
+        since, now = await self._metered_since(), self._clock.now()
+        stored = {each.subject.id: each for each in await self._store.meters.volumes()}
+        bills = dict(stored)
+        for account in list(self._pool.providers):
+            try:
+                volumes = await self._pool.kept_volumes(account)
+            except ProviderError as error:
+                _log.info("volumes at %s are not known: %s", account, error)
+                continue
+            for volume in volumes:
+                key = f"volume:{account}:{volume.id}"
+                bill = bills.get(key) or await self._begin(key, account, volume, since)
+                if bill is not None:
+                    bills[key] = observe_volume(bill, volume, now)
+        for key, bill in bills.items():
+            await self._post(bill, stored.get(key))
+
+    async def _metered_since(self) -> datetime:
+        known = await self._store.fact(_SINCE)
+        if known is not None:
+            return datetime.fromisoformat(known)
+        now = self._clock.now()
+        await self._store.put_fact(_SINCE, now.isoformat())
+        return now
+
+    async def _begin(
+        self, key: str, account: str, volume: KeptVolume, since: datetime
+    ) -> VolumeBill | None:
+        owner = await self._store.meters.owner(volume.made_for)
+        if owner is None:
+            if not volume.project:
+                return None  # of a job that this database does not know
+            owner = VolumeOwner(project=volume.project, user="", tags={})
+        return begin_bill(volume, _make_subject(key, account, volume, owner), since)
+
+    async def _post(self, bill: VolumeBill, stored: VolumeBill | None) -> None:
+        """Store the bill if anything but the time of the last look is new."""
+        uses = await self._store.meters.uses(bill.gangs)
+        lines = bill_volume(bill, [use for each in uses.values() for use in each])
+        postings = post_storage(bill.lines, lines)
+        bill = replace(bill, lines=lines)
+        if stored is None or replace(bill, seen_at=stored.seen_at) != stored:
+            with suppress(StaleVersion):  # another server was first
+                await self._store.meters.put_volume(bill, postings)
+
+
+def _make_subject(key: str, account: str, volume: KeptVolume, owner: VolumeOwner) -> LedgerSubject:
+    return LedgerSubject(
+        id=key,
+        project=owner.project,
+        user=owner.user,
+        provider=split_account(account)[0],
+        account=account,
+        region=volume.region,
+        zone=volume.zone,
+        instance_type=volume.type,
+        purchase="on-demand",
+        tags=owner.tags,
+        volume=volume.name,
+    )

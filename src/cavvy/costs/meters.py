@@ -1,0 +1,73 @@
+"""What the ledger meters, kind by kind, and what cannot be observed, with the reason: the rows of
+`cavvy cost meters`.
+"""
+
+from cavvy.domain.ledger import EntryKind
+from cavvy.domain.values import Struct
+
+ALL_PROVIDERS = "all"
+
+
+class LedgerMeter(Struct, frozen=True, kw_only=True):
+    """How the amounts of one kind are found, at which providers, and what is missing and why."""
+
+    kind: EntryKind
+    source: str
+    providers: tuple[str, ...] = (ALL_PROVIDERS,)
+    missing: str = ""
+
+
+METERS = (
+    LedgerMeter(
+        kind=EntryKind.NODE,
+        source="the provider's times of each node, at the price of its offer",
+    ),
+    LedgerMeter(
+        kind=EntryKind.DISK,
+        source="disks and named volumes of a node, while the node exists",
+        providers=("aws", "azure"),
+        missing="other providers bill no disk apart from the machine, or do not tell its price",
+    ),
+    LedgerMeter(
+        kind=EntryKind.ADDRESS,
+        source="public addresses of a node, while the node exists",
+        providers=("aws", "azure"),
+        missing="addresses that are reserved without a node: Cavvy reserves none, so such an "
+        "address is not its own",
+    ),
+    LedgerMeter(
+        kind=EntryKind.STORAGE,
+        source="volumes that Cavvy made, from their creation until the provider listed them last, "
+        "without the time in which a job paid for them",
+        providers=("aws",),
+        missing="claims of Kubernetes: a cluster tells no price; buckets: no call tells their "
+        "size, and listing them costs money; volumes that Cavvy did not make",
+    ),
+    LedgerMeter(
+        kind=EntryKind.TRAFFIC,
+        source="checkpoints, outputs and logs that agents send out of their cloud, at the "
+        "catalog's price",
+        missing="what the job's program sends: the agent does not see it; what a lost node could "
+        "not report; prices that depend on the month's total",
+    ),
+    LedgerMeter(
+        kind=EntryKind.IDLE,
+        source="kept nodes and machines, the rest of minimum charges, machines of launches that "
+        "failed, and replicas of services between requests",
+    ),
+    LedgerMeter(
+        kind=EntryKind.COLD_START,
+        source="replicas of services until they are ready",
+    ),
+    LedgerMeter(
+        kind=EntryKind.REQUEST,
+        source="the time that replicas of services worked on requests, by key, at the price of "
+        "the replica",
+        missing="requests that HAProxy passes on itself: it tells no times of single requests",
+    ),
+    LedgerMeter(
+        kind=EntryKind.CORRECTION,
+        source="the difference when a provider reports other times, prices or uses",
+    ),
+    LedgerMeter(kind=EntryKind.DISCOUNT, source="the discounts in the server's settings"),
+)

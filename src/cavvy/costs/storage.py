@@ -1,0 +1,112 @@
+"""Computes what volumes cost between jobs.
+
+A job pays for the volumes of its nodes, as a part of their disks. What remains of a volume's life,
+from its creation until the provider listed it last, is its own bill. The whole bill is computed
+each time, so the store posts the difference, and a use that becomes known late is a correction.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from cavvy.costs.extras import list_monthly_rates
+from cavvy.costs.metering import list_prices, list_stretches
+from cavvy.domain.events import Charge, ChargeKind
+from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerPosting, LedgerSubject
+from cavvy.domain.postings import post
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
+from cavvy.domain.volumes import KeptVolume, VolumeBill, VolumeTerms, VolumeUse
+
+
+def begin_bill(volume: KeptVolume, subject: LedgerSubject, metered_since: datetime) -> VolumeBill:
+    """The empty bill of a volume that was seen for the first time. Nothing is charged from before
+    the installation began to meter volumes.
+    """
+    since = max(volume.created_at, metered_since)
+    return VolumeBill(subject=subject, since=since, seen_at=since)
+
+
+def observe_volume(bill: VolumeBill, volume: KeptVolume, now: datetime) -> VolumeBill:
+    """The bill with what the provider reports now. A new size, type or price applies from now on;
+    the first price also applies before.
+    """
+    gangs = tuple(dict.fromkeys((*bill.gangs, *volume.used_by)))
+    bill = replace(bill, seen_at=max(now, bill.seen_at), gangs=gangs)
+    price = volume.price
+    if price is None:
+        return bill
+    terms = VolumeTerms(
+        since=now if bill.terms else bill.since,
+        size_gib=volume.size_gib,
+        type=volume.type,
+        micros_per_month=price.price.micros * (1 if price.up_to_gib else volume.size_gib),
+        source=price.source,
+        as_of=price.as_of,
+    )
+    if bill.terms:
+        last = bill.terms[-1]
+        if replace(terms, since=last.since, source=last.source, as_of=last.as_of) == last:
+            return bill
+    return replace(bill, terms=(*bill.terms, terms))
+
+
+def bill_volume(bill: VolumeBill, uses: Iterable[VolumeUse]) -> tuple[Charge, ...]:
+    """The charges for the time in which no job pays for the volume, each at one rate."""
+    rates = _list_rates(bill)
+    if not rates:
+        return ()
+    return tuple(
+        _charge(bill, start, end, rate)
+        for since, until in _list_gaps(bill.since, bill.seen_at, uses)
+        for start, end, rate in list_stretches(list_prices(rates, since), until)
+    )
+
+
+def _list_rates(bill: VolumeBill) -> list[tuple[datetime, HourlyRate]]:
+    """The hourly rates of the volume's whole life, each with the time from which it applies."""
+    ends = [*(each.since for each in bill.terms[1:]), bill.seen_at]
+    found: list[tuple[datetime, HourlyRate]] = []
+    for terms, end in zip(bill.terms, ends, strict=False):
+        found += list_monthly_rates(terms.micros_per_month, terms.since, end)
+    return found
+
+
+def _list_gaps(
+    since: datetime, until: datetime, uses: Iterable[VolumeUse]
+) -> Iterator[tuple[datetime, datetime]]:
+    """The parts of the period that no use covers."""
+    at = since
+    for use in sorted(uses, key=lambda each: each.since):
+        if use.since > at:
+            yield at, min(use.since, until)
+        at = max(at, until if use.until is None else use.until)
+        if at >= until:
+            return
+    if at < until:
+        yield at, until
+
+
+def _charge(bill: VolumeBill, since: datetime, until: datetime, rate: HourlyRate) -> Charge:
+    return Charge(
+        project=bill.subject.project,
+        job_id="",
+        attempt_id=bill.subject.id,
+        rank=0,
+        kind=ChargeKind.DISK,
+        since=since,
+        until=until,
+        rate=rate,
+        amount=rate.over(until - since),
+    )
+
+
+def post_storage(before: Iterable[Charge], after: Iterable[Charge]) -> list[LedgerPosting]:
+    """The entries that turn one bill of a volume into a newer one."""
+    return [
+        replace(
+            each,
+            kind=EntryKind.STORAGE if each.kind is EntryKind.DISK else each.kind,
+            line=STORAGE_LINE,
+        )
+        for each in post(before, after)
+    ]

@@ -1,0 +1,69 @@
+"""Volumes that Cavvy made at a provider and that outlive their jobs, with the bill of the time in
+which no job pays for them.
+"""
+
+from datetime import date, datetime
+
+from cavvy.domain.events import Charge
+from cavvy.domain.ledger import LedgerSubject
+from cavvy.domain.offers import ExtraPrice
+from cavvy.domain.values import Struct
+
+
+class KeptVolume(Struct, frozen=True, kw_only=True):
+    """A volume of this installation, as its provider reports it. It was made for `made_for`; the
+    gangs `used_by` had it, as far as the provider remembers. Without a `price` it costs nothing
+    that is known.
+    """
+
+    id: str
+    name: str
+    region: str
+    zone: str = ""
+    type: str = ""
+    size_gib: int
+    created_at: datetime
+    made_for: str = ""  # a gang
+    project: str = ""  # as the volume's own label says
+    used_by: tuple[str, ...] = ()
+    price: ExtraPrice | None = None
+
+
+class VolumeTerms(Struct, frozen=True, kw_only=True):
+    """What a volume costs in a month from a time on, and where its price is from."""
+
+    since: datetime
+    size_gib: int
+    type: str
+    micros_per_month: int
+    source: str = ""
+    as_of: date | None = None
+
+
+class VolumeUse(Struct, frozen=True, kw_only=True):
+    """A period in which a job pays for the volume. `until` is None while its attempt is open."""
+
+    since: datetime
+    until: datetime | None
+
+
+class VolumeOwner(Struct, frozen=True, kw_only=True):
+    """The project and the user of the job that a volume was made for."""
+
+    project: str
+    user: str
+    tags: dict[str, str]
+
+
+class VolumeBill(Struct, frozen=True, kw_only=True):
+    """The bill of a volume between jobs, and what it is computed from. The entries of `subject` in
+    the ledger add up to `lines`. The provider listed the volume last at `seen_at`.
+    """
+
+    subject: LedgerSubject
+    since: datetime
+    seen_at: datetime
+    gangs: tuple[str, ...] = ()
+    terms: tuple[VolumeTerms, ...] = ()
+    lines: tuple[Charge, ...] = ()
+    version: int = 0
